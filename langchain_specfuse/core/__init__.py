@@ -1,0 +1,1 @@
+"""The method, pure: no torch, no LangChain, no threads, no clock of its own. Begin with :mod:`.rounds`."""

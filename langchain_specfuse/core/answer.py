@@ -1,0 +1,188 @@
+"""The agreed text: where a draft may be cut, stop strings across seams, the budget, and loops.
+
+Knows characters, not tokens: a member passes in where its tokens end. Nothing is ever stripped or replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .values import Finish, Segment
+
+# --- where a draft may be cut -----------------------------------------------------------------------------------
+
+# Scripts written without spaces between words: every character may be followed by a seam.
+_UNSPACED = re.compile(r"[\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
+_PICTURE = re.compile(r"[\u2190-\u2bff\U0001f000-\U0001faff]")
+
+
+def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
+    """How many tokens of a draft to keep, so that it ends where a word does; 0 if no such place is known yet.
+
+    ``ends[k]`` is the number of characters of ``text`` that are complete after token k+1, ``limit`` the number of
+    tokens wanted. A word at the very end is not kept, for nobody knows yet whether it goes on.
+
+    >>> kept_tokens("The sky is bl", [3, 7, 10, 13], limit=4)
+    3
+    >>> kept_tokens("天空是", [1, 2, 3], limit=3)
+    3
+
+    Paper: it knows only the space as a boundary, strips white space and cuts drafts that end the answer as well.
+    """
+    for count in range(min(limit, len(ends)), 0, -1):
+        if (count == len(ends) or ends[count] > ends[count - 1]) and is_safe(text, ends[count - 1]):
+            return count
+    return 0
+
+
+def is_safe(text: str, at: int) -> bool:
+    """Whether tokenizers of all kinds split at this place, so that a seam here costs nobody anything.
+
+    >>> [is_safe("a bc", at) for at in range(5)]
+    [False, True, False, False, False]
+    """
+    if at <= 0:
+        return False
+    left = text[at - 1]
+    if at >= len(text):
+        return bool(_UNSPACED.match(left))
+    right = text[at]
+    if _joined(left, right):
+        return False
+    if right.isspace():
+        # Not inside a run of white space, nor between punctuation and a line break (";\n" is one token for many).
+        return not left.isspace() and (right not in "\r\n" or left.isalnum())
+    if left in "\n":
+        return True
+    return any(kind.match(side) for kind in (_UNSPACED, _PICTURE) for side in (left, right)) and not left.isspace()
+
+
+def _joined(left: str, right: str) -> bool:
+    """Two code points of one visible character: combining marks, variation selectors, joiners, flags, skin tones."""
+    return (
+        unicodedata.combining(right) > 0
+        or unicodedata.category(right) in ("Mn", "Me", "Mc")
+        or "\ufe00" <= right <= "\ufe0f"
+        or "\u200d" in (left, right)
+        or "\U0001f3fb" <= right <= "\U0001f3ff"
+        or ("\U0001f1e6" <= left <= "\U0001f1ff" and "\U0001f1e6" <= right <= "\U0001f1ff")
+        or "\U000e0020" <= right <= "\U000e007f"
+        or (left == "\r" and right == "\n")
+    )
+
+
+# --- loops ------------------------------------------------------------------------------------------------------
+
+LOOP_CHARS = 24
+"""Shorter repetitions are left alone: rules of a table, dots, indentation, "ha ha ha"."""
+LOOP_WINDOW = 600
+"""Characters of the answer's tail in which a repetition is looked for."""
+
+
+def continues_loop(answer: str, draft: str) -> bool:
+    """Whether the draft only continues a repetition of the answer's tail.
+
+    True if, for some period p, the draft and some text before it copy what stands p characters earlier, over at least
+    one full period: the answer had begun to repeat itself, and the draft goes on with it.
+
+    >>> loop = "it is natural because it is natural because"
+    >>> continues_loop(loop, " it is natural because it"), continues_loop(loop, " of the air")
+    (True, False)
+    >>> continues_loop("Paris is big. ", "Paris is big. ")  # said twice, not yet a loop
+    False
+    """
+    if not draft.strip():
+        return False
+    whole = answer[-LOOP_WINDOW:] + draft
+    probe = draft[-LOOP_CHARS:]
+    end = len(whole)
+    at = whole.rfind(probe, 0, end - 1)
+    while at >= 0:
+        period = end - len(probe) - at
+        run = _common_suffix(whole, whole[: end - period])
+        if run >= max(period, LOOP_CHARS) and run >= len(draft) + min(period, LOOP_CHARS) // 2:
+            return True
+        at = whole.rfind(probe, 0, at + len(probe) - 1)
+    return False
+
+
+def _common_suffix(one: str, other: str) -> int:
+    length = 0
+    for a, b in zip(reversed(one), reversed(other)):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
+# --- the answer -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What has been agreed so far. ``plus`` gives the next one."""
+
+    stop: tuple[str, ...]
+    budget: int
+    segments: tuple[Segment, ...] = ()
+    text: str = ""
+    """All that is part of the answer (a stop string and what follows it never are)."""
+    shown: int = 0
+    """How many characters of it have been released."""
+    released: str = ""
+    """What the last segment released: it may begin with text held back before."""
+    tokens_left: int = 0
+    finish: Finish | None = None
+
+    def __post_init__(self) -> None:
+        if not self.segments:
+            object.__setattr__(self, "tokens_left", self.budget)
+
+    def plus(self, segment: Segment, last: bool = False) -> Answer:
+        """The answer with one more segment. ``last``: no further round is allowed."""
+        text = self.text + segment.text
+        writer_tokens = next(iter(segment.tokens.values()), ())
+        left = self.tokens_left - (len(writer_tokens) or 1)
+        finish: Finish | None = None
+        stop_at = first_stop(text, self.stop, self.shown)
+        if stop_at is not None:
+            text, finish = text[:stop_at], "stop_string"
+        elif segment.ended:
+            finish = "stop"
+        elif left <= 0 or last:
+            finish = "length"
+        shown = len(text) if finish else len(text) - held_back(text[self.shown :], self.stop)
+        return replace(
+            self,
+            segments=(*self.segments, segment),
+            text=text,
+            shown=shown,
+            released=text[self.shown : shown],
+            tokens_left=left,
+            finish=finish,
+        )
+
+
+def first_stop(text: str, stop: Sequence[str], start: int = 0) -> int | None:
+    """Where the earliest stop string begins, from ``start`` on.
+
+    >>> first_stop("one END two", ["END", "ND"])
+    4
+    """
+    found = [at for word in stop if word and (at := text.find(word, start)) >= 0]
+    return min(found, default=None)
+
+
+def held_back(text: str, stop: Sequence[str]) -> int:
+    """How many of the last characters may be the beginning of a stop string, and must not be shown yet.
+
+    >>> held_back("one E", ["END"]), held_back("one", ["END"])
+    (1, 0)
+    """
+    return max(
+        (size for word in stop for size in range(1, min(len(word) - 1, len(text)) + 1) if text.endswith(word[:size])),
+        default=0,
+    )

@@ -1,0 +1,138 @@
+"""THE LOOP. Read this first: several members write one answer, segment by segment.
+
+It is one generator and does no work itself: it yields an :class:`Ask` (who should do what), is sent the replies, and
+yields a frozen :class:`Round` when a segment is agreed. So the same code serves threads, asyncio and tests, and knows
+nothing of torch, devices, time-outs or LangChain. ``engine.drive`` pumps it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Iterator
+from typing import TypeAlias
+
+from ..errors import EnsembleError, MemberError
+from .answer import Answer
+from .ballot import Ballot
+from .panel import Panel, dismissed, hedged, learning_rate, observed
+from .values import Ask, Departure, Draft, DraftJob, Effort, Failure, Query, Replies, Round, Scored, ScoreJob, Settings
+
+Loop: TypeAlias = "Generator[Ask | Round, Replies | None, None]"
+
+
+def rounds(query: Query, settings: Settings, panel: Panel) -> Loop:
+    """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the next item."""
+    answer = Answer(stop=settings.stop, budget=settings.max_tokens)
+    for number in range(1, (settings.max_rounds or settings.max_tokens) + 1):
+        before, clock = panel, Clock()
+        # 1. Draft. Everyone proposes how to go on.
+        panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
+        # 2. Verify. Everyone scores everyone's draft.
+        ballot = Ballot(settings, drafts, answer.text)
+        panel, scores = yield from call_for_scores(panel, query, answer, ballot, number, clock)
+        # 3. Select. The best draft, by weighted vote, becomes part of the answer.
+        vote = ballot.counted(scores, panel.weights)
+        answer = answer.plus(vote.segment, last=number == settings.max_rounds)
+        voted = panel
+        # 4. Feedback. Members whose drafts were well received gain weight.
+        eta = learning_rate(settings.feedback, settings.learning_rate, number, len(panel.drafters))
+        panel = hedged(panel, vote.rewards, eta)
+        # 5. Exit. Members that keep losing leave for the rest of this answer.
+        if vote.disputed:
+            panel = observed(panel, vote.totals, vote.winner)
+            panel = dismissed(settings.exit, panel, settings.min_members, number)
+        yield Round(
+            number=number,
+            text=answer.released,
+            segment=vote.segment,
+            winner=vote.winner,
+            drafts=drafts,
+            scores=vote.scores,
+            votes=vote.votes,
+            totals=vote.totals,
+            rewards=vote.rewards,
+            weights_before=voted.weights,
+            weights=panel.weights,
+            looped=ballot.looped,
+            left=panel.left[len(before.left) :],
+            finish=answer.finish,
+            efforts=clock.efforts,
+            seconds=clock.seconds,
+        )
+        if answer.finish:
+            return
+
+
+def call_for_drafts(
+    panel: Panel, query: Query, settings: Settings, answer: Answer, number: int, clock: Clock
+) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
+    """Every drafting member's proposal; members that fail have left the panel."""
+    job = DraftJob(
+        query,
+        answer.segments,
+        segment_tokens=settings.segment_tokens,
+        max_tokens=answer.tokens_left,
+        sampling=settings.sampling,
+        stop=settings.stop,
+    )
+    replies = yield Ask(dict.fromkeys(panel.drafters, job), number)
+    clock.lap("draft", replies)
+    panel = _without_failed(panel, replies, answer, number)
+    return panel, {name: draft for name in panel.drafters if isinstance(draft := replies[name], Draft)}
+
+
+def call_for_scores(
+    panel: Panel, query: Query, answer: Answer, ballot: Ballot, number: int, clock: Clock
+) -> Generator[Ask, Replies, tuple[Panel, dict[str, list[float]]]]:
+    """verifier -> its score of each eligible draft. Nobody is asked when there is nothing to choose."""
+    if len(ballot.eligible) < 2 or not panel.verifiers:
+        return panel, {}
+    unknown = {name: ballot.unknown_to(name) for name in panel.verifiers}
+    replies = yield Ask({n: ScoreJob(query, answer.segments, todo) for n, todo in unknown.items()}, number)
+    clock.lap("verify", replies)
+    panel = _without_failed(panel, replies, answer, number)
+    told = {name: reply for name in panel.verifiers if isinstance(reply := replies[name], Scored)}
+    return panel, {name: ballot.scores_of(name, scored.logprobs) for name, scored in told.items()}
+
+
+def _without_failed(panel: Panel, replies: Replies, answer: Answer, number: int) -> Panel:
+    """The panel without the members that failed or returned nonsense. Nobody left: the answer cannot be finished."""
+    failures = dict(_failures(replies))
+    panel = panel.without([Departure(name, f.kind, f.message, number) for name, f in failures.items()])
+    if panel.drafters:
+        return panel
+    errors = tuple(_member_error(name, failure, number) for name, failure in failures.items())
+    told = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
+    raise EnsembleError(f"no member is left to go on in round {number}: {told}", text=answer.text, failures=errors)
+
+
+def _failures(replies: Replies) -> Iterator[tuple[str, Failure]]:
+    for name, reply in replies.items():
+        if isinstance(reply, Failure):
+            yield name, reply
+            continue
+        rows = reply.logprobs if isinstance(reply, Scored) else (reply.logprobs or (),)
+        bad = [value for row in rows for value in row if math.isnan(value) or value > 1e-3]
+        if bad:
+            yield name, Failure("nan", f"returned {bad[0]} as a log-probability (wanted a number of at most 0)")
+
+
+def _member_error(name: str, failure: Failure, number: int) -> MemberError:
+    error = MemberError(failure.message, member=name, round=number, kind=failure.kind)
+    error.__cause__ = failure.cause
+    return error
+
+
+class Clock:
+    """Wall-clock time and effort of one round, by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.efforts: dict[str, dict[str, Effort]] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, phase: str, replies: Replies) -> None:
+        now = time.perf_counter()
+        self.seconds[phase], self._since = now - self._since, now
+        self.efforts[phase] = {n: r.effort for n, r in replies.items() if not isinstance(r, Failure)}

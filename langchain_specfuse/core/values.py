@@ -1,0 +1,272 @@
+"""The nouns of the method, all frozen: what goes into a round, what members are asked, what comes out.
+
+Everything here is plain data (text, numbers, tuples, mappings), so a job can be answered by an object in this process,
+by another process or by a server, and a round can be streamed, traced, drawn and logged from one and the same record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+ScoreKind = Literal["mean_prob", "mean_logprob", "logprob_per_byte"]
+FeedbackKind = Literal["off", "published", "anytime"]
+ExitKind = Literal["studentized", "literal", "fixed", "never"]
+Finish = Literal["stop", "stop_string", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of the conversation as plain text."""
+
+    role: str
+    """``system``, ``user`` or ``assistant``."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a member picks its draft's tokens. Temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    """``None``: whatever the member's own generation config says."""
+    seed: int = 0
+    """A token's noise depends on (seed, member, position) alone: never on the batch, the round or a global generator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything about the method that a caller may choose. ``preset(name)`` gives the named combinations."""
+
+    segment_tokens: int = 10
+    max_tokens: int = 512
+    """Budget of the answer, in tokens of whoever wrote each segment."""
+    max_rounds: int | None = None
+    stop: tuple[str, ...] = ()
+    score: ScoreKind = "mean_logprob"
+    feedback: FeedbackKind = "published"
+    learning_rate: float = 1.0
+    exit: ExitKind = "studentized"
+    min_members: int = 1
+    loop_guard: bool = True
+    sampling: Sampling = Sampling()
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        # Paper: "specfuse" and "specem" follow the two versions of the paper; "robust" is ours.
+        "specfuse": {"score": "mean_prob", "feedback": "off", "exit": "studentized", "loop_guard": False},
+        "specem": {"score": "mean_prob", "feedback": "published", "exit": "never", "loop_guard": False},
+        "robust": {},
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A member's place in the ensemble."""
+
+    name: str
+    drafts: bool = True
+    """False: verify-only. It votes, but never writes."""
+    scores: bool = True
+    """False: draft-only. It writes, but its vote is left out, never guessed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One question on its way to one answer."""
+
+    id: str
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """An agreed piece of the answer."""
+
+    text: str
+    ended: bool = False
+    """True: the answer ends here, because its writer ended its turn."""
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The own tokens of every member that wrote exactly this; others tokenize the text as part of the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What one reply cost its member, in its own tokens."""
+
+    read: int = 0
+    """Tokens run through the model."""
+    reused: int = 0
+    """Context tokens that a cache already held."""
+    prompt: int = 0
+    """Length of the prompt (0: not told)."""
+    seconds: float = 0.0
+
+    def __add__(self, other: Effort) -> Effort:
+        return Effort(
+            self.read + other.read,
+            self.reused + other.reused,
+            max(self.prompt, other.prompt),
+            self.seconds + other.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A piece under vote: a member's reply to a :class:`DraftJob`."""
+
+    text: str
+    ended: bool = False
+    tokens: tuple[int, ...] = ()
+    """The text's tokens in the writer's tokenizer, without the end-of-turn event."""
+    logprobs: tuple[float, ...] | None = None
+    """One per token, and one more for the end-of-turn event if ``ended``. None: the writer does not know them."""
+    effort: Effort = Effort()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJob:
+    """"How does the answer go on?" Carries all that is needed to redo it: caches are only ever an acceleration."""
+
+    query: Query
+    answer: tuple[Segment, ...]
+    segment_tokens: int
+    """Stop after about this many tokens, at the last safe boundary."""
+    max_tokens: int
+    """Never more than this: what is left of the budget."""
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    """Drafting past one of these is wasted; the cut itself is made by the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One distinct draft: (text, ended), and who wrote it."""
+
+    text: str
+    ended: bool
+    authors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreJob:
+    """"How probable are these drafts after the agreed answer?" """
+
+    query: Query
+    answer: tuple[Segment, ...]
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A member's reply to a :class:`ScoreJob`: per candidate the log-probabilities of its tokens, never only a mean."""
+
+    logprobs: tuple[tuple[float, ...], ...]
+    """One tuple per candidate; the last number of an ended candidate is its end-of-turn event."""
+    effort: Effort = Effort()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Instead of a reply: this member cannot go on with this answer."""
+
+    kind: str
+    """``error``, ``timeout``, ``nan``, ``overflow`` or ``not_found``."""
+    message: str
+    cause: BaseException | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the loop wants from its members next; it is sent ``{member: reply}`` for exactly these members."""
+
+    jobs: Mapping[str, DraftJob | ScoreJob]
+    round: int
+
+
+Reply = Draft | Scored | Failure
+Replies = Mapping[str, Reply]
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A member that left for the rest of this answer, and why."""
+
+    member: str
+    kind: str
+    """``exit`` when it was voted out, else the failure's kind."""
+    reason: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One finished round: the record that is streamed, traced, drawn, tested and logged."""
+
+    number: int
+    text: str
+    """What may be shown now (text that may begin a stop string is held back)."""
+    segment: Segment
+    winner: str
+    drafts: Mapping[str, Draft]
+    scores: Mapping[str, Mapping[str, float]]
+    """verifier -> drafting member -> raw score. Empty when nobody had to score."""
+    votes: Mapping[str, Mapping[str, float]]
+    totals: Mapping[str, float]
+    rewards: Mapping[str, float]
+    weights_before: Mapping[str, float]
+    weights: Mapping[str, float]
+    looped: tuple[str, ...] = ()
+    left: tuple[Departure, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    finish: Finish | None = None
+    efforts: Mapping[str, Mapping[str, Effort]] = field(default_factory=dict)
+    """phase (``draft``, ``verify``) -> member -> effort."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """phase -> wall-clock seconds between asking and the last reply."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who drafted in this round."""
+        return tuple(self.drafts)
+
+    @property
+    def margin(self) -> float:
+        """How far the winner's total lies above the best other draft (1.0 when nobody disagreed)."""
+        others = [t for m, t in self.totals.items() if self.drafts[m].text != self.drafts[self.winner].text]
+        return self.totals[self.winner] - max(others) if others else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The round as plain JSON."""
+        return {
+            "round": self.number,
+            "text": self.text,
+            "segment": self.segment.text,
+            "ended": self.segment.ended,
+            "winner": self.winner,
+            "drafts": {
+                m: {"text": d.text, "ended": d.ended, "tokens": len(d.tokens)} for m, d in self.drafts.items()
+            },
+            "scores": {j: dict(row) for j, row in self.scores.items()},
+            "votes": {j: dict(row) for j, row in self.votes.items()},
+            "totals": dict(self.totals),
+            "rewards": dict(self.rewards),
+            "weights_before": dict(self.weights_before),
+            "weights": dict(self.weights),
+            "looped": list(self.looped),
+            "left": [{"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round} for d in self.left],
+            "finish": self.finish,
+            "seconds": dict(self.seconds),
+            "tokens": {
+                phase: {m: {"read": e.read, "reused": e.reused, "seconds": e.seconds} for m, e in by.items()}
+                for phase, by in self.efforts.items()
+            },
+        }

@@ -1,0 +1,104 @@
+"""Scores -> votes -> totals -> rewards: the arithmetic of one vote, each step with its formula.
+
+Drafts are known here only by an index; who wrote them matters for rewards alone. Nothing here remembers anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from .values import ScoreKind
+
+FLOOR = -1e4
+"""Log-probabilities below this (minus infinity too) count as this: votes stay finite."""
+
+
+def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
+    """One verifier's score of one draft, from the log-probabilities of its m tokens (the end of the turn is one too).
+
+    ``mean_prob`` (1/m) Σ p, ``mean_logprob`` (1/m) Σ log p, ``logprob_per_byte`` Σ log p / bytes.
+
+    >>> raw_score("mean_prob", [math.log(0.5), math.log(0.25)], "a b")
+    0.375
+    >>> round(raw_score("mean_logprob", [-1.0, -2.0], "a b"), 3)
+    -1.5
+    >>> raw_score("logprob_per_byte", [-1.0, -2.0], "äbc")
+    -0.75
+
+    A draft without any event (no token, no end) says nothing and scores worst:
+
+    >>> raw_score("mean_logprob", [], "")
+    -10000.0
+    """
+    if not logprobs:
+        return 0.0 if kind == "mean_prob" else FLOOR
+    held = [max(value, FLOOR) for value in logprobs]
+    if kind == "mean_prob":
+        return math.fsum(map(math.exp, held)) / len(held)
+    if kind == "mean_logprob":
+        return math.fsum(held) / len(held)
+    return math.fsum(held) / max(len(text.encode()), 1)
+
+
+def votes(kind: ScoreKind, scores: Sequence[float]) -> list[float]:
+    """One verifier's scores made comparable: s_i >= 0, Σ s_i = 1; equal scores give equal votes, order is kept.
+
+    ``mean_prob`` divides by the sum, the log-probability kinds take a softmax.
+
+    >>> votes("mean_prob", [0.75, 0.25])
+    [0.75, 0.25]
+    >>> [round(v, 3) for v in votes("mean_logprob", [-1.0, -2.0])]
+    [0.731, 0.269]
+    >>> votes("mean_prob", [0.0, 0.0])
+    [0.5, 0.5]
+
+    Paper: the published reference divides raw logits by their sum, which reverses the order when they are negative.
+    """
+    if kind == "mean_prob":
+        shares = list(scores)
+    else:
+        best = max(scores)
+        shares = [math.exp(score - best) for score in scores]
+    whole = math.fsum(shares)
+    return [share / whole for share in shares] if whole > 0 else [1.0 / len(scores)] * len(scores)
+
+
+def totals(by_verifier: Mapping[str, Sequence[float]], weights: Mapping[str, float], drafts: int) -> list[float]:
+    """Total of draft i: Σ_j w_j s_ji over the verifiers j that voted.
+
+    >>> totals({"a": [1.0, 0.0], "b": [0.25, 0.75]}, {"a": 0.5, "b": 0.5}, 2)
+    [0.625, 0.375]
+    """
+    return [math.fsum(weights[judge] * row[i] for judge, row in by_verifier.items()) for i in range(drafts)]
+
+
+def win_rates(by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]) -> list[float]:
+    """Reward r_i of each draft, as others judge it; what one thinks of oneself never counts.
+
+    The share of comparisons (judge j, other draft k) in which s_ji > s_jk, ties one half, where j wrote neither of the
+    two: third parties judge. Where there are no third parties (two drafts, each judge wrote one of them) the soft
+    margin: the mean vote s_ji of the judges that did not write i.
+
+    >>> win_rates({"a": [0.7, 0.3], "b": [0.6, 0.4]}, [["a"], ["b"]])
+    [0.6, 0.3]
+    >>> win_rates({"a": [0.5, 0.3, 0.2], "b": [0.2, 0.5, 0.3], "c": [0.5, 0.1, 0.4]}, [["a"], ["b"], ["c"]])
+    [0.5, 0.5, 0.5]
+    >>> win_rates({"a": [0.5, 0.3, 0.2], "b": [0.5, 0.3, 0.2], "c": [0.5, 0.3, 0.2]}, [["a"], ["b"], ["c"]])
+    [1.0, 0.5, 0.0]
+
+    Paper: the reference's feedback is a no-op for two members; the soft margin is ours.
+    """
+    return [_win_rate(i, by_verifier, authors) for i in range(len(authors))]
+
+
+def _win_rate(i: int, by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]) -> float:
+    judges = [judge for judge in by_verifier if judge not in authors[i]]
+    won = [
+        0.5 + 0.5 * ((row := by_verifier[judge])[i] > row[k]) - 0.5 * (row[i] < row[k])
+        for judge in judges
+        for k in range(len(authors))
+        if k != i and judge not in authors[k]
+    ]
+    won = won or [by_verifier[judge][i] for judge in judges]
+    return math.fsum(won) / len(won) if won else 0.5

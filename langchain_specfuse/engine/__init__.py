@@ -1,0 +1,6 @@
+"""Runs the loop: a desk (inbox and thread) per device, and the two ways to pump it. Knows no backend and no LangChain."""
+
+from .drive import adrive, drive
+from .ensemble import Ensemble
+
+__all__ = ["Ensemble", "adrive", "drive"]

@@ -1,0 +1,152 @@
+"""Pumps the loop: a :class:`Run` moves it forward from the desks' threads; ``drive`` and ``adrive`` read its rounds.
+
+Whoever delivers the last reply of an ``Ask`` moves that query on, so its next jobs are in the inboxes before the desk
+looks for its next batch: queries stay in step, and nobody waits for somebody else's answer to end. The caller's thread
+only reads a queue. Closing the iterator, for whatever reason, cancels the run and frees its caches within one round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+
+from ..core.member import Member
+from ..core.rounds import Loop
+from ..core.values import Ask, DraftJob, Replies, Reply, Round
+from .desk import Task, desk_for
+
+Sink = Callable[[Round | BaseException | None], None]
+"""Takes the rounds, then None; or an error instead."""
+
+
+class Run:
+    """One answer under way."""
+
+    def __init__(
+        self, loop: Loop, query_id: str, members: Mapping[str, Member], member_timeout: float | None, sink: Sink
+    ) -> None:
+        self._loop = loop
+        self._query_id = query_id
+        self._members = members
+        self._member_timeout = member_timeout
+        self._sink = sink
+        self._turn = threading.Lock()
+        self._over = False
+
+    def start(self) -> Run:
+        self._advance(None)
+        return self
+
+    def cancel(self) -> None:
+        """Whatever happens from now on, nobody wants it. Frees every member's caches; harmless when over."""
+        if not self._over:
+            self._end()
+
+    def _wanted(self) -> bool:
+        return not self._over
+
+    def _advance(self, replies: Replies | None) -> None:
+        """Move the loop to its next ``Ask``, handing out the rounds on the way."""
+        try:
+            item = self._loop.send(replies)
+            while isinstance(item, Round):
+                if self._over:
+                    return
+                self._forget([departure.member for departure in item.left])
+                self._sink(item)
+                item = next(self._loop)
+            self._ask(item)
+        except StopIteration:
+            self._end()
+            self._sink(None)
+        except BaseException as error:  # whatever it is belongs to the caller, not to the desk
+            self._end()
+            self._sink(error)
+
+    def _ask(self, ask: Ask) -> None:
+        replies: dict[str, Reply] = {}
+
+        def deliver(name: str, reply: Reply) -> None:
+            with self._turn:
+                replies[name] = reply
+                complete = len(replies) == len(ask.jobs) and not self._over
+            if complete:
+                self._advance({name: replies[name] for name in ask.jobs})
+
+        for name, job in ask.jobs.items():
+            member = self._members[name]
+            work = "draft" if isinstance(job, DraftJob) else "score"
+            receive: Callable[[Reply], None] = lambda reply, name=name: deliver(name, reply)  # noqa: E731
+            desk_for(member.device).put(Task(member, work, job, receive, self._wanted, self._member_timeout))
+
+    def _end(self) -> None:
+        self._over = True
+        self._forget(list(self._members))
+
+    def _forget(self, names: list[str]) -> None:
+        # Through the inbox, or it would race with the batch that is running.
+        for name in names:
+            member = self._members[name]
+            call = lambda member=member: member.forget(self._query_id)  # noqa: E731
+            desk_for(member.device).put(Task(member, "call", call, lambda _: None))
+
+
+def _remaining(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+
+def drive(
+    loop: Loop,
+    query_id: str,
+    members: Mapping[str, Member],
+    *,
+    timeout: float | None = None,
+    member_timeout: float | None = None,
+) -> Iterator[Round]:
+    """The rounds of one answer, as they are agreed. ``timeout`` seconds for the whole answer, else TimeoutError."""
+    news: queue.SimpleQueue[Round | BaseException | None] = queue.SimpleQueue()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    run = Run(loop, query_id, members, member_timeout, news.put)
+    try:
+        run.start()
+        while (item := news.get(timeout=_remaining(deadline))) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    except queue.Empty:
+        raise TimeoutError(f"no whole answer within timeout={timeout:g} s") from None
+    finally:
+        run.cancel()
+
+
+async def adrive(
+    loop: Loop,
+    query_id: str,
+    members: Mapping[str, Member],
+    *,
+    timeout: float | None = None,
+    member_timeout: float | None = None,
+) -> AsyncIterator[Round]:
+    """``drive`` for asyncio."""
+    news: asyncio.Queue[Round | BaseException | None] = asyncio.Queue()
+    here = asyncio.get_running_loop()
+    deadline = None if timeout is None else time.monotonic() + timeout
+
+    def post(item: Round | BaseException | None) -> None:
+        if not here.is_closed():
+            here.call_soon_threadsafe(news.put_nowait, item)
+
+    run = Run(loop, query_id, members, member_timeout, post)
+    try:
+        run.start()
+        while (item := await asyncio.wait_for(news.get(), _remaining(deadline))) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    except TimeoutError:
+        raise TimeoutError(f"no whole answer within timeout={timeout:g} s") from None
+    finally:
+        run.cancel()

@@ -1,0 +1,134 @@
+"""ScriptedMember: a member that says what you tell it to. Deterministic, instant, no torch.
+
+For tests of your own chains, for docs, and for looking at the method itself. Its tokens are words with the white space
+before them; its log-probabilities come from how well a text agrees with its script.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.answer import first_stop
+from ..core.member import Probe
+from ..core.values import Draft, DraftJob, Effort, Failure, Query, Scored, ScoreJob
+
+Script = str | Sequence[str] | Callable[[Query], str]
+_WORD = re.compile(r"\s*\S+|\s+\Z")
+SURE, UNSURE = -0.1, -3.0
+"""The log-probability of a word as the script has it, and of any other."""
+_IDS: dict[str, int] = {}
+_COUNT = itertools.count()
+
+
+class ScriptedMember:
+    """Says ``answer``, a segment at a time, whatever has been agreed before.
+
+    >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+    >>> llm = SpecFuseChatModel(members=[ScriptedMember("The sky is blue."), ScriptedMember("The sea is blue.")])
+    >>> llm.invoke("What is blue?").text
+    'The sky is blue.'
+
+    ``answer`` is a text, a list of texts (one per question, in turn), or a function of the query. It goes on at the
+    place where the agreed answer stands in words: after four agreed words it proposes its fifth and following ones.
+
+    ``confidence`` scales its log-probabilities (0: sure of itself, 1: as above, more: unsure). ``fails_in`` is the
+    number of a draft call (from 1) in which it raises ``error``; ``draft_only`` takes its vote away.
+    """
+
+    def __init__(
+        self,
+        answer: Script,
+        *,
+        name: str | None = None,
+        confidence: float = 1.0,
+        device: str = "scripted",
+        draft_only: bool = False,
+        fails_in: int | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        self.answer = answer
+        self.name = name or f"scripted-{next(_COUNT)}"
+        self.device = device
+        self.confidence = confidence
+        self.draft_only = draft_only
+        self.fails_in = fails_in
+        self.error = error or RuntimeError("scripted failure")
+        self.draft_calls = 0
+        self.score_calls = 0
+        self.open_queries: dict[str, str] = {}
+        """What it would say, by query: empty again when everything has been forgotten."""
+
+    def __repr__(self) -> str:
+        return f"ScriptedMember(name={self.name!r})"
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What tells this member's answers from another's: for caches."""
+        script = self.answer if isinstance(self.answer, (str, list, tuple)) else repr(self.answer)
+        return {"scripted": script, "confidence": self.confidence, "draft_only": self.draft_only}
+
+    def probe(self) -> Probe:
+        return Probe(model=self.name, scores=not self.draft_only, detail="scripted")
+
+    def token_ids(self, text: str) -> list[int]:
+        """One id per word, the same in all scripted members."""
+        return [_IDS.setdefault(word, len(_IDS)) for word in _WORD.findall(text)]
+
+    def draft(self, jobs: Sequence[DraftJob]) -> Sequence[Draft | Failure]:
+        self.draft_calls += 1
+        if self.draft_calls == self.fails_in:
+            raise self.error
+        return [self._draft(job) for job in jobs]
+
+    def score(self, jobs: Sequence[ScoreJob]) -> Sequence[Scored | Failure]:
+        self.score_calls += 1
+        return [self._score(job) for job in jobs]
+
+    def forget(self, query_id: str) -> None:
+        self.open_queries.pop(query_id, None)
+
+    def _draft(self, job: DraftJob) -> Draft:
+        place = len(_WORD.findall("".join(segment.text for segment in job.answer)))
+        rest = self._words(job.query)[place:]
+        words = rest[: min(job.segment_tokens, job.max_tokens)]
+        text = "".join(words)
+        stop_at = first_stop(text, job.stop)
+        ended = len(words) == len(rest) and len(words) < job.max_tokens and stop_at is None
+        sure = SURE * self.confidence
+        prompt = sum(len(_WORD.findall(turn.text)) for turn in job.query.turns)
+        return Draft(
+            text,
+            ended,
+            tuple(self.token_ids(text)),
+            (sure,) * (len(words) + ended),
+            Effort(read=len(words), reused=prompt + place, prompt=prompt),
+        )
+
+    def _score(self, job: ScoreJob) -> Scored:
+        place = len(_WORD.findall("".join(segment.text for segment in job.answer)))
+        rest = self._words(job.query)[place:]
+        rows = tuple(self._logprobs(c.text, c.ended, rest) for c in job.candidates)
+        return Scored(rows, Effort(read=sum(map(len, rows))))
+
+    def _logprobs(self, text: str, ended: bool, rest: Sequence[str]) -> tuple[float, ...]:
+        words = _WORD.findall(text)
+        agrees = [i < len(rest) and word.strip() == rest[i].strip() for i, word in enumerate(words)]
+        if ended:
+            agrees.append(len(words) >= len(rest))
+        return tuple((SURE if good else UNSURE) * self.confidence for good in agrees)
+
+    def _words(self, query: Query) -> list[str]:
+        if query.id not in self.open_queries:
+            self.open_queries[query.id] = self._script(query)
+        return _WORD.findall(self.open_queries[query.id])
+
+    def _script(self, query: Query) -> str:
+        if callable(self.answer):
+            return self.answer(query)
+        if isinstance(self.answer, str):
+            return self.answer
+        asked = sum(turn.role == "user" for turn in query.turns)
+        return self.answer[(asked - 1) % len(self.answer)]
