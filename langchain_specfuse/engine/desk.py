@@ -6,6 +6,7 @@ does not know what the work is, who asked, or what comes next; it delivers repli
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -51,6 +52,15 @@ class Desk:
             if self._thread is None:
                 self._start()
             self._news.notify()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Drop what waits, and wait for the batch under way."""
+        with self._news:
+            self._inbox.clear()
+            thread, self._thread = self._thread, None
+            self._news.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._work, name=f"specfuse-{self.device}", daemon=True)
@@ -150,3 +160,10 @@ def desk_for(device: str) -> Desk:
         if device not in _DESKS:
             _DESKS[device] = Desk(device)
         return _DESKS[device]
+
+
+@atexit.register
+def _close() -> None:
+    """Let running batches end before the interpreter goes: a thread that it finds inside C++ would abort the process."""
+    for desk in list(_DESKS.values()):
+        desk.close()

@@ -1,0 +1,135 @@
+"""One tokenizer's view of a text that others write too.
+
+Own segments keep their own tokens. Text from others is tokenized in its context, never alone: runs of it are one text,
+cut into blocks at safe boundaries so that a long run costs no more than its tail. Text is told from tokens by
+difference, which keeps every space whatever the tokenizer does at a beginning. Knows nothing of models and tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..core.answer import is_safe
+from ..core.values import Segment
+
+LEFT_TOKENS = 12
+"""Tokens of context that are decoded along, to see what a new token adds."""
+LEFT_CHARS = 48
+"""Characters of context that are tokenized along, so that the first new token is what it would be in the whole."""
+BLOCK_CHARS = 400
+REPLACEMENT = "\ufffd"
+HELD_BYTES = 4
+"""A character has at most four bytes: what is still incomplete after more tokens than that never will be."""
+
+
+class Words:
+    """Text <-> tokens for one tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._after = lru_cache(maxsize=4096)(self._encoded_after)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text that stands alone (a rendered prompt), without anything added."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def answer_ids(self, me: str, prompt_ids: Sequence[int], segments: Sequence[Segment]) -> list[int]:
+        """The prompt and the agreed answer as ``me`` reads them."""
+        ids = list(prompt_ids)
+        run = ""
+        for segment in segments:
+            own = segment.tokens.get(me)
+            if own is None:
+                run += segment.text
+                continue
+            ids += self._run_ids(ids, run)
+            ids += own
+            run = ""
+        return ids + self._run_ids(ids, run)
+
+    def _run_ids(self, ids: list[int], run: str) -> list[int]:
+        """The tokens of others' text that follows ``ids``."""
+        if not run:
+            return []
+        left = self.decode(ids[-LEFT_TOKENS:])[-LEFT_CHARS:]
+        found: list[int] = []
+        for block in blocks(run):
+            found += self._after(left, block)
+            left = (left + block)[-LEFT_CHARS:]
+        return found
+
+    def _encoded_after(self, left: str, text: str) -> tuple[int, ...]:
+        """The tokens of ``text`` as a continuation of ``left``."""
+        left = left.lstrip(REPLACEMENT)
+        for anchor in (left, "\n") if left else ("\n",):
+            found = self._split(anchor, text)
+            if found is not None:
+                return found
+        return tuple(self.encode(text))
+
+    def _split(self, left: str, text: str) -> tuple[int, ...] | None:
+        """The tokens after ``left`` when both are tokenized as one text; None if one token holds parts of both."""
+        alone, whole = self.encode(left), self.encode(left + text)
+        if whole[: len(alone)] == alone:
+            return tuple(whole[len(alone) :])
+        # Tokenizing together changed the end of ``left``: look for the place where ``text`` begins.
+        for count in range(len(alone) - 1, max(len(alone) - 5, 0), -1):
+            if whole[:count] == alone[:count]:
+                for at in range(count, len(whole)):
+                    if self.decode(whole[:at]) == self.decode(alone):
+                        return tuple(whole[at:])
+                return None
+        return None
+
+    def told(self, context: Sequence[int], new: Sequence[int]) -> tuple[str, list[int]]:
+        """The text that these tokens add, and how many of its characters are complete after each of them."""
+        left = list(context[-LEFT_TOKENS:])
+        base = self.decode(left)
+        text, ends = "", []
+        held = 0
+        for count in range(1, len(new) + 1):
+            whole = self._added(left, base, new[:count])
+            complete = whole.rstrip(REPLACEMENT)
+            held = held + 1 if len(complete) < len(whole) else 0
+            if held > HELD_BYTES:
+                complete = whole
+            if len(complete) > len(text):
+                text = complete
+            ends.append(len(text))
+        return text, ends
+
+    def added(self, context: Sequence[int], new: Sequence[int]) -> str:
+        """The text that these tokens add, complete characters or not."""
+        left = list(context[-LEFT_TOKENS:])
+        return self._added(left, self.decode(left), new)
+
+    def _added(self, left: list[int], base: str, new: Sequence[int]) -> str:
+        whole = self.decode([*left, *new])
+        return whole[len(base) :] if whole.startswith(base) else self.decode(new)
+
+
+def blocks(run: str) -> Iterator[str]:
+    """A long run in pieces that stay the same when it grows: each ends at the first safe boundary after 400 characters.
+
+    >>> [len(block) for block in blocks("word " * 200)]
+    [404, 405, 191]
+    """
+    start = at = 0
+    while len(run) - start > BLOCK_CHARS:
+        at = start + BLOCK_CHARS
+        while at < len(run) and not is_safe(run, at):
+            at += 1
+        if at >= len(run):
+            break
+        yield run[start:at]
+        start = at
+    if start < len(run):
+        yield run[start:]

@@ -1,0 +1,452 @@
+"""TransformersMember: any decoder-only causal LM that transformers loads, in this process, for many queries at once.
+
+The parts: ``_loading`` gets model and tokenizer, ``_template`` makes the prompt, ``_text`` tells tokens from text,
+``_slab`` (or ``_stores``) remembers what has been read, ``_sampling`` picks tokens. This file puts them together and
+knows how a draft is drawn and scored; it knows nothing of votes, of other members, or of who asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.answer import first_stop, kept_tokens
+from ..core.member import Probe
+from ..core.values import Draft, DraftJob, Effort, Failure, Query, Sampling, Scored, ScoreJob, Turn
+from ..errors import UsageError, advised
+from ._loading import Source, Weights, given, weights_for
+from ._placement import available_memory
+from ._sampling import chosen, end_logprobs, logprobs_of
+from ._slab import Slab
+from ._stores import Fan, Read, Rereading, Snapshots, Store, right
+from ._template import Template, end_of_turn, stop_ids
+from ._text import Words
+
+log = logging.getLogger("langchain_specfuse")
+
+OVERTIME = 2
+"""A draft without a safe boundary may go on to this many times its length, and a few tokens more."""
+CACHE_SHARE = 0.3
+"""The part of the memory that is free after loading that a member's cache may take."""
+
+
+@dataclass
+class Memo:
+    """What a member keeps of one query beside its cache. All of it can be made again from a job."""
+
+    prompt: list[int]
+    ahead: list[int] = field(default_factory=list)
+    """The last draft's tokens, with those that were cut off: drawn again, they would come out the same."""
+    ahead_logprobs: list[float] = field(default_factory=list)
+    ahead_after: list[int] = field(default_factory=list)
+    ahead_how: Sampling | None = None
+
+
+@dataclass
+class Pen:
+    """One draft being drawn."""
+
+    job: DraftJob
+    key: str
+    context: list[int]
+    how: Sampling
+    limit: int
+    """Tokens that may be drawn at most."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    logits: list[Tensor | None] = field(default_factory=list)
+    """The logits before each token, where known."""
+    ended: bool = False
+    end_logprob: float | None = None
+    done: bool = False
+    kept: int = 0
+
+
+class TransformersMember:
+    """One LLM in this process.
+
+    >>> member = TransformersMember("Qwen/Qwen2.5-0.5B-Instruct", dtype="bfloat16")  # loads when first used
+    >>> member.name
+    'Qwen2.5-0.5B-Instruct'
+
+    ``model`` is a hub id, a local folder, a ``.gguf`` file, or a model in memory (then with its ``tokenizer``).
+    ``device``/``device_map`` place it (default: a GPU that it fits on, else the CPU). ``system_prompt`` and ``seed`` set
+    members of one model apart (they share the weights). ``cache_bytes`` bounds its cache; when it is short, the least
+    recently used query is dropped and read again from its job: slower, never wrong.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        name: str | None = None,
+        gguf_file: str | None = None,
+        dtype: str = "auto",
+        device: str | None = None,
+        device_map: Any = None,
+        attn_implementation: str | None = None,
+        quantization_config: Any = None,
+        revision: str | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
+        system_prompt: str | None = None,
+        repetition_penalty: float | None = None,
+        seed: int = 0,
+        cache_bytes: int | None = None,
+    ) -> None:
+        in_memory = not isinstance(model, (str, os.PathLike))
+        if in_memory and tokenizer is None:
+            error = UsageError(f"a model in memory needs its tokenizer too, got {type(model).__name__} alone")
+            raise advised(error, "TransformersMember(model, tokenizer)")
+        if not in_memory and tokenizer is not None:
+            raise advised(UsageError("a tokenizer is only given along with a model in memory"), "leave it out")
+        if not in_memory and not os.fspath(model).strip():
+            raise advised(UsageError("a member's model is an empty string"), "name a hub id, a folder or a .gguf file")
+        self._weights = given(model, tokenizer) if in_memory else None
+        label = type(model).__name__ if in_memory else os.fspath(model)
+        self.name = name or os.path.basename(str(gguf_file or label).rstrip("/\\")) or label
+        self.source = Source(
+            label,
+            gguf_file,
+            dtype,
+            device,
+            device_map,
+            attn_implementation,
+            quantization_config,
+            revision,
+            trust_remote_code,
+        )
+        self.chat_template = chat_template
+        self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        self.system_prompt = system_prompt
+        self.repetition_penalty = repetition_penalty
+        self.seed = seed
+        self.cache_bytes = cache_bytes
+        self._memos: dict[str, Memo] = {}
+        self._ready: Probe | None = None
+
+    def __repr__(self) -> str:
+        return f"TransformersMember({self.source.model!r}, name={self.name!r})"
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """All that tells this member's answers from another's, as plain JSON."""
+        own = {"repetition_penalty": self.repetition_penalty, "seed": self.seed, "system_prompt": self.system_prompt}
+        template = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
+        source = {key: value for key, value in vars(self.source).items() if value not in (None, False)}
+        if self._weights is not None and self._ready is None:
+            source["id"] = id(self._weights.model)
+        plain = {k: v if isinstance(v, (str, int, float, bool, dict)) else repr(v) for k, v in source.items()}
+        return plain | {key: value for key, value in (own | template).items() if value}
+
+    @property
+    def device(self) -> str:
+        """The desk it works at."""
+        return self._weights.device if self._weights else "loading"
+
+    # --- the protocol -------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def probe(self) -> Probe:
+        if self._ready is None:
+            self._weights = self._weights or weights_for(self.source, self.name)
+            self._set_up(self._weights)
+            self._ready = self._probed(self._weights)
+        return self._ready
+
+    @torch.inference_mode()
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
+        return self._each(jobs, self._draft_batch, extra=lambda job: OVERTIME * job.segment_tokens + 8)
+
+    @torch.inference_mode()
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
+        return self._each(jobs, self._score_batch, extra=lambda job: sum(len(c.text) for c in job.candidates) + 8)
+
+    def forget(self, query_id: str) -> None:
+        self._memos.pop(query_id, None)
+        if self._ready is not None:
+            self.store.forget(query_id)
+
+    # --- tokens for people ----------------------------------------------------------------------------------------
+
+    def token_ids(self, text: str) -> list[int]:
+        """The text's tokens in this member's tokenizer."""
+        self.probe()
+        return self.words.encode(text)
+
+    def token_count(self, turns: Sequence[Turn]) -> int:
+        """How long the prompt of these turns is."""
+        self.probe()
+        return len(self._prompt_ids(turns))
+
+    # --- setting up -------------------------------------------------------------------------------------------------
+
+    def _set_up(self, weights: Weights) -> None:
+        self.words = Words(weights.tokenizer)
+        self.template = Template(weights.tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
+        config = weights.model.generation_config
+        self.stops = stop_ids(weights.tokenizer, config, end_of_turn(self.template))
+        self.end_ids = self.words.encode(self.template.end_text) if self.template.end_text else []
+        own = self.repetition_penalty
+        self.penalty = own if own is not None else getattr(config, "repetition_penalty", None)
+        self.context_limit = _context_limit(weights)
+
+    def _probed(self, weights: Weights) -> Probe:
+        read = Read(weights.model)
+        self.store = self._store_that_is_right(read, self._vocabulary(weights))
+        kind = type(self.store).__name__.lower()
+        detail = f"{weights.device}, {str(weights.model.dtype).removeprefix('torch.')}, {read.kind}, {kind}"
+        log.info("%s: %s", self.name, detail)
+        return Probe(self.source.model, True, self.context_limit, detail)
+
+    def _store_that_is_right(self, read: Read, vocabulary: list[int]) -> Store:
+        """The fastest store that agrees with a fresh reading of the same tokens."""
+        windows = None
+        if read.can_place:
+            try:
+                windows = Slab.windows_of(read.model.config)
+            except Exception as error:  # a config that transformers cannot lay out as a cache
+                log.debug("%s: no slab: %s", self.name, error)
+        stores: list[Store] = [Slab(read, windows, self._budget())] if windows else []
+        stores += [Snapshots(read, whole=True), Snapshots(read, whole=False)]
+        best = next((store for store in stores if right(store, vocabulary)), None)
+        if best is None:
+            log.warning("%s: no cache agrees with a fresh reading; everything is read anew: right, but slow", self.name)
+        return best or Rereading(read)
+
+    def _vocabulary(self, weights: Weights) -> list[int]:
+        """A few ordinary tokens to try things with."""
+        special = set(weights.tokenizer.all_special_ids)
+        size = min(len(weights.tokenizer), weights.model.get_input_embeddings().weight.shape[0])
+        return [token for token in range(size // 2, size) if token not in special][:29] or list(range(size))
+
+    def _budget(self) -> int:
+        return self.cache_bytes or int(CACHE_SHARE * available_memory(self.device))
+
+    # --- prompts and contexts ---------------------------------------------------------------------------------------
+
+    def _prompt_ids(self, turns: Sequence[Turn]) -> list[int]:
+        if self.system_prompt is not None:
+            turns = [Turn("system", self.system_prompt), *(turn for turn in turns if turn.role != "system")]
+        return self.words.encode(self.template.prompt(turns))
+
+    def _memo(self, query: Query) -> Memo:
+        if query.id not in self._memos:
+            prompt = self._prompt_ids(query.turns)
+            self._memos[query.id] = Memo(prompt or self.stops[:1] or [0])
+        return self._memos[query.id]
+
+    def _context(self, job: DraftJob | ScoreJob) -> list[int]:
+        return self.words.answer_ids(self.name, self._memo(job.query).prompt, job.answer)
+
+    def _each(self, jobs: Sequence[Any], work: Any, *, extra: Any) -> list[Any]:
+        """Split the jobs into those that do not fit and batches that fit into memory; replies in the jobs' order."""
+        replies: list[Any] = [None] * len(jobs)
+        fitting: list[tuple[int, Any, list[int]]] = []
+        for at, job in enumerate(jobs):
+            try:
+                context = self._context(job)
+            except UsageError as error:
+                replies[at] = Failure("error", str(error), error)
+                continue
+            if self.context_limit and len(context) >= self.context_limit:
+                message = f"{len(context)} tokens of prompt and answer do not fit into its context of {self.context_limit}"
+                replies[at] = Failure("overflow", message)
+            else:
+                fitting.append((at, job, context))
+        for part in self.store.batches([len(context) + extra(job) for _, job, context in fitting]):
+            batch = fitting[part]
+            for (at, _, _), reply in zip(batch, self._safely(batch, work), strict=True):
+                replies[at] = reply
+        return replies
+
+    def _safely(self, batch: Sequence[tuple[int, Any, list[int]]], work: Any) -> list[Any]:
+        """One batch; when the device runs out of memory, everything kept is freed and each job is tried alone."""
+        if not batch:
+            return []
+        try:
+            return work([(job, context) for _, job, context in batch])  # type: ignore[no-any-return]
+        except torch.OutOfMemoryError as error:
+            self.store.clear()
+            torch.cuda.empty_cache()
+            if len(batch) == 1:
+                return [Failure("error", f"out of memory on {self.device}", error)]
+            return [reply for one in batch for reply in self._safely([one], work)]
+
+    # --- drafting ---------------------------------------------------------------------------------------------------
+
+    def _draft_batch(self, batch: Sequence[tuple[DraftJob, list[int]]]) -> list[Draft]:
+        since, read, reused = time.perf_counter(), self.store.passed, self.store.reused
+        pens = [self._pen(job, context) for job, context in batch]
+        logits = self.store.lead([(pen.key, pen.context + pen.tokens) for pen in pens], exact=True)
+        self._draw(pens, dict(zip((pen.key for pen in pens), logits, strict=True)))
+        seconds = time.perf_counter() - since
+        share = (self.store.passed - read, self.store.reused - reused)
+        return [self._drafted(pen, share, len(pens), seconds) for pen in pens]
+
+    def _pen(self, job: DraftJob, context: list[int]) -> Pen:
+        memo = self._memo(job.query)
+        how = replace(
+            job.sampling,
+            seed=job.sampling.seed + 1_000_003 * self.seed,
+            repetition_penalty=job.sampling.repetition_penalty or self.penalty,
+        )
+        room = (self.context_limit or len(context) + job.max_tokens) - len(context)
+        pen = Pen(job, job.query.id, context, how, min(job.max_tokens, room))
+        gone = len(context) - len(memo.ahead_after)
+        if memo.ahead_how == how and gone > 0 and context == memo.ahead_after + memo.ahead[:gone]:
+            pen.tokens, pen.logprobs = memo.ahead[gone:][: pen.limit], memo.ahead_logprobs[gone:][: pen.limit]
+            pen.logits = [None] * len(pen.tokens)
+            self._look(pen)
+        return pen
+
+    def _draw(self, pens: list[Pen], logits: dict[str, Tensor]) -> None:
+        """One token at a time for all of them, until each has come to its end."""
+        while writing := [pen for pen in pens if not pen.done]:
+            rows = torch.stack([logits[pen.key] for pen in writing])
+            tokens = chosen(rows, [pen.how for pen in writing], [pen.context + pen.tokens for pen in writing])
+            known = logprobs_of(rows, tokens)
+            for pen, token, logprob, row in zip(writing, tokens, known, rows, strict=True):
+                self._put(pen, token, logprob, row)
+            going = [pen for pen in writing if not pen.done]
+            if going:
+                after = self.store.step([pen.key for pen in going], [pen.tokens[-1] for pen in going])
+                logits = dict(zip((pen.key for pen in going), after, strict=True))
+
+    def _put(self, pen: Pen, token: int, logprob: float, row: Tensor) -> None:
+        if token in self.stops:
+            pen.ended, pen.done = True, True
+            pen.kept = len(pen.tokens)
+            pen.end_logprob = self._end_logprob(pen, row)
+            return
+        pen.tokens.append(token)
+        pen.logprobs.append(logprob)
+        pen.logits.append(row)
+        self._look(pen)
+
+    def _look(self, pen: Pen) -> None:
+        """Whether this draft has come to its end: a stop string, the end of a turn in words, a boundary, the budget."""
+        size, wanted = len(pen.tokens), pen.job.segment_tokens
+        needs_text = self.template.end_text or pen.job.stop
+        if not needs_text and size < min(wanted, pen.limit):
+            return
+        text, ends = self.words.told(pen.context, pen.tokens)
+        if self._ends_in_words(pen, text, ends):
+            return
+        if first_stop(_tail(pen.job) + text, pen.job.stop) is not None or size >= pen.limit:
+            pen.done, pen.kept = True, _complete(ends)
+        elif size >= wanted:
+            pen.kept = kept_tokens(text, ends, wanted) or kept_tokens(text, ends, size)
+            overtime = size >= OVERTIME * wanted + 8
+            pen.done = pen.kept > 0 or overtime
+            pen.kept = pen.kept or _complete(ends)
+
+    def _ends_in_words(self, pen: Pen, text: str, ends: list[int]) -> bool:
+        """A model without stop tokens of its own for a turn says its end in words, which are no part of the answer."""
+        mark = self.template.end_text
+        at = text.find(mark) if mark else -1
+        if at < 0:
+            return False
+        pen.kept = next((i for i, end in enumerate(ends) if end > at), len(ends))
+        pen.kept = pen.kept if pen.kept == 0 or ends[pen.kept - 1] == at else pen.kept - 1
+        pen.end_logprob = math.fsum(pen.logprobs[pen.kept :])
+        pen.ended = pen.done = True
+        return True
+
+    def _end_logprob(self, pen: Pen, row: Tensor) -> float:
+        return end_logprobs(row[None], self.stops)[0]
+
+    def _drafted(self, pen: Pen, share: tuple[int, int], many: int, seconds: float) -> Draft:
+        """The draft as others will see it; what was cut off is kept for the next one."""
+        kept = pen.tokens[: pen.kept]
+        text = self.words.told(pen.context, kept)[0]
+        logprobs = pen.logprobs[: pen.kept]
+        memo = self._memo(pen.job.query)
+        memo.ahead, memo.ahead_logprobs = list(pen.tokens), list(pen.logprobs)
+        memo.ahead_after, memo.ahead_how = list(pen.context), pen.how
+        if pen.kept < len(pen.tokens) and pen.logits[pen.kept] is not None:
+            self.store.pin(pen.key, len(pen.context) + pen.kept, pen.logits[pen.kept].clone())  # type: ignore[union-attr]
+        if pen.ended and pen.end_logprob is not None:
+            logprobs = [*logprobs, pen.end_logprob]
+        effort = Effort(share[0] // many, share[1] // many, len(memo.prompt), seconds)
+        return Draft(text, pen.ended, tuple(kept), tuple(logprobs), effort)
+
+    # --- scoring ----------------------------------------------------------------------------------------------------
+
+    def _score_batch(self, batch: Sequence[tuple[ScoreJob, list[int]]]) -> list[Scored]:
+        since, read, reused = time.perf_counter(), self.store.passed, self.store.reused
+        fans, sizes = [], []
+        for job, context in batch:
+            texts = [self._candidate_ids(job, c.text) for c in job.candidates]
+            tails = [ids + self.end_ids if c.ended else ids for ids, c in zip(texts, job.candidates, strict=True)]
+            fans.append(Fan(job.query.id, context, tails))
+            sizes.append([len(ids) for ids in texts])
+        told = self.store.fan(fans)
+        rows = [
+            tuple(
+                self._candidate_logprobs(fan, ids, size, candidate.ended, logits)
+                for ids, size, candidate, logits in zip(fan.branches, lengths, job.candidates, per_branch, strict=True)
+            )
+            for (job, _), fan, lengths, per_branch in zip(batch, fans, sizes, told, strict=True)
+        ]
+        seconds, many = time.perf_counter() - since, len(batch)
+        effort = Effort((self.store.passed - read) // many, (self.store.reused - reused) // many, 0, seconds)
+        return [Scored(row, effort) for row in rows]
+
+    def _candidate_ids(self, job: ScoreJob, text: str) -> list[int]:
+        """Prompt, answer and candidate, tokenized as it would be if the candidate were agreed."""
+        from ..core.values import Segment
+
+        answer = (*job.answer, Segment(text)) if text else job.answer
+        return self.words.answer_ids(self.name, self._memo(job.query).prompt, answer)
+
+    def _candidate_logprobs(
+        self, fan: Fan, ids: list[int], size: int, ended: bool, logits: Tensor
+    ) -> tuple[float, ...]:
+        """One number per token of the candidate, and one for the end. logits: (new tokens + 1, vocabulary)."""
+        new = ids[len(ids) + 1 - len(logits) :]
+        known = logprobs_of(logits[: len(new)], new) if new else []
+        count = len(new) - (len(ids) - size)
+        if not ended:
+            return tuple(known)
+        end = end_logprobs(logits[count : count + 1], self.stops)[0]
+        if self.end_ids:
+            end = _either(end, math.fsum(known[count:]))
+        return (*known[:count], end)
+
+
+def _either(one: float, other: float) -> float:
+    """log(e^one + e^other), at most 0."""
+    high, low = max(one, other), min(one, other)
+    return high if low == -math.inf else min(0.0, high + math.log1p(math.exp(low - high)))
+
+
+def _complete(ends: Sequence[int]) -> int:
+    """How many tokens end where a character is complete."""
+    whole = len(ends)
+    while whole > 1 and ends[whole - 1] == ends[whole - 2]:
+        whole -= 1
+    return whole
+
+
+def _tail(job: DraftJob) -> str:
+    """The end of the answer in which a stop string may have begun."""
+    longest = max((len(word) for word in job.stop), default=1) - 1
+    return "".join(segment.text for segment in job.answer)[-longest:] if longest else ""
+
+
+def _context_limit(weights: Weights) -> int | None:
+    config = weights.model.config.get_text_config(decoder=True)
+    told = [getattr(config, "max_position_embeddings", None), getattr(weights.tokenizer, "model_max_length", None)]
+    known = [int(limit) for limit in told if limit and 0 < limit < 10**9]
+    return min(known, default=None)
