@@ -1,0 +1,68 @@
+"""Our errors as LangChain knows them: its retry, fallback and summarization middleware act on these classes.
+
+    EnsembleError ── PromptTooLongError    also LangChain's ContextOverflowError
+    MemberError ──── MemberNotFoundError   also LangChain's ModelNotFoundError
+    SpecFuseError ── AnswerTimeoutError    also LangChain's ModelTimeoutError, and a TimeoutError
+
+Knows which of our errors is which of theirs, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from langchain_core.exceptions import ContextOverflowError, ModelNotFoundError, ModelTimeoutError
+
+from .errors import EnsembleError, MemberError, SpecFuseError, advised
+
+
+class PromptTooLongError(EnsembleError, ContextOverflowError):
+    """The conversation is longer than every member's context."""
+
+
+class MemberNotFoundError(MemberError, ModelNotFoundError):
+    """A member's model does not exist, here or on the hub."""
+
+
+class AnswerTimeoutError(SpecFuseError, ModelTimeoutError, TimeoutError):
+    """The whole answer took longer than ``timeout`` seconds."""
+
+
+@contextmanager
+def langchain_errors() -> Iterator[None]:
+    """Inside this, an error that LangChain has a class for is raised as one."""
+    try:
+        yield
+    except SpecFuseError as error:
+        known = _known(error)
+        if known is None:
+            raise
+        raise known from error
+    except TimeoutError as error:
+        late = AnswerTimeoutError(str(error))
+        raise advised(late, "allow more with timeout=, or a shorter answer with max_tokens=") from error
+
+
+def _known(error: SpecFuseError) -> SpecFuseError | None:
+    if isinstance(error, MemberNotFoundError | PromptTooLongError):
+        return None
+    if isinstance(error, MemberError) and error.kind == "not_found":
+        return _noted(MemberNotFoundError(str(error), member=error.member, round=error.round, kind=error.kind), error)
+    if not isinstance(error, EnsembleError):
+        return None
+    kinds = {failure.kind for failure in error.failures}
+    if kinds == {"overflow"}:
+        long = PromptTooLongError(str(error), text=error.text, failures=error.failures)
+        return advised(_noted(long, error), "shorten the conversation, or use members with a longer context")
+    if kinds == {"not_found"}:
+        first = error.failures[0]
+        return _noted(MemberNotFoundError(str(error), member=first.member, kind=first.kind), error)
+    return None
+
+
+def _noted(error: SpecFuseError, source: SpecFuseError) -> SpecFuseError:
+    """The new error with the notes of the one that it stands for."""
+    for note in getattr(source, "__notes__", ()):
+        error.add_note(note)
+    return error

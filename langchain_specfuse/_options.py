@@ -1,0 +1,191 @@
+"""What a caller may choose, how wrong values are told, and how choices become the method's settings.
+
+The same rules serve the constructor and every call. Knows numbers and names, nothing of members' insides or messages.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from .core.values import PRESETS, ExitKind, FeedbackKind, Sampling, ScoreKind, Settings
+from .errors import UsageError, advised
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a value must be."""
+
+    wanted: str
+    holds: Callable[[Any], bool]
+    advice: str
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _one_of(names: Iterable[str], advice: str) -> Rule:
+    choices = tuple(names)
+    return Rule("one of " + ", ".join(map(repr, choices)), lambda value: value in choices, advice)
+
+
+def _at_least_one(advice: str) -> Rule:
+    return Rule("a whole number of at least 1", _count, advice)
+
+
+def _seconds(advice: str) -> Rule:
+    return Rule("a number of seconds above 0", lambda v: _number(v) and v > 0, advice)
+
+
+def _fraction(advice: str) -> Rule:
+    return Rule("a number above 0 and at most 1", lambda v: _number(v) and 0 < v <= 1, advice)
+
+
+_PRESET = "leave it out to get what the preset says"
+
+RULES: Mapping[str, Rule] = {
+    "model": Rule(
+        "a text", lambda v: isinstance(v, str), "it is only the name shown in traces; members= says who writes"
+    ),
+    "segment_tokens": _at_least_one("10 is a good length"),
+    "max_tokens": _at_least_one("it is the budget of the whole answer"),
+    "max_rounds": _at_least_one("leave it out to have no limit besides max_tokens"),
+    "temperature": Rule("a number of at least 0", lambda v: _number(v) and v >= 0, "0 is greedy and repeatable"),
+    "top_p": _fraction("leave it out to sample from everything"),
+    "top_k": _at_least_one("leave it out to sample from everything"),
+    "min_p": Rule(
+        "a number from 0 to 1", lambda v: _number(v) and 0 <= v <= 1, "leave it out to sample from everything"
+    ),
+    "repetition_penalty": Rule("a number above 0", lambda v: _number(v) and v > 0, "1 is no penalty"),
+    "seed": Rule("a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool), "leave it out for chance"),
+    "preset": _one_of(PRESETS, "'robust' is the default"),
+    "score": _one_of(get_args(ScoreKind), _PRESET),
+    "feedback": _one_of(get_args(FeedbackKind), _PRESET),
+    "exit": _one_of(get_args(ExitKind), _PRESET),
+    "learning_rate": Rule("a number of at least 0", lambda v: _number(v) and v >= 0, _PRESET),
+    "min_members": _at_least_one("at least one member always stays"),
+    "loop_guard": Rule("True or False", lambda v: isinstance(v, bool), _PRESET),
+    "timeout": _seconds("leave it out to wait for the whole answer"),
+    "member_timeout": _seconds("leave it out to wait for every member"),
+    "max_retries": Rule("a whole number of at least 0", lambda v: _count(v) or v == 0, "with_retry() retries answers"),
+    "streaming": Rule("True or False", lambda v: isinstance(v, bool), "leave it out to let LangChain decide"),
+    "output_version": Rule("'v0' or 'v1'", lambda v: v in ("v0", "v1"), "'v1' tells who wrote which part"),
+}
+
+PER_CALL = frozenset(RULES) - {"streaming", "output_version", "max_retries"} | {"members", "verifiers", "prior", "stop"}
+"""What may be chosen anew for every call."""
+
+METHOD = (
+    "segment_tokens",
+    "max_tokens",
+    "max_rounds",
+    "score",
+    "feedback",
+    "learning_rate",
+    "exit",
+    "min_members",
+    "loop_guard",
+)
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+_INTERNAL = frozenset({"ls_structured_output_format", "structured_output_format", "stream"})
+"""LangChain's own words that it may leave in a call."""
+_LATER = frozenset({"tools", "tool_choice", "response_format", "functions", "strict", "parallel_tool_calls"})
+
+
+def checked(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The choices that were made, by their right names. None means: not chosen."""
+    known = set(known)
+    chosen = {_ALIASES.get(name, name): value for name, value in given.items() if value is not None}
+    for name, value in chosen.items():
+        if name not in known:
+            raise _unknown(name, known)
+        rule = RULES.get(name)
+        if rule and not rule.holds(value):
+            error = UsageError(f"{name} must be {rule.wanted}, got {value!r:.200}")
+            raise advised(error, rule.advice)
+    if "stop" in chosen:
+        chosen["stop"] = stop_strings(chosen["stop"])
+    return chosen
+
+
+_ALIASES = {"stop_sequences": "stop"}
+
+
+def checked_call(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The choices of one call, without what LangChain put there for itself."""
+    for name in _LATER & given.keys():
+        if given[name]:
+            error = UsageError(f"tools and structured output are not supported in this version, got {name}=...")
+            raise advised(error, "leave it out, or use another chat model for the steps that call tools")
+    own = {name: value for name, value in given.items() if name not in _INTERNAL | _LATER}
+    return checked(own, PER_CALL)
+
+
+def _unknown(name: str, known: Iterable[str]) -> UsageError:
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    meant = _COUSINS.get(name) or (near[0] if near else None)
+    advice = f"did you mean {meant!r}?" if meant else f"there are {', '.join(sorted(known))}"
+    return advised(UsageError(f"there is no option {name!r}"), advice)
+
+
+_COUSINS = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "models": "members",
+}
+"""What other packages call the same thing, where it is not similar enough to be found."""
+
+
+def stop_strings(given: Any) -> list[str]:
+    """One stop string or several, as a list."""
+    strings = [given] if isinstance(given, str) else given
+    if not isinstance(strings, list | tuple) or not all(isinstance(one, str) for one in strings):
+        error = UsageError(f"stop must be a text or a list of texts, got {given!r:.200}")
+        raise advised(error, "for example stop=['\\n\\n', 'Question:']")
+    if "" in strings:
+        raise advised(UsageError(f"a stop string must not be empty, got stop={given!r}"), "leave it out")
+    return list(dict.fromkeys(strings))
+
+
+def checked_prior(prior: Any, names: Iterable[str]) -> dict[str, float]:
+    """Starting weights by member; whoever is not in it starts with 1."""
+    names = list(names)
+    wanted = f"a dict of members' names ({', '.join(names)}) and numbers above 0"
+    if not isinstance(prior, Mapping):
+        raise advised(UsageError(f"prior must be {wanted}, got {prior!r:.200}"), "leave it out for equal weights")
+    for name, weight in prior.items():
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.3)
+            advice = f"did you mean {near[0]!r}?" if near else f"the members are {', '.join(names)}"
+            raise advised(UsageError(f"prior names {name!r}, which is no member; it must be {wanted}"), advice)
+        if not _number(weight) or weight <= 0:
+            error = UsageError(f"prior of {name!r} must be a number above 0, got {weight!r:.80}")
+            raise advised(error, "to keep a member from writing, put it in verifiers= or leave it out")
+    return dict(prior)
+
+
+def settings(chosen: Mapping[str, Any]) -> Settings:
+    """The method's settings: the preset, and over it whatever was chosen."""
+    method = {name: chosen[name] for name in METHOD if chosen[name] is not None}
+    sampling = Sampling(**{name: chosen[name] for name in SAMPLING}, seed=_seed(chosen))
+    return Settings(
+        **{**PRESETS[chosen["preset"]], **method, "stop": tuple(chosen["stop"] or ()), "sampling": sampling}
+    )
+
+
+def _seed(chosen: Mapping[str, Any]) -> int:
+    """The caller's seed; without one, chance. Greedy answers need none."""
+    if chosen["seed"] is not None:
+        return int(chosen["seed"])
+    return secrets.randbelow(2**31) if chosen["temperature"] else 0
