@@ -1,0 +1,213 @@
+"""One object per member in this process: chat models, copies, pickles and ``configurable_fields`` share weights.
+
+Knows how a member may be written down (a name, a dict, an object) and what it is called; loads nothing by itself and
+knows nothing of messages or of how members work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeAlias
+
+from .core.member import Member
+from .engine.desk import Task, desk_for
+from .engine.ensemble import Ensemble
+from .errors import UsageError, advised
+
+Given: TypeAlias = Any
+"""A member as the user wrote it: a hub id, folder or file, a dict of ``TransformersMember``'s arguments, an object."""
+
+_LOCK = threading.RLock()
+_MEMBERS: dict[tuple[str, str], Member] = {}
+"""What was made here, by specification and name."""
+_KEPT: dict[tuple[int, ...], Ensemble] = {}
+"""Ensembles of members made here: they live until :func:`unload`."""
+_SEEN: weakref.WeakValueDictionary[tuple[int, ...], Ensemble] = weakref.WeakValueDictionary()
+"""All ensembles. Those of the user's own objects live as long as somebody holds them."""
+_MARKS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def checked_member(given: Given) -> Given:
+    """What was given, if it can name a member; paths become strings."""
+    if isinstance(given, os.PathLike):
+        given = os.fspath(given)
+    if isinstance(given, str):
+        return _checked_name(given)
+    if isinstance(given, Mapping):
+        if "model" not in given:
+            error = UsageError(f"a member given as a dict needs a 'model', got only {sorted(map(str, given))}")
+            raise advised(error, "for example {'model': 'Qwen/Qwen2.5-0.5B-Instruct', 'dtype': 'bfloat16'}")
+        if isinstance(given["model"], str | os.PathLike):
+            return {**given, "model": _checked_name(os.fspath(given["model"]))}
+        return dict(given)
+    # The type is asked, not the object: `device` may not be known before the member is loaded.
+    missing = [need for need in ("probe", "draft", "score", "forget") if not callable(getattr(type(given), need, None))]
+    if missing or not isinstance(getattr(given, "name", None), str):
+        wanted = "a hub id, a folder, a .gguf file, a dict or an object with the methods of Member"
+        error = UsageError(f"a member is {wanted}, got {given!r:.80} ({type(given).__name__})")
+        raise advised(error, "a model that is loaded already: TransformersMember(model, tokenizer)")
+    return given
+
+
+def _checked_name(name: str) -> str:
+    if not name.strip():
+        raise advised(
+            UsageError(f"a member's name is empty, got {name!r}"), "name a model, for example 'Qwen/Qwen3-0.6B'"
+        )
+    if name.startswith(("http://", "https://")):
+        error = UsageError(f"members on servers are not supported in this version, got {name!r}")
+        raise advised(error, "name a hub id, a local folder or a .gguf file; the model then runs in this process")
+    return name
+
+
+def is_spec(given: Given) -> bool:
+    """Whether this can be written down as JSON: then it can be serialized without weights."""
+    try:
+        return isinstance(given, str | Mapping) and bool(json.dumps(given))
+    except (TypeError, ValueError):
+        return False
+
+
+def names_of(given: Iterable[Given]) -> list[str]:
+    """What the members are called: the last part of a path, with #2, #3 ... for those that come again.
+
+    >>> names_of(["Qwen/Qwen2.5-0.5B", "models/a.gguf", "Qwen/Qwen2.5-0.5B"])
+    ['Qwen2.5-0.5B', 'a', 'Qwen2.5-0.5B#2']
+    """
+    names: list[str] = []
+    for one in given:
+        own = _own_name(one)
+        if own is None:
+            names.append(_unused(_last_part(one), names))
+        elif own in names:
+            error = UsageError(f"two members are called {own!r}; names must differ")
+            raise advised(error, "give one of them another name, for example name='b'")
+        else:
+            names.append(own)
+    return names
+
+
+def _own_name(given: Given) -> str | None:
+    """The name that the user chose, if any."""
+    if isinstance(given, str):
+        return None
+    name = given.get("name") if isinstance(given, Mapping) else given.name
+    return None if name is None else str(name)
+
+
+def _last_part(given: Given) -> str:
+    source = given["model"] if isinstance(given, Mapping) else given
+    if not isinstance(source, str):
+        source = str(getattr(source, "name_or_path", "") or type(source).__name__)
+    last = os.path.basename(os.path.abspath(source))
+    return last.removesuffix(".gguf") or source
+
+
+def _unused(name: str, taken: Sequence[str]) -> str:
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}#{number}"
+    return free
+
+
+def identity(given: Given, name: str) -> dict[str, Any]:
+    """What tells this member's answers from another's, as plain JSON: for caches and traces. Loads nothing."""
+    if isinstance(given, str):
+        return {"name": name, "model": given}
+    if isinstance(given, Mapping):
+        return {"name": name, **{key: value if is_spec({key: value}) else _mark(value) for key, value in given.items()}}
+    spec = getattr(given, "spec", None)
+    return {"name": name, **(spec if isinstance(spec, Mapping) else {"object": _mark(given)})}
+
+
+def _mark(thing: Any) -> str:
+    """A mark that no other object has, in this process or another (``id`` is used again, and reprs are alike)."""
+    try:
+        return _MARKS.setdefault(thing, f"{type(thing).__name__}-{uuid.uuid4().hex[:12]}")
+    except TypeError:  # not hashable, or no weak references
+        return f"{type(thing).__name__}-{id(thing):x}"
+
+
+def ensemble_for(members: Sequence[Given], verifiers: Sequence[Given] = ()) -> Ensemble:
+    """The one ensemble of these members in this process. Makes members, loads nothing."""
+    given = [*members, *verifiers]
+    with _LOCK:
+        everyone = [_member(one, name) for one, name in zip(given, names_of(given), strict=True)]
+        key = (len(members), *map(id, everyone))
+        ensemble = _SEEN.get(key)
+        if ensemble is None:
+            ensemble = Ensemble(everyone[: len(members)], everyone[len(members) :])
+            _SEEN[key] = ensemble
+            if all(isinstance(one, str | Mapping) for one in given):
+                _KEPT[key] = ensemble
+        return ensemble
+
+
+def _member(given: Given, name: str) -> Member:
+    if not isinstance(given, str | Mapping):
+        member: Member = given
+        return member
+    key = (_written(given), name)
+    if key not in _MEMBERS:
+        _MEMBERS[key] = _made({**_arguments(given), "name": name})
+    return _MEMBERS[key]
+
+
+def _arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": given} if isinstance(given, str) else dict(given)
+
+
+def _written(given: str | Mapping[str, Any]) -> str:
+    """The specification as text, without the name; objects in it (a loaded model) are told apart by their marks."""
+    arguments = {key: value for key, value in identity(_arguments(given), "").items() if key != "name"}
+    return json.dumps(arguments, sort_keys=True)
+
+
+def _made(arguments: dict[str, Any]) -> Member:
+    try:
+        from .members.transformers import TransformersMember
+    except ModuleNotFoundError as error:
+        missing = UsageError(f"a member named {arguments['name']!r} needs {error.name}, which is not installed")
+        raise advised(missing, 'pip install "langchain-specfuse[transformers]"') from error
+    try:
+        member: Member = TransformersMember(**arguments)
+    except TypeError as error:
+        wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")
+        raise advised(wrong, "the keys of a member's dict are the arguments of TransformersMember") from error
+    return member
+
+
+def unload(*given: Given) -> None:
+    """Let go of these members' weights, or of all members that this process made from names.
+
+    Answers under way are not disturbed; the next question loads again. A member given as an object is told to free
+    what it holds, if it can.
+
+    >>> unload("Qwen/Qwen2.5-0.5B-Instruct")
+    """
+    with _LOCK:
+        written = {_written(one) for one in given if isinstance(one, str | Mapping)}
+        keys = [key for key in _MEMBERS if not given or key[0] in written]
+        leaving = [one for one in given if not isinstance(one, str | Mapping)] + [_MEMBERS.pop(key) for key in keys]
+        ids = {id(member) for member in leaving}
+        for cached in (_KEPT, _SEEN):
+            for of in [key for key in list(cached) if ids.intersection(key[1:])]:
+                cached.pop(of, None)
+    for member in leaving:
+        _free(member)
+
+
+def _free(member: Member) -> None:
+    """On the member's own desk, or it would race with the batch that is running."""
+    free = getattr(member, "unload", None)
+    if callable(free):
+        done: Future[Any] = Future()
+        desk_for(member.device).put(Task(member, "call", free, done.set_result))
+        done.result()
