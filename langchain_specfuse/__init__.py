@@ -1,0 +1,79 @@
+"""Several LLMs write one answer together, as one LangChain chat model.
+
+Everything here is loaded when it is first asked for: importing the package imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from ._errors import AnswerTimeoutError, MemberNotFoundError, PromptTooLongError
+    from ._registry import unload
+    from .callbacks import (
+        AsyncSpecFuseCallbackHandler,
+        ExitEvent,
+        RoundEvent,
+        SpecFuseCallbackHandler,
+        WeightsEvent,
+    )
+    from .chat_models import ChatSpecFuse, SpecFuseChatModel
+    from .errors import EnsembleError, MemberError, SpecFuseError, UsageError
+    from .members.scripted import ScriptedMember
+    from .members.transformers import TransformersMember
+
+_HOMES = {
+    "AnswerTimeoutError": "_errors",
+    "AsyncSpecFuseCallbackHandler": "callbacks",
+    "ChatSpecFuse": "chat_models",
+    "EnsembleError": "errors",
+    "ExitEvent": "callbacks",
+    "MemberError": "errors",
+    "MemberNotFoundError": "_errors",
+    "PromptTooLongError": "_errors",
+    "RoundEvent": "callbacks",
+    "ScriptedMember": "members.scripted",
+    "SpecFuseCallbackHandler": "callbacks",
+    "SpecFuseChatModel": "chat_models",
+    "SpecFuseError": "errors",
+    "TransformersMember": "members.transformers",
+    "UsageError": "errors",
+    "WeightsEvent": "callbacks",
+    "unload": "_registry",
+}
+
+__all__ = [
+    "AnswerTimeoutError",
+    "AsyncSpecFuseCallbackHandler",
+    "ChatSpecFuse",
+    "EnsembleError",
+    "ExitEvent",
+    "MemberError",
+    "MemberNotFoundError",
+    "PromptTooLongError",
+    "RoundEvent",
+    "ScriptedMember",
+    "SpecFuseCallbackHandler",
+    "SpecFuseChatModel",
+    "SpecFuseError",
+    "TransformersMember",
+    "UsageError",
+    "WeightsEvent",
+    "__version__",
+    "unload",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

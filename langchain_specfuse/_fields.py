@@ -1,0 +1,187 @@
+"""What a chat model is made of: its fields, how they are checked, named, written down and copied. It answers nothing.
+
+Knows which fields change an answer; the rules for single values are in ``_options``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from langchain_core.language_models.chat_models import BaseChatModel
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
+
+from . import _options, _registry
+from ._messages import PROVIDER
+from ._version import __version__
+from .engine.ensemble import Ensemble
+from .errors import UsageError, advised
+
+
+class SpecFuseFields(BaseChatModel):
+    """The fields of ``SpecFuseChatModel``."""
+
+    members: list[Any]
+    """Who writes: hub ids, local folders, ``.gguf`` files, dicts of ``TransformersMember``'s arguments, or objects."""
+    verifiers: list[Any] = Field(default_factory=list)
+    """Who only votes. Written like ``members``."""
+    model: str | None = None
+    """The name shown in traces and metadata; the members' names if left out."""
+
+    segment_tokens: int = 10
+    """How long a proposal is, in its writer's tokens: short ones mix the members more finely and cost more rounds."""
+    max_tokens: int = 512
+    """Budget of the answer, in tokens of whoever wrote each segment."""
+    max_rounds: int | None = None
+    """Budget of the answer in rounds."""
+    stop: list[str] | None = None
+    """Texts that end the answer and are no part of it. A call's own ``stop`` is added to these."""
+
+    temperature: float = 0.0
+    """0 is greedy: the same question gets the same answer."""
+    top_p: float | None = None
+    """Sample from the likeliest tokens that together have this probability."""
+    top_k: int | None = None
+    """Sample from this many tokens."""
+    min_p: float | None = None
+    """Leave out tokens less likely than this share of the likeliest one's probability."""
+    repetition_penalty: float | None = None
+    """Above 1: what was said already becomes less likely. None: as each member's own configuration has it."""
+    seed: int | None = None
+    """Makes sampling repeatable. None: another seed for every call; the one that was used is in the metadata."""
+
+    preset: str = "robust"
+    """``robust`` (ours), ``specfuse`` or ``specem`` (the two versions of the paper): what the next five are."""
+    score: str | None = None
+    """``mean_prob``, ``mean_logprob`` or ``logprob_per_byte``."""
+    feedback: str | None = None
+    """How voting weights follow success: ``published``, ``anytime`` or ``off``."""
+    learning_rate: float | None = None
+    """How fast they do."""
+    exit: str | None = None
+    """Who leaves for losing: ``studentized``, ``literal``, ``fixed`` or ``never``."""
+    loop_guard: bool | None = None
+    """Whether drafts that only repeat the answer's tail must wait."""
+    min_members: int = 1
+    """This many stay, whatever happens in the votes."""
+    prior: dict[str, float] | None = None
+    """Voting weights to begin with, by member's name; whoever is not named begins with 1."""
+
+    timeout: float | None = None
+    """Seconds for a whole answer, without the time that loading takes."""
+    member_timeout: float | None = None
+    """Seconds for one reply of one member; who takes longer leaves, and the others go on."""
+    streaming: bool | None = None
+    """LangChain's switch: True streams inside ``invoke`` as well, False never streams."""
+    max_retries: int | None = Field(default=None, exclude=True)
+    """Taken so that chat models can be swapped. Nothing is retried here: members in this process do not fail by
+    chance, and a failing one leaves. ``with_retry`` retries whole answers."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Taken so that chat models can be swapped. Nothing here needs one."""
+
+    _held: Ensemble | None = PrivateAttr(default=None)
+    """Keeps the ensemble of member objects alive; found anew through the registry for every call."""
+
+    def __init__(self, **fields: Any) -> None:
+        chosen = _options.checked(fields, type(self).model_fields)
+        chosen["members"] = members_list(chosen.get("members"), "members")
+        chosen["verifiers"] = members_list(chosen.get("verifiers", []), "verifiers")
+        names = _registry.names_of([*chosen["members"], *chosen["verifiers"]])
+        if "prior" in chosen:
+            chosen["prior"] = _options.checked_prior(chosen["prior"], names)
+        try:
+            super().__init__(**chosen)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UsageError(f"{where} cannot be {first.get('input')!r:.200}: {first['msg']}") from error
+        if not any(isinstance(one, str | Mapping) for one in chosen["members"] + chosen["verifiers"]):
+            self._held = _registry.ensemble_for(self.members, self.verifiers)
+
+    @model_validator(mode="after")
+    def _set_specfuse_version(self) -> Self:
+        self._add_version("langchain-specfuse", __version__)
+        return self
+
+    # --- what this is, for caches and traces --------------------------------------------------------------------
+
+    @property
+    def _llm_type(self) -> str:
+        return "specfuse"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """Every choice that can change the answer, as plain JSON: the cache's key, and what traces show."""
+        given = [*self.members, *self.verifiers]
+        identities = [_registry.identity(one, name) for one, name in zip(given, _registry.names_of(given), strict=True)]
+        left_out = {"members", "verifiers", "model", "stop", "timeout"}
+        return {
+            "model": self.model or display_name(self.members),
+            "members": identities[: len(self.members)],
+            "verifiers": identities[len(self.members) :],
+            **{name: getattr(self, name) for name in sorted(_options.PER_CALL - left_out)},
+            # Not "stop": LangChain writes the call's own stop strings under that name.
+            "always_stop": self.stop,
+            "output_version": self.output_version,
+        }
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        # LangChain's own takes the serialized form, which leaves out members that are objects.
+        return str(sorted(self._get_invocation_params(stop=stop, **kwargs).items()))
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
+        call = {name: value for name, value in kwargs.items() if value is not None}
+        params = super()._get_ls_params(stop=[*(self.stop or []), *_options.stop_strings(stop or [])] or None, **call)
+        params["ls_provider"] = PROVIDER
+        params.setdefault("ls_model_name", display_name(self.members))
+        return params
+
+    def _resolve_model_profile(self) -> Any:
+        return {
+            "text_inputs": True,
+            "text_outputs": True,
+            "image_inputs": False,
+            "audio_inputs": False,
+            "video_inputs": False,
+            "tool_calling": False,
+            "structured_output": False,
+            "temperature": True,
+        }
+
+    # --- copies -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        return True
+
+    def to_json(self) -> Any:
+        """Names are written down, objects are not: a serialized chat model never holds weights."""
+        if all(_registry.is_spec(one) for one in [*self.members, *self.verifiers]):
+            return super().to_json()
+        return self.to_json_not_implemented()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self.model_copy()
+
+    def __getstate__(self) -> dict[Any, Any]:
+        return {**super().__getstate__(), "__pydantic_private__": {"_held": None}}
+
+    def __repr_args__(self) -> Any:
+        for name, value in super().__repr_args__():
+            if name in ("members", "verifiers"):
+                yield name, _registry.names_of(value)
+            elif name not in ("profile", "metadata"):
+                yield name, value
+
+
+def members_list(given: Any, field: str) -> list[Any]:
+    wanted = f"{field} must be a list of hub ids, folders, .gguf files, dicts or member objects"
+    if not isinstance(given, list | tuple):
+        raise advised(UsageError(f"{wanted}, got {given!r:.200}"), f"put it into a list: {field}=[...]")
+    if not given and field == "members":
+        raise advised(UsageError(f"{wanted}, at least one; got none"), "name one, for example 'Qwen/Qwen3-0.6B'")
+    return [_registry.checked_member(one) for one in given]
+
+
+def display_name(members: Sequence[Any]) -> str:
+    return "+".join(_registry.names_of(members))

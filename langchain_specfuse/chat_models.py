@@ -1,0 +1,288 @@
+"""The LangChain face: one chat model whose answer several members write together.
+
+It turns a call into a query and settings, reads rounds off a queue and hands them on as chunks. All model work happens
+on the desks' threads. Knows neither the method (``core``) nor how members work (``members``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
+from langchain_core.language_models.chat_models import (
+    BaseChatModel,
+    agenerate_from_stream,
+    generate_from_stream,
+)
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ContextThreadPoolExecutor
+
+from . import _options, _registry, _tracing
+from ._errors import langchain_errors
+from ._fields import SpecFuseFields, display_name, members_list
+from ._messages import Tally, turns_of
+from .core.member import Probe
+from .core.values import Query, Round, Settings
+from .engine.ensemble import Ensemble
+from .errors import UsageError, advised
+
+MOST_THREADS = 256
+"""A synchronous batch has a thread per question that only waits on a queue; never more than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One question with all that was chosen for it."""
+
+    query: Query
+    settings: Settings
+    ensemble: Ensemble
+    limits: Mapping[str, Any]
+
+    def rounds(self) -> Generator[Round, None, None]:
+        rounds = self.ensemble.rounds(self.query, self.settings, **self.limits)
+        return cast("Generator[Round, None, None]", rounds)
+
+    def arounds(self) -> AsyncGenerator[Round, None]:
+        rounds = self.ensemble.arounds(self.query, self.settings, **self.limits)
+        return cast("AsyncGenerator[Round, None]", rounds)
+
+
+class _Later:
+    """LangChain asks the class whether it has a method; you ask the object. This one comes in a later version."""
+
+    def __init__(self, inherited: Callable[..., Any], message: str, advice: str) -> None:
+        self._inherited, self._message, self._advice = inherited, message, advice
+
+    def __get__(self, model: object, owner: type) -> Callable[..., Any]:
+        return self._inherited if model is None else self._refuse
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise advised(NotSupportedError(self._message), self._advice)
+
+
+class NotSupportedError(UsageError, NotImplementedError):
+    """This version cannot do that."""
+
+
+class SpecFuseChatModel(SpecFuseFields):
+    """Several LLMs write one answer together, segment by segment.
+
+    >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+    >>> llm = SpecFuseChatModel(members=[ScriptedMember("The sky is blue."), ScriptedMember("The sky is wide.")])
+    >>> llm.invoke("How is the sky?").text
+    'The sky is blue.'
+
+    Every field can be chosen anew for a call: ``llm.invoke(question, temperature=0.7)``, ``llm.bind(stop=["\\n"])``,
+    ``configurable_fields``. Members are shared: two chat models that name the same member use one copy of its weights.
+    """
+
+    bind_tools: ClassVar[Any] = _Later(
+        BaseChatModel.bind_tools,
+        "tools are not supported in this version, got bind_tools(...)",
+        "use another chat model for the steps that call tools",
+    )
+
+    # --- answering ----------------------------------------------------------------------------------------------
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        scope = _tracing.current_scope(run_manager)
+        with langchain_errors():
+            call, tally = self._call(messages, stop, kwargs)
+            self._learn(call.ensemble.loaded().result())
+            with closing(call.rounds()) as rounds:
+                for round in rounds:
+                    scope.tell(round)
+                    if chunk := tally.chunk(round):
+                        yield chunk
+
+    async def _astream(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        scope = _tracing.current_scope(run_manager)
+        with langchain_errors():
+            call, tally = self._call(messages, stop, kwargs)
+            self._learn(await _loaded(call.ensemble))
+            async with aclosing(call.arounds()) as rounds:
+                async for round in rounds:
+                    await scope.atell(round)
+                    if chunk := tally.chunk(round):
+                        yield chunk
+
+    def _generate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
+
+    def _call(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any]
+    ) -> tuple[Call, Tally]:
+        chosen = self._chosen(stop, kwargs)
+        given = [*chosen["members"], *chosen["verifiers"]]
+        names = _registry.names_of(given)
+        prior = chosen["prior"] and _options.checked_prior(chosen["prior"], names)
+        settings = _options.settings(chosen)
+        limits = {"prior": prior, "timeout": chosen["timeout"], "member_timeout": chosen["member_timeout"]}
+        query = Query(uuid.uuid4().hex, turns_of(messages))
+        call = Call(query, settings, _registry.ensemble_for(chosen["members"], chosen["verifiers"]), limits)
+        seed = settings.sampling.seed if settings.sampling.temperature else None
+        tally = Tally(
+            names[: len(chosen["members"])],
+            chosen["model"] or display_name(chosen["members"]),
+            output_version=self.output_version,
+            seed=seed,
+        )
+        return call, tally
+
+    def _chosen(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields as they are for this call."""
+        call = _options.checked_call({**kwargs, "stop": stop})
+        for name in ("members", "verifiers"):
+            if name in call:
+                call[name] = members_list(call[name], name)
+        call["stop"] = list(dict.fromkeys([*(self.stop or []), *call.get("stop", [])]))
+        return {name: getattr(self, name) for name in _options.PER_CALL} | call
+
+    # --- the run's own events (see _tracing) --------------------------------------------------------------------
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        config, scope = self._announced(CallbackManager, config, kwargs)
+        answer = cast("Generator[Any, None, None]", super().stream(input, config, **kwargs))
+        yield from _tracing.first_in(scope, answer)
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        config, scope = self._announced(AsyncCallbackManager, config, kwargs)
+        answer = cast("AsyncGenerator[Any, None]", super().astream(input, config, **kwargs))
+        async with aclosing(_tracing.afirst_in(scope, answer)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _announced(self, manager: Any, config: RunnableConfig | None, kwargs: Mapping[str, Any]) -> Any:
+        return _tracing.announced(
+            manager,
+            config,
+            callbacks=self.callbacks,
+            verbose=self.verbose,
+            tags=self.tags,
+            metadata=self.metadata,
+            inheritable_metadata=self._get_ls_params_with_defaults(**kwargs),
+        )
+
+    def _generate_with_cache(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        with _tracing.scoped(run_manager):
+            return super()._generate_with_cache(messages, stop, run_manager, **kwargs)
+
+    async def _agenerate_with_cache(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        with _tracing.scoped(run_manager):
+            return await super()._agenerate_with_cache(messages, stop, run_manager, **kwargs)
+
+    # --- many at once -------------------------------------------------------------------------------------------
+
+    def batch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
+        """All questions at once: whatever waits for a member together is one batch of its work."""
+        return super().batch(inputs, _with_room(config, len(inputs)), **kwargs)
+
+    def batch_as_completed(self, inputs: Sequence[Any], config: Any = None, **kwargs: Any) -> Iterator[Any]:
+        """All questions at once, answers as they come, each with its place."""
+        return super().batch_as_completed(inputs, _with_room(config, len(inputs)), **kwargs)
+
+    def generate(
+        self, messages: list[list[BaseMessage]], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any
+    ) -> LLMResult:
+        """All conversations at once, each in a run of its own."""
+        if len(messages) < 2:
+            return super().generate(messages, stop, callbacks, **kwargs)
+        first_id = kwargs.pop("run_id", None)
+
+        def one(conversation: list[BaseMessage], place: int) -> LLMResult:
+            return self.generate([conversation], stop, callbacks, run_id=None if place else first_id, **kwargs)
+
+        with ContextThreadPoolExecutor(max_workers=min(len(messages), MOST_THREADS)) as executor:
+            results = list(executor.map(one, messages, range(len(messages))))
+        return LLMResult(
+            generations=[generations for result in results for generations in result.generations],
+            llm_output=self._combine_llm_outputs([result.llm_output for result in results]),
+            run=[run for result in results for run in result.run or []],
+        )
+
+    # --- the members' insides ------------------------------------------------------------------------------------
+
+    def _learn(self, probes: Mapping[str, Probe]) -> None:
+        """The profile's context length, known once the members are loaded."""
+        lengths = [probe.max_context for probe in probes.values() if probe.max_context]
+        if lengths and self.profile is not None:
+            self.profile.setdefault("max_input_tokens", min(lengths))
+
+    def unload(self) -> None:
+        """Let go of the members' weights, also for other chat models that share them; the next question loads again."""
+        _registry.unload(*self.members, *self.verifiers)
+        self._held = None
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The text in the first member's tokens."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        first = self._first_member()
+        if not hasattr(first, "token_ids"):
+            error = UsageError(f"the first member, {first.name!r}, has no tokenizer here")
+            raise advised(error, "set custom_get_token_ids=, or put a member with a tokenizer first")
+        return list(first.token_ids(text))
+
+    def get_num_tokens(self, text: str) -> int:
+        """How many tokens the text has for the first member; a guess of four bytes each if it cannot tell."""
+        if self.custom_get_token_ids is None and not hasattr(self._first_member(), "token_ids"):
+            warnings.warn("The first member has no tokenizer here: counting four bytes as a token.", stacklevel=2)
+            return math.ceil(len(text.encode()) / 4)
+        return len(self.get_token_ids(text))
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Any = None) -> int:
+        """How long the prompt is for the first member, with its chat template if it has one."""
+        if tools:
+            raise advised(UsageError(f"tools are not supported in this version, got {len(tools)}"), "leave them out")
+        turns = turns_of(messages)
+        first = self._first_member()
+        if self.custom_get_token_ids is None and hasattr(first, "token_count"):
+            return int(first.token_count(turns))
+        return sum(self.get_num_tokens(turn.text) for turn in turns)
+
+    def _first_member(self) -> Any:
+        ensemble = _registry.ensemble_for(self.members, self.verifiers)
+        ensemble.loaded().result()  # on its own desk: a member that loads itself would do it on the caller's thread
+        return next(iter(ensemble.members.values()))
+
+
+async def _loaded(ensemble: Ensemble) -> dict[str, Probe]:
+    return await asyncio.wrap_future(ensemble.loaded())
+
+
+def _with_room(config: Any, size: int) -> Any:
+    """The config with a thread for every question, unless the caller has set ``max_concurrency``."""
+    configs = list(config) if isinstance(config, Sequence) else None
+    first: Mapping[str, Any] = (configs[0] if configs else None if configs is not None else config) or {}
+    if first.get("max_concurrency") is not None or size < 2:
+        return config
+    roomy = {**first, "max_concurrency": min(size, MOST_THREADS)}
+    return roomy if configs is None else [roomy, *configs[1:]]
+
+
+ChatSpecFuse = SpecFuseChatModel
