@@ -5,8 +5,9 @@ Knows which fields change an answer; the rules for single values are in ``_optio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
@@ -16,6 +17,20 @@ from ._messages import PROVIDER
 from ._version import __version__
 from .engine.ensemble import Ensemble
 from .errors import UsageError, advised
+
+
+class AskedOfObject:
+    """A method that LangChain looks up on the class and you on the object, with different answers."""
+
+    def __init__(self, of_class: Callable[..., Any], of_object: Callable[..., Any]) -> None:
+        self._of_class, self._of_object = of_class, of_object
+
+    def __get__(self, model: object, owner: type) -> Callable[..., Any]:
+        return self._of_class if model is None else partial(self._of_object, model)
+
+
+def _named_only(model: SpecFuseFields) -> bool:
+    return all(_registry.is_spec(one) for one in [*model.members, *model.verifiers])
 
 
 class SpecFuseFields(BaseChatModel):
@@ -150,15 +165,8 @@ class SpecFuseFields(BaseChatModel):
 
     # --- copies -------------------------------------------------------------------------------------------------
 
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        return True
-
-    def to_json(self) -> Any:
-        """Names are written down, objects are not: a serialized chat model never holds weights."""
-        if all(_registry.is_spec(one) for one in [*self.members, *self.verifiers]):
-            return super().to_json()
-        return self.to_json_not_implemented()
+    is_lc_serializable: ClassVar[Any] = AskedOfObject(lambda: False, _named_only)
+    """A chat model can be written down if its members are names; the class alone cannot promise it."""
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self.model_copy()

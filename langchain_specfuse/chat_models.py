@@ -10,7 +10,7 @@ import asyncio
 import math
 import uuid
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -28,7 +28,7 @@ from langchain_core.runnables.config import ContextThreadPoolExecutor
 
 from . import _options, _registry, _tracing
 from ._errors import langchain_errors
-from ._fields import SpecFuseFields, display_name, members_list
+from ._fields import AskedOfObject, SpecFuseFields, display_name, members_list
 from ._messages import Tally, turns_of
 from .core.member import Probe
 from .core.values import Query, Round, Settings
@@ -57,21 +57,13 @@ class Call:
         return cast("AsyncGenerator[Round, None]", rounds)
 
 
-class _Later:
-    """LangChain asks the class whether it has a method; you ask the object. This one comes in a later version."""
-
-    def __init__(self, inherited: Callable[..., Any], message: str, advice: str) -> None:
-        self._inherited, self._message, self._advice = inherited, message, advice
-
-    def __get__(self, model: object, owner: type) -> Callable[..., Any]:
-        return self._inherited if model is None else self._refuse
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise advised(NotSupportedError(self._message), self._advice)
-
-
 class NotSupportedError(UsageError, NotImplementedError):
     """This version cannot do that."""
+
+
+def _no_tools(*args: Any, **kwargs: Any) -> Any:
+    error = NotSupportedError("tools are not supported in this version, got bind_tools(...)")
+    raise advised(error, "use another chat model for the steps that call tools")
 
 
 class SpecFuseChatModel(SpecFuseFields):
@@ -86,11 +78,8 @@ class SpecFuseChatModel(SpecFuseFields):
     ``configurable_fields``. Members are shared: two chat models that name the same member use one copy of its weights.
     """
 
-    bind_tools: ClassVar[Any] = _Later(
-        BaseChatModel.bind_tools,
-        "tools are not supported in this version, got bind_tools(...)",
-        "use another chat model for the steps that call tools",
-    )
+    bind_tools: ClassVar[Any] = AskedOfObject(BaseChatModel.bind_tools, _no_tools)
+    """LangChain asks the class whether it has tools: it has not, yet."""
 
     # --- answering ----------------------------------------------------------------------------------------------
 
