@@ -15,7 +15,9 @@ from .values import Finish, Segment
 # --- where a draft may be cut -----------------------------------------------------------------------------------
 
 # Scripts written without spaces between words: every character may be followed by a seam.
-_UNSPACED = re.compile(r"[\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
+_UNSPACED = re.compile(
+    r"[\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]"
+)
 _PICTURE = re.compile(r"[\u2190-\u2bff\U0001f000-\U0001faff]")
 
 
@@ -23,17 +25,20 @@ def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
     """How many tokens of a draft to keep, so that it ends where a word does; 0 if no such place is known yet.
 
     ``ends[k]`` is the number of characters of ``text`` that are complete after token k+1, ``limit`` the number of
-    tokens wanted. A word at the very end is not kept, for nobody knows yet whether it goes on.
+    tokens wanted. A word at the very end is not kept, for nobody knows yet whether it goes on; nor is a token that
+    completes no character, for it holds bytes of the next one (``ends`` may say 0 where a token does both).
 
     >>> kept_tokens("The sky is bl", [3, 7, 10, 13], limit=4)
     3
     >>> kept_tokens("天空是", [1, 2, 3], limit=3)
     3
+    >>> kept_tokens("a😀", [1, 1, 1, 2], limit=3)  # tokens 2 to 4 are the bytes of one character
+    1
 
     Paper: it knows only the space as a boundary, strips white space and cuts drafts that end the answer as well.
     """
     for count in range(min(limit, len(ends)), 0, -1):
-        if (count == len(ends) or ends[count] > ends[count - 1]) and is_safe(text, ends[count - 1]):
+        if (count == 1 or ends[count - 1] > ends[count - 2]) and is_safe(text, ends[count - 1]):
             return count
     return 0
 
@@ -48,14 +53,14 @@ def is_safe(text: str, at: int) -> bool:
         return False
     left = text[at - 1]
     if at >= len(text):
-        return bool(_UNSPACED.match(left))
+        return bool(_UNSPACED.match(left)) and not left.isspace()
     right = text[at]
     if _joined(left, right):
         return False
     if right.isspace():
         # Not inside a run of white space, nor between punctuation and a line break (";\n" is one token for many).
         return not left.isspace() and (right not in "\r\n" or left.isalnum())
-    if left in "\n":
+    if left == "\n":
         return True
     return any(kind.match(side) for kind in (_UNSPACED, _PICTURE) for side in (left, right)) and not left.isspace()
 
@@ -77,7 +82,9 @@ def _joined(left: str, right: str) -> bool:
 # --- loops ------------------------------------------------------------------------------------------------------
 
 LOOP_CHARS = 24
-"""Shorter repetitions are left alone: rules of a table, dots, indentation, "ha ha ha"."""
+"""Shorter repetitions are left alone: "ha ha ha", a short list of zeros."""
+LOOP_MARKS = 96
+"""The same for repetitions without a letter or digit: rules and empty rows of a table, dots, indentation."""
 LOOP_WINDOW = 600
 """Characters of the answer's tail in which a repetition is looked for."""
 
@@ -97,25 +104,21 @@ def continues_loop(answer: str, draft: str) -> bool:
     if not draft.strip():
         return False
     whole = answer[-LOOP_WINDOW:] + draft
-    probe = draft[-LOOP_CHARS:]
-    end = len(whole)
-    at = whole.rfind(probe, 0, end - 1)
+    probe = whole[-LOOP_CHARS:]
+    at = whole.rfind(probe, 0, len(whole) - 1)
     while at >= 0:
-        period = end - len(probe) - at
-        run = _common_suffix(whole, whole[: end - period])
-        if run >= max(period, LOOP_CHARS) and run >= len(draft) + min(period, LOOP_CHARS) // 2:
+        period = len(whole) - len(probe) - at
+        if _repeats(whole, period, len(draft)):
             return True
         at = whole.rfind(probe, 0, at + len(probe) - 1)
     return False
 
 
-def _common_suffix(one: str, other: str) -> int:
-    length = 0
-    for a, b in zip(reversed(one), reversed(other)):
-        if a != b:
-            break
-        length += 1
-    return length
+def _repeats(whole: str, period: int, draft: int) -> bool:
+    """Whether the end of the text copies what stands ``period`` characters earlier, for long enough."""
+    least = LOOP_CHARS if any(map(str.isalnum, whole[-period:])) else LOOP_MARKS
+    run = max(period, least, draft + min(period, LOOP_CHARS) // 2)
+    return run + period <= len(whole) and whole[-run:] == whole[-run - period : -period]
 
 
 # --- the answer -------------------------------------------------------------------------------------------------
