@@ -51,11 +51,8 @@ class Ballot:
 
     def scores_of(self, judge: str, replies: Sequence[Sequence[float]]) -> list[float]:
         """This judge's score of every eligible draft, from its replies and what came with its own draft."""
-        rows = dict(zip(self.unknown_to(judge), replies, strict=True))
-        return [
-            raw_score(self.kind, rows[c] if c in rows else self.drafts[judge].logprobs or (), c.text)
-            for c in self.eligible
-        ]
+        told, own = iter(replies), self.drafts[judge].logprobs or () if judge in self.drafts else ()
+        return [raw_score(self.kind, own if self._told(judge, c) else next(told), c.text) for c in self.eligible]
 
     def counted(self, scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Vote:
         """Weigh the votes. A draft that was not eligible has total and reward 0."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..errors import UsageError, advised
 from .values import Departure, ExitKind, FeedbackKind, Seat
 
 WEIGHT_FLOOR = 0.02
@@ -55,11 +56,14 @@ class Panel:
 
     @classmethod
     def of(cls, seats: Sequence[Seat], prior: Mapping[str, float] | None = None) -> Panel:
-        """Everybody in, with equal weights or those of ``prior``.
+        """Everybody in, with equal weights or those of ``prior`` (whoever it does not name counts 1).
 
         >>> Panel.of([Seat("a"), Seat("b")]).weights
         {'a': 0.5, 'b': 0.5}
         """
+        for name, weight in (prior or {}).items():
+            if not 0.0 <= weight < math.inf:
+                raise advised(UsageError(f"the prior weight of {name!r} is {weight!r}"), "give a number from 0 up")
         return cls(tuple(seats), normalised({s.name: (prior or {}).get(s.name, 1.0) for s in seats}))
 
     def without(self, departures: Sequence[Departure]) -> Panel:
@@ -79,9 +83,13 @@ def normalised(weights: Mapping[str, float], floor: float = WEIGHT_FLOOR) -> dic
     {'a': 0.75, 'b': 0.25}
     >>> normalised({"a": 1.0, "b": 0.0})
     {'a': 0.98, 'b': 0.02}
+    >>> normalised({"a": 0.0, "b": 0.0})
+    {'a': 0.5, 'b': 0.5}
     """
     if not weights:
         return {}
+    highest = max(weights.values())
+    weights = {name: value / highest if highest > 0 else 1.0 for name, value in weights.items()}
     floor = min(floor, 0.5 / len(weights))
     low: set[str] = set()
     while True:
@@ -99,7 +107,7 @@ def learning_rate(kind: FeedbackKind, rate: float, round: int, members: int) -> 
 
     >>> learning_rate("published", 1.0, 4, 3), learning_rate("off", 1.0, 4, 3)
     (0.25, 0.0)
-    >>> round(learning_rate("anytime", 1.0, 4, 3), 3)  # doctest: +SKIP
+    >>> round(learning_rate("anytime", 1.0, 4, 3), 3)
     1.482
     """
     if kind == "off" or members < 2:
@@ -116,9 +124,10 @@ def hedged(panel: Panel, rewards: Mapping[str, float], eta: float) -> Panel:
     """
     if eta == 0.0 or len(set(rewards.values())) < 2:
         return panel
+    gains = {name: eta * rewards.get(name, 0.5) for name in panel.weights}
+    most = max(gains.values())  # a common factor changes nothing, and keeps a high learning rate finite
     return replace(
-        panel,
-        weights=normalised({name: w * math.exp(eta * rewards.get(name, 0.5)) for name, w in panel.weights.items()}),
+        panel, weights=normalised({name: w * math.exp(gains[name] - most) for name, w in panel.weights.items()})
     )
 
 
@@ -157,6 +166,8 @@ def keep_probabilities(kind: ExitKind, panel: Panel) -> dict[str, float]:
     and hardly ever lets anybody go.
     """
     names = panel.drafters
+    if len(names) < 2:
+        return dict.fromkeys(names, 1.0)
     record = panel.record
     quality = record.quality if kind == "studentized" else record.sums
     spread = _win_entropy([record.wins.get(name, 0) + 1 for name in names])

@@ -7,18 +7,34 @@ nothing of torch, devices, time-outs or LangChain. ``engine.drive`` pumps it.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Mapping, Sequence
 from typing import TypeAlias
 
 from ..errors import EnsembleError, MemberError
 from .answer import Answer
 from .ballot import Ballot
 from .panel import Panel, dismissed, hedged, learning_rate, observed
-from .values import Ask, Departure, Draft, DraftJob, Effort, Failure, Query, Replies, Round, Scored, ScoreJob, Settings
+from .values import (
+    Ask,
+    Departure,
+    Draft,
+    DraftJob,
+    Effort,
+    Failure,
+    Query,
+    Replies,
+    Reply,
+    Round,
+    Scored,
+    ScoreJob,
+    Settings,
+)
 
 Loop: TypeAlias = "Generator[Ask | Round, Replies | None, None]"
+
+ROUNDING = 1e-3
+"""A log-probability may be this far above 0: low precision."""
 
 
 def rounds(query: Query, settings: Settings, panel: Panel) -> Loop:
@@ -76,9 +92,10 @@ def call_for_drafts(
         sampling=settings.sampling,
         stop=settings.stop,
     )
-    replies = yield Ask(dict.fromkeys(panel.drafters, job), number)
+    jobs = dict.fromkeys(panel.drafters, job)
+    replies = yield Ask(jobs, number)
     clock.lap("draft", replies)
-    panel = _without_failed(panel, replies, answer, number)
+    panel = _without_failed(panel, jobs, replies, answer, number)
     return panel, {name: draft for name in panel.drafters if isinstance(draft := replies[name], Draft)}
 
 
@@ -88,39 +105,55 @@ def call_for_scores(
     """verifier -> its score of each eligible draft. Nobody is asked when there is nothing to choose."""
     if len(ballot.eligible) < 2 or not panel.verifiers:
         return panel, {}
-    unknown = {name: ballot.unknown_to(name) for name in panel.verifiers}
-    replies = yield Ask({n: ScoreJob(query, answer.segments, todo) for n, todo in unknown.items()}, number)
+    jobs = {name: ScoreJob(query, answer.segments, ballot.unknown_to(name)) for name in panel.verifiers}
+    replies = yield Ask(jobs, number)
     clock.lap("verify", replies)
-    panel = _without_failed(panel, replies, answer, number)
+    panel = _without_failed(panel, jobs, replies, answer, number)
     told = {name: reply for name in panel.verifiers if isinstance(reply := replies[name], Scored)}
     return panel, {name: ballot.scores_of(name, scored.logprobs) for name, scored in told.items()}
 
 
-def _without_failed(panel: Panel, replies: Replies, answer: Answer, number: int) -> Panel:
+def _without_failed(
+    panel: Panel, jobs: Mapping[str, DraftJob | ScoreJob], replies: Replies, answer: Answer, number: int
+) -> Panel:
     """The panel without the members that failed or returned nonsense. Nobody left: the answer cannot be finished."""
-    failures = dict(_failures(replies))
-    panel = panel.without([Departure(name, f.kind, f.message, number) for name, f in failures.items()])
+    failures = {name: failure for name, job in jobs.items() if (failure := _failure(job, replies[name]))}
+    panel = panel.without([Departure(name, f.kind, f.message, number, f.cause) for name, f in failures.items()])
     if panel.drafters:
         return panel
-    errors = tuple(_member_error(name, failure, number) for name, failure in failures.items())
     told = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
+    errors = tuple(_member_error(gone) for gone in panel.left if gone.kind != "exit")
     raise EnsembleError(f"no member is left to go on in round {number}: {told}", text=answer.text, failures=errors)
 
 
-def _failures(replies: Replies) -> Iterator[tuple[str, Failure]]:
-    for name, reply in replies.items():
-        if isinstance(reply, Failure):
-            yield name, reply
-            continue
-        rows = reply.logprobs if isinstance(reply, Scored) else (reply.logprobs or (),)
-        bad = [value for row in rows for value in row if math.isnan(value) or value > 1e-3]
-        if bad:
-            yield name, Failure("nan", f"returned {bad[0]} as a log-probability (wanted a number of at most 0)")
+def _failure(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
+    """Why this is not a reply to this job, if it is not: a member's nonsense must not hurt the others."""
+    if isinstance(reply, Failure):
+        return reply
+    try:
+        return _nonsense(job, reply)
+    except (TypeError, ValueError, AttributeError) as error:
+        return Failure("error", f"replied with nonsense: {type(error).__name__}: {error}", error)
 
 
-def _member_error(name: str, failure: Failure, number: int) -> MemberError:
-    error = MemberError(failure.message, member=name, round=number, kind=failure.kind)
-    error.__cause__ = failure.cause
+def _nonsense(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
+    wanted = Draft if isinstance(job, DraftJob) else Scored
+    if not isinstance(reply, wanted):
+        return Failure("error", f"replied with {type(reply).__name__} (wanted {wanted.__name__})")
+    rows: Sequence[Sequence[float]] = reply.logprobs if isinstance(reply, Scored) else (reply.logprobs or (),)
+    if isinstance(job, ScoreJob) and len(rows) != len(job.candidates):
+        return Failure("error", f"scored {len(rows)} candidates (wanted {len(job.candidates)})")
+    if isinstance(reply, Draft):
+        reply.text.encode()  # half a surrogate pair is no text
+    # max alone may overlook a NaN, the sum never does.
+    suspect = [row for row in rows if row and not (max(row) <= ROUNDING and sum(row) <= ROUNDING)]
+    bad = [value for row in suspect for value in row if not value <= ROUNDING]
+    return Failure("nan", f"returned {bad[0]} as a log-probability (wanted a number of at most 0)") if bad else None
+
+
+def _member_error(gone: Departure) -> MemberError:
+    error = MemberError(gone.reason, member=gone.member, round=gone.round, kind=gone.kind)
+    error.__cause__ = gone.cause
     return error
 
 

@@ -37,7 +37,7 @@ class Sampling:
     repetition_penalty: float | None = None
     """``None``: whatever the member's own generation config says."""
     seed: int = 0
-    """A token's noise depends on (seed, member, position) alone: never on the batch, the round or a global generator."""
+    """A token's noise depends on (seed, member, position) alone: never on the batch, the round or global state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """"How does the answer go on?" Carries all that is needed to redo it: caches are only ever an acceleration."""
+    """How does the answer go on? Carries all that is needed to redo it: caches are only ever an acceleration."""
 
     query: Query
     answer: tuple[Segment, ...]
@@ -158,7 +158,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ScoreJob:
-    """"How probable are these drafts after the agreed answer?" """
+    """How probable are these drafts after the agreed answer?"""
 
     query: Query
     answer: tuple[Segment, ...]
@@ -174,12 +174,16 @@ class Scored:
     effort: Effort = Effort()
 
 
+KINDS = ("error", "timeout", "nan", "overflow", "not_found")
+"""The ways in which a member can fail."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Instead of a reply: this member cannot go on with this answer."""
 
     kind: str
-    """``error``, ``timeout``, ``nan``, ``overflow`` or ``not_found``."""
+    """One of ``KINDS``."""
     message: str
     cause: BaseException | None = field(default=None, compare=False, repr=False)
 
@@ -205,6 +209,8 @@ class Departure:
     """``exit`` when it was voted out, else the failure's kind."""
     reason: str
     round: int
+    cause: BaseException | None = field(default=None, compare=False, repr=False)
+    """What the member raised, if it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +232,6 @@ class Round:
     weights: Mapping[str, float]
     looped: tuple[str, ...] = ()
     left: tuple[Departure, ...] = ()
-    failures: tuple[Failure, ...] = ()
     finish: Finish | None = None
     efforts: Mapping[str, Mapping[str, Effort]] = field(default_factory=dict)
     """phase (``draft``, ``verify``) -> member -> effort."""
@@ -239,9 +244,15 @@ class Round:
         return tuple(self.drafts)
 
     @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Why members left in this round that were not voted out."""
+        return tuple(Failure(gone.kind, gone.reason, gone.cause) for gone in self.left if gone.kind != "exit")
+
+    @property
     def margin(self) -> float:
         """How far the winner's total lies above the best other draft (1.0 when nobody disagreed)."""
-        others = [t for m, t in self.totals.items() if self.drafts[m].text != self.drafts[self.winner].text]
+        agreed = (self.segment.text, self.segment.ended)
+        others = [t for m, t in self.totals.items() if (self.drafts[m].text, self.drafts[m].ended) != agreed]
         return self.totals[self.winner] - max(others) if others else 1.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -252,9 +263,7 @@ class Round:
             "segment": self.segment.text,
             "ended": self.segment.ended,
             "winner": self.winner,
-            "drafts": {
-                m: {"text": d.text, "ended": d.ended, "tokens": len(d.tokens)} for m, d in self.drafts.items()
-            },
+            "drafts": {m: {"text": d.text, "ended": d.ended, "tokens": len(d.tokens)} for m, d in self.drafts.items()},
             "scores": {j: dict(row) for j, row in self.scores.items()},
             "votes": {j: dict(row) for j, row in self.votes.items()},
             "totals": dict(self.totals),

@@ -33,7 +33,7 @@ def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
     """
     if not logprobs:
         return 0.0 if kind == "mean_prob" else FLOOR
-    held = [max(value, FLOOR) for value in logprobs]
+    held = logprobs if min(logprobs) >= FLOOR else [max(value, FLOOR) for value in logprobs]
     if kind == "mean_prob":
         return math.fsum(map(math.exp, held)) / len(held)
     if kind == "mean_logprob":
