@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 
 from ..core.member import Member
 from ..core.rounds import Loop
@@ -43,7 +44,8 @@ class Run:
     def cancel(self) -> None:
         """Whatever happens from now on, nobody wants it. Frees every member's caches; harmless when over."""
         if not self._over:
-            self._end()
+            self._over = True
+            self._forget(list(self._members))
 
     def _wanted(self) -> bool:
         return not self._over
@@ -60,11 +62,9 @@ class Run:
                 item = next(self._loop)
             self._ask(item)
         except StopIteration:
-            self._end()
-            self._sink(None)
+            self._end(None)
         except BaseException as error:  # whatever it is belongs to the caller, not to the desk
-            self._end()
-            self._sink(error)
+            self._end(error)
 
     def _ask(self, ask: Ask) -> None:
         replies: dict[str, Reply] = {}
@@ -79,23 +79,35 @@ class Run:
         for name, job in ask.jobs.items():
             member = self._members[name]
             work = "draft" if isinstance(job, DraftJob) else "score"
-            receive: Callable[[Reply], None] = lambda reply, name=name: deliver(name, reply)  # noqa: E731
+            receive = partial(deliver, name)
             desk_for(member.device).put(Task(member, work, job, receive, self._wanted, self._member_timeout))
 
-    def _end(self) -> None:
-        self._over = True
-        self._forget(list(self._members))
+    def _end(self, last: BaseException | None) -> None:
+        try:
+            self.cancel()
+        finally:
+            self._sink(last)
 
     def _forget(self, names: list[str]) -> None:
         # Through the inbox, or it would race with the batch that is running.
         for name in names:
             member = self._members[name]
-            call = lambda member=member: member.forget(self._query_id)  # noqa: E731
+            call = partial(member.forget, self._query_id)
             desk_for(member.device).put(Task(member, "call", call, lambda _: None))
 
 
-def _remaining(deadline: float | None) -> float | None:
-    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+class _Deadline:
+    """When the whole answer must be there."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def left_s(self) -> float | None:
+        return None if self._end is None else max(self._end - time.monotonic(), 0.0)
+
+    def error(self) -> TimeoutError:
+        return TimeoutError(f"no whole answer within timeout={self._timeout:g} s")
 
 
 def drive(
@@ -108,16 +120,21 @@ def drive(
 ) -> Iterator[Round]:
     """The rounds of one answer, as they are agreed. ``timeout`` seconds for the whole answer, else TimeoutError."""
     news: queue.SimpleQueue[Round | BaseException | None] = queue.SimpleQueue()
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = _Deadline(timeout)
+
+    def news_in_time() -> Round | BaseException | None:
+        try:
+            return news.get(timeout=deadline.left_s())
+        except queue.Empty:
+            raise deadline.error() from None
+
     run = Run(loop, query_id, members, member_timeout, news.put)
     try:
         run.start()
-        while (item := news.get(timeout=_remaining(deadline))) is not None:
+        while (item := news_in_time()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item
-    except queue.Empty:
-        raise TimeoutError(f"no whole answer within timeout={timeout:g} s") from None
     finally:
         run.cancel()
 
@@ -133,20 +150,26 @@ async def adrive(
     """``drive`` for asyncio."""
     news: asyncio.Queue[Round | BaseException | None] = asyncio.Queue()
     here = asyncio.get_running_loop()
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = _Deadline(timeout)
 
     def post(item: Round | BaseException | None) -> None:
-        if not here.is_closed():
+        try:
             here.call_soon_threadsafe(news.put_nowait, item)
+        except RuntimeError:  # the event loop was closed under us: nobody reads any more
+            run.cancel()
+
+    async def news_in_time() -> Round | BaseException | None:
+        try:
+            return await asyncio.wait_for(news.get(), deadline.left_s())
+        except TimeoutError:
+            raise deadline.error() from None
 
     run = Run(loop, query_id, members, member_timeout, post)
     try:
         run.start()
-        while (item := await asyncio.wait_for(news.get(), _remaining(deadline))) is not None:
+        while (item := await news_in_time()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item
-    except TimeoutError:
-        raise TimeoutError(f"no whole answer within timeout={timeout:g} s") from None
     finally:
         run.cancel()

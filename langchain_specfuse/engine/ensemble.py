@@ -36,7 +36,8 @@ class Ensemble:
         with self._lock:
             failed = self._probes is not None and self._probes.done() and self._probes.exception() is not None
             if self._probes is None or failed:
-                self._probes = future = Future()
+                future: Future[dict[str, Probe]] = Future()
+                self._probes = future
                 future.set_running_or_notify_cancel()
                 desk_for("loading").put(Task(self, "call", lambda: self._load(future), lambda _: None))
             return self._probes
@@ -76,7 +77,8 @@ class Ensemble:
         """``rounds`` for asyncio."""
         import asyncio
 
-        panel = Panel.of(self.seats(await asyncio.wrap_future(self.loaded())), prior)
+        probes = await asyncio.wrap_future(self.loaded())
+        panel = Panel.of(self.seats(probes), prior)
         loop = rounds(query, settings, panel)
         driven = adrive(loop, query.id, self.members, timeout=timeout, member_timeout=member_timeout)
         try:

@@ -20,6 +20,7 @@ _WORD = re.compile(r"\s*\S+|\s+\Z")
 SURE, UNSURE = -0.1, -3.0
 """The log-probability of a word as the script has it, and of any other."""
 _IDS: dict[str, int] = {}
+_NUMBERS = itertools.count()
 _COUNT = itertools.count()
 
 
@@ -75,7 +76,7 @@ class ScriptedMember:
 
     def token_ids(self, text: str) -> list[int]:
         """One id per word, the same in all scripted members."""
-        return [_IDS.setdefault(word, len(_IDS)) for word in _WORD.findall(text)]
+        return [_IDS.setdefault(word, next(_NUMBERS)) for word in _WORD.findall(text)]
 
     def draft(self, jobs: Sequence[DraftJob]) -> Sequence[Draft | Failure]:
         self.draft_calls += 1
