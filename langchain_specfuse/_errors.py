@@ -44,6 +44,18 @@ def langchain_errors() -> Iterator[None]:
         raise advised(late, "allow more with timeout=, or a shorter answer with max_tokens=") from error
 
 
+@contextmanager
+def loading_errors() -> Iterator[None]:
+    """Inside this, whatever a member raises while it loads becomes an error of ours."""
+    try:
+        yield
+    except SpecFuseError:
+        raise
+    except Exception as error:
+        failed = MemberError(f"a member could not be loaded: {type(error).__name__}: {error}")
+        raise advised(failed, "the error above is the member's own; try it alone: members=[...]") from error
+
+
 def _known(error: SpecFuseError) -> SpecFuseError | None:
     if isinstance(error, MemberNotFoundError | PromptTooLongError):
         return None

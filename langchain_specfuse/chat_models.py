@@ -27,7 +27,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 
 from . import _options, _registry, _tracing
-from ._errors import langchain_errors
+from ._errors import langchain_errors, loading_errors
 from ._fields import AskedOfObject, SpecFuseFields, display_name, members_list
 from ._messages import Tally, turns_of
 from .core.member import Probe
@@ -89,7 +89,7 @@ class SpecFuseChatModel(SpecFuseFields):
         scope = _tracing.current_scope(run_manager)
         with langchain_errors():
             call, tally = self._call(messages, stop, kwargs)
-            self._learn(call.ensemble.loaded().result())
+            self._learn(_loaded(call.ensemble))
             with closing(call.rounds()) as rounds:
                 for round in rounds:
                     scope.tell(round)
@@ -102,7 +102,7 @@ class SpecFuseChatModel(SpecFuseFields):
         scope = _tracing.current_scope(run_manager)
         with langchain_errors():
             call, tally = self._call(messages, stop, kwargs)
-            self._learn(await _loaded(call.ensemble))
+            self._learn(await _aloaded(call.ensemble))
             async with aclosing(call.arounds()) as rounds:
                 async for round in rounds:
                     await scope.atell(round)
@@ -256,12 +256,18 @@ class SpecFuseChatModel(SpecFuseFields):
 
     def _first_member(self) -> Any:
         ensemble = _registry.ensemble_for(self.members, self.verifiers)
-        ensemble.loaded().result()  # on its own desk: a member that loads itself would do it on the caller's thread
+        _loaded(ensemble)  # on its own desk: a member that loads itself would do it on the caller's thread
         return next(iter(ensemble.members.values()))
 
 
-async def _loaded(ensemble: Ensemble) -> dict[str, Probe]:
-    return await asyncio.wrap_future(ensemble.loaded())
+def _loaded(ensemble: Ensemble) -> dict[str, Probe]:
+    with loading_errors():
+        return ensemble.loaded().result()
+
+
+async def _aloaded(ensemble: Ensemble) -> dict[str, Probe]:
+    with loading_errors():
+        return await asyncio.wrap_future(ensemble.loaded())
 
 
 def _with_room(config: Any, size: int) -> Any:
