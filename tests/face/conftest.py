@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse.core.values import Failure
 
 BLUE = "The sky is blue because the air scatters short waves more than long ones."
-WIDE = "The sky is wide because the air scatters short waves more often than others do."
+WIDE = "The sky is wide because the air scatters short waves better than long ones."
+"""Of the same number of words: a scripted member goes on at the same place whoever wrote what."""
 
 
 @pytest.fixture
@@ -42,3 +45,38 @@ def no_cache() -> Iterator[None]:
 
     yield
     set_llm_cache(None)
+
+
+class SlowMember(ScriptedMember):
+    """Takes its time for every batch of drafts."""
+
+    seconds = 0.02
+
+    def draft(self, jobs: Any) -> Any:
+        time.sleep(self.seconds)
+        return super().draft(jobs)
+
+
+class FailingMember(ScriptedMember):
+    """Fails every draft in the given way."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__("never said", **options)
+        self.kind = kind
+
+    def draft(self, jobs: Any) -> Any:
+        return [Failure(self.kind, f"a failure of the kind {self.kind}") for _ in jobs]
+
+
+async def asked(llm: SpecFuseChatModel, way: str, question: Any = "Why?", **options: Any) -> Any:
+    """The result of asking in this way; streams as lists, batches of two."""
+    if way in ("batch", "abatch"):
+        question = [question, question]
+    if way == "astream_events":
+        options["version"] = "v2"
+    result = getattr(llm, way)(question, **options)
+    if way == "stream":
+        return list(result)
+    if way in ("astream", "astream_events"):
+        return [item async for item in result]
+    return await result if inspect.isawaitable(result) else result
