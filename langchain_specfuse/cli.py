@@ -1,0 +1,233 @@
+"""The command ``specfuse``: one question, one answer, and who wrote it. Knows arguments, streams and exit codes.
+
+Standard output holds the answer (with ``--json`` its rounds) and nothing that anybody else prints; progress and errors
+go to standard error. Exit codes: 0 fine, 1 the ensemble failed, 2 a mistake in the call, 130 interrupted, 141 nobody
+reads any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
+from typing import Any, NoReturn, TextIO, get_args
+
+from . import _options, _registry
+from ._version import __version__
+from .core.values import PRESETS, ExitKind, FeedbackKind, Query, Round, ScoreKind, Turn
+from .engine.ensemble import Ensemble
+from .errors import MemberError, SpecFuseError, UsageError, advised
+from .show.terminal import Paint, legend, table, visible
+
+FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
+MAX_TOKENS = 256
+EXAMPLE = 'for example: specfuse "Why is the sky blue?"'
+
+
+def command() -> NoReturn:
+    """What the console script calls."""
+    _hush()
+    code = main()
+    if code in (INTERRUPTED, UNREAD):
+        # A desk may be deep in a matrix product; nobody wants its result, so nobody waits for it.
+        os._exit(code)
+    sys.exit(code)
+
+
+def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = None) -> int:
+    """Answer one question; the exit code. ``members`` stand in for the demo ensemble, for tests."""
+    out = sys.stdout
+    try:
+        given = parser().parse_args(argv)
+        with redirect_stdout(sys.stderr):  # whatever a library prints is not the answer
+            run(given, members, out)
+        out.flush()
+        return FINE
+    except SystemExit as leaving:  # argparse: --help, --version, and its own errors
+        return leaving.code if isinstance(leaving.code, int) else MISUSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _unread(out)
+        return UNREAD
+    except Exception as error:
+        _tell(error)
+        if not isinstance(error, SpecFuseError) and os.environ.get("SPECFUSE_DEBUG"):
+            raise
+        return MISUSED if _is_mistake(error) else FAILED
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="specfuse",
+        description="Several language models write one answer together. Without --members the demo ensemble answers: "
+        "SmolLM2-135M-Instruct and Gemma-3-270M, from packages, no network needed.",
+        epilog="exit codes: 0 fine, 1 the ensemble failed, 2 a mistake in the call, 130 interrupted",
+        allow_abbrev=False,
+    )
+    made.add_argument("question", nargs="?", help="what to ask; '-' or nothing: read it from standard input")
+    who = made.add_argument_group("who answers")
+    who.add_argument("--members", nargs="+", metavar="M", help="hub ids, folders or .gguf files (after the question)")
+    who.add_argument("--verifiers", nargs="+", metavar="M", help="members that vote, but never write")
+    how = made.add_argument_group("how they agree")
+    how.add_argument("--preset", choices=tuple(PRESETS), default="robust", help="settings by name (default: robust)")
+    how.add_argument("--score", choices=get_args(ScoreKind), help="how a draft is scored")
+    how.add_argument("--exit", choices=get_args(ExitKind), help="when a member leaves")
+    how.add_argument("--feedback", choices=get_args(FeedbackKind), help="how weights learn")
+    how.add_argument("--segment-tokens", type=int, metavar="N", help="length of a draft (default: 10)")
+    what = made.add_argument_group("the answer")
+    what.add_argument("--max-tokens", type=int, metavar="N", help=f"its budget (default: {MAX_TOKENS})")
+    what.add_argument("--temperature", type=float, metavar="T", help="0 (the default) is greedy and repeatable")
+    what.add_argument("--top-p", type=float, metavar="P", help="sample from the likeliest tokens of this mass")
+    what.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
+    what.add_argument("--system", metavar="TEXT", help="a system message")
+    what.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before this text (repeatable)")
+    shown = made.add_argument_group("what is shown")
+    shown.add_argument("--json", action="store_true", help="one JSON object per round, nothing else")
+    shown.add_argument("--quiet", "-q", action="store_true", help="only the answer: no legend, table or progress")
+    shown.add_argument("--no-color", action="store_true", help="no colours (also: NO_COLOR, or not on a terminal)")
+    shown.add_argument("--version", action="version", version=f"specfuse {__version__}")
+    return made
+
+
+def run(given: argparse.Namespace, members: Sequence[Any] | None, out: TextIO) -> None:
+    """Ask, and show the rounds as they come."""
+    settings = _settings(given)
+    question = _question(given)
+    for text in (question, given.system or "", *(given.stop or ())):
+        _refuse_broken(text)
+    turns = [Turn("system", given.system)] if given.system else []
+    query = Query(uuid.uuid4().hex, (*turns, Turn("user", question)))
+    ensemble = _ensemble(given, members)
+    with closing(ensemble.rounds(query, settings)) as rounds, _progress(given, ensemble):  # type: ignore[type-var]
+        show = _show_json if given.json else _show_text
+        show(rounds, given, list(ensemble.members), out)
+
+
+# --- what was asked ---------------------------------------------------------------------------------------------
+
+
+def _settings(given: argparse.Namespace) -> Any:
+    unset = dict.fromkeys((*_options.METHOD, *_options.SAMPLING, "seed", "stop"))
+    chosen = {name: value for name, value in vars(given).items() if name in unset or name == "preset"}
+    defaults = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+    return _options.settings(unset | defaults | _options.checked(chosen, (*unset, "preset")))
+
+
+def _question(given: argparse.Namespace) -> str:
+    text: str | None = given.question
+    if text is None and (sys.stdin is None or sys.stdin.isatty()):
+        swallowed = [*(given.members or ()), *(given.verifiers or ())]
+        advice = (
+            "put it before --members and --verifiers" if swallowed else 'for example: specfuse "Why is the sky blue?"'
+        )
+        raise advised(UsageError("there is no question"), advice)
+    if text is None or text == "-":
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            unread = UsageError(f"the question on standard input is not valid {error.encoding}: {error.reason}")
+            raise advised(unread, "convert it to UTF-8") from error
+        text = text.removesuffix("\n")
+    if not text.strip():
+        raise advised(UsageError(f"the question is empty, got {text!r}"), f"{EXAMPLE} (before --members, if any)")
+    return text
+
+
+def _refuse_broken(text: str) -> None:
+    """Bytes that are no UTF-8 arrive as lone surrogates, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        unread = UsageError(f"the text is not valid UTF-8 at character {error.start + 1}: {text[:80]!r}")
+        raise advised(unread, "convert it to UTF-8") from error
+
+
+def _ensemble(given: argparse.Namespace, members: Sequence[Any] | None) -> Ensemble:
+    chosen: Sequence[Any] = given.members or members or _demo()
+    verifiers = given.verifiers or ()
+    checked = [_registry.checked_member(one) for one in (*chosen, *verifiers)]
+    return _registry.ensemble_for(checked[: len(chosen)], checked[len(chosen) :])
+
+
+def _demo() -> Sequence[Any]:
+    from .demo import demo_members
+
+    return demo_members()
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------
+
+
+def _show_json(rounds: Iterator[Round], given: argparse.Namespace, names: list[str], out: TextIO) -> None:
+    for item in rounds:
+        print(json.dumps(item.as_dict()), file=out, flush=True)
+
+
+def _show_text(rounds: Iterator[Round], given: argparse.Namespace, names: list[str], out: TextIO) -> None:
+    paint = Paint(names, on=_colours(given, out))
+    clean = visible if out.isatty() else str
+    done: list[Round] = []
+    try:
+        for item in rounds:
+            if not done and not given.quiet:
+                print(legend(paint), end="\n\n", file=out)
+            done.append(item)
+            print(paint.by(item.winner, clean(item.text)), end="", file=out, flush=True)
+    finally:  # whatever has been shown stays; what follows begins on its own line
+        print(end="\n" if done else "", file=out, flush=True)
+    if not given.quiet:
+        width = shutil.get_terminal_size((110, 24)).columns
+        print("", table(done, paint, width), sep="\n", file=out)
+
+
+def _colours(given: argparse.Namespace, out: TextIO) -> bool:
+    return out.isatty() and not given.no_color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def _progress(given: argparse.Namespace, ensemble: Ensemble) -> Iterator[None]:
+    """Loading takes a while: say so, and load before anything is shown."""
+    if not given.quiet:
+        print(f"specfuse: loading {', '.join(ensemble.members)} ...", file=sys.stderr, flush=True)
+    ensemble.loaded().result()
+    yield
+
+
+def _tell(error: Exception) -> None:
+    kind = "" if isinstance(error, SpecFuseError) else f"{type(error).__name__}: "
+    print(f"specfuse: error: {kind}{error}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(f"  {note}", file=sys.stderr)
+
+
+def _is_mistake(error: Exception) -> bool:
+    """Also a member that does not exist: it was named in the call."""
+    return isinstance(error, UsageError) or (isinstance(error, MemberError) and error.kind == "not_found")
+
+
+def _unread(out: TextIO) -> None:
+    """Nobody reads any more: leave without a word, also from the interpreter's last flush."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    except (OSError, ValueError):
+        pass
+
+
+def _hush() -> None:
+    """Before transformers is imported. No advice meant for programmers, and bars only where they can be seen."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not (sys.stderr and sys.stderr.isatty()) or {"-q", "--quiet"} & set(sys.argv):
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Unicode is no reason to fail
+
+
+if __name__ == "__main__":
+    command()

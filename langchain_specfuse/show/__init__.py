@@ -1,0 +1,1 @@
+"""Pictures of a run, made from its rounds alone."""
