@@ -1,4 +1,4 @@
-"""Writes dev.txt: the versions of what dev.in and the package's own extras need, as they are installed here, no more."""
+"""Writes dev.txt: the versions of what dev.in and the package's own extras need, as installed here, and no more."""
 
 import re
 import sys
