@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         WeightsEvent,
     )
     from .chat_models import ChatSpecFuse, SpecFuseChatModel
+    from .demo import demo_members
     from .errors import EnsembleError, MemberError, SpecFuseError, UsageError
     from .members.scripted import ScriptedMember
     from .members.transformers import TransformersMember
@@ -42,6 +43,7 @@ _HOMES = {
     "TransformersMember": "members.transformers",
     "UsageError": "errors",
     "WeightsEvent": "callbacks",
+    "demo_members": "demo",
     "unload": "_registry",
 }
 
@@ -63,6 +65,7 @@ __all__ = [
     "UsageError",
     "WeightsEvent",
     "__version__",
+    "demo_members",
     "unload",
 ]
 

@@ -12,7 +12,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeAlias
 
 from .core.member import Member
@@ -22,6 +22,9 @@ from .errors import UsageError, advised
 
 Given: TypeAlias = Any
 """A member as the user wrote it: a hub id, folder or file, a dict of ``TransformersMember``'s arguments, an object."""
+
+FREEING_S = 30.0
+"""A member that hangs frees what it holds when it comes back; nobody waits longer than this for it."""
 
 _LOCK = threading.RLock()
 _MEMBERS: dict[tuple[str, str], Member] = {}
@@ -210,4 +213,4 @@ def _free(member: Member) -> None:
     if callable(free):
         done: Future[Any] = Future()
         desk_for(member.device).put(Task(member, "call", free, done.set_result))
-        done.result()
+        wait([done], timeout=FREEING_S)

@@ -66,6 +66,11 @@ def _no_tools(*args: Any, **kwargs: Any) -> Any:
     raise advised(error, "use another chat model for the steps that call tools")
 
 
+def _no_schema(*args: Any, **kwargs: Any) -> Any:
+    error = NotSupportedError("structured output is not supported in this version, got with_structured_output(...)")
+    raise advised(error, "ask for JSON in words and read it with a JsonOutputParser")
+
+
 class SpecFuseChatModel(SpecFuseFields):
     """Several LLMs write one answer together, segment by segment.
 
@@ -79,7 +84,8 @@ class SpecFuseChatModel(SpecFuseFields):
     """
 
     bind_tools: ClassVar[Any] = AskedOfObject(BaseChatModel.bind_tools, _no_tools)
-    """LangChain asks the class whether it has tools: it has not, yet."""
+    with_structured_output: ClassVar[Any] = AskedOfObject(BaseChatModel.with_structured_output, _no_schema)
+    """LangChain asks the class whether it has these: it has not, yet."""
 
     # --- answering ----------------------------------------------------------------------------------------------
 

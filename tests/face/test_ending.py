@@ -78,8 +78,7 @@ async def test_leaving_an_async_loop_frees_everything(slow: Any) -> None:
 @pytest.mark.parametrize("way", ["ainvoke", "astream", "astream_events", "abatch"])
 async def test_cancelling_a_task_frees_everything(slow: Any, way: str) -> None:
     task = asyncio.create_task(asked(slow, way))
-    await asyncio.sleep(0.1)
-    assert not free(slow)
+    assert await asoon(lambda: not free(slow))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

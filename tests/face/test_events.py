@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from typing import Any
+from unittest.mock import MagicMock
 from uuid import UUID, uuid4
 
 import pytest
@@ -14,6 +15,8 @@ from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.tracers import LangChainTracer
+from langsmith import Client
 
 from langchain_specfuse import (
     AsyncSpecFuseCallbackHandler,
@@ -203,6 +206,31 @@ async def test_a_run_id_tags_and_metadata_of_the_caller_arrive(ensemble: Any, wa
     assert {kwargs["run_id"] for kwargs in seen} == {run_id}
     assert all({"mine", "own"} <= set(kwargs["tags"]) for kwargs in seen)
     assert all(kwargs["metadata"]["user"] == "ann" for kwargs in seen)
+
+
+@pytest.mark.parametrize("way", WAYS[:4], ids=lambda way: way.__name__)
+async def test_tracers_see_one_run_with_the_whole_answer(ensemble: Any, way: Any) -> None:
+    """As LangSmith's does: the callbacks are configured twice on the way, the run is traced once."""
+    client = MagicMock(spec=Client, tracing_queue=None)
+    tracer = LangChainTracer(client=client)
+    await way(ensemble(), {"callbacks": [tracer]})
+    tracer.wait_for_futures()
+    created = [call.kwargs for call in client.create_run.call_args_list]
+    updated = [call.kwargs for call in client.update_run.call_args_list]
+    assert len(created) == len(updated) == 1
+    message = updated[0]["outputs"]["generations"][0][0]["message"]["kwargs"]
+    assert message["response_metadata"]["specfuse"]["rounds"] == ROUNDS
+    assert created[0]["extra"]["metadata"]["ls_provider"] == "specfuse"
+
+
+async def test_langgraph_streams_segments_as_messages_and_events_keep_their_run(ensemble: Any) -> None:
+    from langchain.agents import create_agent
+
+    ear, question = Ear(), {"messages": [("human", "Why?")]}
+    answer = create_agent(ensemble()).stream(question, {"callbacks": [ear]}, stream_mode="messages")
+    texts = [chunk.text for chunk, _ in answer]
+    assert len([text for text in texts if text]) == ROUNDS
+    assert [run_id for run_id, _, _ in ear.events] == ear.runs * ROUNDS
 
 
 async def test_interleaved_streams_do_not_mix(ensemble: Any) -> None:

@@ -99,11 +99,17 @@ def test_none_means_not_chosen(ensemble: Any) -> None:
 
 
 def test_tools_are_refused_in_words(ensemble: Any) -> None:
-    for attempt in (lambda llm: llm.bind_tools([print]), lambda llm: llm.invoke("Why?", tools=[{"name": "x"}])):
+    attempts: list[Callable[[Any], Any]] = [
+        lambda llm: llm.bind_tools([print]),
+        lambda llm: llm.with_structured_output({"title": "x", "type": "object"}),
+        lambda llm: llm.invoke("Why?", tools=[{"name": "x"}]),
+    ]
+    for attempt in attempts:
         with pytest.raises(UsageError, match="not supported in this version"):
             attempt(ensemble())
-    with pytest.raises(NotImplementedError):
-        ensemble().bind_tools([print])
+    for attempt in attempts[:2]:
+        with pytest.raises(NotImplementedError):
+            attempt(ensemble())
 
 
 # --- right choices count wherever they are made -------------------------------------------------------------------
