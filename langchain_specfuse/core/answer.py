@@ -49,7 +49,7 @@ def is_safe(text: str, at: int) -> bool:
     >>> [is_safe("a bc", at) for at in range(5)]
     [False, True, False, False, False]
     """
-    if at <= 0:
+    if not 0 < at <= len(text):
         return False
     left = text[at - 1]
     if at >= len(text):

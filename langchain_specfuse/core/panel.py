@@ -163,7 +163,7 @@ def keep_probabilities(kind: ExitKind, panel: Panel) -> dict[str, float]:
 
     Paper: the paper's closed form is not public. ``studentized`` is our reconstruction (the increments have unit
     variance, so sqrt(t) keeps noise at O(1) and lets real gaps grow); ``literal`` is what its text says word by word,
-    and hardly ever lets anybody go.
+    and lets few go: totals that sum to 1 never grow far apart.
     """
     names = panel.drafters
     if len(names) < 2:

@@ -168,4 +168,4 @@ class Clock:
     def lap(self, phase: str, replies: Replies) -> None:
         now = time.perf_counter()
         self.seconds[phase], self._since = now - self._since, now
-        self.efforts[phase] = {n: r.effort for n, r in replies.items() if not isinstance(r, Failure)}
+        self.efforts[phase] = {n: r.effort for n, r in replies.items() if isinstance(r, Draft | Scored)}

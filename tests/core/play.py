@@ -1,0 +1,115 @@
+"""Plays whole answers without threads: asks each member in turn, keeps every ``Ask``, draws the rounds as a table."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from langchain_specfuse.core.panel import Panel
+from langchain_specfuse.core.rounds import rounds
+from langchain_specfuse.core.values import (
+    Ask,
+    Draft,
+    DraftJob,
+    Query,
+    Reply,
+    Round,
+    Scored,
+    ScoreJob,
+    Seat,
+    Settings,
+    Turn,
+)
+from langchain_specfuse.members.scripted import ScriptedMember
+
+QUERY = Query("q", (Turn("user", "What is it?"),))
+Answerer = Callable[[DraftJob | ScoreJob, int], Reply]
+
+
+@dataclass
+class Played:
+    rounds: list[Round] = field(default_factory=list)
+    asks: list[Ask] = field(default_factory=list)
+    error: Exception | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(round.text for round in self.rounds)
+
+    @property
+    def left(self) -> list[str]:
+        return [gone.member for round in self.rounds for gone in round.left]
+
+    def jobs(self, kind: type) -> list[str]:
+        """Who was given jobs of this kind, in order."""
+        return [name for ask in self.asks for name, job in ask.jobs.items() if isinstance(job, kind)]
+
+
+def play(
+    answerers: Mapping[str, Answerer],
+    settings: Settings | None = None,
+    seats: Sequence[Seat] = (),
+    prior: Mapping[str, float] | None = None,
+) -> Played:
+    """One whole answer. An error of the loop is kept, beside what had been agreed until then."""
+    played = Played()
+    panel = Panel.of(seats or [Seat(name) for name in answerers], prior)
+    loop = rounds(QUERY, settings or Settings(), panel)
+    replies: dict[str, Reply] | None = None
+    try:
+        while True:
+            item = loop.send(replies)
+            replies = None
+            if isinstance(item, Round):
+                played.rounds.append(item)
+            else:
+                played.asks.append(item)
+                replies = {name: answerers[name](job, item.round) for name, job in item.jobs.items()}
+    except StopIteration:
+        return played
+    except Exception as error:
+        played.error = error
+        return played
+
+
+def asked(member: ScriptedMember) -> Answerer:
+    """A scripted member as something to play with."""
+    return lambda job, _: (member.draft([job]) if isinstance(job, DraftJob) else member.score([job]))[0]
+
+
+def speakers(**texts: str) -> dict[str, Answerer]:
+    """Scripted members by name."""
+    return {name: asked(ScriptedMember(text, name=name)) for name, text in texts.items()}
+
+
+def babbler(seed: int, skill: float = 0.0, ends: float = 0.05, noise: float = 0.3) -> Answerer:
+    """Writes random words. Everybody agrees, up to noise, that drafts with more "good" words are more probable."""
+    rng = random.Random(seed)
+
+    def reply(job: DraftJob | ScoreJob, _: int) -> Reply:
+        if isinstance(job, ScoreJob):
+            return Scored(tuple(_opinion(rng, c.text, c.ended, noise) for c in job.candidates))
+        count = min(job.segment_tokens, job.max_tokens)
+        text = "".join(" good" if rng.gauss(skill, 1) > 0 else f" w{rng.randrange(99)}" for _ in range(count))
+        ended = rng.random() < ends
+        return Draft(text, ended, tuple(range(count)), _opinion(rng, text, ended, noise))
+
+    return reply
+
+
+def _opinion(rng: random.Random, text: str, ended: bool, noise: float) -> tuple[float, ...]:
+    row = [min(0.0, (-0.3 if word == "good" else -1.5) + rng.gauss(0, noise)) for word in text.split()]
+    return tuple([*row, -1.0] if ended else row)
+
+
+def table(played: Played) -> str:
+    """The rounds as people read them: who wrote what, totals and weights after, who left."""
+    lines = []
+    for round in played.rounds:
+        totals = " ".join(f"{name}={total:.2f}" for name, total in round.totals.items())
+        weights = " ".join(f"{name}={weight:.2f}" for name, weight in round.weights.items())
+        gone = "".join(f" | {d.member} left: {d.kind}" for d in round.left)
+        end = f" | {round.finish}" if round.finish else ""
+        lines.append(f"{round.number} {round.winner}: {round.text!r} | {totals} | {weights}{gone}{end}")
+    return "\n".join(lines)
