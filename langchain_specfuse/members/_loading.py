@@ -131,14 +131,16 @@ def _refuse_unsafe(folder: Path) -> None:
     pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
     ggufs = sorted(file.name for file in folder.glob("*.gguf"))
     if pickled:
-        error = UsageError(f"{folder} has only pickled weights ({', '.join(pickled[:3])}): loading them could run any code")
+        error = UsageError(
+            f"{folder} has only pickled weights ({', '.join(pickled[:3])}): loading them could run any code"
+        )
         raise advised(error, "convert them once: model.save_pretrained(folder, safe_serialization=True)")
     if ggufs:
         error = UsageError(f"{folder} has no *.safetensors, but GGUF files: {', '.join(ggufs[:3])}")
         raise advised(error, f"name the file itself: {folder / ggufs[0]}")
     if not (folder / "config.json").exists():
-        error = MemberError(f"{folder} holds no model: neither config.json nor *.safetensors", kind="not_found")
-        raise advised(error, "name a folder that save_pretrained wrote")
+        missing = MemberError(f"{folder} holds no model: neither config.json nor *.safetensors", kind="not_found")
+        raise advised(missing, "name a folder that save_pretrained wrote")
 
 
 def _config(folder: str, common: Mapping[str, Any]) -> Any:
@@ -197,11 +199,15 @@ def _explained(error: Exception, source: Source, name: str) -> Exception:
         told = UsageError(f"{source.model} has no safetensors weights; pickled weights are refused: {text[:300]}")
         return advised(told, "convert it to safetensors, or choose a revision that has them")
     if "gguf" in text.lower() and isinstance(error, ImportError):
-        return advised(UsageError("loading a GGUF file needs the package gguf"), 'pip install "langchain-specfuse[gguf]"')
+        return advised(
+            UsageError("loading a GGUF file needs the package gguf"), 'pip install "langchain-specfuse[gguf]"'
+        )
     if "Unrecognized configuration class" in text:
         told = UsageError(f"{source.model} is no causal language model that transformers can load")
         return advised(told, "choose a decoder-only model")
     if isinstance(error, OSError):
-        told = MemberError(f"{source.model} was not found or could not be read: {text[:400]}", member=name, kind="not_found")
+        told = MemberError(
+            f"{source.model} was not found or could not be read: {text[:400]}", member=name, kind="not_found"
+        )
         return advised(told, "check the name; a folder must exist, a hub id needs a network or a filled cache")
     return MemberError(f"loading {source.model} failed: {type(error).__name__}: {text[:400]}", member=name)

@@ -1,4 +1,4 @@
-"""Where a member goes: a GPU that it fits on whole, the one with the most free memory; several if it must; else the CPU.
+"""Where a member goes: the GPU with the most free memory that it fits on whole; several if it must; else the CPU.
 
 The decision is a pure function of sizes; reading the sizes from devices and files is kept beside it.
 """

@@ -19,7 +19,7 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
     """The log-probability of one token per row. logits: (rows, vocabulary)."""
     wide = logits.float()
     picked = wide.gather(-1, torch.tensor(tokens, device=wide.device)[:, None])[:, 0]
-    return (picked - wide.logsumexp(-1)).clamp_max(0.0).tolist()  # type: ignore[no-any-return]
+    return (picked - wide.logsumexp(-1)).clamp_max(0.0).tolist()
 
 
 def end_logprobs(logits: Tensor, stop_ids: Sequence[int]) -> list[float]:
@@ -28,7 +28,7 @@ def end_logprobs(logits: Tensor, stop_ids: Sequence[int]) -> list[float]:
         return [float("-inf")] * logits.shape[0]
     wide = logits.float()
     ends = wide[:, torch.tensor(stop_ids, device=wide.device)].logsumexp(-1) - wide.logsumexp(-1)
-    return ends.clamp_max(0.0).tolist()  # type: ignore[no-any-return]
+    return ends.clamp_max(0.0).tolist()
 
 
 def chosen(logits: Tensor, sampling: Sequence[Sampling], contexts: Sequence[Sequence[int]]) -> list[int]:

@@ -17,90 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from ._layers import SlabLayer, Where, causal, tree, within
 from ._stores import Fan, Read, Store, common_prefix
 
 COLUMNS = 128
 """Rows grow by this many columns at least."""
 PREFILL = 1024
 """Tokens of one row that are read in one pass at most: bounds the memory of a long prompt."""
-
-
-@dataclass
-class Where:
-    """Which rows and columns the pass under way reads and writes; shared by all layers."""
-
-    first: int = 0
-    count: int = 1
-    columns: Tensor | None = None
-    """(rows, q) columns to write; None: one row, ``start`` and following."""
-    start: int = 0
-    width: int = 0
-    """Columns that can be seen."""
-    lowest: int = 0
-    """The lowest position that is read in this pass."""
-
-
-class SlabLayer(CacheLayerMixin):
-    """Keys and values of one layer: (rows, heads, columns, dim), grown as needed."""
-
-    is_sliding = False
-
-    def __init__(self, where: Where, window: int | None) -> None:
-        super().__init__()
-        self.where = where
-        self.window = window
-        self.rows = self.columns = 1
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = self._blank(key_states)
-        self.values = self._blank(value_states)
-        self.is_initialized = True
-
-    def _blank(self, like: Tensor) -> Tensor:
-        # Zeros, not garbage: a masked NaN is still NaN after the softmax.
-        return like.new_zeros((self.rows, like.shape[1], self.columns, like.shape[3]))
-
-    def resize(self, rows: int, columns: int) -> None:
-        self.rows, self.columns = rows, columns
-        if self.is_initialized:
-            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
-
-    def _grown(self, old: Tensor) -> Tensor:
-        new = self._blank(old)
-        rows, columns = min(old.shape[0], self.rows), min(old.shape[2], self.columns)
-        new[:rows, :, :columns] = old[:rows, :, :columns]
-        return new
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        return self._written(self.keys, key_states), self._written(self.values, value_states)
-
-    def _written(self, memory: Tensor, new: Tensor) -> Tensor:  # new: (rows, heads, q, dim)
-        where = self.where
-        rows = memory[where.first : where.first + where.count]
-        if where.columns is None:
-            rows[:, :, where.start : where.start + new.shape[2]] = new
-        else:
-            index = torch.arange(where.count, device=memory.device)[:, None]
-            rows[index, :, where.columns.to(memory.device)] = new.transpose(1, 2)
-        return rows[:, :, lowest_column(where, self.window) : where.width]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.where.width - lowest_column(self.where, self.window), lowest_column(self.where, self.window)
-
-    def get_seq_length(self) -> int:
-        return self.where.lowest
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-def lowest_column(where: Where, window: int | None) -> int:
-    """The first column that any token of this pass may see: a sliding layer need not look further back."""
-    return 0 if window is None else max(0, where.lowest - window + 1)
 
 
 @dataclass
@@ -183,7 +108,7 @@ class Slab(Store):
             row.ids.append(token)
             row.branches = []
         self._aim(first, count, columns, max(len(row.ids) for row in rows), lowest)
-        logits = self._pass(ids, positions, self._causal(positions), keep=None)[:, -1]
+        logits = self._pass(ids, positions, causal(positions, self.where), keep=None)[:, -1]
         self.passed += len(rows)
         return logits if count == len(rows) and _ordered(rows) else logits[[row.index - first for row in rows]]
 
@@ -193,7 +118,9 @@ class Slab(Store):
     def fan(self, wants: Sequence[Fan]) -> list[list[Tensor]]:
         self.lead([(want.key, want.ids) for want in wants])
         plans = [self._planned(self.rows[want.key], want) for want in wants]
-        room = max(len(self.rows[w.key].ids) + sum(len(b.ids) for b in plan) for w, plan in zip(wants, plans, strict=True))
+        room = max(
+            len(self.rows[w.key].ids) + sum(len(b.ids) for b in plan) for w, plan in zip(wants, plans, strict=True)
+        )
         self._room(room)
         return self._read_branches(wants, plans)
 
@@ -316,7 +243,7 @@ class Slab(Store):
             row.branches = []
         self._aim(first, len(group), columns, max(len(row.ids) for row, _ in group), lowest)
         ends = sorted({len(new) - 1 for _, new in group if new})
-        logits = self._pass(ids, positions, self._causal(positions), keep=ends)
+        logits = self._pass(ids, positions, causal(positions, self.where), keep=ends)
         self.passed += sum(len(new) for _, new in group)
         for i, (row, new) in enumerate(group):
             if new:
@@ -337,8 +264,8 @@ class Slab(Store):
     def _read_branches(self, wants: Sequence[Fan], plans: Sequence[list[Branch]]) -> list[list[Tensor]]:
         rows = [self.rows[want.key] for want in wants]
         first, count = min(r.index for r in rows), max(r.index for r in rows) - min(r.index for r in rows) + 1
-        width = max(len(row.ids) + sum(len(b.ids) for b in plan) for row, plan in zip(rows, plans, strict=True))
-        longest = max(sum(len(b.ids) for b in plan) for plan in plans)
+        width = max(len(row.ids) + _size(plan) for row, plan in zip(rows, plans, strict=True))
+        longest = max(_size(plan) for plan in plans)
         ids = torch.zeros((count, longest), dtype=torch.long)
         columns = torch.full((count, longest), self.capacity[1] - 1)
         lowest = min((b.start for plan in plans for b in plan), default=0)
@@ -357,8 +284,8 @@ class Slab(Store):
                 begin[r, at : at + size] = branch.column
                 at += size
         self._aim(first, count, columns, width, lowest)
-        logits = self._pass(ids, positions, self._tree(positions, columns, trunk, begin), keep=None)
-        self.passed += sum(len(b.ids) for plan in plans for b in plan)
+        logits = self._pass(ids, positions, tree(columns, trunk, begin, self.where), keep=None)
+        self.passed += sum(_size(plan) for plan in plans)
         return [
             self._told(self.rows[want.key], want, plan, logits[row.index - first])
             for row, want, plan in zip(rows, wants, plans, strict=True)
@@ -378,34 +305,19 @@ class Slab(Store):
     def _aim(self, first: int, count: int, columns: Tensor, width: int, lowest: int) -> None:
         where = self.where
         where.first, where.count, where.width, where.lowest = first, count, width, lowest
-        where.start = int(columns[0, 0])
+        where.start, where.scratch = int(columns[0, 0]), self.capacity[1] - 1
         where.columns = None if count == 1 else columns.to(self.read.device)
 
-    def _causal(self, positions: Tensor) -> list[Tensor]:
-        """Rows without branches: a column is the position it holds. (rows, q, width) per kind of layer."""
-        columns = torch.arange(self.where.width)
-        seen = columns <= positions[:, :, None]
-        return [
-            seen if window is None else (seen & (columns > positions[:, :, None] - window))[..., lowest_column(self.where, window) :]
-            for window in self._mask_kinds.values()
-        ]
+    def _mask(self, seen: Tensor, held: Tensor, positions: Tensor) -> Any:
+        """The masks of one pass: one for all layers, or one for each kind by the name that the model gives it."""
+        masks = {
+            kind: self.read.as_mask(within(seen, held, positions, self.where, window))
+            for kind, window in self._mask_kinds.items()
+        }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _tree(self, positions: Tensor, columns: Tensor, trunk: Tensor, begin: Tensor) -> list[Tensor]:
-        """Branches see the row up to where they begin, and themselves."""
-        all_columns = torch.arange(self.where.width)
-        on_trunk = all_columns < trunk[:, :, None]
-        on_branch = (all_columns >= begin[:, :, None]) & (all_columns <= columns[:, :, None])
-        on_branch &= (columns < self.capacity[1] - 1)[:, :, None]
-        held = torch.where(on_trunk, all_columns, all_columns - begin[:, :, None] + trunk[:, :, None])
-        seen = on_trunk | on_branch
-        return [
-            seen if window is None else (seen & (held > positions[:, :, None] - window))[..., lowest_column(self.where, window) :]
-            for window in self._mask_kinds.values()
-        ]
-
-    def _pass(self, ids: Tensor, positions: Tensor, seen: list[Tensor], keep: list[int] | None) -> Tensor:
-        masks = dict(zip(self._mask_kinds, (self.read.as_mask(mask) for mask in seen), strict=True))
-        mask = masks if len(masks) > 1 else next(iter(masks.values()))
+    def _pass(self, ids: Tensor, positions: Tensor, view: tuple[Tensor, Tensor], keep: list[int] | None) -> Tensor:
+        mask = self._mask(*view, positions)
         return self.read(ids, position_ids=positions, attention_mask=mask, cache=self.cache, keep=keep)
 
 
@@ -438,6 +350,10 @@ def _adjacent(missing: list[tuple[Row, list[int]]]) -> list[list[tuple[Row, list
                 continue
         groups.append([(row, ids)])
     return groups
+
+
+def _size(plan: Sequence[Branch]) -> int:
+    return sum(len(branch.ids) for branch in plan)
 
 
 def _ordered(rows: Sequence[Row]) -> bool:

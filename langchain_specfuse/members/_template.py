@@ -15,10 +15,21 @@ from ..errors import UsageError, advised
 
 log = logging.getLogger("langchain_specfuse")
 
-PLAIN_PREAMBLE = "A conversation between a user and a helpful assistant. The assistant gives short, correct answers.\n\n"
-PLAIN_NAMES = {"user": "User", "assistant": "Assistant"}
-PLAIN_END = "\n\nUser:"
-"""A model without a chat template ends its turn by beginning the user's next one."""
+PLAIN_TITLE = "# Questions and answers\n\n"
+PLAIN_EXAMPLES = (
+    (
+        "What is the largest planet in our solar system?",
+        "The largest planet in our solar system is Jupiter. It is a gas giant, eleven times as wide as the Earth.",
+    ),
+    (
+        "Give me two tips for sleeping better.",
+        "1. Go to bed at the same time every day.\n2. Keep your bedroom dark, quiet and cool.",
+    ),
+)
+"""Two solved examples: without them a base model of this size repeats the question or loops (docs/log.md)."""
+PLAIN_HEADS = {"user": "## Question\n\n", "assistant": "## Answer\n\n"}
+PLAIN_END = "\n\n##"
+"""A model without a chat template ends its turn by beginning the next heading."""
 
 
 class Template:
@@ -69,10 +80,13 @@ class Template:
         return self._folds_system
 
     def _plain(self, turns: Sequence[Turn]) -> str:
+        examples = [Turn(role, text) for pair in PLAIN_EXAMPLES for role, text in zip(PLAIN_HEADS, pair, strict=True)]
         system = "\n".join(turn.text for turn in turns if turn.role == "system")
-        told = [f"{PLAIN_NAMES.get(t.role, t.role)}: {t.text}\n\n" for t in turns if t.role != "system"]
+        told = [*examples, *(turn for turn in turns if turn.role != "system")]
         bos = getattr(self.tokenizer, "bos_token", None) or ""
-        return bos + (f"{system}\n\n" if system else PLAIN_PREAMBLE) + "".join(told) + "Assistant:"
+        head = PLAIN_TITLE + (f"{system}\n\n" if system else "")
+        body = "".join(PLAIN_HEADS.get(t.role, f"## {t.role}\n\n") + t.text + "\n\n" for t in told)
+        return bos + head + body + PLAIN_HEADS["assistant"]
 
 
 def with_system_folded(turns: Sequence[Turn]) -> list[Turn]:
@@ -91,7 +105,7 @@ def with_system_folded(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def stop_ids(tokenizer: Any, generation_config: Any, end_of_turn: str | None) -> list[int]:
-    """Every token that ends a turn: of the generation config, the tokenizer and the template, never of a model's name."""
+    """Every token that ends a turn: told by generation config, tokenizer and template, never by a model's name."""
     found: set[int] = set()
     for ids in (getattr(generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
         found |= set(ids if isinstance(ids, (list, tuple)) else [ids]) - {None}

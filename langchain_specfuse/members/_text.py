@@ -36,9 +36,7 @@ class Words:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def answer_ids(self, me: str, prompt_ids: Sequence[int], segments: Sequence[Segment]) -> list[int]:

@@ -8,7 +8,6 @@ knows how a draft is drawn and scored; it knows nothing of votes, of other membe
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..core.answer import first_stop, kept_tokens
 from ..core.member import Probe
 from ..core.values import Draft, DraftJob, Effort, Failure, Query, Sampling, Scored, ScoreJob, Turn
 from ..errors import UsageError, advised
+from ._drawing import OVERTIME, Drawing, Pen
 from ._loading import Source, Weights, given, weights_for
 from ._placement import available_memory
-from ._sampling import chosen, end_logprobs, logprobs_of
+from ._scoring import Scoring
 from ._slab import Slab
 from ._stores import Fan, Read, Rereading, Snapshots, Store, right
 from ._template import Template, end_of_turn, stop_ids
@@ -32,8 +30,6 @@ from ._text import Words
 
 log = logging.getLogger("langchain_specfuse")
 
-OVERTIME = 2
-"""A draft without a safe boundary may go on to this many times its length, and a few tokens more."""
 CACHE_SHARE = 0.3
 """The part of the memory that is free after loading that a member's cache may take."""
 
@@ -50,26 +46,6 @@ class Memo:
     ahead_how: Sampling | None = None
 
 
-@dataclass
-class Pen:
-    """One draft being drawn."""
-
-    job: DraftJob
-    key: str
-    context: list[int]
-    how: Sampling
-    limit: int
-    """Tokens that may be drawn at most."""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    logits: list[Tensor | None] = field(default_factory=list)
-    """The logits before each token, where known."""
-    ended: bool = False
-    end_logprob: float | None = None
-    done: bool = False
-    kept: int = 0
-
-
 class TransformersMember:
     """One LLM in this process.
 
@@ -78,9 +54,9 @@ class TransformersMember:
     'Qwen2.5-0.5B-Instruct'
 
     ``model`` is a hub id, a local folder, a ``.gguf`` file, or a model in memory (then with its ``tokenizer``).
-    ``device``/``device_map`` place it (default: a GPU that it fits on, else the CPU). ``system_prompt`` and ``seed`` set
-    members of one model apart (they share the weights). ``cache_bytes`` bounds its cache; when it is short, the least
-    recently used query is dropped and read again from its job: slower, never wrong.
+    ``device``/``device_map`` place it (default: a GPU that it fits on, else the CPU). ``system_prompt`` and ``seed``
+    set members of one model apart (they share the weights). ``cache_bytes`` bounds its cache; when it is short, the
+    least recently used query is dropped and read again from its job: slower, never wrong.
     """
 
     def __init__(
@@ -204,6 +180,8 @@ class TransformersMember:
     def _probed(self, weights: Weights) -> Probe:
         read = Read(weights.model)
         self.store = self._store_that_is_right(read, self._vocabulary(weights))
+        self.drawing = Drawing(self.words, self.store, self.stops, self.template.end_text)
+        self.scoring = Scoring(self.stops, self.end_ids)
         kind = type(self.store).__name__.lower()
         detail = f"{weights.device}, {str(weights.model.dtype).removeprefix('torch.')}, {read.kind}, {kind}"
         log.info("%s: %s", self.name, detail)
@@ -260,7 +238,9 @@ class TransformersMember:
                 replies[at] = Failure("error", str(error), error)
                 continue
             if self.context_limit and len(context) >= self.context_limit:
-                message = f"{len(context)} tokens of prompt and answer do not fit into its context of {self.context_limit}"
+                message = (
+                    f"{len(context)} tokens of prompt and answer do not fit into its context of {self.context_limit}"
+                )
                 replies[at] = Failure("overflow", message)
             else:
                 fitting.append((at, job, context))
@@ -275,7 +255,7 @@ class TransformersMember:
         if not batch:
             return []
         try:
-            return work([(job, context) for _, job, context in batch])  # type: ignore[no-any-return]
+            return work([(job, context) for _, job, context in batch])
         except torch.OutOfMemoryError as error:
             self.store.clear()
             torch.cuda.empty_cache()
@@ -289,7 +269,7 @@ class TransformersMember:
         since, read, reused = time.perf_counter(), self.store.passed, self.store.reused
         pens = [self._pen(job, context) for job, context in batch]
         logits = self.store.lead([(pen.key, pen.context + pen.tokens) for pen in pens], exact=True)
-        self._draw(pens, dict(zip((pen.key for pen in pens), logits, strict=True)))
+        self.drawing.draw(pens, dict(zip((pen.key for pen in pens), logits, strict=True)))
         seconds = time.perf_counter() - since
         share = (self.store.passed - read, self.store.reused - reused)
         return [self._drafted(pen, share, len(pens), seconds) for pen in pens]
@@ -307,64 +287,8 @@ class TransformersMember:
         if memo.ahead_how == how and gone > 0 and context == memo.ahead_after + memo.ahead[:gone]:
             pen.tokens, pen.logprobs = memo.ahead[gone:][: pen.limit], memo.ahead_logprobs[gone:][: pen.limit]
             pen.logits = [None] * len(pen.tokens)
-            self._look(pen)
+            self.drawing.look(pen)
         return pen
-
-    def _draw(self, pens: list[Pen], logits: dict[str, Tensor]) -> None:
-        """One token at a time for all of them, until each has come to its end."""
-        while writing := [pen for pen in pens if not pen.done]:
-            rows = torch.stack([logits[pen.key] for pen in writing])
-            tokens = chosen(rows, [pen.how for pen in writing], [pen.context + pen.tokens for pen in writing])
-            known = logprobs_of(rows, tokens)
-            for pen, token, logprob, row in zip(writing, tokens, known, rows, strict=True):
-                self._put(pen, token, logprob, row)
-            going = [pen for pen in writing if not pen.done]
-            if going:
-                after = self.store.step([pen.key for pen in going], [pen.tokens[-1] for pen in going])
-                logits = dict(zip((pen.key for pen in going), after, strict=True))
-
-    def _put(self, pen: Pen, token: int, logprob: float, row: Tensor) -> None:
-        if token in self.stops:
-            pen.ended, pen.done = True, True
-            pen.kept = len(pen.tokens)
-            pen.end_logprob = self._end_logprob(pen, row)
-            return
-        pen.tokens.append(token)
-        pen.logprobs.append(logprob)
-        pen.logits.append(row)
-        self._look(pen)
-
-    def _look(self, pen: Pen) -> None:
-        """Whether this draft has come to its end: a stop string, the end of a turn in words, a boundary, the budget."""
-        size, wanted = len(pen.tokens), pen.job.segment_tokens
-        needs_text = self.template.end_text or pen.job.stop
-        if not needs_text and size < min(wanted, pen.limit):
-            return
-        text, ends = self.words.told(pen.context, pen.tokens)
-        if self._ends_in_words(pen, text, ends):
-            return
-        if first_stop(_tail(pen.job) + text, pen.job.stop) is not None or size >= pen.limit:
-            pen.done, pen.kept = True, _complete(ends)
-        elif size >= wanted:
-            pen.kept = kept_tokens(text, ends, wanted) or kept_tokens(text, ends, size)
-            overtime = size >= OVERTIME * wanted + 8
-            pen.done = pen.kept > 0 or overtime
-            pen.kept = pen.kept or _complete(ends)
-
-    def _ends_in_words(self, pen: Pen, text: str, ends: list[int]) -> bool:
-        """A model without stop tokens of its own for a turn says its end in words, which are no part of the answer."""
-        mark = self.template.end_text
-        at = text.find(mark) if mark else -1
-        if at < 0:
-            return False
-        pen.kept = next((i for i, end in enumerate(ends) if end > at), len(ends))
-        pen.kept = pen.kept if pen.kept == 0 or ends[pen.kept - 1] == at else pen.kept - 1
-        pen.end_logprob = math.fsum(pen.logprobs[pen.kept :])
-        pen.ended = pen.done = True
-        return True
-
-    def _end_logprob(self, pen: Pen, row: Tensor) -> float:
-        return end_logprobs(row[None], self.stops)[0]
 
     def _drafted(self, pen: Pen, share: tuple[int, int], many: int, seconds: float) -> Draft:
         """The draft as others will see it; what was cut off is kept for the next one."""
@@ -394,7 +318,7 @@ class TransformersMember:
         told = self.store.fan(fans)
         rows = [
             tuple(
-                self._candidate_logprobs(fan, ids, size, candidate.ended, logits)
+                self.scoring.logprobs(ids, size, candidate.ended, logits)
                 for ids, size, candidate, logits in zip(fan.branches, lengths, job.candidates, per_branch, strict=True)
             )
             for (job, _), fan, lengths, per_branch in zip(batch, fans, sizes, told, strict=True)
@@ -409,40 +333,6 @@ class TransformersMember:
 
         answer = (*job.answer, Segment(text)) if text else job.answer
         return self.words.answer_ids(self.name, self._memo(job.query).prompt, answer)
-
-    def _candidate_logprobs(
-        self, fan: Fan, ids: list[int], size: int, ended: bool, logits: Tensor
-    ) -> tuple[float, ...]:
-        """One number per token of the candidate, and one for the end. logits: (new tokens + 1, vocabulary)."""
-        new = ids[len(ids) + 1 - len(logits) :]
-        known = logprobs_of(logits[: len(new)], new) if new else []
-        count = len(new) - (len(ids) - size)
-        if not ended:
-            return tuple(known)
-        end = end_logprobs(logits[count : count + 1], self.stops)[0]
-        if self.end_ids:
-            end = _either(end, math.fsum(known[count:]))
-        return (*known[:count], end)
-
-
-def _either(one: float, other: float) -> float:
-    """log(e^one + e^other), at most 0."""
-    high, low = max(one, other), min(one, other)
-    return high if low == -math.inf else min(0.0, high + math.log1p(math.exp(low - high)))
-
-
-def _complete(ends: Sequence[int]) -> int:
-    """How many tokens end where a character is complete."""
-    whole = len(ends)
-    while whole > 1 and ends[whole - 1] == ends[whole - 2]:
-        whole -= 1
-    return whole
-
-
-def _tail(job: DraftJob) -> str:
-    """The end of the answer in which a stop string may have begun."""
-    longest = max((len(word) for word in job.stop), default=1) - 1
-    return "".join(segment.text for segment in job.answer)[-longest:] if longest else ""
 
 
 def _context_limit(weights: Weights) -> int | None:
