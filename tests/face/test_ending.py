@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -203,3 +204,26 @@ def test_with_fallbacks_asks_somebody_else() -> None:
     other = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="b")])
     answer = llm.with_fallbacks([other], exceptions_to_handle=(ContextOverflowError,)).invoke("Why?")
     assert answer.text == BLUE
+
+
+async def test_a_crowd_of_which_a_third_is_cancelled_leaves_nothing_behind_and_the_others_right() -> None:
+    device = "crowded"
+    members = [SlowMember(lambda query: f"{query.turns[-1].text} {BLUE}", name=n, device=device) for n in "abc"]
+    for member in members:
+        member.seconds = 0.002
+    llm = SpecFuseChatModel(members=members, segment_tokens=2)
+
+    async def one(number: int) -> str | None:
+        if number % 3 == 0:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(llm.ainvoke(f"n{number}"), 0.001 * (number % 7 + 1))
+            return None
+        if number % 3 == 1:
+            return (await llm.ainvoke(f"n{number}")).text
+        return "".join([chunk.text async for chunk in llm.astream(f"n{number}")])
+
+    answers = await asyncio.gather(*(one(number) for number in range(200)))
+    assert [answer for answer in answers if answer] == [f"n{i} {BLUE}" for i in range(200) if i % 3]
+    assert await asoon(lambda: free(llm))
+    threads = [thread for thread in threading.enumerate() if device in thread.name]
+    assert len(threads) <= 1, "one desk, one thread"
