@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,7 +50,8 @@ class Weights:
     model: Any
     tokenizer: Any
     device: str
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tells two models in memory apart, which have no name to do so."""
 
 
 _LOADED: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()

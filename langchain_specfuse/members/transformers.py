@@ -88,7 +88,9 @@ class TransformersMember:
             raise advised(UsageError("a tokenizer is only given along with a model in memory"), "leave it out")
         if not in_memory and not os.fspath(model).strip():
             raise advised(UsageError("a member's model is an empty string"), "name a hub id, a folder or a .gguf file")
-        self._weights = given(model, tokenizer) if in_memory else None
+        self._in_memory = given(model, tokenizer) if in_memory else None
+        self._weights = self._in_memory
+        self._device = self._weights.device if self._weights else "loading"
         label = type(model).__name__ if in_memory else os.fspath(model)
         self.name = name or os.path.basename(str(gguf_file or label).rstrip("/\\")) or label
         self.source = Source(
@@ -120,15 +122,15 @@ class TransformersMember:
         own = {"repetition_penalty": self.repetition_penalty, "seed": self.seed, "system_prompt": self.system_prompt}
         template = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
         source = {key: value for key, value in vars(self.source).items() if value not in (None, False)}
-        if self._weights is not None and self._ready is None:
-            source["id"] = id(self._weights.model)
+        if self._in_memory:
+            source["mark"] = self._in_memory.mark
         plain = {k: v if isinstance(v, (str, int, float, bool, dict)) else repr(v) for k, v in source.items()}
         return plain | {key: value for key, value in (own | template).items() if value}
 
     @property
     def device(self) -> str:
         """The desk it works at."""
-        return self._weights.device if self._weights else "loading"
+        return self._device
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
@@ -136,6 +138,7 @@ class TransformersMember:
     def probe(self) -> Probe:
         if self._ready is None:
             self._weights = self._weights or weights_for(self.source, self.name)
+            self._device = self._weights.device
             self._set_up(self._weights)
             self._ready = self._probed(self._weights)
         return self._ready
@@ -152,6 +155,13 @@ class TransformersMember:
         self._memos.pop(query_id, None)
         if self._ready is not None:
             self.store.forget(query_id)
+
+    def unload(self) -> None:
+        """Free the weights and all caches (weights given in memory stay yours). The next job loads them again."""
+        self._weights, self._ready = self._in_memory, None
+        self._memos.clear()
+        for part in ("store", "drawing", "scoring", "words", "template"):
+            vars(self).pop(part, None)
 
     # --- tokens for people ----------------------------------------------------------------------------------------
 
@@ -229,6 +239,7 @@ class TransformersMember:
 
     def _each(self, jobs: Sequence[Any], work: Any, *, extra: Any) -> list[Any]:
         """Split the jobs into those that do not fit and batches that fit into memory; replies in the jobs' order."""
+        self.probe()
         replies: list[Any] = [None] * len(jobs)
         fitting: list[tuple[int, Any, list[int]]] = []
         for at, job in enumerate(jobs):
