@@ -1,0 +1,305 @@
+"""What every backend must keep: the promises of ``langchain_specfuse.core.member``, as tests to inherit.
+
+Subclass :class:`MemberContract` in a file of your own, give it a ``make_member`` fixture, and pytest runs the rest::
+
+    from .contract import MemberContract
+
+
+    class TestMyMember(MemberContract):
+        tolerance = 1e-4  # how far scores may lie from the draft's own log-probabilities
+
+        @pytest.fixture
+        def make_member(self):
+            return lambda: MyMember(...)  # a fresh one at each call; all of them the same model
+
+What a backend cannot do it says here: ``settles = False`` for one that may not keep to ``segment_tokens`` exactly.
+Nothing here knows a backend: only jobs go in, only replies are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from langchain_specfuse.core.member import Member, Probe
+from langchain_specfuse.core.values import (
+    Candidate,
+    Draft,
+    DraftJob,
+    Failure,
+    Query,
+    Sampling,
+    Scored,
+    ScoreJob,
+    Segment,
+    Turn,
+)
+
+QUESTIONS = ("Why is the sky blue?", "Write a list of three colours.", "日本語で空の色を教えてください。")
+FOREIGN = (
+    (),
+    (Segment("The sky"),),
+    (Segment("The sky"), Segment(" is blue,\n\n- because 3.14")),
+    (Segment("天空是"), Segment(" 👨‍👩‍👧 naïve")),
+)
+"""Agreed answers in words of others: no tokens come with them."""
+
+
+class MemberContract:
+    """The promises, one test each."""
+
+    tolerance = 1e-4
+    settles = True
+    """Whether it never drafts more tokens than ``segment_tokens`` unless it finds no place to cut."""
+
+    @pytest.fixture
+    def make_member(self) -> Callable[[], Member]:
+        raise NotImplementedError("give your class a make_member fixture that returns a function that makes a member")
+
+    @pytest.fixture
+    def member(self, make_member: Callable[[], Member]) -> Member:
+        return ready(make_member)
+
+    # --- what it is ---------------------------------------------------------------------------------------------
+
+    def test_it_is_a_member_with_a_name_and_a_device(self, member: Member) -> None:
+        assert isinstance(member, Member)
+        assert member.name
+        assert member.device
+
+    def test_it_says_what_it_can_do(self, make_member: Callable[[], Member]) -> None:
+        probe = make_member().probe()
+        assert isinstance(probe, Probe)
+        assert probe.model
+        assert probe.max_context is None or probe.max_context > 0
+
+    def test_making_one_is_enough_to_know_its_name(self, make_member: Callable[[], Member]) -> None:
+        assert make_member().name
+
+    # --- drafts -------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("answer", FOREIGN, ids=range(len(FOREIGN)))
+    def test_a_draft_is_text_with_the_numbers_of_its_tokens(self, member: Member, answer: Sequence[Segment]) -> None:
+        draft = drafted(member, draft_job(answer=answer))
+        draft.text.encode()  # valid: no half of a character
+        assert draft.text or draft.ended
+        if draft.logprobs is not None:
+            assert len(draft.logprobs) == len(draft.tokens) + draft.ended
+            assert all(math.isfinite(value) and value <= 1e-3 for value in draft.logprobs)
+
+    @pytest.mark.parametrize("budget", [1, 2, 5])
+    def test_the_budget_is_never_exceeded(self, member: Member, budget: int) -> None:
+        for question in QUESTIONS:
+            assert len(drafted(member, draft_job(question, max_tokens=budget)).tokens) <= budget
+
+    @pytest.mark.parametrize("size", [1, 3, 8])
+    def test_a_draft_is_about_as_long_as_asked_for(self, member: Member, size: int) -> None:
+        draft = drafted(member, draft_job(segment_tokens=size))
+        assert draft.tokens or draft.ended
+        assert len(draft.tokens) <= (size if self.settles else 4 * size + 16) or " " not in draft.text.strip()
+
+    def test_an_answer_written_alone_is_the_same_however_it_is_cut(self, member: Member) -> None:
+        whole, _ = alone(member, size=24, budget=24)
+        for size in (1, 3, 10):
+            pieces, segments = alone(member, size=size, budget=24)
+            assert pieces == whole
+            assert sum(len(segment.tokens[member.name]) for segment in segments) <= 24
+
+    def test_one_seed_gives_one_draft(self, member: Member) -> None:
+        job = draft_job(sampling=Sampling(temperature=1.0, seed=11))
+        assert same(drafted(member, job), drafted(member, job), self.tolerance)
+
+    # --- scores -------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("answer", FOREIGN, ids=range(len(FOREIGN)))
+    def test_its_scores_agree_with_its_own_drafts(self, member: Member, answer: Sequence[Segment]) -> None:
+        if not probe_of(member).scores:
+            pytest.skip("draft-only")
+        draft = drafted(member, draft_job(answer=answer, segment_tokens=4))
+        if draft.logprobs is None:
+            pytest.skip("its drafts come without numbers")
+        (row,) = scored(member, score_job(Candidate(draft.text, draft.ended, (member.name,)), answer=answer)).logprobs
+        if len(row) == len(draft.logprobs):  # else its tokenizer reads the same text as other tokens
+            assert row == pytest.approx(draft.logprobs, abs=self.tolerance)
+
+    def test_an_ending_is_one_event_more(self, member: Member) -> None:
+        if not probe_of(member).scores:
+            pytest.skip("draft-only")
+        for text in (" is blue.", "天", "", "\n\n- one"):
+            goes_on, ends = Candidate(text, False, ("x",)), Candidate(text, True, ("y",))
+            rows = scored(member, score_job(goes_on, ends, answer=FOREIGN[1])).logprobs
+            assert len(rows[1]) == len(rows[0]) + 1
+            assert rows[1][:-1] == pytest.approx(rows[0], abs=self.tolerance)
+            assert all(math.isfinite(value) and value <= 1e-3 for row in rows for value in row)
+
+    def test_candidates_are_scored_in_their_order_whatever_stands_beside_them(self, member: Member) -> None:
+        if not probe_of(member).scores:
+            pytest.skip("draft-only")
+        candidates = [
+            Candidate(text, k == 2, (f"m{k}",)) for k, text in enumerate((" is blue", " is", " tastes of tin"))
+        ]
+        together = scored(member, score_job(*candidates, answer=FOREIGN[1])).logprobs
+        assert len(together) == 3
+        turned = scored(member, score_job(*reversed(candidates), answer=FOREIGN[1])).logprobs
+        for candidate, row, other in zip(candidates, together, reversed(turned), strict=True):
+            (single,) = scored(member, score_job(candidate, answer=FOREIGN[1])).logprobs
+            assert row == pytest.approx(single, abs=self.tolerance)
+            assert row == pytest.approx(other, abs=self.tolerance)
+
+    # --- batches ------------------------------------------------------------------------------------------------
+
+    def test_as_many_replies_as_jobs_in_their_order_and_each_as_if_alone(
+        self, make_member: Callable[[], Member]
+    ) -> None:
+        jobs = [
+            draft_job(question, answer, id=f"q{i}{j}", segment_tokens=3 + i)
+            for i, question in enumerate(QUESTIONS)
+            for j, answer in enumerate(FOREIGN)
+        ]
+        together = ready(make_member).draft(jobs)
+        other = ready(make_member)
+        assert len(together) == len(jobs)
+        for job, reply in zip(jobs, together, strict=True):
+            assert same(reply, drafted(other, job), self.tolerance)
+
+    def test_scores_of_a_batch_are_those_of_each_alone(self, make_member: Callable[[], Member]) -> None:
+        member, other = ready(make_member), ready(make_member)
+        if not probe_of(member).scores:
+            pytest.skip("draft-only")
+        jobs = [
+            score_job(Candidate(text, ended, ("x",)), answer=answer, id=f"s{i}{j}")
+            for i, answer in enumerate(FOREIGN)
+            for j, (text, ended) in enumerate(((" is blue", False), ("", True), (" because of\n", False)))
+        ]
+        for job, reply in zip(jobs, member.score(jobs), strict=True):
+            (row,), (single,) = reply.logprobs, scored(other, job).logprobs
+            assert row == pytest.approx(single, abs=self.tolerance)
+
+    def test_one_job_that_cannot_be_answered_does_not_disturb_the_others(self, member: Member) -> None:
+        """A question longer than the context gets a failure in its place (nothing to see where no limit is known)."""
+        limit = probe_of(member).max_context
+        if limit is None:
+            pytest.skip("no limit of its context is known")
+        good, long = draft_job(id="good"), draft_job("word " * (limit + 10), id="long")
+        before, failure, after = member.draft([good, long, replace(good, query=replace(good.query, id="good2"))])
+        assert isinstance(failure, Failure)
+        assert failure.kind == "overflow"
+        assert same(before, after, self.tolerance)
+        assert same(before, drafted(member, draft_job(id="good3")), self.tolerance)
+
+    # --- caches are only an acceleration ------------------------------------------------------------------------
+
+    def test_the_same_job_gets_the_same_reply_after_forgetting_and_from_a_new_member(
+        self, make_member: Callable[[], Member]
+    ) -> None:
+        member = ready(make_member)
+        _, segments = alone(member, size=3, budget=9)
+        job = draft_job(answer=(*segments, Segment(" and, by the way,")), segment_tokens=5)
+        warm = drafted(member, job)
+        again = drafted(member, job)
+        member.forget(job.query.id)
+        cold = drafted(member, job)
+        new = drafted(ready(make_member), job)
+        assert all(same(warm, other, self.tolerance) for other in (again, cold, new))
+
+    def test_scores_do_not_depend_on_what_was_asked_before(self, make_member: Callable[[], Member]) -> None:
+        member = ready(make_member)
+        if not probe_of(member).scores:
+            pytest.skip("draft-only")
+        answer = FOREIGN[2]
+        job = score_job(Candidate(" as we know", False, ("x",)), answer=answer)
+        drafted(member, draft_job(answer=answer))
+        scored(member, score_job(Candidate(" which nobody believes", True, ("y",)), answer=answer))
+        (warm,) = scored(member, job).logprobs
+        member.forget(job.query.id)
+        (cold,) = scored(member, job).logprobs
+        (new,) = scored(ready(make_member), job).logprobs
+        assert warm == pytest.approx(cold, abs=self.tolerance)
+        assert warm == pytest.approx(new, abs=self.tolerance)
+
+    def test_an_answer_may_go_back_to_an_earlier_place(self, member: Member) -> None:
+        """After a crash elsewhere the same query may be asked again from its beginning."""
+        first = drafted(member, draft_job())
+        drafted(member, draft_job(answer=FOREIGN[2]))
+        assert same(drafted(member, draft_job()), first, self.tolerance)
+
+    def test_forgetting_what_was_never_known_is_harmless(self, member: Member) -> None:
+        member.forget("never heard of")
+        drafted(member, draft_job())
+        member.forget("q")
+        member.forget("q")
+
+
+# --- making and asking ------------------------------------------------------------------------------------------
+
+
+_PROBED: deque[tuple[Member, Probe]] = deque(maxlen=3)
+"""A member is probed once: the last few, and what they said."""
+
+
+def ready(make_member: Callable[[], Member]) -> Member:
+    member = make_member()
+    _PROBED.append((member, member.probe()))
+    return member
+
+
+def probe_of(member: Member) -> Probe:
+    return next(probe for probed, probe in _PROBED if probed is member)
+
+
+def draft_job(
+    question: str = QUESTIONS[0],
+    answer: Sequence[Segment] = (),
+    *,
+    id: str = "q",
+    segment_tokens: int = 6,
+    max_tokens: int = 64,
+    sampling: Sampling = Sampling(),  # noqa: B008
+) -> DraftJob:
+    query = Query(id, (Turn("user", question),))
+    return DraftJob(query, tuple(answer), segment_tokens, max_tokens, sampling)
+
+
+def score_job(*candidates: Candidate, answer: Sequence[Segment] = (), id: str = "q") -> ScoreJob:
+    return ScoreJob(Query(id, (Turn("user", QUESTIONS[0]),)), tuple(answer), candidates)
+
+
+def drafted(member: Member, job: DraftJob) -> Draft:
+    (reply,) = member.draft([job])
+    assert isinstance(reply, Draft), reply
+    return reply
+
+
+def scored(member: Member, job: ScoreJob) -> Scored:
+    (reply,) = member.score([job])
+    assert isinstance(reply, Scored), reply
+    assert len(reply.logprobs) == len(job.candidates)
+    return reply
+
+
+def alone(member: Member, *, size: int, budget: int) -> tuple[str, tuple[Segment, ...]]:
+    """(text, segments) of an answer that this member writes alone, in drafts of this size."""
+    segments: tuple[Segment, ...] = ()
+    left = budget
+    while left > 0:
+        draft = drafted(member, draft_job(answer=segments, segment_tokens=size, max_tokens=left))
+        segments += (Segment(draft.text, draft.ended, {member.name: draft.tokens}),)
+        left -= len(draft.tokens) or 1
+        if draft.ended:
+            break
+    return "".join(segment.text for segment in segments), segments
+
+
+def same(one: Draft | Failure, other: Draft | Failure, tolerance: float) -> bool:
+    assert isinstance(one, Draft), one
+    assert isinstance(other, Draft), other
+    assert (one.text, one.ended, one.tokens) == (other.text, other.ended, other.tokens)
+    if one.logprobs is None or other.logprobs is None:
+        assert one.logprobs is other.logprobs
+    else:
+        assert one.logprobs == pytest.approx(other.logprobs, abs=tolerance)
+    return True
