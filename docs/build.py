@@ -1,0 +1,244 @@
+"""Makes the generated parts of the documentation again: pictures, tables, example data. ``make docs`` calls it.
+
+    python docs/build.py          # all that needs no models: parts between marker comments, pictures of recorded runs
+    python docs/build.py --run    # first ask the demo ensemble again, and keep its rounds in docs/pictures/run.json
+    python docs/build.py --check  # change nothing; exit code 1 if something is not up to date
+
+A part stands between ``<!-- docs/build.py: NAME -->`` and ``<!-- end -->``; what is between is not written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+PACKAGE = ROOT / "langchain_specfuse"
+sys.path.insert(0, str(DOCS))
+
+from picture import drawn  # noqa: E402
+
+QUESTION = "Why is the sky blue?"
+ARGUMENTS = ["--max-tokens", "96"]
+RUN = DOCS / "pictures" / "run.json"
+PART = re.compile(r"(<!-- docs/build\.py: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
+
+
+# --- the recorded run -------------------------------------------------------------------------------------------
+
+
+def record() -> None:
+    """Ask the demo ensemble, as ``make demo`` does, and keep the rounds."""
+    command = [sys.executable, "-m", "langchain_specfuse.cli", "--json", *ARGUMENTS, QUESTION]
+    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
+    rounds = [json.loads(line) for line in told.splitlines()]
+    shown = f'specfuse {" ".join(ARGUMENTS)} "{QUESTION}"'
+    RUN.write_text(json.dumps({"command": shown, "rounds": rounds}, indent=1, ensure_ascii=False) + "\n")
+
+
+def scripted_run() -> dict[str, Any]:
+    """Three scripted members, one of which has another subject and leaves: the same numbers on every machine."""
+    from langchain_specfuse import ScriptedMember
+    from langchain_specfuse.core.values import Query, Settings, Turn
+    from langchain_specfuse.engine import Ensemble
+
+    members = [
+        ScriptedMember(
+            "The sky is blue because air scatters blue light much more than red light, and so it comes from all sides.",
+            name="ann",
+        ),
+        ScriptedMember(
+            "The sky looks blue because air bends blue light far more than red light, so it comes from all sides.",
+            name="bob",
+        ),
+        ScriptedMember(
+            "I like long trains, and all bends they take far more than any plane, which only goes straight on.",
+            name="cyd",
+        ),
+    ]
+    query = Query("docs", (Turn("user", QUESTION),))
+    asked = Ensemble(members).rounds(query, Settings(segment_tokens=4))
+    rounds = [item.as_dict() | {"margin": item.margin} for item in asked]
+    for item in rounds:
+        item["seconds"] = dict.fromkeys(item["seconds"], 0.001)
+    return {"command": "three scripted members", "rounds": rounds}
+
+
+# --- the parts --------------------------------------------------------------------------------------------------
+
+
+def numbers() -> str:
+    """What the benchmarks measured: every number of ``benchmarks/*.json``, beside the script that made it."""
+    rows = []
+    for file in sorted((ROOT / "benchmarks").glob("*.json")):
+        told = json.loads(file.read_text())
+        script = f"benchmarks/{file.stem}.py"
+        rows += [f"| {what} | {value} | `{script}` |" for what, value in _measured(told)]
+    if not rows:
+        return "No numbers yet: `make bench` makes them.\n"
+    return "\n".join(["| measured | here | made by |", "|---|---|---|", *rows, ""])
+
+
+def _measured(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Those under ``readme`` (text: number or text), else all plain numbers."""
+    chosen = told.get("readme", told)
+    for what, value in chosen.items():
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            yield what.replace("_", " "), f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def paper() -> str:
+    """All places of the code marked ``Paper:``, where it differs from the paper or from its published reference."""
+    rows = ["| where | how |", "|---|---|"]
+    for file in sorted(PACKAGE.rglob("*.py")):
+        source = file.read_text()
+        for number, line in enumerate(source.splitlines(), 1):
+            if re.match(r"\s*(#\s*)?Paper:", line):
+                name = file.relative_to(PACKAGE).as_posix()
+                rows.append(f"| `{name}`, `{_home(source, number)}` | {_paragraph(source, number)} |")
+    return "\n".join([*rows, ""])
+
+
+def _home(source: str, number: int) -> str:
+    """The innermost definition (or assignment) that holds this line."""
+    named: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(source)):
+        end = getattr(node, "end_lineno", None) or 0
+        if getattr(node, "lineno", number + 1) > number or end < number:
+            continue
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            named.append((node.lineno, node.name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.col_offset == 0:
+            named.append((node.lineno, node.target.id))
+    return max(named)[1] if named else "module"
+
+
+def _paragraph(source: str, number: int) -> str:
+    """The words behind ``Paper:`` up to the end of their paragraph."""
+    words = []
+    comment = source.splitlines()[number - 1].lstrip().startswith("#")
+    for line in source.splitlines()[number - 1 :]:
+        text = line.strip()
+        if not text or text.startswith('"""') or comment != text.startswith("#"):
+            break
+        words.append(text.lstrip("# ").split('"""')[0])
+    told = " ".join(words).removeprefix("Paper:").strip().replace("``", "`").replace("|", "\\|")
+    return told[0].upper() + told[1:]
+
+
+def options() -> str:
+    """Every field of the chat model, its default and its docstring."""
+    tree = ast.parse((PACKAGE / "_fields.py").read_text())
+    fields = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "SpecFuseFields")
+    rows = ["| field | default | what it is |", "|---|---|---|"]
+    for node, after in zip(fields.body, fields.body[1:], strict=False):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        private = node.target.id.startswith("_") or "ClassVar" in ast.unparse(node.annotation)
+        if private or not isinstance(after, ast.Expr) or not isinstance(after.value, ast.Constant):
+            continue
+        told = " ".join(str(after.value.value).split()).replace("``", "`").replace("|", "\\|")
+        rows.append(f"| `{node.target.id}` | {_default(node.value)} | {told} |")
+    return "\n".join([*rows, ""])
+
+
+def _default(value: ast.expr | None) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, ast.Call):
+        return f"`{ast.unparse(value)}`"
+    named = {word.arg: ast.unparse(word.value) for word in value.keywords}
+    return f"`{named['default']}`" if "default" in named else "`[]`"
+
+
+def errors() -> str:
+    """The tree in the docstring of ``errors.py``, and LangChain's classes beside it."""
+    trees = []
+    for name in ("errors.py", "_errors.py"):
+        told = ast.get_docstring(ast.parse((PACKAGE / name).read_text())) or ""
+        trees.append("\n".join(line[4:] for line in told.splitlines() if line.startswith("    ")))
+    return "```text\n" + "\n\n".join(trees) + "\n```\n"
+
+
+def round_event() -> str:
+    """The second round of the scripted run, as ``specfuse_round`` carries it."""
+    return _json(scripted_run()["rounds"][1])
+
+
+def exit_event() -> str:
+    """The departure in the scripted run, as ``specfuse_exit`` carries it."""
+    item = next(item for item in scripted_run()["rounds"] if item["left"])
+    return _json({**item["left"][0], "weights": item["weights"]})
+
+
+def _json(data: Any) -> str:
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [plain(inner) for inner in value]
+        return round(value, 4) if isinstance(value, float) else value
+
+    lines = [f' "{key}": {json.dumps(value)}' for key, value in plain(data).items()]
+    return "```json\n{\n" + ",\n".join(lines) + "\n}\n```\n"
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "numbers": numbers,
+    "paper": paper,
+    "options": options,
+    "errors": errors,
+    "round-event": round_event,
+    "exit-event": exit_event,
+}
+
+
+# --- putting them in their places -------------------------------------------------------------------------------
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def made() -> Iterator[tuple[Path, str]]:
+    """Every file that holds something generated, with what it should hold."""
+    for page in pages():
+        text = page.read_text()
+        yield page, PART.sub(lambda found: found[1] + PARTS[found[2]]() + found[3], text)
+    yield DOCS / "pictures" / "run.svg", drawn(**json.loads(RUN.read_text()))
+    yield DOCS / "pictures" / "exit.svg", drawn(**scripted_run())
+
+
+def stale() -> list[Path]:
+    """The files that do not hold what they should."""
+    return [file for file, text in made() if not file.exists() or file.read_text() != text]
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    asked.add_argument("--run", action="store_true", help="ask the demo ensemble again (a minute or two)")
+    asked.add_argument("--check", action="store_true", help="change nothing, only tell")
+    given = asked.parse_args()
+    if given.run:
+        record()
+    old = stale()
+    for file in old:
+        print(f"{'out of date' if given.check else 'made again'}: {file.relative_to(ROOT)}")
+    if given.check:
+        return 1 if old else 0
+    for file, text in list(made()):
+        if file in old:
+            file.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""What is generated in the documentation is what its script makes now."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from .blocks import PAGES, ROOT
+
+
+@pytest.fixture(scope="module")
+def build():
+    spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(ROOT / "docs"))
+
+
+def test_every_generated_part_is_up_to_date(build):
+    assert build.stale() == [], "run: make docs"
+
+
+def test_every_part_has_its_place(build):
+    text = "".join(page.read_text() for page in PAGES)
+    assert {found[1] for found in build.PART.findall(text)} == set(build.PARTS)
+
+
+def test_every_mark_of_the_paper_in_the_code_is_in_the_table(build):
+    marks = sum(file.read_text().count("Paper:") for file in (ROOT / "langchain_specfuse").rglob("*.py"))
+    assert len(build.paper().splitlines()) - 2 == marks
+
+
+def test_a_picture_shows_every_word_of_its_run_in_its_author_s_colour(build):
+    told = build.scripted_run()
+    rounds = told["rounds"]
+    root = ElementTree.fromstring(build.drawn(**told))
+    pieces = [(node.get("fill"), node.text or "") for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    colours = {text.removeprefix("■ "): fill for fill, text in pieces if text.startswith("■ ")}
+    assert set(colours) == {"ann", "bob", "cyd"}
+    for item in rounds:
+        own = "".join(text for fill, text in pieces if fill == colours[item["winner"]])
+        assert all(word in own for word in item["text"].split())
+    assert any("cyd left" in text for _, text in pieces)
+
+
+def test_a_picture_has_room_for_long_lines_and_line_breaks(build):
+    told = build.scripted_run()
+    first = told["rounds"][0]
+    first["text"] = first["segment"] = "one\n\n" + "word " * 60 + "<&> end"
+    root = ElementTree.fromstring(build.drawn(**told))
+    nodes = root.iter("{http://www.w3.org/2000/svg}text")
+    assert all(float(n.get("x", 0)) + float(n.get("textLength", 0)) <= float(root.get("width", 0)) for n in nodes)
+
+
+def test_the_recorded_run_is_that_of_the_demo_ensemble(build):
+    rounds = json.loads(build.RUN.read_text())["rounds"]
+    assert set(rounds[0]["drafts"]) == {"SmolLM2-135M", "Gemma-3-270M"}
+    assert [item["round"] for item in rounds] == list(range(1, len(rounds) + 1))
