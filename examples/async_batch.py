@@ -1,0 +1,35 @@
+"""Many questions at once: what waits for a member together is computed as one batch; answers stream side by side."""
+
+import asyncio
+
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse.core.values import Query
+
+
+def counting(query: Query) -> str:
+    """What the scripted members say; name real models instead."""
+    return "".join(f"{number} " for number in range(1, int(query.turns[-1].text) + 1)) + "done."
+
+
+llm = SpecFuseChatModel(members=[ScriptedMember(counting), ScriptedMember(counting)], segment_tokens=4)
+
+
+async def main() -> None:
+    # All at once; answers in the order of the questions.
+    for answer in await llm.abatch(["2", "5", "9"]):
+        print(answer.text)
+
+    # All at once; segments as they come.
+    async def follow(question: str) -> None:
+        async for chunk in llm.astream(question):
+            print(f"[{question}] {chunk.text!r}")
+
+    await asyncio.gather(*(follow(question) for question in ("3", "7")))
+
+    # Who stops listening stops the work: members forget the question within one round.
+    async for chunk in llm.astream("1000"):
+        print(f"[1000] {chunk.text!r}, enough")
+        break
+
+
+asyncio.run(main())

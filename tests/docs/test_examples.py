@@ -1,0 +1,43 @@
+"""Every example runs as it stands, in a process of its own, and says something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from .blocks import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+REAL = {"quickstart", "chain", "rag", "own_model"}
+WORDS = {
+    "async_batch": "1 2 3 4 5 6 7 8 9 done.",
+    "events": "cyd left",
+    "langgraph_node": "answer 'Take the train:'",
+    "testing": "all fine",
+    "own_model": "teacher",
+    "quickstart": "rounds, written by",
+}
+"""What an example prints, among other things."""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(path, marks=pytest.mark.real if path.stem in REAL else ()) for path in EXAMPLES],
+    ids=lambda path: path.stem,
+)
+def test_an_example_runs(script):
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "error" if script.stem not in REAL else "default"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600, env=offline)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert WORDS.get(script.stem, "") in done.stdout
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_says_what_it_shows(script):
+    text = script.read_text()
+    assert len(text.splitlines()) < 50
+    assert text.startswith('"""')
