@@ -54,7 +54,8 @@ class Sheet:
         )
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" width="{width:g}" '
-            f'height="{height}" role="img" font-family="{font}" font-size="{SIZE}" xml:space="preserve" style="white-space:pre">'
+            f'height="{height}" role="img" font-family="{font}" font-size="{SIZE}" xml:space="preserve" '
+            'style="white-space:pre">'
         )
         frame = f'<rect width="{width:g}" height="{height}" rx="10" fill="{PAPER}"/>'
         return "\n".join([head, f"<title>{escape(title)}</title>", frame, dots, *self.parts, "</svg>", ""])
