@@ -75,24 +75,53 @@ def scripted_run() -> dict[str, Any]:
 # --- the parts --------------------------------------------------------------------------------------------------
 
 
+NUMBERS = (
+    ("latency", "speedup_over_uncached", "the same method with nothing cached takes {0:g} times as long"),
+    (
+        "latency",
+        "over_floor",
+        "bare forward passes that the rounds need, timed alone: the whole takes {0:g} times as long",
+    ),
+    (
+        "latency",
+        "late_round_over_early",
+        "a late round (11 to 13) costs {0:g} times an early one (2 to 4), per token read",
+    ),
+    (
+        "latency",
+        "first_segment_sooner",
+        "an ensemble that picks among whole answers shows its first word {0:g} times as late",
+    ),
+    ("throughput", "gain", "{queries} questions at once are done {0:g} times as fast as one after another"),
+)
+"""File, key, and what it says; with other values of the same run by their keys."""
+
+
 def numbers() -> str:
-    """What the benchmarks measured: every number of ``benchmarks/*.json``, beside the script that made it."""
-    rows = []
-    for file in sorted((ROOT / "benchmarks").glob("*.json")):
-        told = json.loads(file.read_text())
-        script = f"benchmarks/{file.stem}.py"
-        rows += [f"| {what} | {value} | `{script}` |" for what, value in _measured(told)]
+    """What the benchmarks measured, each beside the script that made it."""
+    rows, runs = [], {}
+    for name, key, words in NUMBERS:
+        for run in _results(name):
+            rows.append(f"| {words.format(run[key], **run)} | {run['dtype']} | `benchmarks/{name}.py` |")
+            runs[name] = run
     if not rows:
         return "No numbers yet: `make bench` makes them.\n"
-    return "\n".join(["| measured | here | made by |", "|---|---|---|", *rows, ""])
+    return "\n".join(["| measured | in | made by |", "|---|---|---|", *rows, "", _setting(runs), ""])
 
 
-def _measured(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Those under ``readme`` (text: number or text), else all plain numbers."""
-    chosen = told.get("readme", told)
-    for what, value in chosen.items():
-        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-            yield what.replace("_", " "), f"{value:.3g}" if isinstance(value, float) else str(value)
+def _results(name: str) -> list[dict[str, Any]]:
+    """What a benchmark's last run found, one entry per precision; nothing if it has not run."""
+    file = ROOT / "benchmarks" / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def _setting(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """What all of them have in common, and how long the prompts were."""
+    any_run = next(iter(runs.values()))
+    told = f"Members: {' and '.join(any_run['members'])}. Machine: {any_run['machine']}, torch {any_run['torch']}."
+    if latency := runs.get("latency"):
+        told += f" Prompt {latency['prompt_tokens']} tokens, answer {latency['answer_tokens']}, greedy."
+    return told
 
 
 def paper() -> str:

@@ -63,3 +63,19 @@ def test_the_recorded_run_is_that_of_the_demo_ensemble(build):
     rounds = json.loads(build.RUN.read_text())["rounds"]
     assert set(rounds[0]["drafts"]) == {"SmolLM2-135M", "Gemma-3-270M"}
     assert [item["round"] for item in rounds] == list(range(1, len(rounds) + 1))
+
+
+def test_numbers_come_from_the_benchmarks_files_or_there_are_none(build, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    assert "make bench" in build.numbers()
+    (tmp_path / "benchmarks").mkdir()
+    common = {"dtype": "float32", "machine": "m, 2 threads", "torch": "2", "members": ["a", "b"]}
+    (tmp_path / "benchmarks" / "throughput.json").write_text(json.dumps([{**common, "queries": 8, "gain": 3.25}]))
+    made = build.numbers()
+    assert "| 8 questions at once are done 3.25 times as fast" in made
+    assert "`benchmarks/throughput.py`" in made and "a and b" in made and "latency" not in made
+
+
+def test_every_number_of_the_table_is_one_that_its_benchmark_writes(build):
+    for name, key, _ in build.NUMBERS:
+        assert f'"{key}":' in (ROOT / "benchmarks" / f"{name}.py").read_text()
