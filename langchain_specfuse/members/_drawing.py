@@ -41,6 +41,11 @@ class Pen:
     done: bool = False
     kept: int = 0
 
+    def put(self, token: int, logprob: float, logits: Tensor | None) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.logits.append(logits)
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -72,9 +77,7 @@ class Drawing:
             pen.kept = len(pen.tokens)
             pen.end_logprob = end_logprobs(row[None], self.stops)[0]
             return
-        pen.tokens.append(token)
-        pen.logprobs.append(logprob)
-        pen.logits.append(row)
+        pen.put(token, logprob, row)
         self.look(pen)
 
     def look(self, pen: Pen) -> None:

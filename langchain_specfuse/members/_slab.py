@@ -266,6 +266,9 @@ class Slab(Store):
         first, count = min(r.index for r in rows), max(r.index for r in rows) - min(r.index for r in rows) + 1
         width = max(len(row.ids) + _size(plan) for row, plan in zip(rows, plans, strict=True))
         longest = max(_size(plan) for plan in plans)
+        if not longest:  # only ends are asked about: all is known
+            known = [row.logits[len(want.ids)][None] for row, want in zip(rows, wants, strict=True)]
+            return [[logits] * len(plan) for logits, plan in zip(known, plans, strict=True)]
         ids = torch.zeros((count, longest), dtype=torch.long)
         columns = torch.full((count, longest), self.capacity[1] - 1)
         lowest = min((b.start for plan in plans for b in plan), default=0)

@@ -296,9 +296,11 @@ class TransformersMember:
         pen = Pen(job, job.query.id, context, how, min(job.max_tokens, room))
         gone = len(context) - len(memo.ahead_after)
         if memo.ahead_how == how and gone > 0 and context == memo.ahead_after + memo.ahead[:gone]:
-            pen.tokens, pen.logprobs = memo.ahead[gone:][: pen.limit], memo.ahead_logprobs[gone:][: pen.limit]
-            pen.logits = [None] * len(pen.tokens)
-            self.drawing.look(pen)
+            # One by one, as if they were drawn now: where the draft ends must not depend on what is known already.
+            for token, logprob in list(zip(memo.ahead, memo.ahead_logprobs, strict=True))[gone:][: pen.limit]:
+                if not pen.done:
+                    pen.put(token, logprob, None)
+                    self.drawing.look(pen)
         return pen
 
     def _drafted(self, pen: Pen, share: tuple[int, int], many: int, seconds: float) -> Draft:

@@ -1,0 +1,367 @@
+"""Tiny random models of many architectures, each with a tokenizer of its own, quickly made, kept for the session.
+
+The weights are wide, so that the logits are sharp and greedy choices do not hang on rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from langchain_specfuse.core.member import Member
+from langchain_specfuse.core.panel import Panel
+from langchain_specfuse.core.rounds import rounds
+from langchain_specfuse.core.values import (
+    Ask,
+    Candidate,
+    Draft,
+    DraftJob,
+    Query,
+    Reply,
+    Round,
+    Sampling,
+    Scored,
+    ScoreJob,
+    Seat,
+    Segment,
+    Settings,
+    Turn,
+)
+from langchain_specfuse.members._stores import Read, Rereading
+from langchain_specfuse.members.transformers import TransformersMember
+
+torch.set_num_threads(1)  # threads only get into each other's way where matrices are this small
+
+CORPUS = [
+    "The sky is blue because the air scatters blue light more than red light. Why is that so?",
+    "The answer is 42, and the question is not known; 3.14 is close to pi, 1000 is a number.",
+    "def add(a, b):\n    if a > b:\n        return a + b\n\treturn None  # the end\n\n\nclass Sky:\n    pass\n",
+    "| one | two |\n|-----|-----|\n|  1  |  2  |\n\n- first item\n  - second item\n\n1. One.\n2. Two.\n",
+    "天空是蓝色的，因为空气散射蓝光。为什么？ これは日本語の文です。한국어 문장입니다.",
+    "Emoji 😀 and 🎉 and 👩‍👩‍👧 are whole; so is é, ü, ñ, ß and Ω.",
+    "https://example.org/a?b=c&d=e user@example.org C:\\path\\to\\file $x^2 + y^2 = z^2$",
+    "user assistant system question answer ## Question\n\nHello\n\n## Answer\n\nGood day.\n\n",
+]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+INST = (
+    "<s>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+
+# --- tokenizers -------------------------------------------------------------------------------------------------
+
+
+def byte_level(size: int, prefix: bool = False, digits: bool = False) -> Tokenizer:
+    """As GPT-2, Llama 3 and Qwen have it."""
+    tokenizer = Tokenizer(models.BPE())
+    level = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), level]) if digits else level
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def metaspace(size: int, prepend: str = "first") -> Tokenizer:
+    """SentencePiece's BPE with byte fallback, as Llama 2 and Mistral have it: "▁" for spaces, one before everything."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    steps = [normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *steps] if prepend == "first" else steps)
+    undo: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prepend == "first" else undo)
+    raw = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<unk>", *SPECIAL, *raw], max_token_length=8, show_progress=False
+    )
+    # Trained on words, so that no token joins two of them.
+    words = [word for line in CORPUS for word in line.replace(" ", " ▁").split(" ")]
+    tokenizer.train_from_iterator(words, trainer)
+    return _without_special_bytes(tokenizer, raw)
+
+
+def _without_special_bytes(tokenizer: Tokenizer, raw: list[str]) -> Tokenizer:
+    """The byte tokens belong to the vocabulary, but are no special tokens: they must be seen when decoding."""
+    import json
+
+    told = json.loads(tokenizer.to_str())
+    told["added_tokens"] = [token for token in told["added_tokens"] if token["content"] not in raw]
+    return Tokenizer.from_str(json.dumps(told))
+
+
+def unigram(size: int) -> Tokenizer:
+    """SentencePiece's other kind, as T5 and XGLM have it."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    alphabet = sorted({char for line in CORPUS for char in line})
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size,
+        special_tokens=["<unk>", *SPECIAL],
+        unk_token="<unk>",
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+MAKERS: dict[str, Callable[[], Tokenizer]] = {
+    "bytes": lambda: byte_level(400),
+    "bytes-prefix": lambda: byte_level(440, prefix=True),
+    "bytes-digits": lambda: byte_level(520, digits=True),
+    "pieces": lambda: metaspace(480),
+    "pieces-bare": lambda: metaspace(500, prepend="never"),
+    "unigram": lambda: unigram(330),
+}
+
+
+@cache
+def _trained(kind: str) -> str:
+    return MAKERS[kind]().to_str()
+
+
+def tokenizer_of(kind: str, chat_template: str | None = None, **kwargs: Any) -> PreTrainedTokenizerFast:
+    """A fresh tokenizer of this kind. ``eos``: which special token ends a turn (default ``</s>``)."""
+    eos = kwargs.pop("eos", "</s>")
+    special = [token for token in ("<|im_start|>", "<|im_end|>") if token != eos]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_trained(kind)),
+        bos_token="<s>",
+        eos_token=eos,
+        additional_special_tokens=special,
+        clean_up_tokenization_spaces=False,
+        **kwargs,
+    )
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+# --- models -----------------------------------------------------------------------------------------------------
+
+_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.35,
+}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024, "initializer_range": 0.35}
+_GEMMA = {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+_NEXT = {
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+_BLOOM = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.35}
+_MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "initializer_range": 0.35}
+
+END = 1.5
+
+# name -> (config class, what it is told, tokenizer, chat template)
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
+    "llama": ("LlamaConfig", _SIZES, "bytes", CHATML),
+    "gpt2": ("GPT2Config", _GPT2, "bytes-prefix", None),
+    "gemma3": ("Gemma3TextConfig", _SIZES | _GEMMA, "pieces-bare", CHATML),
+    "mistral": ("MistralConfig", _SIZES | {"sliding_window": 10}, "pieces", INST),
+    "qwen3": ("Qwen3Config", _SIZES | {"head_dim": 8}, "bytes-digits", CHATML),
+    "qwen3-next": ("Qwen3NextConfig", _SIZES | _NEXT, "bytes-digits", CHATML),
+    "mamba": ("MambaConfig", _MAMBA, "bytes", CHATML),
+    "lfm2": ("Lfm2Config", _SIZES | {"layer_types": ["conv", "full_attention"]}, "bytes", CHATML),
+    "bloom": (
+        "BloomConfig",
+        {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.35},
+        "unigram",
+        None,
+    ),
+    "opt": (
+        "OPTConfig",
+        {
+            "hidden_size": 32,
+            "ffn_dim": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 32,
+            "max_position_embeddings": 1024,
+            "init_std": 0.35,
+        },
+        "bytes",
+        None,
+    ),
+    "phi3": ("Phi3Config", _SIZES | {"pad_token_id": 0}, "pieces", CHATML),
+    "gpt-neox": ("GPTNeoXConfig", {k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}, "bytes", None),
+}
+ALL = list(ARCHITECTURES)
+RECURRENT = ["qwen3-next", "mamba", "lfm2"]
+SLAB = ["llama", "gpt2", "gemma3", "mistral", "qwen3", "opt", "phi3", "gpt-neox"]
+
+
+def made(arch: str, seed: int = 0, attn: str | None = None, **changes: Any) -> tuple[Any, PreTrainedTokenizerFast]:
+    """A model and its tokenizer. Equal arguments give equal weights."""
+    name, told, kind, template = ARCHITECTURES[arch]
+    tokenizer = tokenizer_of(changes.pop("tokenizer", kind), changes.pop("chat_template", template))
+    config = getattr(transformers, name)(
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=False,
+        **(told | changes),
+    )
+    torch.manual_seed(seed)
+    extra = {"attn_implementation": attn} if attn else {}
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **extra).eval()
+    with torch.no_grad():  # ends come up now and then
+        rows = model.get_output_embeddings().weight
+        rows[tokenizer.eos_token_id] *= END
+        if seed % 2:
+            rows[_broken(tokenizer)] = 0.0
+    return model, tokenizer
+
+
+def _broken(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Tokens that are no text of their own: models with an odd seed do not write them, the others often do."""
+    return [token for token in range(len(tokenizer)) if not tokenizer.decode([token]).isprintable()]
+
+
+_cached = cache(made)
+_numbers = itertools.count()
+
+
+def member(arch: str, seed: int = 0, *, made_with: dict[str, Any] | None = None, **kwargs: Any) -> TransformersMember:
+    """A member that is ready; members of one architecture and seed share their weights."""
+    model, tokenizer = _cached(arch, seed, **(made_with or {}))
+    one = TransformersMember(model, tokenizer, **({"name": f"{arch}-{seed}"} | kwargs))
+    one.probe()
+    return one
+
+
+def greedy(one: TransformersMember, query: Query, count: int) -> list[int]:
+    """What ``generate`` makes of the same prompt, without the token that ends it."""
+    assert one._weights is not None
+    ids = torch.tensor([one._prompt_ids(query.turns)])
+    made = one._weights.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=list(one.stops),
+        pad_token_id=one.stops[0],
+    )[0, ids.shape[1] :].tolist()
+    return [token for token in made if token not in one.stops]
+
+
+def answered(
+    members: Sequence[Member],
+    query: Query,
+    settings: Settings | None = None,
+    after: Callable[[Ask, Mapping[str, Reply]], None] | None = None,
+) -> list[Round]:
+    """A whole answer without threads. ``after`` sees every request with its replies."""
+    by_name = {one.name: one for one in members}
+    loop = rounds(query, settings or Settings(), Panel.of([Seat(name) for name in by_name]))
+    told: list[Round] = []
+    replies: dict[str, Reply] | None = None
+    while (item := next(loop, None) if replies is None else loop.send(replies)) is not None:
+        replies = None
+        if isinstance(item, Round):
+            told.append(item)
+            if item.finish:
+                break
+            continue
+        replies = {name: reply_of(by_name[name], job) for name, job in item.jobs.items()}
+        if after:
+            after(item, replies)
+    for one in members:
+        one.forget(query.id)
+    return told
+
+
+def relayed(members: Sequence[Member], query: Query, size: int, turns: int) -> tuple[Segment, ...]:
+    """An answer that the members write in turn, each draft scored by all the others: foreign text, own text, seams."""
+    answer: tuple[Segment, ...] = ()
+    for turn in range(turns):
+        drafts = {one.name: reply_of(one, DraftJob(query, answer, size, 64, Sampling())) for one in members}
+        candidates = {name: Candidate(d.text, d.ended, (name,)) for name, d in drafts.items() if isinstance(d, Draft)}
+        for one in members:
+            others = tuple(c for c in candidates.values() if one.name not in c.authors)
+            reply_of(one, ScoreJob(query, answer, others))
+        won = drafts[members[turn % len(members)].name]
+        assert isinstance(won, Draft)
+        same = {name: d.tokens for name, d in drafts.items() if isinstance(d, Draft) and d.text == won.text}
+        answer = (*answer, Segment(won.text, False, same))
+    for one in members:
+        one.forget(query.id)
+    return answer
+
+
+def reply_of(one: Member, job: DraftJob | ScoreJob) -> Reply:
+    return (one.draft([job]) if isinstance(job, DraftJob) else one.score([job]))[0]
+
+
+def text_of(told: Sequence[Round]) -> str:
+    return "".join(round.text for round in told)
+
+
+def tokens_of(told: Sequence[Round], name: str) -> list[int]:
+    return [token for round in told for token in round.segment.tokens[name]]
+
+
+def query(text: str = "Why is the sky blue?", *before: Turn, id: str | None = None) -> Query:
+    return Query(id or f"q{next(_numbers)}", (*before, Turn("user", text)))
+
+
+def rereading(one: TransformersMember) -> TransformersMember:
+    """The same member without any memory: the measure of the others."""
+    assert one._weights is not None
+    slow = TransformersMember(
+        one._weights.model,
+        one._weights.tokenizer,
+        name=one.name,
+        chat_template=one.chat_template,
+        seed=one.seed,
+        repetition_penalty=one.repetition_penalty,
+    )
+    slow.probe()
+    slow.store = Rereading(Read(one._weights.model))
+    slow.drawing = replace(slow.drawing, store=slow.store)
+    return slow
+
+
+def difference(one: Reply, other: Reply) -> float:
+    """How far two replies lie apart, in log-probabilities; infinite where they differ in anything else."""
+    if isinstance(one, Draft) and isinstance(other, Draft):
+        same = (one.text, one.tokens, one.ended) == (other.text, other.tokens, other.ended)
+        return _furthest([one.logprobs or ()], [other.logprobs or ()]) if same else math.inf
+    if isinstance(one, Scored) and isinstance(other, Scored):
+        return _furthest(one.logprobs, other.logprobs)
+    return 0.0 if one == other else math.inf
+
+
+def _furthest(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
+    if [len(row) for row in one] != [len(row) for row in other]:
+        return math.inf
+    return max((abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)), default=0.0)
