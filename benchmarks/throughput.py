@@ -25,25 +25,15 @@ from langchain_specfuse.engine import Ensemble
 
 clock = time.perf_counter
 
-QUESTIONS = (
-    "Why do leaves turn red and yellow in autumn?",
-    "How does a bicycle stay upright when it moves?",
-    "Describe a morning at a fish market by the sea.",
-    "Give me advice for a first day at a new job.",
-    "What should I pack for three days in the mountains?",
-    "Explain to a child why the moon changes its shape.",
-    "Write a short letter to a friend who has moved away.",
-    "What makes bread rise, and what makes its crust brown?",
+QUESTIONS = tuple(
+    f"Tell me a long story about {hero}. Use many sentences."
+    for hero in ("a miller", "a fox", "two sisters", "a storm", "the sea", "an old clock", "a dragon", "a lost dog")
 )
-BACKGROUND = (
-    "You are asked by a reader of a small weekly paper. The paper is read at breakfast, by people of all ages, so the "
-    "answer is plain and friendly, uses no foreign words, and comes to the point. It is printed on a page of its own, "
-    "under the reader's question, and there is room for some five sentences. Here is the question: "
-)
+"""Stories, so that every answer uses its whole budget: an answer that ends early leaves the batch smaller."""
 
 
 def asked(ensemble: Ensemble, which: int, settings: Settings, answers: dict[int, str]) -> None:
-    turns = (Turn("user", BACKGROUND + QUESTIONS[which % len(QUESTIONS)]),)
+    turns = (Turn("user", QUESTIONS[which % len(QUESTIONS)]),)
     query = Query(f"{which}-{time.perf_counter_ns()}", turns)
     answers[which] = "".join(r.text for r in ensemble.rounds(query, settings))
 
@@ -88,7 +78,7 @@ def measured(dtype: str, queries: int, max_tokens: int) -> dict[str, Any]:
     members = demo_members(dtype=dtype)
     ensemble = Ensemble(members)
     ensemble.loaded().result()
-    settings = Settings(max_tokens=max_tokens, exit="never")
+    settings = Settings(max_tokens=max_tokens, exit="never", loop_guard=False)
     at_once(ensemble, queries, Settings(max_tokens=8))  # warm up
     apart, alone = one_after_another(ensemble, queries, settings)
     together, crowd = at_once(ensemble, queries, settings)

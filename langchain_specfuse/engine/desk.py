@@ -16,6 +16,8 @@ from typing import Any
 
 from ..core.values import KINDS, Failure
 
+log = logging.getLogger("langchain_specfuse")
+
 IDLE_S = 2.0
 """A desk without work lets its thread end after this long; the next task starts a new one."""
 
@@ -175,6 +177,8 @@ def _replies(batch: list[Task]) -> Sequence[Any]:
             raise ValueError(f"{first.work} returned {len(replies)} replies to {len(batch)} jobs")
         return replies
     except BaseException as error:  # a member may raise anything, SystemExit too; it leaves, the desk stays
+        if first.work == "call":  # nobody waits for its reply: it must not fail unheard
+            log.exception("%s: a call to %s failed", threading.current_thread().name, first.member)
         kind = getattr(error, "kind", "error")
         message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return [Failure(kind if kind in KINDS else "error", message, error)] * len(batch)

@@ -151,6 +151,7 @@ class TransformersMember:
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
         return self._each(jobs, self._score_batch, extra=lambda job: sum(len(c.text) for c in job.candidates) + 8)
 
+    @torch.inference_mode()  # it may move a row: tensors made in inference mode can be written in no other
     def forget(self, query_id: str) -> None:
         self._memos.pop(query_id, None)
         if self._ready is not None:
