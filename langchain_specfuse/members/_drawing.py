@@ -38,6 +38,8 @@ class Pen:
     """The logits before each token, where known."""
     ended: bool = False
     end_logprob: float | None = None
+    rest: list[int] = field(default_factory=list)
+    """The answer's last characters, where the token that was drawn for them also begins the words that end the turn."""
     done: bool = False
     kept: int = 0
 
@@ -106,9 +108,10 @@ class Drawing:
         at = text.find(mark) if mark else -1
         if at < 0:
             return False
-        pen.kept = next((i for i, end in enumerate(ends) if end > at), len(ends))
-        pen.kept = pen.kept if pen.kept == 0 or ends[pen.kept - 1] == at else pen.kept - 1
-        pen.end_logprob = math.fsum(pen.logprobs[pen.kept :])
+        pen.kept = sum(end <= at for end in ends)
+        said = ends[pen.kept - 1] if pen.kept else 0
+        pen.rest = self.words.continuing(text[said:at]) if said < at else []
+        pen.end_logprob = math.fsum(pen.logprobs[pen.kept + bool(pen.rest) :])
         pen.ended = pen.done = True
         return True
 

@@ -53,10 +53,9 @@ def _penalised(row: Tensor, penalty: float | None, context: Sequence[int]) -> Te
 def _sampled(row: Tensor, how: Sampling, position: int) -> int:
     """Inverse transform on the sorted, filtered probabilities with one uniform number."""
     values, tokens = (row.float() / how.temperature).sort(descending=True, stable=True)
-    probs = values.softmax(-1)
+    # Each filter sees what the one before has left: top_k, top_p, min_p.
+    probs = values[: how.top_k or None].softmax(-1)
     keep = torch.ones_like(probs, dtype=torch.bool)
-    if how.top_k:
-        keep[how.top_k :] = False
     if how.top_p is not None:
         keep &= probs.cumsum(-1) - probs < how.top_p
     if how.min_p is not None:
@@ -65,4 +64,4 @@ def _sampled(row: Tensor, how: Sampling, position: int) -> int:
     kept = probs[keep].double()
     noise = random.Random(f"{how.seed}:{position}").random()
     at = int(torch.searchsorted(kept.cumsum(-1), noise * float(kept.sum()), right=True))
-    return int(tokens[keep][min(at, len(kept) - 1)])
+    return int(tokens[: len(keep)][keep][min(at, len(kept) - 1)])

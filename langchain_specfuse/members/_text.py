@@ -35,6 +35,10 @@ class Words:
         """The tokens of a text that stands alone (a rendered prompt), without anything added."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def continuing(self, text: str) -> list[int]:
+        """The tokens of a text that follows a word: no space is put before it, as some do at a beginning."""
+        return list(self._after("x", text))
+
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

@@ -149,7 +149,8 @@ class TransformersMember:
 
     @torch.inference_mode()
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return self._each(jobs, self._score_batch, extra=lambda job: sum(len(c.text) for c in job.candidates) + 8)
+        extra = lambda job: sum(len(c.text.encode()) + 8 for c in job.candidates)
+        return self._each(jobs, self._score_batch, extra=extra)
 
     @torch.inference_mode()  # it may move a row: tensors made in inference mode can be written in no other
     def forget(self, query_id: str) -> None:
@@ -183,7 +184,7 @@ class TransformersMember:
         self.template = Template(weights.tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
         config = weights.model.generation_config
         self.stops = stop_ids(weights.tokenizer, config, end_of_turn(self.template))
-        self.end_ids = self.words.encode(self.template.end_text) if self.template.end_text else []
+        self.end_ids = self.words.continuing(self.template.end_text) if self.template.end_text else []
         own = self.repetition_penalty
         self.penalty = own if own is not None else getattr(config, "repetition_penalty", None)
         self.context_limit = _context_limit(weights)
@@ -249,10 +250,9 @@ class TransformersMember:
             except UsageError as error:
                 replies[at] = Failure("error", str(error), error)
                 continue
-            if self.context_limit and len(context) >= self.context_limit:
-                message = (
-                    f"{len(context)} tokens of prompt and answer do not fit into its context of {self.context_limit}"
-                )
+            limit = self.context_limit
+            if limit and len(context) + extra(job) > limit and (needed := self._needed(job, context)) > limit:
+                message = f"{needed} tokens of prompt and answer do not fit into its context of {limit}"
                 replies[at] = Failure("overflow", message)
             else:
                 fitting.append((at, job, context))
@@ -261,6 +261,13 @@ class TransformersMember:
             for (at, _, _), reply in zip(batch, self._safely(batch, work), strict=True):
                 replies[at] = reply
         return replies
+
+    def _needed(self, job: DraftJob | ScoreJob, context: Sequence[int]) -> int:
+        """The longest text that must be read for this job, in tokens."""
+        if isinstance(job, DraftJob):
+            return len(context) + 1
+        texts = [len(self._candidate_ids(job, c.text)) + c.ended * len(self.end_ids) for c in job.candidates]
+        return max([len(context), *texts])
 
     def _safely(self, batch: Sequence[tuple[int, Any, list[int]]], work: Any) -> list[Any]:
         """One batch; when the device runs out of memory, everything kept is freed and each job is tried alone."""
@@ -306,9 +313,9 @@ class TransformersMember:
 
     def _drafted(self, pen: Pen, share: tuple[int, int], many: int, seconds: float) -> Draft:
         """The draft as others will see it; what was cut off is kept for the next one."""
-        kept = pen.tokens[: pen.kept]
+        kept = pen.tokens[: pen.kept] + pen.rest
         text = self.words.told(pen.context, kept)[0]
-        logprobs = pen.logprobs[: pen.kept]
+        logprobs = pen.logprobs[: pen.kept + bool(pen.rest)] + [0.0] * (len(pen.rest) - 1)
         memo = self._memo(pen.job.query)
         memo.ahead, memo.ahead_logprobs = list(pen.tokens), list(pen.logprobs)
         memo.ahead_after, memo.ahead_how = list(pen.context), pen.how

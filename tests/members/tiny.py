@@ -63,17 +63,17 @@ INST = (
 # --- tokenizers -------------------------------------------------------------------------------------------------
 
 
-def byte_level(size: int, prefix: bool = False, digits: bool = False) -> Tokenizer:
+def byte_level(size: int, prefix: bool = False, digits: bool = False, more: Sequence[str] = ()) -> Tokenizer:
     """As GPT-2, Llama 3 and Qwen have it."""
     tokenizer = Tokenizer(models.BPE())
-    level = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    level = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not more)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), level]) if digits else level
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator([*more, *CORPUS], trainer)
     return tokenizer
 
 
@@ -125,6 +125,7 @@ MAKERS: dict[str, Callable[[], Tokenizer]] = {
     "bytes": lambda: byte_level(400),
     "bytes-prefix": lambda: byte_level(440, prefix=True),
     "bytes-digits": lambda: byte_level(520, digits=True),
+    "bytes-lines": lambda: byte_level(400, more=[".\n"] * 50),
     "pieces": lambda: metaspace(480),
     "pieces-bare": lambda: metaspace(500, prepend="never"),
     "unigram": lambda: unigram(330),
@@ -244,17 +245,20 @@ def made(arch: str, seed: int = 0, attn: str | None = None, **changes: Any) -> t
 
 def _broken(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Tokens that are no text of their own: models with an odd seed do not write them, the others often do."""
-    return [token for token in range(len(tokenizer)) if not tokenizer.decode([token]).isprintable()]
+    names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    return [k for k, name in enumerate(names) if name.startswith("<0x") or not tokenizer.decode([k]).isprintable()]
 
 
-_cached = cache(made)
+cached = cache(made)
 _numbers = itertools.count()
 
 
-def member(arch: str, seed: int = 0, *, made_with: dict[str, Any] | None = None, **kwargs: Any) -> TransformersMember:
+def member(
+    arch: str, seed: int = 0, *, made_with: dict[str, Any] | None = None, own_seed: int = 0, **kwargs: Any
+) -> TransformersMember:
     """A member that is ready; members of one architecture and seed share their weights."""
-    model, tokenizer = _cached(arch, seed, **(made_with or {}))
-    one = TransformersMember(model, tokenizer, **({"name": f"{arch}-{seed}"} | kwargs))
+    model, tokenizer = cached(arch, seed, **(made_with or {}))
+    one = TransformersMember(model, tokenizer, seed=own_seed, **({"name": f"{arch}-{seed}"} | kwargs))
     one.probe()
     return one
 
