@@ -27,7 +27,7 @@ sys.path.insert(0, str(DOCS))
 from picture import drawn  # noqa: E402
 
 QUESTION = "Why is the sky blue?"
-ARGUMENTS = ["--max-tokens", "96"]
+ARGUMENTS = ["--exit", "never", "--max-tokens", "96"]
 RUN = DOCS / "pictures" / "run.json"
 PART = re.compile(r"(<!-- docs/build\.py: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -36,7 +36,7 @@ PART = re.compile(r"(<!-- docs/build\.py: ([a-z-]+) -->\n).*?(<!-- end -->)", re
 
 
 def record() -> None:
-    """Ask the demo ensemble, as ``make demo`` does, and keep the rounds."""
+    """Ask the demo ensemble, as the command does, and keep the rounds."""
     command = [sys.executable, "-m", "langchain_specfuse.cli", "--json", *ARGUMENTS, QUESTION]
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
     rounds = [json.loads(line) for line in told.splitlines()]

@@ -11,6 +11,6 @@ prompt = ChatPromptTemplate.from_messages(
 llm = SpecFuseChatModel(members=demo_members(), max_tokens=24)
 chain = prompt | llm | StrOutputParser()
 
-for text in chain.stream({"thing": "a volcano"}):
+for text in chain.stream({"thing": "a library"}):
     print(text, end="", flush=True)
 print()
