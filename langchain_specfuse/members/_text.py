@@ -18,6 +18,8 @@ LEFT_TOKENS = 12
 """Tokens of context that are decoded along, to see what a new token adds."""
 LEFT_CHARS = 48
 """Characters of context that are tokenized along, so that the first new token is what it would be in the whole."""
+ANCHORS = ("\n", "x", "0", ")")
+"""What a text is read behind where its context melts into it: alone, some tokenizers put a space before it."""
 BLOCK_CHARS = 400
 REPLACEMENT = "\ufffd"
 HELD_BYTES = 4
@@ -61,7 +63,7 @@ class Words:
         """The tokens of others' text that follows ``ids``."""
         if not run:
             return []
-        left = self.decode(ids[-LEFT_TOKENS:])[-LEFT_CHARS:]
+        left = self._left(ids)[1][-LEFT_CHARS:]
         found: list[int] = []
         for block in blocks(run):
             found += self._after(left, block)
@@ -71,7 +73,7 @@ class Words:
     def _encoded_after(self, left: str, text: str) -> tuple[int, ...]:
         """The tokens of ``text`` as a continuation of ``left``."""
         left = left.lstrip(REPLACEMENT)
-        for anchor in (left, "\n") if left else ("\n",):
+        for anchor in (left, *ANCHORS) if left else ANCHORS:
             found = self._split(anchor, text)
             if found is not None:
                 return found
@@ -93,8 +95,7 @@ class Words:
 
     def told(self, context: Sequence[int], new: Sequence[int]) -> tuple[str, list[int]]:
         """The text that these tokens add, and how many of its characters are complete after each of them."""
-        left = list(context[-LEFT_TOKENS:])
-        base = self.decode(left)
+        left, base = self._left(context)
         text, ends = "", []
         held = 0
         for count in range(1, len(new) + 1):
@@ -110,12 +111,27 @@ class Words:
 
     def added(self, context: Sequence[int], new: Sequence[int]) -> str:
         """The text that these tokens add, complete characters or not."""
-        left = list(context[-LEFT_TOKENS:])
-        return self._added(left, self.decode(left), new)
+        return self._added(*self._left(context), new)
+
+    def _left(self, context: Sequence[int]) -> tuple[list[int], str]:
+        """The end of the context and its text, from where a character begins: half a one spoils what follows."""
+        first = None
+        for size in range(LEFT_TOKENS, LEFT_TOKENS + HELD_BYTES):
+            left = list(context[-size:])
+            told = left, self.decode(left)
+            if not told[1].startswith(REPLACEMENT):
+                return told
+            first = first or told
+        return first or ([], "")
 
     def _added(self, left: list[int], base: str, new: Sequence[int]) -> str:
         whole = self.decode([*left, *new])
-        return whole[len(base) :] if whole.startswith(base) else self.decode(new)
+        for _ in range(HELD_BYTES):
+            if whole.startswith(base):
+                return whole[len(base) :]
+            # The context ended with the first bytes of a character, which was held back and is whole now.
+            base = base.removesuffix(REPLACEMENT)
+        return self.decode(new)
 
 
 def blocks(run: str) -> Iterator[str]:

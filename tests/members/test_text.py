@@ -1,0 +1,171 @@
+"""Text and tokens: nothing is lost between them, whoever wrote it, whatever the tokenizer."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
+
+from langchain_specfuse.core.answer import is_safe
+from langchain_specfuse.core.values import Segment
+from langchain_specfuse.members._text import BLOCK_CHARS, Words, blocks
+
+from . import tiny
+
+KINDS = ["bytes", "bytes-prefix", "bytes-digits", "pieces", "pieces-bare"]
+"""Tokenizers that can say any text (a unigram model without bytes cannot)."""
+ME = "me"
+WORDS = {kind: Words(tiny.tokenizer_of(kind)) for kind in [*KINDS, "unigram"]}
+PIECES = [
+    "The", " sky", " is blue", "\n", "\n\n", "  ", "    return", "\t", "42", ".", ", ", "天空", "😀", "👩‍👩‍👧", "🇩🇪",
+    "é", "e\u0301", "한", "\u200d", "\xa0", "\u2028", "'s", "<|im_end|", "|-|", "http://a.b", "ß", "\r\n", "﷽", "𝒳",
+]  # fmt: skip
+text = st.one_of(
+    st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd▁"), max_size=20),
+)
+some = settings(max_examples=40)
+
+
+def prompt_of(words):
+    return words.encode("<|im_start|>user\nWhy is it so?<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@some
+@given(texts=st.lists(text, min_size=1, max_size=4))
+def test_text_of_others_is_conserved(kind, texts):
+    words = WORDS[kind]
+    prompt = prompt_of(words)
+    ids = words.answer_ids(ME, prompt, [Segment(one) for one in texts])
+    assert ids[: len(prompt)] == prompt
+    assert words.added(prompt, ids[len(prompt) :]) == "".join(texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@some
+@given(texts=st.lists(text, min_size=2, max_size=4))
+def test_text_told_piece_by_piece_is_the_text_told_at_once(kind, texts):
+    """Over valid text: at every place where a character is complete, what was told and what is told next make all."""
+    words = WORDS[kind]
+    prompt = prompt_of(words)
+    new = words.answer_ids(ME, prompt, [Segment("".join(texts))])[len(prompt) :]
+    whole, ends = words.told(prompt, new)
+    assert whole == "".join(texts)
+    assert ends == sorted(ends)
+    for count in range(1, len(new)):
+        if ends[count - 1] > (ends[count - 2] if count > 1 else 0):
+            head, tail = words.told(prompt, new[:count])[0], words.told([*prompt, *new[:count]], new[count:])[0]
+            assert head + tail == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@some
+@given(texts=st.lists(text, min_size=1, max_size=5), own=st.integers(0, 31))
+def test_own_segments_keep_their_tokens_and_the_text_stays_whole(kind, texts, own):
+    """Own tokens may be any tokens that say the text: here one for every byte or character."""
+    words = WORDS[kind]
+    prompt = prompt_of(words)
+    mine = [tuple(words.continuing(one)) if own >> k & 1 and one else None for k, one in enumerate(texts)]
+    segments = [Segment(one, tokens={ME: ids} if ids else {}) for one, ids in zip(texts, mine, strict=True)]
+    ids = words.answer_ids(ME, prompt, segments)
+    at = len(prompt)
+    for kept in filter(None, mine):
+        at = next(k for k in range(at, len(ids)) if tuple(ids[k : k + len(kept)]) == kept) + len(kept)
+    if all(is_safe("".join(texts), sum(map(len, texts[:k]))) for k in range(1, len(texts))):
+        assert words.added(prompt, ids[len(prompt) :]) == "".join(texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_of_others_is_tokenized_as_part_of_the_whole(kind):
+    words = WORDS[kind]
+    prompt = words.encode("user\nWhy?\nassistant\n")
+    whole = "The sky is blue because the air scatters blue light.\n\n- first item\n- second item"
+    wanted = words.encode("user\nWhy?\nassistant\n" + whole)
+    for cut in [at for at in range(1, len(whole)) if is_safe(whole, at)]:
+        found = words.answer_ids(ME, prompt, [Segment(whole[:cut]), Segment(whole[cut:])])
+        assert found == wanted
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "unigram"])
+def test_growing_by_segments_keeps_what_stands_in_earlier_blocks(kind):
+    words = WORDS[kind]
+    prompt = prompt_of(words)
+    run = [Segment(f" sky {k} is blue," + "\n" * (k % 5 == 0)) for k in range(80)]
+    assert len("".join(segment.text for segment in run)) > 2 * BLOCK_CHARS
+    before = prompt
+    for count in range(1, len(run) + 1):
+        ids = words.answer_ids(ME, prompt, run[:count])
+        shared = next((k for k, pair in enumerate(zip(ids, before, strict=False)) if pair[0] != pair[1]), len(before))
+        assert shared >= len(before) - 3
+        before = ids
+    fresh = Words(tiny.tokenizer_of(kind))
+    assert fresh.answer_ids(ME, prompt, run) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_runs_in_blocks_are_the_tokens_of_the_whole(kind):
+    words = WORDS[kind]
+    text = "The air scatters blue light more than red light, and the sky is blue.\n\n" * 20
+    assert words.answer_ids(ME, words.encode("x\n"), [Segment(text)]) == words.encode("x\n" + text)
+    assert len(list(blocks(text))) > 2
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=400).map("".join), st.integers(0, 300))
+def test_blocks_stay_the_same_when_the_run_grows(text, more):
+    found = list(blocks(text))
+    assert "".join(found) == text
+    assert list(blocks(text + "word " * more))[: max(len(found) - 1, 0)] == found[:-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("whole", ["😀", "天", "👩‍👩‍👧", "é", "a😀b", "\n😀", "한국"])
+def test_incomplete_characters_are_held_back_and_then_come_whole(kind, whole):
+    words = WORDS[kind]
+    prompt = prompt_of(words)
+    # Byte by byte, as models write what they rarely see.
+    if kind.startswith("pieces"):
+        new = [words.tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in whole.encode()]
+    else:
+        new = [i for byte in whole.encode("utf-8") for i in _byte(words, byte)]
+    for count in range(1, len(new) + 1):
+        told, ends = words.told(prompt, new[:count])
+        assert "\ufffd" not in told
+        assert whole.startswith(told)
+        assert len(ends) == count
+    assert words.told(prompt, new)[0] == whole
+
+
+def _byte(words, byte):
+    return [words.tokenizer.convert_tokens_to_ids(_table()[byte])]
+
+
+def _table():
+    """GPT-2's letters for bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    extra = [byte for byte in range(256) if byte not in plain]
+    table = {byte: chr(byte) for byte in plain} | {byte: chr(256 + k) for k, byte in enumerate(extra)}
+    assert set(table.values()) == set(ByteLevel.alphabet())
+    return table
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_that_never_become_a_character_are_let_go(kind):
+    words = WORDS[kind]
+    bad = ([words.tokenizer.convert_tokens_to_ids("<0xFF>")] if kind.startswith("pieces") else _byte(words, 0xFF)) * 8
+    told, ends = words.told(prompt_of(words), bad)
+    assert told and set(told) == {"\ufffd"}
+    assert ends[-1] == len(told)
+    told.encode()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_that_the_vocabulary_has_only_as_bytes_is_told_whole(kind):
+    """Runs of bytes longer than the context that is decoded along, cut after every character."""
+    words, whole = WORDS[kind], "a" + "ภาษาไทย" * 3 + "𝒳ø天"
+    context, told = prompt_of(words), ""
+    new = [token for char in whole for token in words.continuing(char)]
+    ends = words.told(context, new)[1]
+    cuts = [k for k in range(1, len(new) + 1) if k == len(new) or ends[k - 1] > ([0, *ends][k - 1])]
+    for start, end in zip([0, *cuts], cuts, strict=False):
+        told += words.told(context + new[:start], new[start:end])[0]
+    assert told == whole
