@@ -66,7 +66,7 @@ class SpecFuseFields(BaseChatModel):
     """Makes sampling repeatable. None: another seed for every call; the one that was used is in the metadata."""
 
     preset: str = "robust"
-    """``robust`` (ours), ``specfuse`` or ``specem`` (the two versions of the paper): what the next five are."""
+    """``robust`` (ours), ``specfuse`` or ``specem`` (the two versions of the paper): what the next six are."""
     score: str | None = None
     """``mean_prob``, ``mean_logprob`` or ``logprob_per_byte``."""
     feedback: str | None = None
@@ -77,8 +77,8 @@ class SpecFuseFields(BaseChatModel):
     """Who leaves for losing: ``studentized``, ``literal``, ``fixed`` or ``never``."""
     loop_guard: bool | None = None
     """Whether drafts that only repeat the answer's tail must wait."""
-    min_members: int = 1
-    """This many stay, whatever happens in the votes."""
+    min_members: int | None = None
+    """This many stay, whatever happens in the votes (``robust``: 2, the others: 1)."""
     prior: dict[str, float] | None = None
     """Voting weights to begin with, by member's name; whoever is not named begins with 1."""
 

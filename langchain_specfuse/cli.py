@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--score", choices=get_args(ScoreKind), help="how a draft is scored")
     how.add_argument("--exit", choices=get_args(ExitKind), help="when a member leaves")
     how.add_argument("--feedback", choices=get_args(FeedbackKind), help="how weights learn")
+    how.add_argument("--min-members", type=int, metavar="N", help="this many always stay (default: the preset's)")
     how.add_argument("--segment-tokens", type=int, metavar="N", help="length of a draft (default: 10)")
     what = made.add_argument_group("the answer")
     what.add_argument("--max-tokens", type=int, metavar="N", help=f"its budget (default: {MAX_TOKENS})")

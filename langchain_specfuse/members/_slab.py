@@ -6,7 +6,7 @@ The branch that wins is moved to where it belongs, so agreed text is never read 
 is written to a scratch column that no mask ever shows.
 
 Knows token ids and tensors; nothing of text, jobs, votes or sampling. Which models it is right for is decided by trying
-(:func:`._stores.checked`), never by name.
+(:func:`._trial.right`), never by name.
 """
 
 from __future__ import annotations

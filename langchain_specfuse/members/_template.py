@@ -37,12 +37,13 @@ class Template:
 
     def __init__(self, tokenizer: Any, name: str, chat_template: str | None, kwargs: Mapping[str, Any] | None) -> None:
         self.tokenizer = tokenizer
-        self.chat_template = chat_template or getattr(tokenizer, "chat_template", None)
+        chosen_plain = chat_template == "plain"
+        self.chat_template = None if chosen_plain else chat_template or getattr(tokenizer, "chat_template", None)
         self.kwargs = dict(kwargs or {})
         self.plain = not self.chat_template
         self.end_text = PLAIN_END if self.plain else ""
-        if self.plain:
-            log.warning("%s has no chat template: it gets a plain one (give your own with chat_template=...)", name)
+        if self.plain and not chosen_plain:
+            log.warning("%s has no chat template: it gets a plain one (chat_template='plain', or your own)", name)
         self._folds_system: bool | None = None
 
     def prompt(self, turns: Sequence[Turn]) -> str:

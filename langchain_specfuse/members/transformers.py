@@ -17,16 +17,17 @@ from typing import Any
 import torch
 
 from ..core.member import Probe
-from ..core.values import Draft, DraftJob, Effort, Failure, Query, Sampling, Scored, ScoreJob, Turn
+from ..core.values import Draft, DraftJob, Effort, Failure, Query, Sampling, Scored, ScoreJob, Segment, Turn
 from ..errors import UsageError, advised
 from ._drawing import OVERTIME, Drawing, Pen
 from ._loading import Source, Weights, given, weights_for
 from ._placement import available_memory
 from ._scoring import Scoring
 from ._slab import Slab
-from ._stores import Fan, Read, Rereading, Snapshots, Store, right
+from ._stores import Fan, Read, Rereading, Snapshots, Store
 from ._template import Template, end_of_turn, stop_ids
 from ._text import Words
+from ._trial import right
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -39,6 +40,9 @@ class Memo:
     """What a member keeps of one query beside its cache. All of it can be made again from a job."""
 
     prompt: list[int]
+    settled: tuple[Segment, ...] = ()
+    """The answer up to the last own segment: what comes before it never changes again."""
+    settled_ids: list[int] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
     """The last draft's tokens, with those that were cut off: drawn again, they would come out the same."""
     ahead_logprobs: list[float] = field(default_factory=list)
@@ -55,8 +59,9 @@ class TransformersMember:
 
     ``model`` is a hub id, a local folder, a ``.gguf`` file, or a model in memory (then with its ``tokenizer``).
     ``device``/``device_map`` place it (default: a GPU that it fits on, else the CPU). ``system_prompt`` and ``seed``
-    set members of one model apart (they share the weights). ``cache_bytes`` bounds its cache; when it is short, the
-    least recently used query is dropped and read again from its job: slower, never wrong.
+    set members of one model apart (they share the weights); a ``system_prompt`` takes the place of the conversation's
+    system messages. ``chat_template`` may be ``"plain"``, for base models. ``cache_bytes`` bounds its cache; when it is
+    short, the least recently used query is dropped and read again from its job: slower, never wrong.
     """
 
     def __init__(
@@ -92,7 +97,7 @@ class TransformersMember:
         self._weights = self._in_memory
         self._device = self._weights.device if self._weights else "loading"
         label = type(model).__name__ if in_memory else os.fspath(model)
-        self.name = name or os.path.basename(str(gguf_file or label).rstrip("/\\")) or label
+        self.name = name or os.path.basename(str(gguf_file or label).rstrip("/\\")).removesuffix(".gguf") or label
         self.source = Source(
             label,
             gguf_file,
@@ -237,7 +242,18 @@ class TransformersMember:
         return self._memos[query.id]
 
     def _context(self, job: DraftJob | ScoreJob) -> list[int]:
-        return self.words.answer_ids(self.name, self._memo(job.query).prompt, job.answer)
+        return self._read_ids(self._memo(job.query), job.answer)
+
+    def _read_ids(self, memo: Memo, answer: tuple[Segment, ...]) -> list[int]:
+        """Prompt and answer in tokens; from the last own segment on, so that a long answer costs no more."""
+        count = len(memo.settled)
+        if answer[:count] != memo.settled or not count:
+            count, memo.settled, memo.settled_ids = 0, (), memo.prompt
+        own = max((i for i in range(count, len(answer)) if self.name in answer[i].tokens), default=-1) + 1
+        if own > count:
+            memo.settled_ids = self.words.answer_ids(self.name, memo.settled_ids, answer[count:own])
+            count, memo.settled = own, answer[:own]
+        return self.words.answer_ids(self.name, memo.settled_ids, answer[count:])
 
     def _each(self, jobs: Sequence[Any], work: Any, *, extra: Any) -> list[Any]:
         """Split the jobs into those that do not fit and batches that fit into memory; replies in the jobs' order."""
@@ -350,10 +366,8 @@ class TransformersMember:
 
     def _candidate_ids(self, job: ScoreJob, text: str) -> list[int]:
         """Prompt, answer and candidate, tokenized as it would be if the candidate were agreed."""
-        from ..core.values import Segment
-
         answer = (*job.answer, Segment(text)) if text else job.answer
-        return self.words.answer_ids(self.name, self._memo(job.query).prompt, answer)
+        return self._read_ids(self._memo(job.query), answer)
 
 
 def _context_limit(weights: Weights) -> int | None:

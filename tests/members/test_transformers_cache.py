@@ -6,7 +6,8 @@ import torch
 from langchain_specfuse.core.values import Candidate, DraftJob, Query, Sampling, ScoreJob, Segment, Settings, Turn
 from langchain_specfuse.members import _layers, _slab
 from langchain_specfuse.members._slab import Slab
-from langchain_specfuse.members._stores import Fan, Read, Rereading, Snapshots, right
+from langchain_specfuse.members._stores import Fan, Read, Rereading, Snapshots
+from langchain_specfuse.members._trial import right
 
 from . import tiny
 
