@@ -1,0 +1,131 @@
+"""From turns to the text that a model expects, and how it says that its turn is over."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_specfuse.core.values import Turn
+from langchain_specfuse.errors import UsageError
+from langchain_specfuse.members._template import PLAIN_END, Template, end_of_turn, stop_ids, with_system_folded
+
+from . import tiny
+
+TALK = (Turn("system", "Be brief."), Turn("user", "Why?"), Turn("assistant", "So."), Turn("user", "And?"))
+ODD = "{% if messages[0].role != 'user' %}{{ raise_exception('users first') }}{% endif %}{{ messages[0].content }}"
+THINKS = "{{ messages[-1].content }}{% if think %}<think>{% else %}<no>{% endif %}"
+SWALLOWS = "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def template(own=None, override=None, **kwargs):
+    return Template(tiny.tokenizer_of("bytes", own), "m", override, kwargs)
+
+
+def test_the_tokenizers_template_is_used_and_asks_for_an_answer():
+    assert template(tiny.CHATML).prompt(TALK) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n"
+        "<|im_start|>assistant\nSo.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_template_given_by_the_user_goes_first():
+    assert template(tiny.CHATML, "own: {{ messages[-1].content }}").prompt(TALK) == "own: And?"
+
+
+def test_template_arguments_reach_the_template():
+    assert template(THINKS, think=True).prompt(TALK) == "And?<think>"
+    assert template(THINKS).prompt(TALK) == "And?<no>"
+    member = tiny.member("llama", chat_template=THINKS, chat_template_kwargs={"think": True})
+    assert member.words.decode(member._prompt_ids(TALK)).endswith("<think>")
+
+
+@pytest.mark.parametrize("own", [tiny.INST, SWALLOWS, ODD])
+def test_a_template_without_a_system_role_gets_it_in_the_first_question(own):
+    told = template(own).prompt(TALK[:2])
+    assert "Be brief.\n\nWhy?" in told
+
+
+def test_a_system_role_that_the_template_knows_is_left_where_it_is():
+    assert template(tiny.CHATML).prompt(TALK).count("Be brief.") == 1
+    assert "Be brief.\n\nWhy?" not in template(tiny.CHATML).prompt(TALK)
+
+
+def test_turns_that_a_template_refuses_are_a_clear_error():
+    with pytest.raises(UsageError, match=r"refused these turns \(assistant, user\): .*users first") as caught:
+        template(ODD).prompt((Turn("assistant", "x"), Turn("user", "y")))
+    assert caught.value.__notes__
+
+
+def test_a_template_that_is_no_template_is_a_clear_error():
+    with pytest.raises(UsageError, match="chat template"):
+        template(override="{% if %}").prompt(TALK)
+
+
+def test_without_a_template_there_is_a_plain_one_and_a_warning_once(caplog):
+    with caplog.at_level(logging.WARNING, "langchain_specfuse"):
+        member = tiny.member("gpt2", 1)
+        member.probe()
+        plain = member.template
+        plain.prompt(TALK)
+        plain.prompt(TALK)
+    assert [r.name for r in caplog.records if r.name == "langchain_specfuse"] == ["langchain_specfuse"]
+    assert "gpt2-1" in caplog.text and "chat_template" in caplog.text
+    told = plain.prompt(TALK)
+    assert told.startswith("<s>")
+    assert [told.find(part) for part in ("Be brief.", "Why?", "So.", "And?")] == sorted(
+        told.find(part) for part in ("Be brief.", "Why?", "So.", "And?")
+    )
+    assert told.endswith("## Answer\n\n")
+    assert plain.end_text == PLAIN_END and told.count("So." + PLAIN_END) == 1
+
+
+def test_the_embedded_prompt_of_a_member_takes_the_place_of_the_conversations():
+    member = tiny.member("llama", system_prompt="Rhyme.")
+    told = member.words.decode(member._prompt_ids(TALK))
+    assert "Rhyme." in told and "Be brief." not in told
+
+
+turns = st.lists(st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), st.text(max_size=5)), max_size=5)
+
+
+@given(turns)
+def test_folding_keeps_all_text_and_leaves_no_system_turn(given_turns):
+    folded = with_system_folded(given_turns)
+    assert not any(turn.role == "system" for turn in folded)
+    told = "".join(turn.text for turn in folded)
+    assert all(turn.text in told for turn in given_turns)
+
+
+# --- the end of a turn ------------------------------------------------------------------------------------------
+
+
+def test_stop_tokens_come_from_config_tokenizer_and_template():
+    tokenizer = tiny.tokenizer_of("bytes", tiny.CHATML)  # its own end is </s>, the template's is <|im_end|>
+    end = end_of_turn(Template(tokenizer, "m", None, None))
+    assert end == "<|im_end|>"
+    ids = tokenizer.convert_tokens_to_ids(["</s>", "<|im_end|>"])
+    assert stop_ids(tokenizer, SimpleNamespace(eos_token_id=[7, 9]), end) == sorted([*ids, 7, 9])
+    assert stop_ids(tokenizer, SimpleNamespace(eos_token_id=7), None) == sorted([ids[0], 7])
+    assert stop_ids(tokenizer, SimpleNamespace(eos_token_id=None), None) == ids[:1]
+
+
+@pytest.mark.parametrize(
+    ("own", "end"),
+    [
+        (tiny.INST, "</s>"),
+        ("{{ messages[-1].content }}", None),
+        ("{{ messages[-1].content }} \n<|im_end|>", "<|im_end|>"),
+        ("{{ messages[-1].content }} and then <|im_end|>", None),
+        ("{{ raise_exception('no answers here') }}", None),
+        (None, None),
+    ],
+)
+def test_the_templates_end_is_the_special_token_behind_an_answer(own, end):
+    assert end_of_turn(template(own)) == end
+
+
+def test_a_model_stops_at_its_templates_end_though_its_own_is_another():
+    member = tiny.member("qwen3", 1)
+    assert [member.words.tokenizer.convert_ids_to_tokens(token) for token in member.stops] == ["</s>", "<|im_end|>"]
