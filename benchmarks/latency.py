@@ -190,7 +190,9 @@ def measured(dtype: str, repeats: int) -> dict[str, Any]:
     uncached = Ensemble(bare)
     uncached.loaded().result()
     settings = Settings(max_tokens=128, exit="never")
-    turns = prompt_of(members[0], 512, "Tell me what happens in this village, and go on with the story.")
+    turns = prompt_of(
+        members[0], 512, "Write a letter in which the younger daughter tells her aunt in the city about her week."
+    )
     answered(ensemble, turns, Settings(max_tokens=12))  # warm up
     fast, slow, floor = [], [], []
     rounds: list[Round] = []
