@@ -110,11 +110,11 @@ def _resolved(source: Source) -> tuple[str, str | None]:
     """The folder or hub id, and the GGUF file in it if that is what to load."""
     path = Path(source.model).expanduser()
     if source.gguf_file:
+        if path.is_dir():
+            _refuse_missing(path / source.gguf_file)
         return str(path) if path.exists() else source.model, source.gguf_file
     if source.model.lower().endswith(".gguf"):
-        if not path.is_file():
-            error = MemberError(f"no such file: {source.model}", kind="not_found")
-            raise advised(error, "name an existing .gguf file")
+        _refuse_missing(path)
         return str(path.parent), path.name
     looks_local = source.model.startswith((".", "/", "~", "\\")) or path.exists()
     if looks_local and not path.is_dir():
@@ -125,6 +125,11 @@ def _resolved(source: Source) -> tuple[str, str | None]:
         _refuse_unsafe(path)
         return str(path), None
     return source.model, None
+
+
+def _refuse_missing(file: Path) -> None:
+    if not file.is_file():
+        raise advised(MemberError(f"no such file: {file}", kind="not_found"), "name an existing .gguf file")
 
 
 def _refuse_unsafe(folder: Path) -> None:
@@ -212,4 +217,8 @@ def _explained(error: Exception, source: Source, name: str) -> Exception:
             f"{source.model} was not found or could not be read: {text[:400]}", member=name, kind="not_found"
         )
         return advised(told, "check the name; a folder must exist, a hub id needs a network or a filled cache")
-    return MemberError(f"loading {source.model} failed: {type(error).__name__}: {text[:400]}", member=name)
+    told = MemberError(f"loading {source.model} failed: {type(error).__name__}: {text[:400]}", member=name)
+    if isinstance(error, ImportError):
+        return advised(told, "install what it names, or leave out the option that needs it")
+    options = {key: value for key, value in vars(source).items() if key != "model" and value not in (None, False)}
+    return advised(told, f"is the model whole, tokenizer and all, and can it be loaded with {options}?")
