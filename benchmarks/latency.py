@@ -3,7 +3,9 @@
 Everything is measured in turn in one run and given as ratios: seconds alone say little on a shared machine. The answers
 of all variants are the same (checked); prompts and budgets are those of the issue: 512 tokens in, 128 out, greedy.
 
-    python benchmarks/latency.py [--dtype float32] [--repeats 1] [--device cpu]
+    python benchmarks/latency.py [--dtype float32 bfloat16] [--repeats 1]
+
+On a machine with a GPU the members go there by themselves, and the results name the chip.
 """
 
 from __future__ import annotations
@@ -27,17 +29,38 @@ from langchain_specfuse.members.transformers import TransformersMember
 
 clock = time.perf_counter
 
-STORY = (
-    "The village lay between two hills, and a river ran through it that turned three mills. In spring the water was "
-    "high and brown, in summer children crossed it on stones. The miller of the upper mill had two daughters and a "
-    "clock that struck thirteen at noon, because his grandfather had mended it himself. "
-)
+NOTES = """Notes for a talk about lighthouses.
+
+The first lighthouse that we know of stood on the island of Pharos, off Alexandria, and was built about 280
+before our era. It was over a hundred metres high, burned wood and oil, and was counted among the wonders of the
+world until earthquakes brought it down. For many centuries afterwards most lights on the coasts were small: a
+fire in an iron basket on a hill, kept by monks or by a fisherman's widow, who was paid in coal and candles.
+
+Two inventions changed that. In 1782 a Swiss, Argand, made a lamp with a hollow wick, which burned brighter and
+without smoke. In 1822 a Frenchman, Fresnel, ground lenses out of rings of glass, so that nearly all the light
+of a small lamp left the tower in one flat beam. A ship could now see the light from thirty kilometres away.
+Towers were given rhythms of their own, two flashes and a pause, or a long one and a short one, so that a
+captain could tell where he was.
+
+Keepers lived on the rock for weeks at a time. They carried oil up the stairs, wound the clockwork that turned
+the lens, cleaned the glass each morning and wrote the weather into a book. Storms could cut them off for a
+month. Some kept bees, some built ships in bottles, and one in Scotland taught himself nine languages. Families
+lived on the larger islands, and daughters often took over from their fathers; Ida Lewis saved at least eighteen
+people from the sea at Newport.
+
+Electricity came late to many towers, and with it the end of the trade. A light that needs nobody was first
+switched on in Sweden, where Dalen invented a valve that opened when it grew dark; he was given a Nobel prize
+for it. Today nearly all lights are automatic, satellites tell ships where they are, and the towers are museums,
+hotels, or homes for birds.
+"""
+"""Prose that does not repeat itself."""
 
 
 class Uncached(TransformersMember):
     """The same member with nothing kept: every draft through ``generate``, every scoring through a plain forward.
 
-    Kinder than the published code: it scores all drafts in one padded batch, and not its own.
+    As published, every member scores every draft, its own too (``generate`` hands out no log-probabilities). Kinder
+    than the published code, it scores them in one padded batch and computes logits only where they are needed.
     """
 
     @torch.inference_mode()
@@ -57,17 +80,14 @@ class Uncached(TransformersMember):
             attention_mask=torch.ones_like(ids),
             max_new_tokens=min(job.segment_tokens, job.max_tokens),
             do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
+            repetition_penalty=self.penalty or 1.0,
         )
-        rows = torch.stack(out.logits)[:, 0]
-        for token, row in zip(out.sequences[0, len(context) :].tolist(), rows, strict=True):
-            lp = float(row.float().log_softmax(-1)[token])
-            self.drawing._put(pen, token, lp, row)
+        nothing = torch.zeros((1, self._weights.model.config.vocab_size))
+        for token in out[0, len(context) :].tolist():
+            self.drawing._put(pen, token, 0.0, nothing[0])
         pen.kept = pen.kept or len(pen.tokens)
         text = self.words.told(context, pen.tokens[: pen.kept])[0]
-        logprobs = pen.logprobs[: pen.kept] + ([pen.end_logprob] if pen.ended else [])
-        return Draft(text, pen.ended, tuple(pen.tokens[: pen.kept]), tuple(logprobs), Effort())
+        return Draft(text, pen.ended, tuple(pen.tokens[: pen.kept]), None, Effort())
 
     def _scored_anew(self, job: ScoreJob) -> Scored:
         context = len(self._context(job))
@@ -113,7 +133,6 @@ class Passes:
     @torch.inference_mode()
     def replay(self) -> float:
         """Seconds for the same passes through the model and its own cache, with nothing around them."""
-        model = self._read.model
         spent, cache, have = 0.0, DynamicCache(), 0
         for size, width, keep in self.shapes:
             want = width - size
@@ -121,21 +140,50 @@ class Passes:
                 cache.crop(-(have - want))
             elif have < want:
                 # Columns of branches under vote: fill up outside the clock.
-                model(input_ids=torch.ones((1, want - have), dtype=torch.long), past_key_values=cache, logits_to_keep=1)
-            ids = torch.ones((1, size), dtype=torch.long)
+                self._bare(want - have, cache, 1)
+            settled()
             since = clock()
-            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+            self._bare(size, cache, keep)
+            settled()
             spent += clock() - since
             have = width
         return spent
 
+    def _bare(self, size: int, cache: DynamicCache, keep: int) -> None:
+        ids = torch.ones((1, size), dtype=torch.long, device=self._read.device)
+        self._read.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+
+
+def settled() -> None:
+    """A GPU works on after the call: wait for it before looking at the clock."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def machine() -> str:
+    chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return f"{chip}, {platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def twin_of(member: TransformersMember) -> dict[str, Any]:
+    """The same member's arguments: same weights, same template, same penalty."""
+    return {
+        "model": member.source.model,
+        "name": member.name,
+        "dtype": member.source.dtype,
+        "chat_template": member.chat_template,
+        "repetition_penalty": member.repetition_penalty,
+    }
+
 
 def prompt_of(member: TransformersMember, tokens: int, ask: str) -> tuple[Turn, ...]:
-    """A question with a story before it, so that this member's prompt has about so many tokens."""
-    text = ""
-    while member.token_count([Turn("user", text + ask)]) < tokens:
-        text += STORY[len(text) % len(STORY) :][:24]
-    return (Turn("user", text + "\n\n" + ask),)
+    """A question with notes before it, so that this member's prompt has about so many tokens."""
+    words = NOTES.split(" ")
+    for count in range(len(words)):
+        turns = (Turn("user", " ".join(words[:count]) + "\n\n" + ask),)
+        if member.token_count(turns) >= tokens:
+            break
+    return turns
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -186,7 +234,7 @@ def measured(dtype: str, repeats: int) -> dict[str, Any]:
     members = demo_members(dtype=dtype)
     ensemble = Ensemble(members)
     ensemble.loaded().result()
-    bare = [Uncached(m.source.model, name=m.name, dtype=dtype) for m in members]
+    bare = [Uncached(**twin_of(member)) for member in members]
     uncached = Ensemble(bare)
     uncached.loaded().result()
     settings = Settings(max_tokens=128, exit="never")
@@ -207,18 +255,19 @@ def measured(dtype: str, repeats: int) -> dict[str, Any]:
         slow.append(seconds)
         same = "".join(r.text for r in rounds) == "".join(r.text for r in others)
         print(f"  cached {fast[-1]:.2f} s, floor {floor[-1]:.2f} s, uncached {slow[-1]:.2f} s, same answer: {same}")
-    short = prompt_of(members[0], 100, "Tell me about this village.")
+    short = prompt_of(members[0], 100, "Tell me more about this.")
     firsts = [first_segment(ensemble, short, settings) for _ in range(3)]
     wholes = [timed(lambda: whole_answer(members, short, 128))[0] for _ in range(repeats)]
     tokens = sum(len(next(iter(r.segment.tokens.values()))) for r in rounds)
     return {
         "dtype": dtype,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": machine(),
         "torch": torch.__version__,
         "members": [m.name for m in members],
         "prompt_tokens": members[0].token_count(turns),
         "answer_tokens": tokens,
         "rounds": len(rounds),
+        "rounds_scored": sum("verify" in r.seconds for r in rounds),
         "same_answer": same,
         "tokens_per_second": round(tokens / min(fast), 2),
         "speedup_over_uncached": round(min(slow) / min(fast), 2),

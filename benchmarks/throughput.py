@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from latency import machine, settled
 from transformers import DynamicCache
 
 from langchain_specfuse.core.values import Query, Settings, Turn
@@ -63,12 +63,18 @@ def bare_gain(model: Any, rows: int, width: int = 150, steps: int = 20) -> float
 
     def spent(batch: int) -> float:
         cache = DynamicCache(config=model.config)
-        model(input_ids=torch.ones((batch, width), dtype=torch.long), past_key_values=cache, logits_to_keep=1)
-        token = torch.ones((batch, 1), dtype=torch.long)
+        model(
+            input_ids=torch.ones((batch, width), dtype=torch.long, device=model.device),
+            past_key_values=cache,
+            logits_to_keep=1,
+        )
+        token = torch.ones((batch, 1), dtype=torch.long, device=model.device)
         model(input_ids=token, past_key_values=cache)
+        settled()
         since = clock()
         for _ in range(steps):
             model(input_ids=token, past_key_values=cache)
+        settled()
         return clock() - since
 
     return rows * spent(1) / spent(rows)
@@ -85,7 +91,7 @@ def measured(dtype: str, queries: int, max_tokens: int) -> dict[str, Any]:
     bare = {m.name: round(bare_gain(m.store.read.model, queries), 2) for m in members}
     return {
         "dtype": dtype,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": machine(),
         "torch": torch.__version__,
         "members": [m.name for m in members],
         "queries": queries,

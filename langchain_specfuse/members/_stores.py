@@ -81,7 +81,7 @@ class Read:
             extra["attention_mask"] = attention_mask
         narrow = keep is not None and "logits_to_keep" in self._takes
         if narrow:
-            extra["logits_to_keep"] = torch.tensor(keep, device=self.device)
+            extra["logits_to_keep"] = torch.tensor(keep)  # on the CPU: an index for whatever device the head is on
         use_cache = {"use_cache": cache is not None} if "use_cache" in self._takes else {}
         logits: Tensor = self.model(input_ids=ids.to(self.device), **use_cache, **extra).logits
         return logits if narrow or keep is None else logits[:, keep]
