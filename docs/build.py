@@ -26,8 +26,8 @@ sys.path.insert(0, str(DOCS))
 
 from picture import drawn  # noqa: E402
 
-QUESTION = "Why is the sky blue?"
-ARGUMENTS = ["--exit", "never", "--max-tokens", "96"]
+QUESTION = "Explain in two sentences what photosynthesis is."
+ARGUMENTS = ["--max-tokens", "96"]
 RUN = DOCS / "pictures" / "run.json"
 PART = re.compile(r"(<!-- docs/build\.py: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
 
