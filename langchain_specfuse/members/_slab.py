@@ -69,6 +69,8 @@ class Slab(Store):
     def windows_of(cls, config: Any) -> list[int | None] | None:
         """Each layer's sliding window, or None where a layer is of a kind that a slab cannot hold."""
         layers = DynamicCache(config=config).layers
+        if getattr(config.get_text_config(decoder=True), "attention_chunk_size", None):
+            return None  # kept like a sliding window, but no such thing: chunks begin at fixed positions
         if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
             return None
         return [getattr(layer, "sliding_window", None) for layer in layers]

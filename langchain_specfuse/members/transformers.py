@@ -373,5 +373,9 @@ class TransformersMember:
 def _context_limit(weights: Weights) -> int | None:
     config = weights.model.config.get_text_config(decoder=True)
     told = [getattr(config, "max_position_embeddings", None), getattr(weights.tokenizer, "model_max_length", None)]
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Beyond this length all positions turn otherwise, in a whole batch at once and in what is cached already.
+        told.append(rope.get("original_max_position_embeddings"))
     known = [int(limit) for limit in told if limit and 0 < limit < 10**9]
     return min(known, default=None)

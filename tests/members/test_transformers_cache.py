@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from langchain_specfuse.core.values import Candidate, DraftJob, Query, Sampling, ScoreJob, Segment, Settings, Turn
+from langchain_specfuse.core.values import (
+    Candidate,
+    DraftJob,
+    Failure,
+    Query,
+    Sampling,
+    ScoreJob,
+    Segment,
+    Settings,
+    Turn,
+)
 from langchain_specfuse.members import _layers, _slab
 from langchain_specfuse.members._slab import Slab
 from langchain_specfuse.members._stores import Fan, Read, Rereading, Snapshots
@@ -115,6 +125,25 @@ def test_an_end_alone_is_scored_without_reading_anything(arch):
     if member.store.__class__ is Slab and not member.end_ids:
         assert member.store.passed == read
     assert draft.tokens
+
+
+@pytest.mark.parametrize("arch", ["llama4", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("text", ["Why?", "The sky is blue. " * 6, "The sky is blue. " * 12])
+def test_other_families_are_right_too_at_every_length(arch, text):
+    """Chunked attention, soft caps and sinks: each is right, or gets a slower store."""
+    doubled = Doubled(tiny.member(arch, 1))
+    tiny.relayed([doubled, *companions(arch)], tiny.query(text), 4, turns=5)
+    assert doubled.worst < NEAR
+
+
+def test_rotations_that_change_with_the_length_are_not_used_beyond_it():
+    """Else the numbers of a short query would hang on a long one in its batch."""
+    member = tiny.member("phi3-long", 1)
+    assert member.probe().max_context == 48
+    short, long = (DraftJob(tiny.query(text), (), 4, 9, Sampling()) for text in ("Why?", "The sky is blue. " * 9))
+    told = member.draft([short, long])
+    assert isinstance(told[1], Failure) and told[1].kind == "overflow"
+    assert tiny.difference(told[0], tiny.rereading(member).draft([short])[0]) < NEAR
 
 
 # --- the choice of a store --------------------------------------------------------------------------------------

@@ -218,6 +218,35 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "gpt-neox": ("GPTNeoXConfig", {k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}, "bytes", None),
 }
 ALL = list(ARCHITECTURES)
+_CHUNKS = {
+    "head_dim": 8,
+    "attention_chunk_size": 32,
+    "num_local_experts": 2,
+    "intermediate_size_mlp": 48,
+    "layer_types": ["chunked_attention", "full_attention"],
+    "moe_layers": [],
+}
+_LONG = {
+    "pad_token_id": 0,
+    "original_max_position_embeddings": 48,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 48,
+    },
+}
+# Not among ALL: with more to mind than the others.
+ARCHITECTURES["llama4"] = ("Llama4TextConfig", _SIZES | _CHUNKS, "bytes", CHATML)
+ARCHITECTURES["phi3-long"] = ("Phi3Config", _SIZES | _LONG, "pieces", CHATML)
+ARCHITECTURES["gemma2"] = ("Gemma2Config", _SIZES | _GEMMA, "pieces-bare", CHATML)
+ARCHITECTURES["gpt-oss"] = (
+    "GptOssConfig",
+    _SIZES | _GEMMA | {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "bytes",
+    CHATML,
+)
 RECURRENT = ["qwen3-next", "mamba", "lfm2"]
 SLAB = ["llama", "gpt2", "gemma3", "mistral", "qwen3", "opt", "phi3", "gpt-neox"]
 
