@@ -3,7 +3,9 @@
 Everything is measured in turn in one run and given as ratios: seconds alone say little on a shared machine. The answers
 of all variants are the same (checked); prompts and budgets are those of the issue: 512 tokens in, 128 out, greedy.
 
-    python benchmarks/latency.py [--dtype float32 bfloat16] [--repeats 1]
+    python benchmarks/latency.py [--dtype float32 bfloat16] [--repeats 1] [--cpu-time]
+
+``--cpu-time`` counts processor seconds on one thread instead: what else the machine does then hardly matters.
 
 On a machine with a GPU the members go there by themselves, and the results name the chip.
 """
@@ -27,7 +29,19 @@ from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members._drawing import Pen
 from langchain_specfuse.members.transformers import TransformersMember
 
-clock = time.perf_counter
+CLOCK = {"name": "wall clock", "read": time.perf_counter}
+
+
+def clock() -> float:
+    """Seconds, of the clock that was chosen."""
+    return CLOCK["read"]()  # type: ignore[no-any-return,operator]
+
+
+def count_processor_seconds() -> None:
+    """From now on: what this process computes, on one thread."""
+    torch.set_num_threads(1)
+    CLOCK.update(name="processor seconds, one thread", read=time.process_time)
+
 
 NOTES = """Notes for a talk about lighthouses.
 
@@ -52,6 +66,10 @@ Electricity came late to many towers, and with it the end of the trade. A light 
 switched on in Sweden, where Dalen invented a valve that opened when it grew dark; he was given a Nobel prize
 for it. Today nearly all lights are automatic, satellites tell ships where they are, and the towers are museums,
 hotels, or homes for birds.
+
+What is left of the trade is a language of its own. A light is called fixed, flashing or occulting; its range is
+nominal or geographic; and a sector of red glass still tells a captain, as it did two hundred years ago, that
+there are rocks between him and the harbour.
 """
 """Prose that does not repeat itself."""
 
@@ -197,17 +215,17 @@ def answered(ensemble: Ensemble, turns: tuple[Turn, ...], settings: Settings) ->
 
 
 def first_segment(ensemble: Ensemble, turns: tuple[Turn, ...], settings: Settings) -> float:
-    since = time.perf_counter()
+    since = clock()
     rounds = ensemble.rounds(Query(f"q{time.perf_counter_ns()}", turns), settings)
     next(rounds)
-    seconds = time.perf_counter() - since
+    seconds = clock() - since
     rounds.close()
     return seconds
 
 
 @torch.inference_mode()
 def whole_answer(members: Sequence[TransformersMember], turns: tuple[Turn, ...], tokens: int) -> None:
-    """Every member writes its whole answer, every other member scores it; only then is there a first word."""
+    """Every member writes its whole answer, every member scores all of them; only then is there a first word."""
     texts = []
     for member in members:
         ids = torch.tensor([member._prompt_ids(turns)], device=member.device)
@@ -217,10 +235,9 @@ def whole_answer(members: Sequence[TransformersMember], turns: tuple[Turn, ...],
         )
         texts.append(member.words.decode(out[0, ids.shape[1] :].tolist()))
     for member in members:
-        for other, text in zip(members, texts, strict=True):
-            if other is not member:
-                ids = torch.tensor([member._prompt_ids(turns) + member.words.encode(text)], device=member.device)
-                member._weights.model(input_ids=ids, logits_to_keep=tokens)
+        for text in texts:
+            ids = torch.tensor([member._prompt_ids(turns) + member.words.encode(text)], device=member.device)
+            member._weights.model(input_ids=ids, logits_to_keep=tokens)
 
 
 def round_cost(rounds: Sequence[Round], at: range) -> float:
@@ -262,6 +279,7 @@ def measured(dtype: str, repeats: int) -> dict[str, Any]:
     return {
         "dtype": dtype,
         "machine": machine(),
+        "clock": CLOCK["name"],
         "torch": torch.__version__,
         "members": [m.name for m in members],
         "prompt_tokens": members[0].token_count(turns),
@@ -281,7 +299,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--cpu-time", action="store_true")
     told = parser.parse_args()
+    if told.cpu_time:
+        count_processor_seconds()
     results = []
     for dtype in told.dtype:
         print(dtype)

@@ -3,7 +3,7 @@
 Measured in turn in one run, as a ratio; beside it what the bare forward passes would allow (one decode step of eight
 rows against eight steps of one row, with the members' own weights). The answers are compared too.
 
-    python benchmarks/throughput.py [--dtype bfloat16] [--queries 8] [--max-tokens 64]
+    python benchmarks/throughput.py [--dtype bfloat16] [--queries 8] [--max-tokens 64] [--cpu-time]
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from latency import machine, settled
+from latency import CLOCK, clock, count_processor_seconds, machine, settled
 from transformers import DynamicCache
 
 from langchain_specfuse.core.values import Query, Settings, Turn
 from langchain_specfuse.demo import demo_members
 from langchain_specfuse.engine import Ensemble
-
-clock = time.perf_counter
 
 QUESTIONS = tuple(
     f"Tell me a long story about {hero}. Use many sentences."
@@ -92,6 +90,7 @@ def measured(dtype: str, queries: int, max_tokens: int) -> dict[str, Any]:
     return {
         "dtype": dtype,
         "machine": machine(),
+        "clock": CLOCK["name"],
         "torch": torch.__version__,
         "members": [m.name for m in members],
         "queries": queries,
@@ -109,7 +108,10 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="*", default=["bfloat16"])
     parser.add_argument("--queries", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--cpu-time", action="store_true")
     told = parser.parse_args()
+    if told.cpu_time:
+        count_processor_seconds()
     results = []
     for dtype in told.dtype:
         results.append(measured(dtype, told.queries, told.max_tokens))
