@@ -26,7 +26,9 @@ class MemberNotFoundError(MemberError, ModelNotFoundError):
 
 
 class AnswerTimeoutError(SpecFuseError, ModelTimeoutError, TimeoutError):
-    """The whole answer took longer than ``timeout`` seconds."""
+    """The whole answer took longer than ``timeout`` seconds. ``text`` is what had been agreed until then."""
+
+    text: str = ""
 
 
 @contextmanager
@@ -41,6 +43,7 @@ def langchain_errors() -> Iterator[None]:
         raise known from error
     except TimeoutError as error:
         late = AnswerTimeoutError(str(error))
+        late.text = getattr(error, "text", "")
         raise advised(late, "allow more with timeout=, or a shorter answer with max_tokens=") from error
 
 
@@ -66,7 +69,7 @@ def _known(error: SpecFuseError) -> SpecFuseError | None:
     kinds = {failure.kind for failure in error.failures}
     if kinds == {"overflow"}:
         long = PromptTooLongError(str(error), text=error.text, failures=error.failures)
-        return advised(_noted(long, error), "shorten the conversation, or use members with a longer context")
+        return _noted(long, error)
     if kinds == {"not_found"}:
         first = error.failures[0]
         return _noted(MemberNotFoundError(str(error), member=first.member, kind=first.kind), error)

@@ -23,6 +23,7 @@ from langchain_core.messages import (
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk
 
+from ._options import refuse_broken
 from .core.values import Effort, Round, Turn
 from .errors import UsageError, advised
 
@@ -49,6 +50,8 @@ def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
         error = UsageError("there is nothing to answer: got no messages, wanted at least one")
         raise advised(error, "pass a text, or a list such as [('human', 'Why is the sky blue?')]")
     turns = [_turn(message, place) for place, message in enumerate(messages)]
+    for turn in turns:
+        refuse_broken(turn.text)
     system = [turn for turn in turns if turn.role == "system"]
     return _merged([*system, *(turn for turn in turns if turn.role != "system")])
 

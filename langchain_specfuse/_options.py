@@ -99,6 +99,10 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 _INTERNAL = frozenset({"ls_structured_output_format", "structured_output_format", "stream"})
 """LangChain's own words that it may leave in a call."""
+_MADE_WITH = frozenset(
+    {"output_version", "streaming", "disable_streaming", "max_retries", "api_key", "cache", "verbose", "rate_limiter"}
+)
+"""What a chat model is made with."""
 _LATER = frozenset({"tools", "tool_choice", "response_format", "functions", "strict", "parallel_tool_calls"})
 
 
@@ -128,6 +132,9 @@ def checked_call(given: Mapping[str, Any]) -> dict[str, Any]:
             error = UsageError(f"tools and structured output are not supported in this version, got {name}=...")
             raise advised(error, "leave it out, or use another chat model for the steps that call tools")
     own = {name: value for name, value in given.items() if name not in _INTERNAL | _LATER}
+    for name in _MADE_WITH & own.keys():
+        error = UsageError(f"{name} is chosen when the chat model is made, not for one call")
+        raise advised(error, f"SpecFuseChatModel(..., {name}=...), or another chat model: they share their members")
     return checked(own, PER_CALL)
 
 
@@ -156,6 +163,15 @@ def stop_strings(given: Any) -> list[str]:
     if "" in strings:
         raise advised(UsageError(f"a stop string must not be empty, got stop={given!r}"), "leave it out")
     return list(dict.fromkeys(strings))
+
+
+def refuse_broken(text: str) -> None:
+    """Bytes that are no UTF-8 arrive as lone surrogates, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        unread = UsageError(f"the text is not valid UTF-8 at character {error.start + 1}: {text[:80]!r}")
+        raise advised(unread, "convert it to UTF-8") from error
 
 
 def checked_prior(prior: Any, names: Iterable[str]) -> dict[str, float]:

@@ -79,8 +79,9 @@ class SpecFuseChatModel(SpecFuseFields):
     >>> llm.invoke("How is the sky?").text
     'The sky is blue.'
 
-    Every field can be chosen anew for a call: ``llm.invoke(question, temperature=0.7)``, ``llm.bind(stop=["\\n"])``,
-    ``configurable_fields``. Members are shared: two chat models that name the same member use one copy of its weights.
+    Fields can be chosen anew for a call (all but LangChain's own): ``llm.invoke(question, temperature=0.7)``,
+    ``llm.bind(stop=["\\n"])``, ``configurable_fields``. Members are shared: two chat models that name
+    the same member use one copy of its weights.
     """
 
     bind_tools: ClassVar[Any] = AskedOfObject(BaseChatModel.bind_tools, _no_tools)

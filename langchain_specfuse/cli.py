@@ -102,7 +102,7 @@ def run(given: argparse.Namespace, members: Sequence[Any] | None, out: TextIO) -
     settings = _settings(given)
     question = _question(given)
     for text in (question, given.system or "", *(given.stop or ())):
-        _refuse_broken(text)
+        _options.refuse_broken(text)
     turns = [Turn("system", given.system)] if given.system else []
     query = Query(uuid.uuid4().hex, (*turns, Turn("user", question)))
     ensemble = _ensemble(given, members)
@@ -139,15 +139,6 @@ def _question(given: argparse.Namespace) -> str:
     if not text.strip():
         raise advised(UsageError(f"the question is empty, got {text!r}"), f"{EXAMPLE} (before --members, if any)")
     return text
-
-
-def _refuse_broken(text: str) -> None:
-    """Bytes that are no UTF-8 arrive as lone surrogates, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        unread = UsageError(f"the text is not valid UTF-8 at character {error.start + 1}: {text[:80]!r}")
-        raise advised(unread, "convert it to UTF-8") from error
 
 
 def _ensemble(given: argparse.Namespace, members: Sequence[Any] | None) -> Ensemble:

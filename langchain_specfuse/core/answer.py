@@ -155,7 +155,7 @@ class Answer:
             text, finish = text[:stop_at], "stop_string"
         elif segment.ended:
             finish = "stop"
-        elif left <= 0 or last:
+        elif left <= 0 or last or not (segment.text or writer_tokens):  # who adds nothing will not do so next time
             finish = "length"
         shown = len(text) if finish else len(text) - held_back(text[self.shown :], self.stop)
         return replace(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import TypeAlias
 
-from ..errors import EnsembleError, MemberError
+from ..errors import EnsembleError, MemberError, advised
 from .answer import Answer
 from .ballot import Ballot
 from .panel import Panel, dismissed, hedged, learning_rate, observed
@@ -33,6 +33,10 @@ from .values import (
 
 Loop: TypeAlias = "Generator[Ask | Round, Replies | None, None]"
 
+_ADVICE = {
+    "overflow": "shorten the conversation, or use members with a longer context",
+    "other": "what each member raised is in .failures, with its cause; try them one by one",
+}
 ROUNDING = 1e-3
 """A log-probability may be this far above 0: low precision."""
 
@@ -95,6 +99,9 @@ def call_for_drafts(
     jobs = dict.fromkeys(panel.drafters, job)
     replies = yield Ask(jobs, number)
     clock.lap("draft", replies)
+    if answer.segments and all(isinstance(r, Failure) and r.kind == "overflow" for r in replies.values()):
+        # Everybody's context is full: nobody leaves, and nobody has more to say. The answer ends here.
+        return panel, {name: Draft("") for name in panel.drafters}
     panel = _without_failed(panel, jobs, replies, answer, number)
     return panel, {name: draft for name in panel.drafters if isinstance(draft := replies[name], Draft)}
 
@@ -123,7 +130,8 @@ def _without_failed(
         return panel
     told = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
     errors = tuple(_member_error(gone) for gone in panel.left if gone.kind != "exit")
-    raise EnsembleError(f"no member is left to go on in round {number}: {told}", text=answer.text, failures=errors)
+    error = EnsembleError(f"no member is left to go on in round {number}: {told}", text=answer.text, failures=errors)
+    raise advised(error, _ADVICE["overflow" if {e.kind for e in errors} == {"overflow"} else "other"])
 
 
 def _failure(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:

@@ -96,18 +96,27 @@ class Run:
             desk_for(member.device).put(Task(member, "call", call, lambda _: None))
 
 
+class Late(TimeoutError):
+    """The answer took too long. ``text`` is what had been agreed until then."""
+
+    def __init__(self, message: str, text: str) -> None:
+        super().__init__(message)
+        self.text = text
+
+
 class _Deadline:
     """When the whole answer must be there."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
         self._end = None if timeout is None else time.monotonic() + timeout
+        self.agreed = ""
 
     def left_s(self) -> float | None:
         return None if self._end is None else max(self._end - time.monotonic(), 0.0)
 
     def error(self) -> TimeoutError:
-        return TimeoutError(f"no whole answer within timeout={self._timeout:g} s")
+        return Late(f"no whole answer within timeout={self._timeout:g} s", self.agreed)
 
 
 def drive(
@@ -134,6 +143,7 @@ def drive(
         while (item := news_in_time()) is not None:
             if isinstance(item, BaseException):
                 raise item
+            deadline.agreed += item.text
             yield item
     finally:
         run.cancel()
@@ -170,6 +180,7 @@ async def adrive(
         while (item := await news_in_time()) is not None:
             if isinstance(item, BaseException):
                 raise item
+            deadline.agreed += item.text
             yield item
     finally:
         run.cancel()

@@ -84,22 +84,35 @@ def _load(source: Source, name: str) -> Weights:
         config = None if gguf else _config(folder, common)
         tokenizer = AutoTokenizer.from_pretrained(folder, **common)
         dtype = _dtype(source.dtype, config, source.device)
-        model = AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
+            output_loading_info=True,
             **common,
             **_where(source, config, dtype),
             **({} if gguf else {"use_safetensors": True}),
             **_given(attn_implementation=source.attn_implementation, quantization_config=source.quantization_config),
         )
+        _refuse_holes(info, source, name)
+        if source.device and not getattr(model, "hf_device_map", None) and source.quantization_config is None:
+            model.to(source.device)
     except (UsageError, MemberError):
         raise
     except Exception as error:
         raise _explained(error, source, name) from error
-    if source.device and not getattr(model, "hf_device_map", None) and source.quantization_config is None:
-        model.to(source.device)
     model.eval()
     return Weights(model, tokenizer, str(model.get_input_embeddings().weight.device))
+
+
+def _refuse_holes(info: Mapping[str, Any], source: Source, name: str) -> None:
+    """A tensor that is not in the checkpoint would be made up at random, and the member would answer all the same."""
+    holes = [str(key) for what in ("missing_keys", "mismatched_keys") for key in info.get(what) or ()]
+    if holes:
+        shown = ", ".join(sorted(holes)[:3]) + (", ..." if len(holes) > 3 else "")
+        error = MemberError(
+            f"{source.model} lacks {len(holes)} of its weights, or has them wrong: {shown}", member=name
+        )
+        raise advised(error, "the checkpoint is not whole, or belongs to another config.json: copy or save it again")
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -209,6 +222,18 @@ def _explained(error: Exception, source: Source, name: str) -> Exception:
         return advised(
             UsageError("loading a GGUF file needs the package gguf"), 'pip install "langchain-specfuse[gguf]"'
         )
+    if source.device and any(word in text for word in ("CUDA", "device", "Device")):
+        told = UsageError(f"{source.model} cannot be put on device={source.device!r}: {text[:200]}")
+        return advised(told, "leave device out to have a place chosen, or name one that torch sees, such as 'cuda:0'")
+    if "JSON" in text:
+        told = MemberError(f"{source.model} has a broken config.json: {text[:300]}", member=name)
+        return advised(told, "copy or save the model again")
+    if source.model.lower().endswith(".gguf") or source.gguf_file:
+        told = MemberError(f"{source.gguf_file or source.model} could not be read as GGUF: {text[:300]}", member=name)
+        return advised(told, "is it whole, of an architecture that transformers reads from GGUF, and no other format?")
+    if "tokenizer" in text.lower():
+        told = MemberError(f"{source.model} has no tokenizer that could be loaded: {text[:300]}", member=name)
+        return advised(told, "put the tokenizer's files beside the weights: tokenizer.save_pretrained(folder)")
     if "Unrecognized configuration class" in text:
         told = UsageError(f"{source.model} is no causal language model that transformers can load")
         return advised(told, "choose a decoder-only model")

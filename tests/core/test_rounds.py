@@ -283,7 +283,7 @@ def test_a_stop_string_ends_the_answer_across_a_seam():
 
 def test_members_that_never_say_anything_do_not_keep_the_answer_open():
     played = play({"a": lambda job, n: Draft("")}, Settings(max_tokens=6))
-    assert (played.text, len(played.rounds), played.rounds[-1].finish) == ("", 6, "length")
+    assert (played.text, len(played.rounds), played.rounds[-1].finish) == ("", 1, "length")
 
 
 def test_effort_and_time_are_told_by_phase():

@@ -219,7 +219,8 @@ def test_a_dtype_that_is_none(folder, dtype):
 
 
 def test_a_device_that_is_not_here(folder):
-    assert "cuda:77" in str(refused(MemberError, folder, device="cuda:77", match="(?i)cuda").__notes__)
+    told = refused(UsageError, folder, device="cuda:77", match="cannot be put on device='cuda:77'")
+    assert "leave device out" in str(told.__notes__)
 
 
 def test_an_attention_that_is_not_installed(folder):
@@ -247,3 +248,18 @@ def test_a_member_that_could_not_load_can_be_tried_again(copied, folder):
         member.probe()
     (path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     assert member.probe().scores
+
+
+def test_a_checkpoint_with_a_hole_is_refused_instead_of_made_up_at_random(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model, tokenizer = tiny.made("llama")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    gone = next(name for name in sorted(weights) if "up_proj" in name)
+    del weights[gone]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(MemberError, match=r"lacks 1 of its weights.*up_proj") as told:
+        TransformersMember(str(tmp_path)).probe()
+    assert "not whole" in "".join(told.value.__notes__)
