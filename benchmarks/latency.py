@@ -241,10 +241,10 @@ def whole_answer(members: Sequence[TransformersMember], turns: tuple[Turn, ...],
 
 
 def round_cost(rounds: Sequence[Round], at: range) -> float:
-    """Seconds per token read, over a few rounds: rounds differ in how many tokens they draw."""
+    """Seconds per token drawn, over a few rounds: rounds differ in how many tokens they draw."""
     chosen = [r for r in rounds if r.number in at]
-    read = sum(e.read for r in chosen for by in r.efforts.values() for e in by.values())
-    return sum(sum(r.seconds.values()) for r in chosen) / read
+    drawn = sum(effort.read for r in chosen for effort in r.efforts["draft"].values())
+    return sum(r.seconds["draft"] for r in chosen) / drawn
 
 
 def measured(dtype: str, repeats: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(DOCS))
 
 from picture import drawn  # noqa: E402
 
-QUESTION = "Explain in two sentences what photosynthesis is."
+QUESTION = "List five things to pack for a weekend at the beach."
 ARGUMENTS = ["--max-tokens", "96"]
 RUN = DOCS / "pictures" / "run.json"
 PART = re.compile(r"(<!-- docs/build\.py: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
