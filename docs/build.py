@@ -85,7 +85,7 @@ NUMBERS = (
     (
         "latency",
         "late_round_over_early",
-        "a late round (11 to 13) costs {0:g} times an early one (2 to 4), per token read",
+        "a late round (11 to 13) costs {0:g} times an early one (2 to 4), per token drawn",
     ),
     (
         "latency",
