@@ -45,7 +45,7 @@ def rounds(query: Query, settings: Settings, panel: Panel) -> Loop:
     """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the next item."""
     answer = Answer(stop=settings.stop, budget=settings.max_tokens)
     for number in range(1, (settings.max_rounds or settings.max_tokens) + 1):
-        before, clock = panel, Clock()
+        before, clock = panel, Clock()  # ``before`` came in, ``voted`` decides, ``panel`` goes on
         # 1. Draft. Everyone proposes how to go on.
         panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
         # 2. Verify. Everyone scores everyone's draft.

@@ -105,4 +105,5 @@ def _sum(rounds: Sequence[Round], paint: Paint) -> str:
     shares = ", ".join(paint.by(name, f"{name} {wrote[name]}") for name in paint.names if wrote[name])
     ending = FINISHED.get(last.finish or "", "it was left unfinished")
     speed = f", {tokens / seconds:.1f} a second" if seconds > 0 else ""
-    return f"{len(rounds)} rounds ({shares}), {tokens} tokens in {seconds:.1f} s{speed}; {ending}"
+    many = "1 round" if len(rounds) == 1 else f"{len(rounds)} rounds"
+    return f"{many} ({shares}), {tokens} tokens in {seconds:.1f} s{speed}; {ending}"
