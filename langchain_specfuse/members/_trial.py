@@ -63,13 +63,17 @@ def _trial(store: Store, v: Sequence[int]) -> list[tuple[list[int], Tensor]]:
 
 
 def _read_afresh(read: Read, texts: Sequence[list[int]]) -> dict[tuple[int, ...], Tensor]:
-    """The logits after each of these texts without any cache; one pass serves a text and all its beginnings."""
-    found: dict[tuple[int, ...], Tensor] = {}
-    for text in sorted(map(tuple, texts), key=len, reverse=True):
-        if text not in found:
-            rows = read(torch.tensor([text]))[0]
-            found.update({text[: i + 1]: row for i, row in enumerate(rows)})
-    return found
+    """The logits after each of these texts without any cache; one pass serves them all, and all their beginnings."""
+    whole: list[tuple[int, ...]] = []
+    for text in sorted(set(map(tuple, texts)), key=len, reverse=True):
+        if not any(other[: len(text)] == text for other in whole):
+            whole.append(text)
+    longest = max(map(len, whole))
+    # What stands behind a text changes nothing before it: these models are causal.
+    logits = read(torch.tensor([text + text[:1] * (longest - len(text)) for text in whole]))
+    return {
+        text[: i + 1]: row for text, rows in zip(whole, logits, strict=True) for i, row in enumerate(rows[: len(text)])
+    }
 
 
 def _error(one: Tensor, other: Tensor) -> float:
