@@ -118,7 +118,8 @@ def _results(name: str) -> list[dict[str, Any]]:
 def _setting(runs: Mapping[str, Mapping[str, Any]]) -> str:
     """What all of them have in common, and how long the prompts were."""
     any_run = next(iter(runs.values()))
-    told = f"Members: {' and '.join(any_run['members'])}. Machine: {any_run['machine']}, torch {any_run['torch']}."
+    told = f"Members: {' and '.join(any_run['members'])}. Machine: {any_run['machine']}, torch {any_run['torch']}. "
+    told += f"Measured in: {any_run['clock']}."
     if latency := runs.get("latency"):
         told += f" Prompt {latency['prompt_tokens']} tokens, answer {latency['answer_tokens']}, greedy."
     return told
