@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -104,19 +105,21 @@ def _without_special_bytes(tokenizer: Tokenizer, raw: list[str]) -> Tokenizer:
 
 
 def unigram(size: int) -> Tokenizer:
-    """SentencePiece's other kind, as T5 and XGLM have it."""
-    tokenizer = Tokenizer(models.Unigram())
+    """SentencePiece's other kind, as T5 and XGLM have it.
+
+    Its pieces are counted here: the library's own trainer gives another vocabulary in every process.
+    """
+    words = [word for line in CORPUS for word in ("▁" + line.replace(" ", " ▁")).split(" ")]
+    pieces = [word[at : at + long] for word in words for long in range(2, 7) for at in range(len(word) - long + 1)]
+    alphabet = sorted({char for word in words for char in word})
+    known = ["<unk>", *SPECIAL, *alphabet]
+    often = Counter(pieces).most_common()
+    frequent = sorted(often, key=lambda one: (-one[1] * len(one[0]), one[0]))[: size - len(known)]
+    score = {char: -8.0 for char in known} | {piece: math.log(count / len(pieces)) for piece, count in frequent}
+    tokenizer = Tokenizer(models.Unigram(list(score.items()), 0, False))
+    tokenizer.add_special_tokens(SPECIAL)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
-    alphabet = sorted({char for line in CORPUS for char in line})
-    trainer = trainers.UnigramTrainer(
-        vocab_size=size,
-        special_tokens=["<unk>", *SPECIAL],
-        unk_token="<unk>",
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 
 
