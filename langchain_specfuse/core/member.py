@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from .values import Draft, DraftJob, Failure, Scored, ScoreJob
+from .values import CallFormat, Draft, DraftJob, Failure, Scored, ScoreJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Probe:
     """Tokens of prompt and answer together; None: no limit known."""
     detail: str = ""
     """How it works here (device, dtype, cache), for people."""
+    calls: CallFormat | None = None
+    """How it writes tool calls, if it was trained to; None: in whatever way it is told."""
 
 
 @runtime_checkable

@@ -18,12 +18,63 @@ Finish = Literal["stop", "stop_string", "length"]
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call as it was made."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a tool call is written: ``begin{"name": ..., "arguments": {...}}end``."""
+
+    begin: str = "<tool_call>\n"
+    end: str = "\n</tool_call>"
+    between: str = "\n"
+    """What stands between two calls."""
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that may be called."""
+
+    name: str
+    description: str
+    parameters: str
+    """The JSON schema of its arguments, as text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One message of the conversation as plain text."""
 
     role: str
-    """``system``, ``user`` or ``assistant``."""
+    """``system``, ``user``, ``assistant`` or ``tool`` (what a tool answered)."""
     text: str
+    calls: tuple[Call, ...] = ()
+    """What the assistant called, beside what it said."""
+    name: str = ""
+    """Of a tool's turn: which tool."""
+    call_id: str = ""
+    """Of a tool's turn: which call it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer must look like, as plain data: every member builds its own mask from it, a referee checks it.
+
+    ``json_schema`` (body: the schema), ``json`` (any JSON object), ``regex`` (a pattern), ``choice`` (a JSON list of
+    texts), ``grammar`` (EBNF), ``calls`` (tool calls: see ``constraints.calls``), ``prose`` (anything), ``any_of`` (a
+    JSON list of [kind, body]).
+    """
+
+    kind: str
+    body: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +137,10 @@ class Query:
 
     id: str
     turns: tuple[Turn, ...]
+    tools: tuple[Tool, ...] = ()
+    """What members may call; each is told in the way that it knows."""
+    constraint: Constraint | None = None
+    """What the answer must look like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +165,8 @@ class Effort:
     prompt: int = 0
     """Length of the prompt (0: not told)."""
     seconds: float = 0.0
+    began: float = 0.0
+    """When it began, in seconds of ``time.time()`` (0: not told)."""
 
     def __add__(self, other: Effort) -> Effort:
         return Effort(
@@ -117,6 +174,7 @@ class Effort:
             self.reused + other.reused,
             max(self.prompt, other.prompt),
             self.seconds + other.seconds,
+            min(self.began, other.began) or self.began or other.began,
         )
 
 
@@ -131,6 +189,11 @@ class Draft:
     logprobs: tuple[float, ...] | None = None
     """One per token, and one more for the end-of-turn event if ``ended``. None: the writer does not know them."""
     effort: Effort = Effort()
+    ends: tuple[int, ...] | None = None
+    """How many characters of ``text`` are there after each token. Told where the query has a constraint: what that
+    forces does not count in a score."""
+    thought: str = ""
+    """What the writer thought before its first word: never part of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +209,8 @@ class DraftJob:
     sampling: Sampling
     stop: tuple[str, ...] = ()
     """Drafting past one of these is wasted; the cut itself is made by the answer."""
+    call_tokens: int = 64
+    """A tool call is drafted whole, if it is not longer than this: the vote is on calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +238,8 @@ class Scored:
     logprobs: tuple[tuple[float, ...], ...]
     """One tuple per candidate; the last number of an ended candidate is its end-of-turn event."""
     effort: Effort = Effort()
+    ends: tuple[tuple[int, ...], ...] | None = None
+    """As in :class:`Draft`, per candidate."""
 
 
 KINDS = ("error", "timeout", "nan", "overflow", "not_found")
@@ -231,6 +298,12 @@ class Round:
     rewards: Mapping[str, float]
     weights_before: Mapping[str, float]
     weights: Mapping[str, float]
+    forced: str = ""
+    """What a constraint left no choice about: agreed behind the segment (in round 1 before it too) without a vote."""
+    closed: str = ""
+    """What was put behind an answer that its budget cut off, so that it is whole under its constraint."""
+    thoughts: Mapping[str, str] = field(default_factory=dict)
+    """member -> what it thought before its first word, in the round in which it did."""
     looped: tuple[str, ...] = ()
     left: tuple[Departure, ...] = ()
     finish: Finish | None = None
@@ -238,6 +311,8 @@ class Round:
     """phase (``draft``, ``verify``) -> member -> effort."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """phase -> wall-clock seconds between asking and the last reply."""
+    began: Mapping[str, float] = field(default_factory=dict)
+    """phase -> when it began, in seconds of ``time.time()``."""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -272,6 +347,9 @@ class Round:
             "rewards": dict(self.rewards),
             "weights_before": dict(self.weights_before),
             "weights": dict(self.weights),
+            "forced": self.forced,
+            "closed": self.closed,
+            "thoughts": dict(self.thoughts),
             "looped": list(self.looped),
             "left": [{"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round} for d in self.left],
             "finish": self.finish,
