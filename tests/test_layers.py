@@ -42,6 +42,7 @@ THIRD_PARTY = {
 """package -> the files that may import it. What is not listed may not be imported at all."""
 
 LONG = {
+    "core/values.py": "the nouns of the method, all in one place",
     "members/_slab.py": "one data structure: its writes, moves and masks must be read together",
     "members/transformers.py": "the public member: every argument has its docstring there",
 }

@@ -10,7 +10,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .values import Finish, Segment
+from .referee import FREE, Referee
+from .values import Draft, Finish, Segment
 
 # --- where a draft may be cut -----------------------------------------------------------------------------------
 
@@ -130,6 +131,7 @@ class Answer:
 
     stop: tuple[str, ...]
     budget: int
+    referee: Referee = FREE
     segments: tuple[Segment, ...] = ()
     text: str = ""
     """All that is part of the answer (a stop string and what follows it never are)."""
@@ -137,6 +139,10 @@ class Answer:
     """How many characters of it have been released."""
     released: str = ""
     """What the last segment released: it may begin with text held back before."""
+    forced: str = ""
+    """What the last ``plus`` added that nobody had a choice about."""
+    closed: str = ""
+    """What it added to make an answer whole that ends too soon."""
     tokens_left: int = 0
     finish: Finish | None = None
 
@@ -144,29 +150,63 @@ class Answer:
         if not self.segments:
             object.__setattr__(self, "tokens_left", self.budget)
 
+    def started(self) -> Answer:
+        """With what every answer to this query begins with."""
+        forced = self.referee.forced("")
+        return replace(self, segments=(Segment(forced),), text=forced, forced=forced) if forced else self
+
     def plus(self, segment: Segment, last: bool = False) -> Answer:
         """The answer with one more segment. ``last``: no further round is allowed."""
         text = self.text + segment.text
         writer_tokens = next(iter(segment.tokens.values()), ())
         left = self.tokens_left - (len(writer_tokens) or 1)
         finish: Finish | None = None
-        stop_at = first_stop(text, self.stop, self.shown)
+        segments, forced = (*self.segments, segment), ""
+        stop_at = first_stop(text[: self.referee.prose(text)], self.stop, self.shown)
         if stop_at is not None:
             text, finish = text[:stop_at], "stop_string"
         elif segment.ended:
             finish = "stop"
-        elif left <= 0 or last or not (segment.text or writer_tokens):  # who adds nothing will not do so next time
-            finish = "length"
-        shown = len(text) if finish else len(text) - held_back(text[self.shown :], self.stop)
+        else:
+            forced = self.referee.forced(text)
+            text, segments = text + forced, (*segments, Segment(forced)) if forced else segments
+            if self.referee.must_end(text):
+                finish = "stop"
+            elif left <= 0 or last or not (segment.text or writer_tokens):  # who adds nothing will not do so next time
+                finish = "length"
+        closed = self.referee.closing(text) if finish in ("length", "stop_string") else ""
+        text += closed
+        shown = len(text) if finish else len(text) - self._held_back(text)
         return replace(
             self,
-            segments=(*self.segments, segment),
+            segments=segments,
             text=text,
             shown=shown,
             released=text[self.shown : shown],
+            forced=(self.forced if self.tokens_left == self.budget else "") + forced,
+            closed=closed,
             tokens_left=left,
             finish=finish,
         )
+
+    def _held_back(self, text: str) -> int:
+        """Stop strings are looked for in prose alone: inside a call nothing needs to wait for one."""
+        return held_back(text[self.shown :], self.stop) if self.referee.prose(text) == len(text) else 0
+
+
+def lawful(draft: Draft, answer: Answer) -> Draft:
+    """The draft as the referee lets it stand: cut at the last legal character, ended where the answer must end."""
+    referee, text = answer.referee, draft.text
+    legal = referee.legal(answer.text, text)
+    if legal < len(text):
+        # Whose tokens end elsewhere: they are known no more, nor is what the writer thought of them.
+        draft = replace(draft, text=text[:legal], ended=False, tokens=(), logprobs=None, ends=None)
+    whole = answer.text + draft.text
+    if draft.ended and not referee.may_end(whole):
+        return replace(draft, ended=False, logprobs=draft.logprobs and draft.logprobs[: len(draft.tokens)])
+    if draft.text and not draft.ended and referee.must_end(whole):
+        return replace(draft, ended=True, logprobs=draft.logprobs and (*draft.logprobs, 0.0))
+    return draft
 
 
 def first_stop(text: str, stop: Sequence[str], start: int = 0) -> int | None:

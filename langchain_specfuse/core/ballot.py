@@ -6,11 +6,13 @@ Knows the drafts and the verifiers' numbers of one round; remembers nothing beyo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .answer import continues_loop
-from .values import Candidate, Draft, Segment, Settings
+from .referee import FREE, Referee
+from .values import Candidate, Draft, Scored, Segment, Settings
 from .voting import raw_score, totals, votes, win_rates
 
 
@@ -19,6 +21,8 @@ class Vote:
     """The outcome: who won, with which segment, and all the numbers by member's name."""
 
     winner: str
+    authors: tuple[str, ...]
+    """Who wrote what won, the winner first."""
     segment: Segment
     scores: Mapping[str, Mapping[str, float]]
     votes: Mapping[str, Mapping[str, float]]
@@ -31,13 +35,15 @@ class Vote:
 class Ballot:
     """The distinct drafts of one round. Drafts that coincide are one candidate: scored once, rewarded alike."""
 
-    def __init__(self, settings: Settings, drafts: Mapping[str, Draft], answer: str) -> None:
+    def __init__(self, settings: Settings, drafts: Mapping[str, Draft], answer: str, referee: Referee = FREE) -> None:
         self.drafts = drafts
         self.kind = settings.score
-        writers: dict[tuple[str, bool], list[str]] = {}
+        self._answer, self._referee = answer, referee
+        writers: dict[Hashable, list[str]] = {}
         for name, draft in drafts.items():
-            writers.setdefault((draft.text, draft.ended), []).append(name)
-        self.candidates = [Candidate(text, ended, tuple(names)) for (text, ended), names in writers.items()]
+            writers.setdefault(self._meaning(draft), []).append(name)
+        firsts = [(drafts[names[0]], tuple(names)) for names in writers.values()]
+        self.candidates = [Candidate(draft.text, draft.ended, names) for draft, names in firsts]
         # A draft without text that does not end the answer says nothing; a loop waits while another draft goes on.
         saying = [c for c in self.candidates if c.text or c.ended]
         # Paper: it has no loop guard. Likelihood likes repetition, and members infect each other with it.
@@ -49,10 +55,10 @@ class Ballot:
         """What this judge must score: all but its own draft, if that came with its numbers."""
         return tuple(c for c in self.eligible if not self._told(judge, c))
 
-    def scores_of(self, judge: str, replies: Sequence[Sequence[float]]) -> list[float]:
+    def scores_of(self, judge: str, reply: Scored) -> list[float]:
         """This judge's score of every eligible draft, from its replies and what came with its own draft."""
-        told, own = iter(replies), self.drafts[judge].logprobs or () if judge in self.drafts else ()
-        return [raw_score(self.kind, own if self._told(judge, c) else next(told), c.text) for c in self.eligible]
+        told = zip(reply.logprobs, reply.ends or [None] * len(reply.logprobs), strict=True)
+        return [raw_score(self.kind, self._counted(judge, c, told), c.text) for c in self.eligible]
 
     def counted(self, scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Vote:
         """Weigh the votes. A draft that was not eligible has total and reward 0."""
@@ -71,9 +77,12 @@ class Ballot:
             return round(total[name], 12), round(weights.get(name, 0.0), 12), -order.index(name)
 
         winner = max(total, key=rank)
+        chosen = next(c for c in self.eligible if winner in c.authors)
+        authors = tuple(sorted(chosen.authors, key=lambda name: name != winner))
         return Vote(
             winner,
-            self._segment(winner),
+            authors,
+            self._segment(authors),
             scores={judge: self._by_member(row) for judge, row in scores.items()},
             votes={judge: self._by_member(row) for judge, row in ballots.items()},
             totals={name: total.get(name, 0.0) for name in order},
@@ -81,16 +90,59 @@ class Ballot:
             disputed=len(self.candidates) > 1,
         )
 
+    def _meaning(self, draft: Draft) -> Hashable:
+        """Drafts that mean the same are one: with what they make inevitable, they say the same and end or do not."""
+        whole = draft.text + self._referee.forced(self._answer + draft.text)
+        over = draft.ended or self._referee.must_end(self._answer + whole)
+        return self._referee.same(self._answer, whole), over
+
     def _told(self, judge: str, candidate: Candidate) -> bool:
-        return judge in candidate.authors and self.drafts[judge].logprobs is not None
+        """Whether this judge's numbers came with its own draft."""
+        if judge not in candidate.authors or self.drafts[judge].logprobs is None:
+            return False
+        return (self.drafts[judge].text, self.drafts[judge].ended) == (candidate.text, candidate.ended)
+
+    def _counted(self, judge: str, candidate: Candidate, told: Iterator[Any]) -> Sequence[float]:
+        """The numbers that count: without those of what could not be otherwise, which say nothing and flatter."""
+        draft = self.drafts.get(judge)
+        own = draft is not None and self._told(judge, candidate)
+        logprobs, ends = (draft.logprobs or (), draft.ends) if draft is not None and own else next(told)
+        spans = self._referee.spans(self._answer, candidate.text) if ends is not None else ()
+        inevitable = candidate.ended and self._referee.must_end(self._answer + candidate.text)
+        return unforced(logprobs, ends or (), spans, inevitable)
 
     def _by_member(self, values: Sequence[float]) -> dict[str, float]:
         return {name: v for c, v in zip(self.eligible, values, strict=True) for name in c.authors}
 
-    def _segment(self, winner: str) -> Segment:
-        chosen = next(c for c in self.eligible if winner in c.authors)
-        authors = sorted(chosen.authors, key=lambda name: name != winner)
-        return Segment(chosen.text, chosen.ended, {name: self.drafts[name].tokens for name in authors})
+    def _segment(self, authors: Sequence[str]) -> Segment:
+        first = self.drafts[authors[0]]
+        alike = [name for name in authors if self.drafts[name].text == first.text]
+        # Who was cut by the referee has no tokens of its own for what is left, and reads it like others' text.
+        tokens = {n: self.drafts[n].tokens for n in alike if self.drafts[n].tokens or not first.text}
+        return Segment(first.text, first.ended, tokens)
+
+
+def unforced(
+    logprobs: Sequence[float], ends: Sequence[int], spans: Sequence[tuple[int, int]], inevitable: bool
+) -> Sequence[float]:
+    """The log-probabilities of tokens that do not lie wholly in ``spans``, and of the end unless it is inevitable.
+
+    >>> unforced([-1.0, -0.1, -2.0], [2, 6, 9], [(2, 6)], False)
+    [-1.0, -2.0]
+    >>> unforced([-1.0, -0.3], [4], [], True)
+    [-1.0]
+
+    If nothing is left, everything counts:
+
+    >>> unforced([-0.1], [3], [(0, 3)], False)
+    [-0.1]
+    """
+    known = list(logprobs[:-1] if inevitable else logprobs)
+    if spans:
+        begins = [0, *ends]
+        free = [not any(a <= begin < end <= b for a, b in spans) for begin, end in zip(begins, ends, strict=False)]
+        known = [value for value, counts in zip(known, free, strict=False) if counts] + known[len(free) :]
+    return known or list(logprobs)
 
 
 def _shares(weights: Mapping[str, float], judges: Mapping[str, object]) -> dict[str, float]:

@@ -37,6 +37,9 @@ class Referee(Protocol):
     def same(self, answer: str, draft: str) -> Hashable:
         """Drafts with equal values here mean the same: their text, or the calls that they complete."""
 
+    def prose(self, answer: str) -> int:
+        """How many of the first characters are free text: stop strings are looked for in these alone."""
+
 
 class Unbound:
     """The referee of a query without a constraint: everything is legal, nothing is forced."""
@@ -61,3 +64,9 @@ class Unbound:
 
     def same(self, answer: str, draft: str) -> Hashable:
         return draft
+
+    def prose(self, answer: str) -> int:
+        return len(answer)
+
+
+FREE = Unbound()

@@ -12,9 +12,10 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TypeAlias
 
 from ..errors import EnsembleError, MemberError, advised
-from .answer import Answer
+from .answer import Answer, lawful
 from .ballot import Ballot
 from .panel import Panel, dismissed, hedged, learning_rate, observed
+from .referee import FREE, Referee
 from .values import (
     Ask,
     Departure,
@@ -41,15 +42,15 @@ ROUNDING = 1e-3
 """A log-probability may be this far above 0: low precision."""
 
 
-def rounds(query: Query, settings: Settings, panel: Panel) -> Loop:
+def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
     """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the next item."""
-    answer = Answer(stop=settings.stop, budget=settings.max_tokens)
+    answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
     for number in range(1, (settings.max_rounds or settings.max_tokens) + 1):
         before, clock = panel, Clock()  # ``before`` came in, ``voted`` decides, ``panel`` goes on
         # 1. Draft. Everyone proposes how to go on.
         panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
         # 2. Verify. Everyone scores everyone's draft.
-        ballot = Ballot(settings, drafts, answer.text)
+        ballot = Ballot(settings, drafts, answer.text, referee)
         panel, scores = yield from call_for_scores(panel, query, answer, ballot, number, clock)
         # 3. Select. The best draft, by weighted vote, becomes part of the answer.
         vote = ballot.counted(scores, panel.weights)
@@ -67,6 +68,7 @@ def rounds(query: Query, settings: Settings, panel: Panel) -> Loop:
             text=answer.released,
             segment=vote.segment,
             winner=vote.winner,
+            authors=vote.authors,
             drafts=drafts,
             scores=vote.scores,
             votes=vote.votes,
@@ -74,11 +76,15 @@ def rounds(query: Query, settings: Settings, panel: Panel) -> Loop:
             rewards=vote.rewards,
             weights_before=voted.weights,
             weights=panel.weights,
+            forced=answer.forced,
+            closed=answer.closed,
+            thoughts={name: draft.thought for name, draft in drafts.items() if draft.thought},
             looped=ballot.looped,
             left=panel.left[len(before.left) :],
             finish=answer.finish,
             efforts=clock.efforts,
             seconds=clock.seconds,
+            began=clock.began,
         )
         if answer.finish:
             return
@@ -103,7 +109,8 @@ def call_for_drafts(
         # Everybody's context is full: nobody leaves, and nobody has more to say. The answer ends here.
         return panel, {name: Draft("") for name in panel.drafters}
     panel = _without_failed(panel, jobs, replies, answer, number)
-    return panel, {name: draft for name in panel.drafters if isinstance(draft := replies[name], Draft)}
+    told = {name: draft for name in panel.drafters if isinstance(draft := replies[name], Draft)}
+    return panel, {name: lawful(draft, answer) for name, draft in told.items()}
 
 
 def call_for_scores(
@@ -117,7 +124,7 @@ def call_for_scores(
     clock.lap("verify", replies)
     panel = _without_failed(panel, jobs, replies, answer, number)
     told = {name: reply for name in panel.verifiers if isinstance(reply := replies[name], Scored)}
-    return panel, {name: ballot.scores_of(name, scored.logprobs) for name, scored in told.items()}
+    return panel, {name: ballot.scores_of(name, scored) for name, scored in told.items()}
 
 
 def _without_failed(
@@ -151,6 +158,8 @@ def _nonsense(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
     rows: Sequence[Sequence[float]] = reply.logprobs if isinstance(reply, Scored) else (reply.logprobs or (),)
     if isinstance(job, ScoreJob) and len(rows) != len(job.candidates):
         return Failure("error", f"scored {len(rows)} candidates (wanted {len(job.candidates)})")
+    if isinstance(reply, Scored) and reply.ends is not None and len(reply.ends) != len(rows):
+        return Failure("error", f"told {len(reply.ends)} rows of ends for {len(rows)} candidates")
     if isinstance(reply, Draft):
         reply.text.encode()  # half a surrogate pair is no text
     # max alone may overlook a NaN, the sum never does.
@@ -171,9 +180,11 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.efforts: dict[str, dict[str, Effort]] = {}
+        self.began: dict[str, float] = {}
         self._since = time.perf_counter()
 
     def lap(self, phase: str, replies: Replies) -> None:
         now = time.perf_counter()
         self.seconds[phase], self._since = now - self._since, now
+        self.began[phase] = time.time() - self.seconds[phase]
         self.efforts[phase] = {n: r.effort for n, r in replies.items() if isinstance(r, Draft | Scored)}

@@ -298,6 +298,8 @@ class Round:
     rewards: Mapping[str, float]
     weights_before: Mapping[str, float]
     weights: Mapping[str, float]
+    authors: tuple[str, ...] = ()
+    """Everybody who drafted what won, the winner first."""
     forced: str = ""
     """What a constraint left no choice about: agreed behind the segment (in round 1 before it too) without a vote."""
     closed: str = ""
@@ -328,7 +330,8 @@ class Round:
     def margin(self) -> float:
         """How far the winner's total lies above the best other draft (1.0 when nobody disagreed)."""
         agreed = (self.segment.text, self.segment.ended)
-        others = [t for m, t in self.totals.items() if (self.drafts[m].text, self.drafts[m].ended) != agreed]
+        same = {m for m, draft in self.drafts.items() if (draft.text, draft.ended) == agreed} | {*self.authors}
+        others = [total for m, total in self.totals.items() if m not in same]
         return self.totals[self.winner] - max(others) if others else 1.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -339,6 +342,7 @@ class Round:
             "segment": self.segment.text,
             "ended": self.segment.ended,
             "winner": self.winner,
+            "authors": list(self.authors),
             "drafts": {m: {"text": d.text, "ended": d.ended, "tokens": len(d.tokens)} for m, d in self.drafts.items()},
             "scores": {j: dict(row) for j, row in self.scores.items()},
             "votes": {j: dict(row) for j, row in self.votes.items()},

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from langchain_specfuse.core.panel import Panel
+from langchain_specfuse.core.referee import FREE, Referee
 from langchain_specfuse.core.rounds import rounds
 from langchain_specfuse.core.values import (
     Ask,
@@ -51,11 +52,12 @@ def play(
     settings: Settings | None = None,
     seats: Sequence[Seat] = (),
     prior: Mapping[str, float] | None = None,
+    referee: Referee = FREE,
 ) -> Played:
     """One whole answer. An error of the loop is kept, beside what had been agreed until then."""
     played = Played()
     panel = Panel.of(seats or [Seat(name) for name in answerers], prior)
-    loop = rounds(QUERY, settings or Settings(), panel)
+    loop = rounds(QUERY, settings or Settings(), panel, referee)
     replies: dict[str, Reply] | None = None
     try:
         while True:

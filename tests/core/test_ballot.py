@@ -5,7 +5,7 @@ import math
 import pytest
 
 from langchain_specfuse.core.ballot import Ballot
-from langchain_specfuse.core.values import Draft, Settings
+from langchain_specfuse.core.values import Draft, Scored, Settings
 
 SURE = (-0.1,)
 
@@ -40,8 +40,8 @@ def test_nobody_is_asked_about_a_draft_whose_numbers_came_with_it():
 
 def test_own_numbers_and_replies_meet_at_the_right_drafts():
     vote = ballot(a=" x", b=Draft(" y", tokens=(1,), logprobs=(-7.0,)), c=" z")
-    assert vote.scores_of("b", [(-1.0,), (-3.0,)]) == [-1.0, -7.0, -3.0]
-    assert vote.scores_of("judge", [(-1.0,), (-2.0,), (-3.0,)]) == [-1.0, -2.0, -3.0]
+    assert vote.scores_of("b", Scored(((-1.0,), (-3.0,)))) == [-1.0, -7.0, -3.0]
+    assert vote.scores_of("judge", Scored(((-1.0,), (-2.0,), (-3.0,)))) == [-1.0, -2.0, -3.0]
 
 
 def test_the_highest_total_wins():
