@@ -17,7 +17,9 @@ from .play import play, speakers
 def common(texts):
     """The longest beginning that all of them share."""
     first, last = min(texts), max(texts)
-    return first[: next((at for at, (a, b) in enumerate(zip(first, last)) if a != b), min(len(first), len(last)))]
+    return first[
+        : next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    ]
 
 
 @dataclass(frozen=True)
