@@ -9,12 +9,13 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.values import KINDS, Failure
+from ..core.values import KINDS, Effort, Failure
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -117,7 +118,8 @@ class Desk:
             timer = threading.Timer(first.timeout_s, self._give_up, [batch])
             timer.daemon = True
             timer.start()
-        replies = _replies(batch)
+        began, since = time.time(), time.perf_counter()
+        replies = _timed(_replies(batch), began, since)
         if timer:
             timer.cancel()
         if self._in_time(batch):
@@ -182,6 +184,19 @@ def _replies(batch: list[Task]) -> Sequence[Any]:
         kind = getattr(error, "kind", "error")
         message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return [Failure(kind if kind in KINDS else "error", message, error)] * len(batch)
+
+
+def _timed(replies: Sequence[Any], began: float, since: float) -> Sequence[Any]:
+    """The same replies, saying when their work began and how long it took, where the member does not say it itself."""
+    seconds = time.perf_counter() - since
+    return [_dated(reply, began, seconds) for reply in replies]
+
+
+def _dated(reply: Any, began: float, seconds: float) -> Any:
+    effort = getattr(reply, "effort", None)
+    if not isinstance(effort, Effort) or effort.began:
+        return reply
+    return replace(reply, effort=replace(effort, began=began, seconds=effort.seconds or seconds))
 
 
 def _deliver(batch: list[Task], replies: Sequence[Any]) -> None:
