@@ -6,6 +6,7 @@ by another process or by a server, and a round can be streamed, traced, drawn an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -329,10 +330,32 @@ class Round:
     @property
     def margin(self) -> float:
         """How far the winner's total lies above the best other draft (1.0 when nobody disagreed)."""
-        agreed = (self.segment.text, self.segment.ended)
-        same = {m for m, draft in self.drafts.items() if (draft.text, draft.ended) == agreed} | {*self.authors}
-        others = [total for m, total in self.totals.items() if m not in same]
+        others = [total for m, total in self.totals.items() if m in self._others()]
         return self.totals[self.winner] - max(others) if others else 1.0
+
+    @property
+    def dissent(self) -> float:
+        """The entropy of the vote over the distinct drafts, from 0 (one mind) to 1 (every draft as good as another)."""
+        drafts = {self._said(name): total for name, total in self.totals.items() if total > 0}
+        if len(drafts) < 2:
+            return 0.0
+        whole = math.fsum(drafts.values())
+        shares = [total / whole for total in drafts.values()]
+        return -math.fsum(share * math.log(share) for share in shares) / math.log(len(drafts))
+
+    @property
+    def runner_up(self) -> str | None:
+        """Who wrote the best draft that says something else; None when nobody did."""
+        return max(self._others(), key=lambda name: self.totals.get(name, 0.0), default=None)
+
+    def _others(self) -> list[str]:
+        agreed = self._said(self.winner)
+        return [name for name in self.drafts if self._said(name) != agreed]
+
+    def _said(self, name: str) -> tuple[str, bool]:
+        """What tells one draft from another: those who drafted what won in other words said the same."""
+        draft = self.drafts[self.winner if name in self.authors else name]
+        return draft.text, draft.ended
 
     def as_dict(self) -> dict[str, Any]:
         """The round as plain JSON."""
@@ -348,6 +371,8 @@ class Round:
             "votes": {j: dict(row) for j, row in self.votes.items()},
             "totals": dict(self.totals),
             "margin": self.margin,
+            "dissent": self.dissent,
+            "runner_up": self.runner_up,
             "rewards": dict(self.rewards),
             "weights_before": dict(self.weights_before),
             "weights": dict(self.weights),

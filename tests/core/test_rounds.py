@@ -11,10 +11,12 @@ from langchain_specfuse.core.values import (
     DraftJob,
     Effort,
     Failure,
+    Round,
     Sampling,
     Scored,
     ScoreJob,
     Seat,
+    Segment,
     Settings,
 )
 from langchain_specfuse.errors import EnsembleError
@@ -316,3 +318,28 @@ def test_the_margin_knows_an_ended_draft_from_one_that_goes_on():
 
     first = play({"a": talk(True, 0.1), "b": talk(False, 2.0)}, Settings(exit="never")).rounds[0]
     assert 0 < first.margin < 1
+
+
+def told(drafts, totals, winner, authors=()):
+    zero = dict.fromkeys(drafts, 0.0)
+    made = {name: Draft(text) for name, text in drafts.items()}
+    segment = Segment(drafts[winner])
+    return Round(1, segment.text, segment, winner, made, {}, {}, totals, zero, zero, zero, authors=authors)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "totals", "authors", "dissent", "runner_up"),
+    [
+        ({"a": "x", "b": "x"}, {"a": 0.5, "b": 0.5}, (), 0.0, None),
+        ({"a": "x", "b": "y"}, {"a": 0.5, "b": 0.5}, (), 1.0, "b"),
+        ({"a": "x", "b": "y"}, {"a": 1.0, "b": 0.0}, (), 0.0, "b"),
+        ({"a": "x", "b": "y", "c": "x"}, {"a": 0.5, "b": 0.5, "c": 0.5}, (), 1.0, "b"),
+        ({"a": "x", "b": "y", "c": "z"}, {"a": 0.6, "b": 0.1, "c": 0.3}, (), 0.817, "c"),
+        ({"a": "1", "b": "1.0"}, {"a": 0.5, "b": 0.5}, ("a", "b"), 0.0, None),
+    ],
+)
+def test_dissent_and_the_runner_up_are_told_by_distinct_drafts(drafts, totals, authors, dissent, runner_up):
+    round = told(drafts, totals, "a", authors)
+    assert round.dissent == pytest.approx(dissent, abs=1e-3)
+    assert round.runner_up == runner_up
+    assert {"dissent", "runner_up"} <= round.as_dict().keys()
