@@ -38,8 +38,14 @@ class RoundEvent:
     ended: bool
     """Whether the segment's writer ended the answer."""
     winner: str
+    authors: Sequence[str]
+    """Everybody who drafted what won, the winner first."""
     margin: float
     """How far the winner's total lies above the best other draft; 1.0 when nobody disagreed."""
+    dissent: float
+    """The entropy of the vote over the distinct drafts, from 0 (one mind) to 1."""
+    runner_up: str | None
+    """Who wrote the best draft that says something else."""
     drafts: Mapping[str, Mapping[str, Any]]
     """member -> ``text``, ``ended``, ``tokens`` (how many)."""
     scores: Mapping[str, Mapping[str, float]]
@@ -49,6 +55,12 @@ class RoundEvent:
     rewards: Mapping[str, float]
     weights_before: Mapping[str, float]
     weights: Mapping[str, float]
+    forced: str
+    """What a constraint left no choice about: agreed without a vote, part of ``text``."""
+    closed: str
+    """What was put behind an answer that its budget cut off, part of ``text``."""
+    thoughts: Mapping[str, str]
+    """member -> what it thought before its first word."""
     looped: Sequence[str]
     """Members whose drafts only continued a repetition."""
     left: Sequence[Mapping[str, Any]]
