@@ -23,7 +23,7 @@ from ._version import __version__
 from .core.values import PRESETS, ExitKind, FeedbackKind, Query, Round, ScoreKind, Turn
 from .engine.ensemble import Ensemble
 from .errors import MemberError, SpecFuseError, UsageError, advised
-from .show.terminal import Paint, legend, table, visible
+from .show.terminal import Paint, legend, pieces, table, visible
 
 FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 MAX_TOKENS = 256
@@ -171,7 +171,8 @@ def _show_text(rounds: Iterator[Round], given: argparse.Namespace, names: list[s
             if not done and not given.quiet:
                 print(legend(paint), end="\n\n", file=out)
             done.append(item)
-            print(paint.by(item.winner, clean(item.text)), end="", file=out, flush=True)
+            text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(item))
+            print(text, end="", file=out, flush=True)
     finally:  # whatever has been shown stays; what follows begins on its own line
         print(end="\n" if done else "", file=out, flush=True)
     if not given.quiet:

@@ -31,7 +31,7 @@ class Paint:
         self._codes = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(self.names)}
 
     def by(self, name: str, text: str) -> str:
-        return self.coded(self._codes.get(name, BOLD), text)
+        return self.coded(self._codes.get(name, BOLD) if name else DIM, text)
 
     def coded(self, code: int, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.on and text else text
@@ -44,6 +44,17 @@ def visible(text: str) -> str:
     'a␛[2Jb\\n'
     """
     return text.translate(_CONTROLS)
+
+
+def pieces(item: Round) -> list[tuple[str, str]]:
+    """What a round shows, piece by piece with its author: "" for what nobody wrote, because it had to be so."""
+    said, inevitable = item.segment.text, item.forced + item.closed
+    shown = item.text.removesuffix(item.closed)
+    for at in range(len(item.forced) + 1) if inevitable else ():
+        if shown[at : at + len(said)] == said and shown[:at] + shown[at + len(said) :] == item.forced:
+            parts = [("", shown[:at]), (item.winner, said), ("", shown[at + len(said) :] + item.closed)]
+            return [(name, text) for name, text in parts if text]
+    return [(item.winner, item.text)]
 
 
 def legend(paint: Paint) -> str:
@@ -61,6 +72,7 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
     for item, row in zip(rounds, rows, strict=True):
         lines.append(paint.by(item.winner, _line(row, widths)))
         lines += [paint.coded(DIM, f"   loops, not eligible: {', '.join(item.looped)}")] if item.looped else []
+        lines += [paint.coded(DIM, f"   closed by hand: {visible(repr(item.closed))}")] if item.closed else []
         lines += [paint.coded(BOLD, f"   {left.member} left ({left.kind}): {left.reason}") for left in item.left]
     return "\n".join([*lines, "", _sum(rounds, paint)])
 
