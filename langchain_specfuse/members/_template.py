@@ -1,6 +1,7 @@
 """From turns to the text that a model expects, and how it says that its turn is over.
 
-A chat template of the tokenizer (or of the user) where there is one; a plain one otherwise. Knows the tokenizer's
+A chat template of the tokenizer (or of the user) where there is one; a plain one otherwise. Tools, calls and results go
+through the chat template as far as it knows them (``_native``), in words otherwise (``_tools``). Knows the tokenizer's
 templates; nothing of tensors, caches or votes.
 """
 
@@ -8,10 +9,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-from ..core.values import Turn
+from ..core.values import CallFormat, Constraint, Tool, Turn
 from ..errors import UsageError, advised
+from ._native import Message, Native, found, message, tool_data
+from ._tools import (
+    EXAMPLE_CALL,
+    EXAMPLE_JSON,
+    EXAMPLE_QUESTION,
+    call_format,
+    calls_as_text,
+    in_words,
+    parts,
+    result_as_text,
+    speaks,
+    written,
+)
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -46,29 +62,57 @@ class Template:
             log.warning("%s has no chat template: it gets a plain one (chat_template='plain', or your own)", name)
         self._folds_system: bool | None = None
 
-    def prompt(self, turns: Sequence[Turn]) -> str:
+    def prompt(self, turns: Sequence[Turn], tools: Sequence[Tool] = (), constraint: Constraint | None = None) -> str:
         """The text before the answer's first character."""
+        how = call_format(constraint)
         if self.plain:
-            return self._plain(turns)
-        if any(turn.role == "system" for turn in turns) and self._cannot_say_system():
-            turns = with_system_folded(turns)
-        return self._rendered(turns)
-
-    def _rendered(self, turns: Sequence[Turn]) -> str:
-        messages = [{"role": turn.role, "content": turn.text} for turn in turns]
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                messages,
-                chat_template=self.chat_template if isinstance(self.chat_template, str) else None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self.kwargs,
+            return self._plain(
+                _all_in_words(turns, how, tools, constraint), constraint if tools or constraint else None
             )
+        if not tools and not any(turn.calls or turn.role == "tool" for turn in turns):
+            return self._rendered(self._with_system(turns, in_words((), constraint, native=False, own=None)))
+        native = self.native
+        try:
+            told = in_words(tools, constraint, native=native.tools, own=native.format)
+            fitting = self._with_system(_fitting(turns, native, how), told)
+            return self._rendered(fitting, tools if native.tools else ())
+        except UsageError as error:
+            # It knows such things, but not as they are here: several calls at once, a result in an odd place.
+            try:
+                return self._rendered(self._with_system(_all_in_words(turns, how, tools, constraint), ""))
+            except UsageError:
+                raise error from None
+
+    @cached_property
+    def native(self) -> Native:
+        """What the chat template knows of tools."""
+        return Native() if self.plain else found(self._render)
+
+    def _render(self, messages: Sequence[Message], **more: Any) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            list(messages),
+            chat_template=self.chat_template if isinstance(self.chat_template, str) else None,
+            tokenize=False,
+            **{**self.kwargs, **more},
+        )
+        return text
+
+    def _rendered(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> str:
+        more: dict[str, Any] = {"tools": [tool_data(tool) for tool in tools]} if tools else {}
+        try:
+            messages = [message(turn, self.native.calls if turn.calls else "dict") for turn in turns]
+            return self._render(messages, add_generation_prompt=True, **more)
         except Exception as error:
             roles = ", ".join(turn.role for turn in turns)
             told = UsageError(f"the chat template refused these turns ({roles}): {error}")
             raise advised(told, "most templates want user and assistant in turn, beginning with the user") from error
-        return text
+
+    def _with_system(self, turns: Sequence[Turn], told: str) -> Sequence[Turn]:
+        """The turns with this added to the system text, which goes where the template can say it."""
+        turns = with_system_told(turns, told)
+        if any(turn.role == "system" for turn in turns) and self._cannot_say_system():
+            return with_system_folded(turns)
+        return turns
 
     def _cannot_say_system(self) -> bool:
         if self._folds_system is None:
@@ -80,8 +124,10 @@ class Template:
             self._folds_system = mark not in shown
         return self._folds_system
 
-    def _plain(self, turns: Sequence[Turn]) -> str:
-        examples = [Turn(role, text) for pair in PLAIN_EXAMPLES for role, text in zip(PLAIN_HEADS, pair, strict=True)]
+    def _plain(self, turns: Sequence[Turn], constraint: Constraint | None) -> str:
+        examples = [
+            Turn(role, text) for pair in _examples(constraint) for role, text in zip(PLAIN_HEADS, pair, strict=True)
+        ]
         system = "\n".join(turn.text for turn in turns if turn.role == "system")
         told = [*examples, *(turn for turn in turns if turn.role != "system")]
         bos = getattr(self.tokenizer, "bos_token", None) or ""
@@ -90,11 +136,59 @@ class Template:
         return bos + head + body + PLAIN_HEADS["assistant"]
 
 
+def _examples(constraint: Constraint | None) -> list[tuple[str, str]]:
+    """Solved examples of the kinds of answer that are wanted: a base model does what was done before."""
+    shown: list[tuple[str, str]] = list(PLAIN_EXAMPLES) if speaks(constraint) else []
+    for part in parts(constraint):
+        if part.kind in ("json", "json_schema"):
+            shown.append(EXAMPLE_JSON)
+        elif part.kind == "calls":
+            shown.append((EXAMPLE_QUESTION, written(EXAMPLE_CALL, call_format(constraint))))
+    return shown or list(PLAIN_EXAMPLES)
+
+
+def _fitting(turns: Sequence[Turn], native: Native, how: CallFormat) -> list[Turn]:
+    """The turns, with those calls and results in words that the template does not know."""
+    told: list[Turn] = []
+    open_result = False
+    for turn in turns:
+        result = turn.role == "tool" and not native.results
+        if turn.calls and native.calls == "no":
+            turn = calls_as_text(turn, how)
+        elif result:
+            turn = result_as_text(turn)
+        # Results that have become the user's words are one turn with what the user says: templates want alternation.
+        if told and turn.role == "user" == told[-1].role and (result or open_result):
+            turn = replace(turn, text=f"{told.pop().text}\n\n{turn.text}")
+        open_result = result
+        told.append(turn)
+    return told
+
+
+def _all_in_words(
+    turns: Sequence[Turn], how: CallFormat, tools: Sequence[Tool], constraint: Constraint | None
+) -> list[Turn]:
+    """The turns for a template that knows nothing of tools."""
+    return with_system_told(_fitting(turns, Native(), how), in_words(tools, constraint, native=False, own=None))
+
+
+def with_system_told(turns: Sequence[Turn], told: str) -> list[Turn]:
+    """The turns with this behind the system text.
+
+    >>> with_system_told([Turn("user", "Why?")], "Be brief.")[0]
+    Turn(role='system', text='Be brief.', calls=(), name='', call_id='')
+    """
+    if not told:
+        return list(turns)
+    system = [turn.text for turn in turns if turn.role == "system" and turn.text]
+    return [Turn("system", "\n\n".join([*system, told])), *(turn for turn in turns if turn.role != "system")]
+
+
 def with_system_folded(turns: Sequence[Turn]) -> list[Turn]:
     """The system text moved into the first user turn, for templates that know no system role.
 
     >>> with_system_folded([Turn("system", "Be brief."), Turn("user", "Why?")])
-    [Turn(role='user', text='Be brief.\\n\\nWhy?')]
+    [Turn(role='user', text='Be brief.\\n\\nWhy?', calls=(), name='', call_id='')]
     """
     system = "\n\n".join(turn.text for turn in turns if turn.role == "system")
     rest = [turn for turn in turns if turn.role != "system"]
@@ -120,14 +214,8 @@ def end_of_turn(template: Template) -> str | None:
     if template.plain:
         return None
     mark = "specfuse-answer-mark"
-    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": mark}]
     try:
-        text: str = template.tokenizer.apply_chat_template(
-            turns,
-            chat_template=template.chat_template if isinstance(template.chat_template, str) else None,
-            tokenize=False,
-            **template.kwargs,
-        )
+        text = template._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": mark}])
     except Exception:  # the template refuses; then it tells nothing
         return None
     tail = text.rpartition(mark)[2].lstrip()

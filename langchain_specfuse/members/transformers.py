@@ -17,7 +17,21 @@ from typing import Any
 import torch
 
 from ..core.member import Probe
-from ..core.values import Draft, DraftJob, Effort, Failure, Query, Sampling, Scored, ScoreJob, Segment, Turn
+from ..core.values import (
+    CallFormat,
+    Constraint,
+    Draft,
+    DraftJob,
+    Effort,
+    Failure,
+    Query,
+    Sampling,
+    Scored,
+    ScoreJob,
+    Segment,
+    Tool,
+    Turn,
+)
 from ..errors import UsageError, advised
 from ._drawing import OVERTIME, Drawing, Pen
 from ._loading import Source, Weights, given, weights_for
@@ -177,10 +191,10 @@ class TransformersMember:
         self.probe()
         return self.words.encode(text)
 
-    def token_count(self, turns: Sequence[Turn]) -> int:
-        """How long the prompt of these turns is."""
+    def token_count(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> int:
+        """How long the prompt of these turns is, with what it says of these tools."""
         self.probe()
-        return len(self._prompt_ids(turns))
+        return len(self._prompt_ids(turns, tools))
 
     # --- setting up -------------------------------------------------------------------------------------------------
 
@@ -202,7 +216,13 @@ class TransformersMember:
         kind = type(self.store).__name__.lower()
         detail = f"{weights.device}, {str(weights.model.dtype).removeprefix('torch.')}, {read.kind}, {kind}"
         log.info("%s: %s", self.name, detail)
-        return Probe(self.source.model, True, self.context_limit, detail)
+        return Probe(self.source.model, True, self.context_limit, detail, self._own_calls())
+
+    def _own_calls(self) -> CallFormat | None:
+        """How it writes calls by its own training, if its tokenizer can say so in plain text."""
+        own = self.template.native.format
+        plain = own and all(self.words.decode(self.words.continuing(mark)) == mark for mark in (own.begin, own.end))
+        return own if plain else None
 
     def _store_that_is_right(self, read: Read, vocabulary: list[int]) -> Store:
         """The fastest store that agrees with a fresh reading of the same tokens."""
@@ -230,14 +250,16 @@ class TransformersMember:
 
     # --- prompts and contexts ---------------------------------------------------------------------------------------
 
-    def _prompt_ids(self, turns: Sequence[Turn]) -> list[int]:
+    def _prompt_ids(
+        self, turns: Sequence[Turn], tools: Sequence[Tool] = (), constraint: Constraint | None = None
+    ) -> list[int]:
         if self.system_prompt is not None:
             turns = [Turn("system", self.system_prompt), *(turn for turn in turns if turn.role != "system")]
-        return self.words.encode(self.template.prompt(turns))
+        return self.words.encode(self.template.prompt(turns, tools, constraint))
 
     def _memo(self, query: Query) -> Memo:
         if query.id not in self._memos:
-            prompt = self._prompt_ids(query.turns)
+            prompt = self._prompt_ids(query.turns, query.tools, query.constraint)
             self._memos[query.id] = Memo(prompt or self.stops[:1] or [0])
         return self._memos[query.id]
 
