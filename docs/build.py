@@ -69,6 +69,8 @@ def scripted_run() -> dict[str, Any]:
     rounds = [item.as_dict() | {"margin": item.margin} for item in asked]
     for item in rounds:
         item["seconds"] = dict.fromkeys(item["seconds"], 0.001)
+        for effort in (effort for phase in item["tokens"].values() for effort in phase.values()):
+            effort["seconds"] = 0.0
     return {"command": "three scripted members", "rounds": rounds}
 
 

@@ -1,4 +1,4 @@
-"""Rounds become custom events of the chat model's own run, wherever that run was started.
+"""Rounds become custom events and child runs of the chat model's own run, wherever that run was started.
 
 LangChain hands ``_stream`` no run manager on most paths, so the scope of a run travels in a context variable: set
 around the call that makes LangChain start the model, read by ``_stream`` as its first act. Knows callbacks and
@@ -7,7 +7,9 @@ rounds, nothing of messages or members.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,12 +22,15 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.uuid import uuid7
 
+from ._spans import EXIT_EVENT, Depth, Story, exits
+from ._tracers import Tracers
 from .core.values import Round
+from .errors import UsageError
 
 ROUND_EVENT = "specfuse_round"
-EXIT_EVENT = "specfuse_exit"
 
 _T = TypeVar("_T")
+log = logging.getLogger("langchain_specfuse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,70 @@ class RunScope:
         for name, data in events(round) if self.handlers else ():
             await ahandle_event(self.handlers, "on_custom_event", "ignore_custom_event", name, data, **self._run())
 
+    def answer(self, depth: Depth, *, members: Sequence[str], verifiers: Sequence[str], preset: str) -> Account:
+        """The account of one answer of this run: tell it every round, inside its ``with``."""
+        return Account(self, depth, Story(members, verifiers, preset, whole=depth == "members"))
+
     def _run(self) -> dict[str, Any]:
         return {"run_id": self.run_id, "tags": self.tags, "metadata": self.metadata}
+
+
+class Account:
+    """One answer as it is told: to handlers as events, to tracers as metadata and child runs, as deep as is wanted.
+
+    No trouble with a trace becomes trouble of the answer.
+    """
+
+    def __init__(self, scope: RunScope, depth: Depth, story: Story) -> None:
+        self._scope = scope
+        self._depth = depth
+        self._story = story
+        self._tracers = Tracers(() if depth == "off" else scope.handlers, scope.run_id)
+
+    def __enter__(self) -> Account:
+        self._safely(self._begin)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not self._story.finished and not isinstance(error, UsageError):
+            self._safely(self._cut, error)
+
+    def tell(self, round: Round) -> None:
+        """A round is done."""
+        self._scope.tell(round)
+        self._safely(self._trace, round)
+
+    async def atell(self, round: Round) -> None:
+        """``tell`` for asyncio. As with LangChain's own calls, a tracer that may block does so on another thread."""
+        await self._scope.atell(round)
+        if self._tracers.inline:
+            self._safely(self._trace, round)
+        else:
+            await asyncio.to_thread(self._safely, self._trace, round)
+
+    def _begin(self) -> None:
+        self._tracers.describe(self._story.summary)
+
+    def _trace(self, round: Round) -> None:
+        span = self._story.after(round)
+        self._tracers.describe(self._story.summary)
+        if round.left:
+            self._tracers.note(EXIT_EVENT, exits(round))
+        if self._depth != "summary":
+            self._tracers.add(span)
+
+    def _cut(self, error: BaseException) -> None:
+        if self._depth != "summary":
+            self._tracers.add(self._story.cut(error))
+
+    def _safely(self, act: Callable[..., None], *told: Any) -> None:
+        if not self._tracers:
+            return
+        try:
+            act(*told)
+        except Exception:
+            self._tracers = Tracers((), self._scope.run_id)
+            log.warning("this answer could not be traced any further", exc_info=True)
 
 
 _SILENCE = RunScope(UUID(int=0), [], [], {})

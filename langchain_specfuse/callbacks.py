@@ -20,7 +20,8 @@ from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 
-from ._tracing import EXIT_EVENT, ROUND_EVENT
+from ._spans import EXIT_EVENT
+from ._tracing import ROUND_EVENT
 from .errors import UsageError, advised
 
 
