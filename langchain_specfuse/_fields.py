@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from langchain_core.language_models.chat_models import BaseChatModel
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
 
-from . import _options, _registry
+from . import _options, _registry, _shapes
 from ._messages import PROVIDER
 from ._version import __version__
 from .engine.ensemble import Ensemble
@@ -142,7 +142,8 @@ class SpecFuseFields(BaseChatModel):
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain's own takes the serialized form, which leaves out members that are objects.
-        return str(sorted(self._get_invocation_params(stop=stop, **kwargs).items()))
+        params = self._get_invocation_params(stop=stop, **_shapes.plain(kwargs))
+        return str(sorted(params.items(), key=lambda item: item[0]))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
         call = {name: value for name, value in kwargs.items() if value is not None}
@@ -158,8 +159,10 @@ class SpecFuseFields(BaseChatModel):
             "image_inputs": False,
             "audio_inputs": False,
             "video_inputs": False,
-            "tool_calling": False,
-            "structured_output": False,
+            "tool_calling": True,
+            "tool_choice": True,
+            "tool_call_streaming": True,
+            "structured_output": True,
             "temperature": True,
         }
 

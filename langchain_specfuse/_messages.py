@@ -1,18 +1,16 @@
-"""LangChain's messages to plain turns, and rounds to LangChain's chunks with usage, provenance and finish reason.
+"""LangChain's messages to plain turns.
 
 Knows both languages and nothing of who answers, how, or when.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from json import dumps
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import (
     AIMessage,
-    AIMessageChunk,
     BaseMessage,
     ChatMessage,
     FunctionMessage,
@@ -20,38 +18,38 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
-from langchain_core.outputs import ChatGenerationChunk
 
 from ._options import refuse_broken
-from .core.values import Effort, Round, Turn
+from .core.values import Call, Turn
 from .errors import UsageError, advised
 
 PROVIDER = "specfuse"
 
-# --- messages to turns ------------------------------------------------------------------------------------------
-
-_ROLES = {"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"} | dict.fromkeys(
+_ROLES = {"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant", "tool": "tool"} | dict.fromkeys(
     ("system", "developer"), "system"
 )
-_SILENT = frozenset({"reasoning", "thinking", "redacted_thinking", "tool_call", "tool_call_chunk", "tool_use"})
-"""Blocks of an AI message that say nothing to the reader: thoughts, and calls that ``tool_calls`` tells as well."""
+_CALLS = frozenset({"tool_use", "tool_call"})
+_SILENT = frozenset(
+    {"reasoning", "thinking", "redacted_thinking", "tool_call_chunk", "invalid_tool_call", "input_json_delta"}
+)
+"""Blocks of an AI message that say nothing to the reader: thoughts, and what is told as calls."""
 
 
 def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
     """The conversation as plain turns.
 
     System messages go first, joined, wherever they stood: most chat templates know no other place. Neighbours of one
-    role become one turn, with a blank line between. A human's ``name`` is written before the text ("ann: hello").
-    Tool calls and results of earlier turns are written out as text. A conversation that ends with an AI message is
-    answered with one more assistant turn; it is not continued in mid-sentence.
+    role become one turn, with a blank line between, unless they call tools or tell what a tool answered. A human's
+    ``name`` is written before the text ("ann: hello"). Thoughts of earlier turns are left out. A conversation that
+    ends with an AI message is answered with one more assistant turn; it is not continued in mid-sentence.
     """
     if not messages:
         error = UsageError("there is nothing to answer: got no messages, wanted at least one")
         raise advised(error, "pass a text, or a list such as [('human', 'Why is the sky blue?')]")
-    turns = [_turn(message, place) for place, message in enumerate(messages)]
+    turns = list(_named([_turn(message, place) for place, message in enumerate(messages)]))
     for turn in turns:
-        refuse_broken(turn.text)
+        for text in (turn.text, turn.name, *(part for call in turn.calls for part in (call.name, call.arguments))):
+            refuse_broken(text)
     system = [turn for turn in turns if turn.role == "system"]
     return _merged([*system, *(turn for turn in turns if turn.role != "system")])
 
@@ -59,10 +57,20 @@ def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
 def _merged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     merged: list[Turn] = []
     for turn in turns:
-        if merged and merged[-1].role == turn.role:
+        if merged and merged[-1].role == turn.role != "tool" and not merged[-1].calls and not turn.calls:
             turn = Turn(turn.role, "\n\n".join(text for text in (merged.pop().text, turn.text) if text))
         merged.append(turn)
     return tuple(merged)
+
+
+def _named(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """A tool's turn that does not say which tool it is of has the name of the call that it answers."""
+    names: dict[str, str] = {}
+    for turn in turns:
+        names |= {call.id: call.name for call in turn.calls if call.id}
+        if turn.role == "tool" and not turn.name:
+            turn = Turn("tool", turn.text, name=names.get(turn.call_id, ""), call_id=turn.call_id)
+        yield turn
 
 
 def _turn(message: BaseMessage, place: int) -> Turn:
@@ -72,20 +80,57 @@ def _turn(message: BaseMessage, place: int) -> Turn:
     if isinstance(message, HumanMessage):
         return Turn("user", f"{message.name}: {text}" if message.name else text)
     if isinstance(message, AIMessage):
-        calls = [_tagged("tool_call", {"name": c["name"], "arguments": c["args"]}) for c in message.tool_calls]
-        return Turn("assistant", "\n".join([*([text] if text else []), *calls]))
-    if isinstance(message, ToolMessage | FunctionMessage):
-        return Turn("user", _tagged("tool_response", {"name": message.name, "content": text}))
+        return Turn("assistant", text, calls=tuple(_calls(message)))
+    if isinstance(message, ToolMessage):
+        failed = message.status == "error" and not text.lower().startswith("error")
+        told = f"Error: {text}" if failed else text
+        return Turn("tool", told, name=message.name or "", call_id=message.tool_call_id)
+    if isinstance(message, FunctionMessage):
+        return Turn("tool", text, name=message.name)
     if isinstance(message, ChatMessage) and message.role in _ROLES:
         return Turn(_ROLES[message.role], text)
     role = getattr(message, "role", message.type)
-    error = UsageError(f"message {place} has the role {role!r}, wanted one of {', '.join(sorted(_ROLES))} or tool")
+    error = UsageError(f"message {place} has the role {role!r}, wanted one of {', '.join(sorted(_ROLES))}")
     raise advised(error, "leave it out, or say it as a human")
 
 
-def _tagged(tag: str, data: Mapping[str, Any]) -> str:
-    known = {key: value for key, value in data.items() if value is not None}
-    return f"<{tag}>\n{dumps(known, ensure_ascii=False)}\n</{tag}>"
+# --- calls ------------------------------------------------------------------------------------------------------
+
+
+def _calls(message: AIMessage) -> Iterator[Call]:
+    """All that the message calls, wherever it says so, each once: first its right calls, then its broken ones."""
+    told = [Call(one["name"], _json(one["args"]), one["id"] or "") for one in message.tool_calls]
+    yield from told
+    known = {call.id for call in told if call.id} | {(call.name, call.arguments) for call in told}
+    for block in message.content if isinstance(message.content, list) else ():
+        if isinstance(block, Mapping) and block.get("type") in _CALLS:
+            call = _block_call(block)
+            if call.id not in known and (call.name, call.arguments) not in known:
+                yield call
+    for broken in message.invalid_tool_calls:
+        yield Call(broken["name"] or "unknown", _object(broken["args"]), broken["id"] or "")
+
+
+def _block_call(block: Mapping[str, Any]) -> Call:
+    arguments = block.get("input", block.get("args"))
+    text = _object(arguments) if isinstance(arguments, str) else _json(arguments or {})
+    return Call(str(block.get("name") or "unknown"), text, str(block.get("id") or ""))
+
+
+def _json(arguments: Any) -> str:
+    return json.dumps(arguments, ensure_ascii=False, default=str)
+
+
+def _object(text: str | None) -> str:
+    """Arguments that were told as text: as they are if they are an object, else as what somebody wrote."""
+    try:
+        arguments = json.loads(text or "{}")
+    except ValueError:
+        arguments = None
+    return _json(arguments if isinstance(arguments, dict) else {"invalid": text})
+
+
+# --- text -------------------------------------------------------------------------------------------------------
 
 
 def _text(message: BaseMessage, place: int) -> str:
@@ -101,112 +146,10 @@ def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str
     kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
     if isinstance(block, Mapping) and kind in ("text", "text-plain") and isinstance(block.get("text"), str):
         return str(block["text"])
-    if isinstance(message, AIMessage) and kind in _SILENT:
+    if isinstance(message, AIMessage) and kind in _SILENT | _CALLS:
         return ""
+    if isinstance(message, ToolMessage) and isinstance(block, Mapping) and (kind is None or kind == "json"):
+        return _json(block.get("json", dict(block)))
     where = f"block {index} of message {place} ({message.type})"
     error = UsageError(f"{where} is of type {kind!r}, wanted 'text': members read text only")
     raise advised(error, "leave the block out, or put what it says into words")
-
-
-# --- rounds to chunks -------------------------------------------------------------------------------------------
-
-
-class Tally:
-    """What the rounds of one answer add up to: its chunks, its usage, its summary.
-
-    Whose tokens: ``input_tokens`` is the prompt as the first member reads it, ``output_tokens`` the winning writers'
-    own tokens of each agreed segment (the end of the turn is not counted, so it is never more than ``max_tokens``).
-    ``cache_read`` is the part of that prompt that a cache already held. ``drafted`` counts the tokens of all drafts,
-    ``discarded`` those that were not agreed, ``verified`` the tokens run through members to score drafts.
-    """
-
-    def __init__(self, names: Sequence[str], model_name: str, *, output_version: str | None, seed: int | None) -> None:
-        self._names = names
-        self._model_name = model_name
-        self._v1 = output_version == "v1"
-        self._seed = seed
-        self._begun = False
-        self._shown = 0
-        self._rounds = 0
-        self._won: Counter[str] = Counter()
-        self._looped = 0
-        self._exits: list[dict[str, Any]] = []
-        self._output = self._drafted = self._verified = 0
-        self._prompt = Effort()
-
-    def chunk(self, round: Round) -> ChatGenerationChunk | None:
-        """The chunk that this round releases; None if it releases nothing and is not the last."""
-        self._count(round)
-        if not round.text and not round.finish:
-            return None
-        message = AIMessageChunk(content=self._content(round), response_metadata=self._metadata(round))
-        if round.finish:
-            # Once, on the last chunk: merging adds numbers up and refuses floats that differ.
-            message.usage_metadata = self.usage
-            message.chunk_position = "last"
-        return ChatGenerationChunk(message=message)
-
-    def _count(self, round: Round) -> None:
-        if self._rounds == 0:
-            efforts = round.efforts.get("draft", {})
-            self._prompt = next((efforts[n] for n in self._names if n in efforts and efforts[n].prompt), Effort())
-        self._rounds += 1
-        self._won[round.winner] += 1
-        self._looped += len(round.looped)
-        self._exits += round.as_dict()["left"] if round.left else []
-        self._output += len(round.drafts[round.winner].tokens)
-        self._drafted += sum(len(draft.tokens) for draft in round.drafts.values())
-        self._verified += sum(effort.read for effort in round.efforts.get("verify", {}).values())
-
-    @property
-    def usage(self) -> UsageMetadata:
-        prompt, output = self._prompt.prompt, self._output
-        written: dict[str, int] = {
-            "drafted": self._drafted,
-            "verified": self._verified,
-            "discarded": self._drafted - output,
-        }
-        return UsageMetadata(
-            input_tokens=prompt,
-            output_tokens=output,
-            total_tokens=prompt + output,
-            input_token_details=InputTokenDetails(cache_read=min(self._prompt.reused, prompt)),
-            output_token_details=OutputTokenDetails(**written),  # type: ignore[typeddict-item]
-        )
-
-    def _content(self, round: Round) -> str | list[str | dict[str, Any]]:
-        if not self._v1:
-            return round.text
-        if not round.text:
-            return []
-        start, self._shown = self._shown, self._shown + len(round.text)
-        author = {
-            "member": round.winner,
-            "round": round.number,
-            "margin": round.margin,
-            "start": start,
-            "end": self._shown,
-        }
-        note = {"type": "non_standard_annotation", "value": author}
-        return [{"type": "text", "text": round.text, "annotations": [note], "index": 0}]
-
-    def _metadata(self, round: Round) -> dict[str, Any]:
-        metadata: dict[str, Any] = {"output_version": "v1"} if self._v1 else {}
-        if not self._begun:
-            # On the first chunk only: merging strings joins them.
-            metadata |= {"model_name": self._model_name, "model_provider": PROVIDER}
-        if round.finish:
-            metadata |= {"finish_reason": round.finish, "specfuse": self._summary(round)}
-        self._begun = True
-        return metadata
-
-    def _summary(self, round: Round) -> dict[str, Any]:
-        summary: dict[str, Any] = {
-            "members": list(self._names),
-            "rounds": self._rounds,
-            "weights": dict(round.weights),
-            "shares": {name: self._won[name] / self._rounds for name in self._names if self._won[name]},
-            "exits": self._exits,
-            "looped": self._looped,
-        }
-        return summary if self._seed is None else {**summary, "seed": self._seed}

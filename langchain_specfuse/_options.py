@@ -103,7 +103,10 @@ _MADE_WITH = frozenset(
     {"output_version", "streaming", "disable_streaming", "max_retries", "api_key", "cache", "verbose", "rate_limiter"}
 )
 """What a chat model is made with."""
-_LATER = frozenset({"tools", "tool_choice", "response_format", "functions", "strict", "parallel_tool_calls"})
+SHAPING = frozenset(
+    {"tools", "tool_choice", "parallel_tool_calls", "strict", "response_format", "regex", "choice", "grammar"}
+)
+"""What the answer must be: chosen for a call (their rules are in ``_shapes``)."""
 
 
 def checked(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
@@ -112,7 +115,7 @@ def checked(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     chosen = {_ALIASES.get(name, name): value for name, value in given.items() if value is not None}
     for name, value in chosen.items():
         if name not in known:
-            raise _unknown(name, known)
+            raise _shape_of_all(name) if name in SHAPING else _unknown(name, known)
         rule = RULES.get(name)
         if rule and not rule.holds(value):
             error = UsageError(f"{name} must be {rule.wanted}, got {value!r:.200}")
@@ -127,15 +130,16 @@ _ALIASES = {"stop_sequences": "stop"}
 
 def checked_call(given: Mapping[str, Any]) -> dict[str, Any]:
     """The choices of one call, without what LangChain put there for itself."""
-    for name in _LATER & given.keys():
-        if given[name]:
-            error = UsageError(f"tools and structured output are not supported in this version, got {name}=...")
-            raise advised(error, "leave it out, or use another chat model for the steps that call tools")
-    own = {name: value for name, value in given.items() if name not in _INTERNAL | _LATER}
+    own = {name: value for name, value in given.items() if name not in _INTERNAL}
     for name in _MADE_WITH & own.keys():
         error = UsageError(f"{name} is chosen when the chat model is made, not for one call")
         raise advised(error, f"SpecFuseChatModel(..., {name}=...), or another chat model: they share their members")
-    return checked(own, PER_CALL)
+    return checked(own, PER_CALL | SHAPING)
+
+
+def _shape_of_all(name: str) -> UsageError:
+    error = UsageError(f"{name} is chosen for a call, not when the chat model is made")
+    return advised(error, "llm.bind_tools([...])" if name == "tools" else f"llm.bind({name}=...)")
 
 
 def _unknown(name: str, known: Iterable[str]) -> UsageError:
@@ -150,6 +154,9 @@ _COUSINS = {
     "max_completion_tokens": "max_tokens",
     "max_length": "max_tokens",
     "models": "members",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "format": "response_format",
 }
 """What other packages call the same thing, where it is not similar enough to be found."""
 

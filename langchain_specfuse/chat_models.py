@@ -12,63 +12,27 @@ import uuid
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
-from langchain_core.language_models.chat_models import (
-    BaseChatModel,
-    agenerate_from_stream,
-    generate_from_stream,
-)
-from langchain_core.messages import BaseMessage
+from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 
-from . import _options, _registry, _tracing
-from ._errors import langchain_errors, loading_errors
-from ._fields import AskedOfObject, SpecFuseFields, display_name, members_list
-from ._messages import Tally, turns_of
+from . import _options, _registry, _shapes, _structured, _tools, _tracing
+from ._asking import Call, loaded
+from ._errors import langchain_errors
+from ._fields import SpecFuseFields, display_name, members_list
+from ._messages import turns_of
+from ._tally import Tally
 from .core.member import Probe
-from .core.values import Query, Round, Settings
-from .engine.ensemble import Ensemble
+from .core.values import Query
 from .errors import UsageError, advised
 
 MOST_THREADS = 256
 """A synchronous batch has a thread per question that only waits on a queue; never more than this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One question with all that was chosen for it."""
-
-    query: Query
-    settings: Settings
-    ensemble: Ensemble
-    limits: Mapping[str, Any]
-
-    def rounds(self) -> Generator[Round, None, None]:
-        rounds = self.ensemble.rounds(self.query, self.settings, **self.limits)
-        return cast("Generator[Round, None, None]", rounds)
-
-    def arounds(self) -> AsyncGenerator[Round, None]:
-        rounds = self.ensemble.arounds(self.query, self.settings, **self.limits)
-        return cast("AsyncGenerator[Round, None]", rounds)
-
-
-class NotSupportedError(UsageError, NotImplementedError):
-    """This version cannot do that."""
-
-
-def _no_tools(*args: Any, **kwargs: Any) -> Any:
-    error = NotSupportedError("tools are not supported in this version, got bind_tools(...)")
-    raise advised(error, "use another chat model for the steps that call tools")
-
-
-def _no_schema(*args: Any, **kwargs: Any) -> Any:
-    error = NotSupportedError("structured output is not supported in this version, got with_structured_output(...)")
-    raise advised(error, "ask for JSON in words and read it with a JsonOutputParser")
 
 
 class SpecFuseChatModel(SpecFuseFields):
@@ -84,10 +48,6 @@ class SpecFuseChatModel(SpecFuseFields):
     the same member use one copy of its weights.
     """
 
-    bind_tools: ClassVar[Any] = AskedOfObject(BaseChatModel.bind_tools, _no_tools)
-    with_structured_output: ClassVar[Any] = AskedOfObject(BaseChatModel.with_structured_output, _no_schema)
-    """LangChain asks the class whether it has these: it has not, yet."""
-
     # --- answering ----------------------------------------------------------------------------------------------
 
     def _stream(
@@ -95,8 +55,8 @@ class SpecFuseChatModel(SpecFuseFields):
     ) -> Iterator[ChatGenerationChunk]:
         scope = _tracing.current_scope(run_manager)
         with langchain_errors():
-            call, tally = self._call(messages, stop, kwargs)
-            self._learn(_loaded(call.ensemble))
+            call = self._call(messages, stop, kwargs)
+            call, tally = self._told(call, call.loaded())
             with closing(call.rounds()) as rounds:
                 for round in rounds:
                     scope.tell(round)
@@ -108,8 +68,9 @@ class SpecFuseChatModel(SpecFuseFields):
     ) -> AsyncIterator[ChatGenerationChunk]:
         scope = _tracing.current_scope(run_manager)
         with langchain_errors():
-            call, tally = self._call(messages, stop, kwargs)
-            self._learn(await _aloaded(call.ensemble))
+            # A schema may take long to check; the loop must go on meanwhile.
+            call = await asyncio.to_thread(self._call, messages, stop, kwargs)
+            call, tally = self._told(call, await call.aloaded())
             async with aclosing(call.arounds()) as rounds:
                 async for round in rounds:
                     await scope.atell(round)
@@ -126,25 +87,27 @@ class SpecFuseChatModel(SpecFuseFields):
     ) -> ChatResult:
         return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
 
-    def _call(
-        self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any]
-    ) -> tuple[Call, Tally]:
+    def _call(self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any]) -> Call:
+        """The question with all that was chosen for it, checked: nothing is loaded yet."""
         chosen = self._chosen(stop, kwargs)
         given = [*chosen["members"], *chosen["verifiers"]]
         names = _registry.names_of(given)
         prior = chosen["prior"] and _options.checked_prior(chosen["prior"], names)
-        settings = _options.settings(chosen)
-        limits = {"prior": prior, "timeout": chosen["timeout"], "member_timeout": chosen["member_timeout"]}
-        query = Query(uuid.uuid4().hex, turns_of(messages))
-        call = Call(query, settings, _registry.ensemble_for(chosen["members"], chosen["verifiers"]), limits)
-        seed = settings.sampling.seed if settings.sampling.temperature else None
-        tally = Tally(
-            names[: len(chosen["members"])],
-            chosen["model"] or display_name(chosen["members"]),
-            output_version=self.output_version,
-            seed=seed,
+        return Call(
+            query=Query(uuid.uuid4().hex, turns_of(messages)),
+            settings=_options.settings(chosen),
+            ensemble=_registry.ensemble_for(chosen["members"], chosen["verifiers"]),
+            shape=_shapes.shape_of(chosen, chosen["stop"]),
+            limits={"prior": prior, "timeout": chosen["timeout"], "member_timeout": chosen["member_timeout"]},
+            writers=names[: len(chosen["members"])],
+            model=chosen["model"] or display_name(chosen["members"]),
         )
-        return call, tally
+
+    def _told(self, call: Call, probes: Mapping[str, Probe]) -> tuple[Call, Tally]:
+        """The call in the words of its members, and what will add its rounds up."""
+        self._learn(probes)
+        call = call.told(probes)
+        return call, call.tally(self.output_version)
 
     def _chosen(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The fields as they are for this call."""
@@ -154,6 +117,60 @@ class SpecFuseChatModel(SpecFuseFields):
                 call[name] = members_list(call[name], name)
         call["stop"] = list(dict.fromkeys([*(self.stop or []), *call.get("stop", [])]))
         return {name: getattr(self, name) for name in _options.PER_CALL} | call
+
+    # --- what an answer must be ---------------------------------------------------------------------------------
+
+    def bind_tools(
+        self,
+        tools: Sequence[Any],
+        *,
+        tool_choice: Any = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Any = None,
+        **kwargs: Any,
+    ) -> Runnable[Any, AIMessage]:
+        """This chat model with tools that it may call: functions, ``@tool``s, pydantic classes, TypedDicts, dicts.
+
+        ``tool_choice``: ``"auto"`` (the members' vote decides), ``"any"``, ``"none"`` or a tool's name. Free to call,
+        members may make several calls; made to call, one, unless ``parallel_tool_calls=True``. With
+        ``response_format`` the answer is a call or an object of that format.
+        """
+        choices = {
+            "tools": _tools.openai_tools(tools, strict),
+            "tool_choice": None if tool_choice is False else tool_choice,
+            "parallel_tool_calls": parallel_tool_calls,
+            "strict": strict,
+            "response_format": response_format,
+        }
+        bound: Runnable[Any, AIMessage] = self._bound(**kwargs, **{k: v for k, v in choices.items() if v is not None})
+        return bound
+
+    def with_structured_output(
+        self,
+        schema: Any = None,
+        *,
+        method: str = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[Any, Any]:
+        """This chat model with objects for answers: they are valid under the schema, whoever the members are.
+
+        ``schema``: a pydantic class, a dataclass (objects of it are returned), a TypedDict or a JSON schema (dicts
+        are). ``method``: ``"json_schema"``, ``"json_mode"`` (any object if there is no schema) or
+        ``"function_calling"``. ``include_raw``: a dict with ``raw``, ``parsed`` and ``parsing_error`` instead.
+        """
+        return _structured.structured(
+            self._bound, self.bind_tools, schema, method=method, include_raw=include_raw, strict=strict, kwargs=kwargs
+        )
+
+    def _bound(self, **kwargs: Any) -> Any:
+        """``bind``, with everything checked at once and not only when a question comes."""
+        stop = _options.stop_strings(kwargs.get("stop") or [])
+        chosen = self._chosen(stop, {name: value for name, value in kwargs.items() if name != "stop"})
+        _shapes.shape_of(chosen, chosen["stop"])
+        return self.bind(**kwargs)
 
     # --- the run's own events (see _tracing) --------------------------------------------------------------------
 
@@ -253,28 +270,18 @@ class SpecFuseChatModel(SpecFuseFields):
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Any = None) -> int:
         """How long the prompt is for the first member, with its chat template if it has one."""
-        if tools:
-            raise advised(UsageError(f"tools are not supported in this version, got {len(tools)}"), "leave them out")
-        turns = turns_of(messages)
+        turns, told = turns_of(messages), _tools.told_tools(_tools.openai_tools(tools or []))
         first = self._first_member()
         if self.custom_get_token_ids is None and hasattr(first, "token_count"):
-            return int(first.token_count(turns))
-        return sum(self.get_num_tokens(turn.text) for turn in turns)
+            return int(first.token_count(turns, told) if told else first.token_count(turns))
+        texts = [turn.text + "".join(call.name + call.arguments for call in turn.calls) for turn in turns]
+        texts += [tool.name + tool.description + tool.parameters for tool in told]
+        return sum(self.get_num_tokens(text) for text in texts)
 
     def _first_member(self) -> Any:
         ensemble = _registry.ensemble_for(self.members, self.verifiers)
-        _loaded(ensemble)  # on its own desk: a member that loads itself would do it on the caller's thread
+        loaded(ensemble)  # on its own desk: a member that loads itself would do it on the caller's thread
         return next(iter(ensemble.members.values()))
-
-
-def _loaded(ensemble: Ensemble) -> dict[str, Probe]:
-    with loading_errors():
-        return ensemble.loaded().result()
-
-
-async def _aloaded(ensemble: Ensemble) -> dict[str, Probe]:
-    with loading_errors():
-        return await asyncio.wrap_future(ensemble.loaded())
 
 
 def _with_room(config: Any, size: int) -> Any:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from ..core.member import Member, Probe
 from ..core.panel import Panel
+from ..core.referee import FREE, Referee
 from ..core.rounds import rounds
 from ..core.values import Query, Round, Seat, Settings
 from ..errors import UsageError, advised
@@ -56,13 +57,15 @@ class Ensemble:
         query: Query,
         settings: Settings,
         *,
+        referee: Referee = FREE,
         prior: Mapping[str, float] | None = None,
         timeout: float | None = None,
         member_timeout: float | None = None,
     ) -> Iterator[Round]:
-        """Ask, and get the rounds as they are agreed. ``timeout`` does not count the time that loading takes."""
+        """Ask, and get the rounds as they are agreed. ``referee`` judges texts under the query's constraint, if it has
+        one. ``timeout`` does not count the time that loading takes."""
         panel = Panel.of(self.seats(self.loaded().result()), prior)
-        loop = rounds(query, settings, panel)
+        loop = rounds(query, settings, panel, referee)
         return drive(loop, query.id, self.members, timeout=timeout, member_timeout=member_timeout)
 
     async def arounds(
@@ -70,6 +73,7 @@ class Ensemble:
         query: Query,
         settings: Settings,
         *,
+        referee: Referee = FREE,
         prior: Mapping[str, float] | None = None,
         timeout: float | None = None,
         member_timeout: float | None = None,
@@ -79,7 +83,7 @@ class Ensemble:
 
         probes = await asyncio.wrap_future(self.loaded())
         panel = Panel.of(self.seats(probes), prior)
-        loop = rounds(query, settings, panel)
+        loop = rounds(query, settings, panel, referee)
         driven = adrive(loop, query.id, self.members, timeout=timeout, member_timeout=member_timeout)
         try:
             async for item in driven:

@@ -1,0 +1,183 @@
+"""The text of an answer as it grows, parted into what is said and the tool calls that are made.
+
+Knows how a call is written (:class:`CallFormat`) and that a referee has checked it; nothing of rounds or messages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import dataclass, field
+
+from .core.values import CallFormat
+
+
+@dataclass(slots=True)
+class Piece:
+    """A piece of a call: its name and id where it begins, its arguments as they come."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Parted:
+    """What a new piece of text adds."""
+
+    said: str = ""
+    pieces: list[Piece] = field(default_factory=list)
+    cut: Piece | None = None
+    """A call that will never be whole; its ``arguments`` are all that there is of it."""
+
+
+class Splitter:
+    """Fed with the text of one answer, piece by piece.
+
+    ``anywhere``: a call may follow words; otherwise it begins the answer, or there is none (JSON text may hold
+    whatever a call begins with). ``whole``: a call is told when it is whole, because it may yet be cut.
+
+    >>> splitter = Splitter(CallFormat(begin="<call>", end="</call>"), anywhere=True)
+    >>> splitter.feed("So: <ca").said, splitter.feed('ll>{"name": "add", "arguments": {"a": 1}}</call>').pieces[0].name
+    ('So: ', 'add')
+    """
+
+    def __init__(self, format: CallFormat, *, anywhere: bool, whole: bool = False) -> None:
+        self.begin, self.end, self.between = format.begin, "}" + format.end, format.between
+        name, arguments = re.escape(json.dumps(format.name_key)), re.escape(json.dumps(format.arguments_key))
+        self._head = re.compile(rf'\s*\{{\s*{name}: ("(?:[^"\\]|\\.)*"), {arguments}: ')
+        self._anywhere, self._whole = anywhere, whole
+        self._state = self._opening
+        self._rest = ""
+        self._raw = ""
+        """The call that is being read, from behind its ``begin``."""
+        self._done = 0
+        self._name: str | None = None
+        self._arguments = Arguments()
+
+    @property
+    def calls(self) -> int:
+        """How many calls are whole."""
+        return self._done
+
+    def feed(self, text: str, last: bool = False) -> Parted:
+        """What is new. ``last``: nothing follows."""
+        self._rest += text
+        parted = Parted()
+        while self._state(parted, last):
+            pass
+        if last and self._state not in (self._opening, self._speaking, self._closed):
+            parted.cut = Piece(self._done, _call_id(), self._name, self.begin + self._raw + self._rest)
+        return parted
+
+    # Each state reads from the rest what it can, and says whether another one may go on.
+
+    def _opening(self, parted: Parted, last: bool) -> bool:
+        if self._rest.startswith(self.begin):
+            return self._enter()
+        if not last and self.begin.startswith(self._rest):
+            return False
+        self._state = self._speaking
+        return True
+
+    def _speaking(self, parted: Parted, last: bool) -> bool:
+        at = self._rest.find(self.begin) if self._anywhere else -1
+        if at >= 0:
+            parted.said, self._rest = parted.said + self._rest[:at], self._rest[at:]
+            return self._enter()
+        held = 0 if last or not self._anywhere else _overlap(self._rest, self.begin)
+        shown = len(self._rest) - held
+        parted.said, self._rest = parted.said + self._rest[:shown], self._rest[shown:]
+        return False
+
+    def _enter(self) -> bool:
+        self._rest, self._raw, self._name = self._rest[len(self.begin) :], "", None
+        self._state = self._naming
+        return True
+
+    def _naming(self, parted: Parted, last: bool) -> bool:
+        head = self._head.match(self._rest)
+        if not head:
+            return False
+        self._name, self._arguments = json.loads(head[1]), Arguments()
+        self._take(head.end())
+        parted.pieces.append(Piece(self._done, _call_id(), self._name))
+        if self._whole:
+            self._kept = parted.pieces.pop()
+        self._state = self._arguing
+        return True
+
+    def _arguing(self, parted: Parted, last: bool) -> bool:
+        text = self._take(self._arguments.length(self._rest))
+        if self._whole:
+            self._kept.arguments += text
+        elif parted.pieces and parted.pieces[-1].index == self._done:
+            parted.pieces[-1].arguments += text
+        elif text:
+            parted.pieces.append(Piece(self._done, arguments=text))
+        if self._arguments.whole:
+            self._state = self._ending
+        return self._arguments.whole
+
+    def _ending(self, parted: Parted, last: bool) -> bool:
+        if not self._rest.startswith(self.end):
+            return False
+        self._take(len(self.end))
+        if self._whole:
+            parted.pieces.append(self._kept)
+        self._done += 1
+        self._state = self._closed
+        return True
+
+    def _closed(self, parted: Parted, last: bool) -> bool:
+        following = self.between + self.begin
+        if self._rest.startswith(following):
+            self._rest = self._rest[len(self.between) :]
+            return self._enter()
+        return False
+
+    def _take(self, length: int) -> str:
+        taken, self._rest = self._rest[:length], self._rest[length:]
+        self._raw += taken
+        return taken
+
+
+class Arguments:
+    """Where a JSON object ends that comes in pieces."""
+
+    def __init__(self) -> None:
+        self.whole = False
+        self._depth = 0
+        self._in_text = self._escaped = False
+
+    def length(self, text: str) -> int:
+        """How much of the text belongs to the object."""
+        for place, char in enumerate(text):
+            self._read(char)
+            if self.whole:
+                return place + 1
+        return len(text)
+
+    def _read(self, char: str) -> None:
+        if self._in_text:
+            self._in_text = char != '"' or self._escaped
+            self._escaped = char == "\\" and not self._escaped
+        elif char == '"':
+            self._in_text = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            self.whole = self._depth == 0
+
+
+def _overlap(text: str, begin: str) -> int:
+    """How many of the last characters may be the beginning of a call."""
+    sizes = range(min(len(begin) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(begin[:size])), 0)
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

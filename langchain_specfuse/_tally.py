@@ -1,0 +1,197 @@
+"""Rounds to LangChain's chunks, with calls, thoughts, usage, provenance and finish reason.
+
+Knows rounds and LangChain's messages; nothing of who answers, how, or when.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessageChunk
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.outputs import ChatGenerationChunk
+
+from ._calls import Parted, Piece, Splitter
+from ._messages import PROVIDER
+from .core.values import Effort, Round
+
+CUT = "a stop string cut this call"
+
+
+class Tally:
+    """What the rounds of one answer add up to: its chunks, its usage, its summary.
+
+    Whose tokens: ``input_tokens`` is the prompt as the first member reads it, ``output_tokens`` the winning writers'
+    own tokens of each agreed segment (the end of the turn is not counted, so it is never more than ``max_tokens``;
+    nor is what a constraint forces: nobody wrote it). ``cache_read`` is the part of that prompt that a cache already
+    held. ``drafted`` counts the tokens of all drafts, ``discarded`` those that were not agreed, ``verified`` the
+    tokens run through members to score drafts.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        model_name: str,
+        *,
+        output_version: str | None,
+        seed: int | None,
+        splitter: Splitter | None = None,
+    ) -> None:
+        self._names = names
+        self._model_name = model_name
+        self._v1 = output_version == "v1"
+        self._seed = seed
+        self._splitter = splitter
+        self._begun = False
+        self._shown = 0
+        self._thinkers: list[str] = []
+        self._rounds = 0
+        self._won: Counter[str] = Counter()
+        self._looped = 0
+        self._forced = 0
+        self._exits: list[dict[str, Any]] = []
+        self._output = self._drafted = self._verified = 0
+        self._prompt = Effort()
+
+    def chunk(self, round: Round) -> ChatGenerationChunk | None:
+        """The chunk that this round releases; None if it releases nothing and is not the last."""
+        self._count(round)
+        parted = self._parted(round)
+        if not (parted.said or parted.pieces or round.thoughts or round.finish):
+            return None
+        message = AIMessageChunk(
+            content=self._content(round, parted),
+            tool_call_chunks=[self._call_chunk(piece) for piece in parted.pieces]
+            + [self._call_chunk(_broken(cut)) for cut in [parted.cut] if cut],
+            additional_kwargs=self._kwargs(round),
+            response_metadata=self._metadata(round),
+        )
+        if round.finish:
+            # Once, on the last chunk: merging adds numbers up and refuses floats that differ.
+            message.usage_metadata = self.usage
+            message.chunk_position = "last"
+        return ChatGenerationChunk(message=message)
+
+    def _parted(self, round: Round) -> Parted:
+        if self._splitter is None:
+            return Parted(round.text)
+        cut = round.finish == "stop_string" and round.closed
+        text = round.text.removesuffix(round.closed) if cut else round.text
+        return self._splitter.feed(text, last=bool(round.finish))
+
+    # --- counting -----------------------------------------------------------------------------------------------
+
+    def _count(self, round: Round) -> None:
+        if self._rounds == 0:
+            efforts = round.efforts.get("draft", {})
+            self._prompt = next((efforts[n] for n in self._names if n in efforts and efforts[n].prompt), Effort())
+        self._rounds += 1
+        self._won[round.winner] += 1
+        self._looped += len(round.looped)
+        self._forced += len(round.forced)
+        self._exits += round.as_dict()["left"] if round.left else []
+        self._output += len(round.drafts[round.winner].tokens)
+        self._drafted += sum(len(draft.tokens) for draft in round.drafts.values())
+        self._verified += sum(effort.read for effort in round.efforts.get("verify", {}).values())
+
+    @property
+    def usage(self) -> UsageMetadata:
+        prompt, output = self._prompt.prompt, self._output
+        written: dict[str, int] = {
+            "drafted": self._drafted,
+            "verified": self._verified,
+            "discarded": self._drafted - output,
+        }
+        return UsageMetadata(
+            input_tokens=prompt,
+            output_tokens=output,
+            total_tokens=prompt + output,
+            input_token_details=InputTokenDetails(cache_read=min(self._prompt.reused, prompt)),
+            output_token_details=OutputTokenDetails(**written),  # type: ignore[typeddict-item]
+        )
+
+    # --- content ------------------------------------------------------------------------------------------------
+
+    def _content(self, round: Round, parted: Parted) -> str | list[str | dict[str, Any]]:
+        if not self._v1:
+            return parted.said
+        blocks: list[str | dict[str, Any]] = [*self._thoughts(round.thoughts)]
+        if parted.said:
+            blocks.append(self._text(round, parted.said))
+        blocks += [{"type": "tool_call_chunk", **self._call_chunk(piece)} for piece in parted.pieces]
+        if parted.cut:
+            cut = {"id": parted.cut.id, "name": parted.cut.name, "args": parted.cut.arguments, "error": CUT}
+            blocks.append({"type": "invalid_tool_call", **cut, "index": 1 + parted.cut.index})
+        return blocks
+
+    def _text(self, round: Round, text: str) -> dict[str, Any]:
+        start, self._shown = self._shown, self._shown + len(text)
+        author = {
+            "member": round.winner,
+            "round": round.number,
+            "margin": round.margin,
+            "start": start,
+            "end": self._shown,
+        }
+        note = {"type": "non_standard_annotation", "value": author}
+        return {"type": "text", "text": text, "annotations": [note], "index": 0}
+
+    def _thoughts(self, thoughts: Mapping[str, str]) -> list[dict[str, Any]]:
+        """A block of its own for every member that thinks."""
+        self._thinkers += [member for member in thoughts if member not in self._thinkers]
+        return [
+            {
+                "type": "reasoning",
+                "reasoning": thought,
+                "extras": {"member": member},
+                "index": f"lc_thought_{self._thinkers.index(member)}",
+            }
+            for member, thought in thoughts.items()
+        ]
+
+    def _kwargs(self, round: Round) -> dict[str, Any]:
+        if self._v1 or not round.thoughts:
+            return {}
+        joint = "\n\n" if self._thinkers else ""
+        self._thinkers += round.thoughts
+        return {"reasoning_content": joint + "\n\n".join(round.thoughts.values())}
+
+    def _call_chunk(self, piece: Piece) -> Any:
+        # 1 + : in v1 these stand among the content blocks, where 0 is the text.
+        place = piece.index + (1 if self._v1 else 0)
+        return tool_call_chunk(name=piece.name, args=piece.arguments, id=piece.id, index=place)
+
+    # --- metadata -----------------------------------------------------------------------------------------------
+
+    def _metadata(self, round: Round) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"output_version": "v1"} if self._v1 else {}
+        if not self._begun:
+            # On the first chunk only: merging strings joins them.
+            metadata |= {"model_name": self._model_name, "model_provider": PROVIDER}
+        if round.finish:
+            called = round.finish == "stop" and self._splitter is not None and self._splitter.calls
+            metadata |= {"finish_reason": "tool_calls" if called else round.finish, "specfuse": self._summary(round)}
+        self._begun = True
+        return metadata
+
+    def _summary(self, round: Round) -> dict[str, Any]:
+        summary: dict[str, Any] = {
+            "members": list(self._names),
+            "rounds": self._rounds,
+            "weights": dict(round.weights),
+            "shares": {name: self._won[name] / self._rounds for name in self._names if self._won[name]},
+            "exits": self._exits,
+            "looped": self._looped,
+            "forced": self._forced,
+            "closed": bool(round.closed),
+        }
+        return summary if self._seed is None else {**summary, "seed": self._seed}
+
+
+def _broken(cut: Piece) -> Piece:
+    """LangChain completes JSON that is cut, and would take the call for a whole one: this it cannot read."""
+    reads_as_json = cut.arguments.lstrip()[:1] in '{["'
+    return Piece(cut.index, cut.id, cut.name, "}" + cut.arguments if reads_as_json else cut.arguments)
