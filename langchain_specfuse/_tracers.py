@@ -19,7 +19,7 @@ from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.schemas import Run
 from langchain_core.utils.uuid import uuid7
 
-from ._spans import Span
+from ._story import Span
 
 log = logging.getLogger("langchain_specfuse")
 

@@ -22,7 +22,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.uuid import uuid7
 
-from ._spans import EXIT_EVENT, Depth, Story, exits
+from ._story import EXIT_EVENT, Depth, Story, exits
 from ._tracers import Tracers
 from .core.values import Round
 from .errors import UsageError

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 
-from ._spans import EXIT_EVENT
+from ._story import EXIT_EVENT
 from ._tracing import ROUND_EVENT
 from .errors import UsageError, advised
 
