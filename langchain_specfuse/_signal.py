@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ._spans import Field, fields_at, fields_of, value_at
+from ._places import Field, fields_at, fields_of, value_at
 from .core.referee import FREE, Referee
 from .core.values import CallFormat, Constraint, Round
 

@@ -1,146 +1,217 @@
-"""Where each value of a JSON text stands in it: every field's path with its first and last character.
+"""One answer as a tree of spans: a round, and under it what each member drafted, scored and failed in, with true times.
 
-Reads what ``json.loads`` reads, and the beginnings of that: a text may end anywhere. Knows nothing of votes.
+Plain data made from rounds alone. What leads to a text (drafts, reasons) stands in ``inputs``, ``outputs`` and
+``error``, which tracers know how to hide; names, tags, metadata and events never hold any of it. Knows nothing of
+tracers or LangChain.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
-MOST_DEPTH = 64
-"""What is nested deeper is one field with all that is in it."""
+from .core.values import Departure, Effort, Round
+from .errors import EnsembleError
 
-_TOKEN = re.compile(
-    r'[ \t\n\r]*(?:(?P<string>"[^"\\]*(?:\\.[^"\\]*)*(?P<shut>"?))|(?P<mark>[{}\[\],:])|(?P<word>[^\s{}\[\],:"]+))',
-    re.S,
-)
-_PLAIN = re.compile(r"[^\W\d]\w*\Z")
-
-
-@dataclass(slots=True)
-class Value:
-    """A value as it is written: a text, a number, a word, or ``{...}`` and ``[...]`` with what is in them."""
-
-    start: int
-    end: int
-    whole: bool
-    """False: the text ends inside it."""
-    children: dict[str | int, Value] = field(default_factory=dict)
+Depth = Literal["off", "summary", "rounds", "members"]
+TAIL = 200
+"""So many characters of the agreed text are told with a round: enough to see where it goes on."""
+EXIT_EVENT = "specfuse_exit"
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """A value with no values in it, and how to get there."""
+class Span:
+    """Something that was done, from when until when, in seconds of ``time.time()``."""
 
-    path: str
-    start: int
-    end: int
-    whole: bool
-
-
-def value_at(text: str, start: int = 0) -> Value | None:
-    """The JSON value that begins there; None if none does. Where the text is no JSON, the value ends, not whole."""
-    reader, at = _Reader(text), start
-    while token := _TOKEN.match(text, at):
-        at = token.end()
-        if not reader.takes(token):
-            break
-    return reader.root
+    name: str
+    began: float
+    ended: float
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    children: tuple[Span, ...] = ()
 
 
-class _Reader:
-    """Where the reading stands: the values that are open, and the key that waits for its value."""
+class Story:
+    """What has been told of one answer so far: where the text stands, and what it all adds up to."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.root: Value | None = None
-        self._open: list[tuple[Value, bool]] = []
-        """The open values, outermost first, and whether each is an object."""
-        self._key: str | None = None
+    def __init__(self, members: Sequence[str], verifiers: Sequence[str], preset: str, *, whole: bool) -> None:
+        self._members = tuple(members)
+        self._verifiers = frozenset(verifiers)
+        self._preset = preset
+        self._whole = whole
+        self._tail, self._length = "", 0
+        self._now = time.time()
+        self._number = 0
+        self._won: Counter[str] = Counter()
+        self._looped = 0
+        self._exits: list[dict[str, Any]] = []
+        self._weights: Mapping[str, float] = {}
+        self.finished = False
 
-    def takes(self, token: re.Match[str]) -> bool:
-        """Read one more token. False: here ends what can be read."""
-        mark = token["mark"]
-        if mark in ("}", "]"):
-            return self._close(mark, token.end())
-        if mark in (",", ":"):
-            self._key = self._key if mark == ":" else None
-            return bool(self._open)
-        if self._open and self._open[-1][1] and self._key is None:
-            self._key = _unquoted(token["string"]) if token["shut"] else None
-            return self._key is not None
-        return self._put(token, mark)
+    def after(self, round: Round) -> Span:
+        """The round's span; the story goes on behind it."""
+        span = self._round(round)
+        self._number, self._now = round.number, span.ended
+        self._length += len(round.text)
+        self._tail = (self._tail + round.text)[-TAIL:]
+        self._won[round.winner] += 1
+        self._looped += len(round.looped)
+        self._exits += exits(round)
+        self._weights = round.weights
+        self.finished = round.finish is not None
+        return span
 
-    def _close(self, mark: str, end: int) -> bool:
-        if not self._open or self._open[-1][1] != (mark == "}"):
-            return False
-        value, _ = self._open.pop()
-        value.end, value.whole = end, True
-        self._key = None
-        return bool(self._open)
+    def cut(self, error: BaseException) -> Span:
+        """The span of the round that was under way when the answer broke off."""
+        number, ended = self._number + 1, time.time()
+        told = error.failures if isinstance(error, EnsembleError) else ()
+        children = tuple(
+            Span(
+                f"{self._last_work(failed.member, ())} {failed.member}",
+                self._now,
+                ended,
+                error=f"{failed.kind}: {failed}",
+                metadata=self._about(number, failed.member),
+            )
+            for failed in told
+            if failed.round == number
+        )
+        words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        inputs = self._inputs(number, self._weights)
+        return Span(
+            _name(number), self._now, ended, inputs, error=words, metadata=self._about(number), children=children
+        )
 
-    def _put(self, token: re.Match[str], mark: str | None) -> bool:
-        value = self._begun(token)
-        if self._open:
-            inside, is_object = self._open[-1]
-            inside.children[self._key if is_object and self._key is not None else len(inside.children)] = value
-        else:
-            self.root = value
-        if mark:
-            self._open.append((value, mark == "{"))
-            self._key = None
-        return bool(self._open) and (value.whole or bool(mark))
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The ensemble as metadata of the chat model's run. Without any text: reasons stay with the rounds."""
+        told: dict[str, Any] = {
+            "members": list(self._members),
+            "verifiers": sorted(self._verifiers),
+            "preset": self._preset,
+        }
+        if self._number:
+            told |= {
+                "rounds": self._number,
+                "weights": dict(self._weights),
+                "shares": {name: self._won[name] / self._number for name in self._members if self._won[name]},
+                "exits": list(self._exits),
+                "looped": self._looped,
+            }
+        return {f"specfuse_{key}": value for key, value in told.items()}
 
-    def _begun(self, token: re.Match[str]) -> Value:
-        """The value that begins with this token. What is open ends with the text, until it is closed."""
-        whole, size = bool(token["shut"]), len(self.text)
-        if token["word"]:
-            bare = not self._open and not _cut_short(token["word"])
-            return Value(token.start("word"), token.end(), token.end() < size or bare)
-        start = token.start("mark" if token["mark"] else "string")
-        return Value(start, token.end() if whole else size, whole)
+    def _round(self, round: Round) -> Span:
+        began, ended = _bounds(round)
+        return Span(
+            _name(round.number),
+            began,
+            ended,
+            self._inputs(round.number, round.weights_before, [gone.member for gone in round.left]),
+            {key: value for key, value in round.as_dict().items() if key != "round"},
+            tags=(EXIT_EVENT,) if round.left else (),
+            metadata={**self._about(round.number), "specfuse_winner": round.winner},
+            children=tuple(self._children(round)),
+        )
+
+    def _children(self, round: Round) -> Iterator[Span]:
+        """What each member did, if that is wanted; what each member failed in, always."""
+        if self._whole:
+            for name, effort in round.efforts.get("draft", {}).items():
+                if name in round.drafts:
+                    yield self._draft(round, name, effort)
+            for name, effort in round.efforts.get("verify", {}).items():
+                if name in round.scores:
+                    yield self._score(round, name, effort)
+        for gone in round.left:
+            if gone.kind != "exit":
+                yield self._failure(round, gone)
+
+    def _draft(self, round: Round, name: str, effort: Effort) -> Span:
+        draft = round.drafts[name]
+        outputs = {"text": draft.text, "ended": draft.ended, "tokens": len(draft.tokens), **_cost(effort)}
+        if name in round.thoughts:
+            outputs["thought"] = round.thoughts[name]
+        if draft.logprobs:
+            outputs["logprob"] = sum(draft.logprobs)
+        inputs = {"agreed_characters": self._length}
+        return Span(
+            f"draft {name}",
+            *_when(round, "draft", effort),
+            inputs,
+            outputs,
+            metadata=self._about(round.number, name),
+        )
+
+    def _score(self, round: Round, name: str, effort: Effort) -> Span:
+        scores = round.scores[name]
+        inputs = {"drafts": {author: round.drafts[author].text for author in scores}}
+        outputs = {"scores": dict(scores), "votes": dict(round.votes.get(name, {})), **_cost(effort)}
+        return Span(
+            f"score {name}",
+            *_when(round, "verify", effort),
+            inputs,
+            outputs,
+            metadata=self._about(round.number, name),
+        )
+
+    def _failure(self, round: Round, gone: Departure) -> Span:
+        work = self._last_work(gone.member, tuple(round.efforts.get("draft", {})))
+        began, seconds = _phase(round, "verify" if work == "score" else "draft")
+        return Span(
+            f"{work} {gone.member}",
+            began,
+            began + seconds,
+            error=f"{gone.kind}: {gone.reason}",
+            metadata=self._about(round.number, gone.member),
+        )
+
+    def _last_work(self, member: str, drafted: Sequence[str]) -> str:
+        """What a member was doing when it failed: who has drafted in this round failed in scoring."""
+        return "score" if member in self._verifiers or member in drafted else "draft"
+
+    def _inputs(self, number: int, weights: Mapping[str, float], left: Sequence[str] = ()) -> dict[str, Any]:
+        """What the round began with; who failed in it has no weight any more, but was in."""
+        members = list(dict.fromkeys([*(weights or self._members), *left]))
+        told = {"round": number, "agreed_characters": self._length, "agreed_tail": self._tail}
+        return {**told, "members": members, "weights": dict(weights)}
+
+    def _about(self, number: int, member: str = "") -> dict[str, Any]:
+        about: dict[str, Any] = {"specfuse_round": number}
+        return {**about, "specfuse_member": member} if member else about
 
 
-def _cut_short(word: str) -> bool:
-    """Whether a word at the end of a text cannot be all of it."""
-    return any(known != word and known.startswith(word) for known in ("true", "false", "null", "-1"))
+def exits(round: Round) -> list[dict[str, Any]]:
+    """Who left in this round. Without the reason: what a member raised may quote the text."""
+    return [{"member": gone.member, "kind": gone.kind, "round": gone.round} for gone in round.left]
 
 
-def _unquoted(literal: str) -> str:
-    try:
-        return str(json.loads(literal, strict=False))
-    except ValueError:  # an escape that is none
-        return literal[1:-1]
+def _name(number: int) -> str:
+    return f"round {number}"
 
 
-def fields_at(text: str, start: int = 0) -> Iterator[Field]:
-    """The fields of the JSON value that begins there, in the order of the text.
-
-    >>> text = '{"city": "Rome", "stops": [{"n": 2}, {"n": 3}], "a b": null}'
-    >>> [(one.path, text[one.start : one.end]) for one in fields_at(text)]
-    [('city', '"Rome"'), ('stops[0].n', '2'), ('stops[1].n', '3'), ('["a b"]', 'null')]
-    """
-    root = value_at(text, start)
-    if root is not None:
-        yield from fields_of(root, "")
+def _cost(effort: Effort) -> dict[str, int]:
+    return {"read": effort.read, "reused": effort.reused}
 
 
-def fields_of(value: Value, path: str) -> Iterator[Field]:
-    """The fields of a value that is found at ``path``."""
-    waiting = [(value, path, 0)]
-    while waiting:
-        value, path, depth = waiting.pop()
-        if not value.children or depth == MOST_DEPTH:
-            yield Field(path, value.start, value.end, value.whole)
-            continue
-        inner = [(child, path + _step(key, path), depth + 1) for key, child in value.children.items()]
-        waiting += reversed(inner)
+def _phase(round: Round, phase: str) -> tuple[float, float]:
+    """When a phase began and how long it took; a round that does not tell has just ended."""
+    seconds = round.seconds.get(phase, 0.0)
+    return round.began.get(phase) or time.time() - sum(round.seconds.values()), seconds
 
 
-def _step(key: str | int, path: str) -> str:
-    if isinstance(key, str) and _PLAIN.match(key):
-        return f".{key}" if path else key
-    return f"[{json.dumps(key)}]"
+def _when(round: Round, phase: str, effort: Effort) -> tuple[float, float]:
+    """From when until when a member worked; if that is not known, from the question to the last reply."""
+    began, seconds = (effort.began, effort.seconds) if effort.began else _phase(round, phase)
+    return began, began + seconds
+
+
+def _bounds(round: Round) -> tuple[float, float]:
+    began, _ = _phase(round, "draft")
+    ends = [sum(_phase(round, phase)) for phase in round.seconds]
+    return began, max(ends, default=began)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse import _signal, _spans
+from langchain_specfuse import _places, _signal
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.referee import Unbound
 from langchain_specfuse.core.rounds import rounds
@@ -147,7 +147,7 @@ def agree(path: str) -> bool:
 @given(VALUES, STYLES)
 def test_every_field_is_found_where_json_has_it(value: Any, style: dict[str, Any]) -> None:
     text = json.dumps(value, **style)
-    found = list(_spans.fields_at(text))
+    found = list(_places.fields_at(text))
     assert all(one.whole for one in found)
     assert len({one.path for one in found}) == len(found)
     values = [json.loads(text[one.start : one.end]) for one in found]
@@ -160,8 +160,8 @@ def test_every_field_is_found_where_json_has_it(value: Any, style: dict[str, Any
 def test_a_beginning_has_the_same_fields_and_says_what_is_not_finished(value: Any, style: Any, data: Any) -> None:
     text = json.dumps(value, **style)
     cut = data.draw(st.integers(0, len(text)))
-    whole = {one.path: one for one in _spans.fields_at(text)}
-    found = list(_spans.fields_at(text[:cut]))
+    whole = {one.path: one for one in _places.fields_at(text)}
+    found = list(_places.fields_at(text[:cut]))
     for one in found:
         assert one.end <= cut
         if one.whole and (one.path or cut == len(text)):
@@ -172,28 +172,28 @@ def test_a_beginning_has_the_same_fields_and_says_what_is_not_finished(value: An
 @given(VALUES.filter(lambda value: isinstance(value, dict | list)), st.text(max_size=9), st.text(max_size=9))
 def test_text_around_changes_nothing_but_the_place(value: Any, before: str, behind: str) -> None:
     text = json.dumps(value)
-    inside = list(_spans.fields_at(before + text + behind, len(before)))
+    inside = list(_places.fields_at(before + text + behind, len(before)))
     shifted = [(one.path, one.start - len(before), one.end - len(before), one.whole) for one in inside]
-    assert shifted == [(one.path, one.start, one.end, one.whole) for one in _spans.fields_at(text)]
+    assert shifted == [(one.path, one.start, one.end, one.whole) for one in _places.fields_at(text)]
 
 
 @given(st.text(st.sampled_from('{}[],:"\\ n1tu-ax\n\u00e9'), max_size=40))
 def test_any_text_is_survived(text: str) -> None:
-    for one in _spans.fields_at(text):
+    for one in _places.fields_at(text):
         assert 0 <= one.start <= one.end <= len(text)
 
 
 def test_what_comes_twice_counts_as_json_counts_it() -> None:
     text = '{"a": {"b": 1, "c": 2}, "a": {"c": 3}, "d": 1, "d": [4]}'
-    assert {one.path: text[one.start : one.end] for one in _spans.fields_at(text)} == {"a.c": "3", "d[0]": "4"}
+    assert {one.path: text[one.start : one.end] for one in _places.fields_at(text)} == {"a.c": "3", "d[0]": "4"}
 
 
 def test_depth_and_length_are_no_danger() -> None:
     deep = "[" * 100_000 + "1" + "]" * 100_000
-    (only,) = _spans.fields_at(deep)
-    assert only.path == "[0]" * _spans.MOST_DEPTH and only.whole
-    assert len(list(_spans.fields_at("[" * 100_000))) == 1
-    assert len(list(_spans.fields_at(json.dumps({"a" * 50_000: "\\" * 200_000})))) == 1
+    (only,) = _places.fields_at(deep)
+    assert only.path == "[0]" * _places.MOST_DEPTH and only.whole
+    assert len(list(_places.fields_at("[" * 100_000))) == 1
+    assert len(list(_places.fields_at(json.dumps({"a" * 50_000: "\\" * 200_000})))) == 1
 
 
 # --- fields of an answer ----------------------------------------------------------------------------------------
@@ -340,9 +340,7 @@ def test_other_ways_to_write_a_call() -> None:
     body = {"tools": [], "begin": "", "end": "", "between": ", ", "name_key": "function", "arguments_key": "parameters"}
     constraint = Constraint("calls", json.dumps(body))
     text = '{"function": "trip", "parameters": {"a": 1}}, {"function": "stay", "parameters": {}}'
-    told = {
-        one.path: text[one.start : one.end] for one in _signal.fields_in(text, Constraint("calls", json.dumps(body)))
-    }
+    told = {one.path: text[one.start : one.end] for one in _signal.fields_in(text, constraint)}
     assert told == {
         "tool_calls[0].name": '"trip"',
         "tool_calls[0].args.a": "1",
