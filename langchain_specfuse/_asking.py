@@ -76,7 +76,7 @@ class Call:
         if self.shape.toolbox is None:
             return None
         anywhere = not self.shape.begins_with_call
-        return Splitter(self.format, anywhere=anywhere, whole=bool(self.settings.stop))
+        return Splitter(self.format, anywhere=anywhere)
 
 
 def loaded(ensemble: Ensemble) -> dict[str, Probe]:

@@ -6,7 +6,7 @@ Knows rounds and LangChain's messages; nothing of who answers, how, or when.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessageChunk
@@ -17,8 +17,6 @@ from langchain_core.outputs import ChatGenerationChunk
 from ._calls import Parted, Piece, Splitter
 from ._messages import PROVIDER
 from .core.values import Effort, Round
-
-CUT = "a stop string cut this call"
 
 
 class Tally:
@@ -64,8 +62,7 @@ class Tally:
             return None
         message = AIMessageChunk(
             content=self._content(round, parted),
-            tool_call_chunks=[self._call_chunk(piece) for piece in parted.pieces]
-            + [self._call_chunk(_broken(cut)) for cut in [parted.cut] if cut],
+            tool_call_chunks=[self._call_chunk(piece) for piece in parted.pieces],
             additional_kwargs=self._kwargs(round),
             response_metadata=self._metadata(round),
         )
@@ -78,9 +75,7 @@ class Tally:
     def _parted(self, round: Round) -> Parted:
         if self._splitter is None:
             return Parted(round.text)
-        cut = round.finish == "stop_string" and round.closed
-        text = round.text.removesuffix(round.closed) if cut else round.text
-        return self._splitter.feed(text, last=bool(round.finish))
+        return self._splitter.feed(round.text, last=bool(round.finish))
 
     # --- counting -----------------------------------------------------------------------------------------------
 
@@ -122,9 +117,6 @@ class Tally:
         if parted.said:
             blocks.append(self._text(round, parted.said))
         blocks += [{"type": "tool_call_chunk", **self._call_chunk(piece)} for piece in parted.pieces]
-        if parted.cut:
-            cut = {"id": parted.cut.id, "name": parted.cut.name, "args": parted.cut.arguments, "error": CUT}
-            blocks.append({"type": "invalid_tool_call", **cut, "index": 1 + parted.cut.index})
         return blocks
 
     def _text(self, round: Round, text: str) -> dict[str, Any]:
@@ -139,18 +131,13 @@ class Tally:
         note = {"type": "non_standard_annotation", "value": author}
         return {"type": "text", "text": text, "annotations": [note], "index": 0}
 
-    def _thoughts(self, thoughts: Mapping[str, str]) -> list[dict[str, Any]]:
-        """A block of its own for every member that thinks."""
-        self._thinkers += [member for member in thoughts if member not in self._thinkers]
-        return [
-            {
-                "type": "reasoning",
-                "reasoning": thought,
-                "extras": {"member": member},
-                "index": f"lc_thought_{self._thinkers.index(member)}",
-            }
-            for member, thought in thoughts.items()
-        ]
+    def _thoughts(self, thoughts: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """A block of its own for every member that thinks; its name once, since merging joins texts."""
+        for member, thought in thoughts.items():
+            named = {} if member in self._thinkers else {"extras": {"member": member}}
+            self._thinkers += [member] if named else []
+            place = f"lc_thought_{self._thinkers.index(member)}"
+            yield {"type": "reasoning", "reasoning": thought, **named, "index": place}
 
     def _kwargs(self, round: Round) -> dict[str, Any]:
         if self._v1 or not round.thoughts:
@@ -189,9 +176,3 @@ class Tally:
             "closed": bool(round.closed),
         }
         return summary if self._seed is None else {**summary, "seed": self._seed}
-
-
-def _broken(cut: Piece) -> Piece:
-    """LangChain completes JSON that is cut, and would take the call for a whole one: this it cannot read."""
-    reads_as_json = cut.arguments.lstrip()[:1] in '{["'
-    return Piece(cut.index, cut.id, cut.name, "}" + cut.arguments if reads_as_json else cut.arguments)

@@ -97,7 +97,7 @@ class SpecFuseChatModel(SpecFuseFields):
             query=Query(uuid.uuid4().hex, turns_of(messages)),
             settings=_options.settings(chosen),
             ensemble=_registry.ensemble_for(chosen["members"], chosen["verifiers"]),
-            shape=_shapes.shape_of(chosen, chosen["stop"]),
+            shape=_shapes.shape_of(chosen, stop or ()),
             limits={"prior": prior, "timeout": chosen["timeout"], "member_timeout": chosen["member_timeout"]},
             writers=names[: len(chosen["members"])],
             model=chosen["model"] or display_name(chosen["members"]),
@@ -169,7 +169,7 @@ class SpecFuseChatModel(SpecFuseFields):
         """``bind``, with everything checked at once and not only when a question comes."""
         stop = _options.stop_strings(kwargs.get("stop") or [])
         chosen = self._chosen(stop, {name: value for name, value in kwargs.items() if name != "stop"})
-        _shapes.shape_of(chosen, chosen["stop"])
+        _shapes.shape_of(chosen, stop)
         return self.bind(**kwargs)
 
     # --- the run's own events (see _tracing) --------------------------------------------------------------------

@@ -1,0 +1,226 @@
+"""Answers that call tools: as messages, as streams, as content blocks; cut, closed, thought about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse._tally import Tally
+from langchain_specfuse.core.values import Draft, Effort, Round, Segment
+
+from .conftest import asked
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+def say(what: str, loud: bool = False) -> str:
+    """Say something."""
+    return what
+
+
+def written(*calls: tuple[str, dict[str, Any]]) -> str:
+    bodies = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls]
+    return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+
+
+SAID = {"what": "one two three four five six seven eight"}
+BOTH = written(("say", SAID), ("add", {"a": 1, "b": 2}))
+Make = Callable[..., SpecFuseChatModel]
+
+
+@pytest.fixture
+def llm(ensemble: Make) -> Make:
+    """A chat model of members that answer so; segments of four words."""
+    return ensemble
+
+
+async def every_message(model: Any, question: Any = "?") -> list[AIMessage]:
+    """The answer in all ways of asking."""
+    joined = []
+    for way in ("stream", "astream"):
+        chunks = await asked(model, way, question)
+        whole = chunks[0]
+        for chunk in chunks[1:]:
+            whole += chunk
+        joined.append(whole)
+    return [await asked(model, "invoke", question), await asked(model, "ainvoke", question), *joined]
+
+
+def content(message: AIMessage) -> list[Any]:
+    return [{k: v for k, v in b.items() if k not in ("id", "annotations", "index")} for b in message.content_blocks]
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize("words", ["", "Let me see < <tool. "])
+async def test_words_and_calls_are_the_same_in_every_way_of_asking(llm: Make, version: str, words: str) -> None:
+    bound = llm(words + BOTH, output_version=version).bind_tools([add, say])
+    for message in await every_message(bound):
+        assert message.text == words
+        assert [(call["name"], call["args"]) for call in message.tool_calls] == [
+            ("say", SAID),
+            ("add", {"a": 1, "b": 2}),
+        ]
+        assert message.invalid_tool_calls == []
+        assert message.response_metadata["finish_reason"] == "tool_calls"
+        assert content(message) == [
+            *([{"type": "text", "text": words}] if words else []),
+            {"type": "tool_call", "name": "say", "args": SAID},
+            {"type": "tool_call", "name": "add", "args": {"a": 1, "b": 2}},
+        ]
+        ids = [call["id"] for call in message.tool_calls]
+        assert len(set(ids)) == 2
+        assert [block["id"] for block in message.content_blocks if block["type"] == "tool_call"] == ids
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_a_long_call_streams_its_arguments_and_its_name_once(llm: Make, version: str) -> None:
+    bound = llm("So: " + BOTH, output_version=version).bind_tools([add, say])
+    chunks: list[AIMessageChunk] = list(bound.stream("?"))  # type: ignore[arg-type]
+    pieces = [piece for chunk in chunks for piece in chunk.tool_call_chunks]
+    first = [piece for piece in pieces if piece["index"] == pieces[0]["index"]]
+    assert len(first) > 2
+    assert [bool(piece["name"]) for piece in first] == [True] + [False] * (len(first) - 1)
+    assert [bool(piece["id"]) for piece in first] == [True] + [False] * (len(first) - 1)
+    assert "".join(piece["args"] or "" for piece in first) == json.dumps(SAID)
+    assert "".join(chunk.text for chunk in chunks) == "So: "
+
+
+async def test_prose_stays_prose_where_members_are_free(llm: Make) -> None:
+    for message in await every_message(llm("No <tool_call> is needed here.").bind_tools([add])):
+        assert (message.text, message.tool_calls) == ("No <tool_call> is needed here.", [])
+        assert message.response_metadata["finish_reason"] == "stop"
+
+
+def test_the_vote_decides_between_words_and_a_call() -> None:
+    call = written(("add", {"a": 1, "b": 2}))
+    members = [ScriptedMember("It is three I think.", name="a"), *(ScriptedMember(call, name=n) for n in "bc")]
+    message = SpecFuseChatModel(members=members).bind_tools([add]).invoke("1 + 2?")
+    assert [call["args"] for call in message.tool_calls] == [{"a": 1, "b": 2}]
+    message = SpecFuseChatModel(members=members, prior={"a": 9.0}).bind_tools([add]).invoke("1 + 2?")
+    assert (message.text, message.tool_calls) == ("It is three I think.", [])
+
+
+def test_a_forced_call_is_made_whatever_members_would_say(llm: Make) -> None:
+    message = llm("I would rather talk.").bind_tools([add], tool_choice="add").invoke("?")
+    (call,) = message.tool_calls
+    assert call["name"] == "add" and set(call["args"]) == {"a", "b"}
+    summary = message.response_metadata["specfuse"]
+    assert summary["forced"] > 0
+    assert message.text == ""
+
+
+def test_with_none_a_call_is_only_text(llm: Make) -> None:
+    text = written(("add", {"a": 1, "b": 2}))
+    message = llm(text).bind_tools([add], tool_choice="none").invoke("?")
+    assert (message.text, message.tool_calls) == (text, [])
+
+
+def test_one_call_is_the_end_unless_several_are_allowed(llm: Make) -> None:
+    for options, count in (({}, 1), ({"parallel_tool_calls": True}, 2)):
+        message = llm(BOTH).bind_tools([add, say], tool_choice="any", **options).invoke("?")
+        assert len(message.tool_calls) == count
+    assert len(llm(BOTH).bind_tools([add, say], parallel_tool_calls=False).invoke("?").tool_calls) == 1
+
+
+@pytest.mark.parametrize("stop", ["four", "\n", "tool_call", "}"])
+def test_a_stop_string_ends_prose_and_cuts_no_call(llm: Make, stop: str) -> None:
+    bound = llm("So: " + BOTH).bind_tools([add, say])
+    message = bound.invoke("?", stop=[stop])
+    assert (message.text, len(message.tool_calls), message.invalid_tool_calls) == ("So: ", 2, [])
+    message = llm("So four: " + BOTH, stop=["four"]).bind_tools([add, say]).invoke("?")
+    assert (message.text, message.tool_calls) == ("So ", [])
+    assert message.response_metadata["finish_reason"] == "stop_string"
+
+
+def test_a_call_that_the_budget_cuts_is_closed_and_says_so(llm: Make) -> None:
+    message = llm(BOTH, max_tokens=5).bind_tools([add, say], tool_choice="say").invoke("?")
+    (call,) = message.tool_calls
+    assert call["name"] == "say" and isinstance(call["args"]["what"], str)
+    assert message.response_metadata["finish_reason"] == "length"
+    assert message.response_metadata["specfuse"]["closed"] is True
+
+
+def test_usage_counts_what_members_wrote_and_not_what_was_forced(llm: Make) -> None:
+    message = llm(BOTH, max_tokens=5).bind_tools([add, say], tool_choice="say").invoke("?")
+    assert message.usage_metadata and message.usage_metadata["output_tokens"] <= 5
+
+
+async def test_a_result_goes_back_to_every_member() -> None:
+    seen: list[Any] = []
+
+    def answer(query: Any) -> str:
+        seen.append(query)
+        return "It is three." if query.turns[-1].role == "tool" else written(("add", {"a": 1, "b": 2}))
+
+    bound = SpecFuseChatModel(members=[ScriptedMember(answer, name=name) for name in "ab"]).bind_tools([add])
+    question = HumanMessage("1 + 2?")
+    call = await bound.ainvoke([question])
+    result = add.invoke(call.tool_calls[0])
+    assert isinstance(result, ToolMessage)
+    final = await bound.ainvoke([question, call, result])
+    assert final.text == "It is three."
+    assert [one.name for one in seen[-1].tools] == ["add"]
+    called, told = seen[-1].turns[1:]
+    assert called.calls[0].id == told.call_id == call.tool_calls[0]["id"]
+    assert (told.name, told.text) == ("add", "3")
+
+
+async def test_calls_come_through_the_newest_event_stream(llm: Make) -> None:
+    for version in ("v0", "v1"):
+        stream = llm("So: " + BOTH, output_version=version).bind_tools([add, say]).stream_events("?", version="v3")
+        message = stream.output
+        assert [call["args"] for call in message.tool_calls] == [SAID, {"a": 1, "b": 2}]
+        assert message.text == "So: "
+
+
+# --- thoughts -----------------------------------------------------------------------------------------------------
+
+
+def a_round(number: int, text: str, *, finish: Any = None, thoughts: Any = None) -> Round:
+    drafts = {"a": Draft(text, tokens=(1,), effort=Effort(prompt=3))}
+    return Round(number, text, Segment(text), "a", drafts, {}, {}, {"a": 1.0}, {}, {"a": 1.0}, {"a": 1.0},
+                 thoughts=thoughts or {}, finish=finish)  # fmt: skip
+
+
+def told(version: str, rounds: list[Round]) -> AIMessageChunk:
+    tally = Tally(["a", "b"], "a+b", output_version=version, seed=None)
+    chunks = [chunk.message for round in rounds if (chunk := tally.chunk(round))]
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk  # type: ignore[assignment]
+    assert isinstance(whole, AIMessageChunk)
+    return whole
+
+
+def test_thoughts_are_reasoning_and_never_the_answer() -> None:
+    rounds = [
+        a_round(1, "The sky ", thoughts={"a": "Hm.", "b": "Blue?"}),
+        a_round(2, "is ", thoughts={"b": " Yes."}),
+        a_round(3, "blue.", finish="stop"),
+    ]
+    message = told("v1", rounds)
+    assert message.text == "The sky is blue."
+    thoughts = [block for block in message.content_blocks if block["type"] == "reasoning"]
+    assert [(one["reasoning"], one["extras"]["member"]) for one in thoughts] == [("Hm.", "a"), ("Blue? Yes.", "b")]
+    message = told("v0", rounds)
+    assert message.content == "The sky is blue."
+    assert message.additional_kwargs == {"reasoning_content": "Hm.\n\nBlue?\n\n Yes."}
+    assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
+
+
+def test_a_thought_without_a_word_yet_is_shown() -> None:
+    tally = Tally(["a"], "a", output_version="v0", seed=None)
+    chunk = tally.chunk(a_round(1, "", thoughts={"a": "Hm."}))
+    assert chunk and chunk.message.additional_kwargs == {"reasoning_content": "Hm."}
+    assert tally.chunk(a_round(2, "")) is None
