@@ -50,6 +50,18 @@ def test_it_goes_on_where_the_agreed_answer_stands_in_words():
     assert drafted(ScriptedMember("one two three four five six"), job).text == " four five"
 
 
+def test_under_a_constraint_it_goes_on_inside_a_word_and_tells_where_its_words_end():
+    from langchain_specfuse.core.values import Constraint, DraftJob, ScoreJob, Segment
+
+    member, said = ScriptedMember('{"city": "Paris", "sunny": true}'), (Segment('{"city": "'),)
+    query = Query("q", (Turn("user", "Where?"),), constraint=Constraint("json"))
+    draft = drafted(member, DraftJob(query, said, 2, 64))
+    assert (draft.text, draft.ends) == ('Paris", "sunny":', (7, 16))
+    reply = scored(member, ScoreJob(query, said, (Candidate('Paris", "sunny":'), Candidate("Rome"))))
+    assert reply.logprobs == ((SURE, SURE), (UNSURE,))
+    assert reply.ends == ((7, 16), (4,))
+
+
 def test_it_ends_at_once_where_its_script_is_shorter_than_the_answer():
     from langchain_specfuse.core.values import Segment
 
