@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -51,13 +52,15 @@ def test_it_goes_on_where_the_agreed_answer_stands_in_words():
 
 
 def test_under_a_constraint_it_goes_on_inside_a_word_and_tells_where_its_words_end():
-    from langchain_specfuse.core.values import Constraint, DraftJob, ScoreJob, Segment
+    from langchain_specfuse.core.values import Constraint, Segment
 
     member, said = ScriptedMember('{"city": "Paris", "sunny": true}'), (Segment('{"city": "'),)
     query = Query("q", (Turn("user", "Where?"),), constraint=Constraint("json"))
-    draft = drafted(member, DraftJob(query, said, 2, 64))
+    draft = drafted(member, replace(draft_job(answer=said, segment_tokens=2), query=query))
     assert (draft.text, draft.ends) == ('Paris", "sunny":', (7, 16))
-    reply = scored(member, ScoreJob(query, said, (Candidate('Paris", "sunny":'), Candidate("Rome"))))
+    reply = scored(
+        member, replace(score_job(Candidate('Paris", "sunny":'), Candidate("Rome"), answer=said), query=query)
+    )
     assert reply.logprobs == ((SURE, SURE), (UNSURE,))
     assert reply.ends == ((7, 16), (4,))
 
