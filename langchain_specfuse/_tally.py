@@ -54,19 +54,42 @@ class Tally:
         self._output = self._drafted = self._verified = 0
         self._prompt = Effort()
 
-    def chunk(self, round: Round) -> ChatGenerationChunk | None:
-        """The chunk that this round releases; None if it releases nothing and is not the last."""
+    def chunks(self, round: Round) -> Iterator[ChatGenerationChunk]:
+        """The chunks that this round releases: words, then pieces of calls, then the end.
+
+        Each by itself: LangChain reads the pieces of a call only from a chunk that says nothing else and is not last.
+        """
         self._count(round)
         parted = self._parted(round)
-        if not (parted.said or parted.pieces or round.thoughts or round.finish):
-            return None
+        if parted.said or round.thoughts:
+            yield self._chunk(
+                self._said(round, parted.said), None if parted.pieces else round, kwargs=self._kwargs(round)
+            )
+        if parted.pieces:
+            yield self._chunk(self._called(parted.pieces), None, pieces=parted.pieces)
+        if round.finish and (parted.pieces or not (parted.said or round.thoughts)):
+            yield self._chunk([], round)
+
+    def _chunk(
+        self,
+        blocks: list[dict[str, Any]],
+        round: Round | None,
+        *,
+        pieces: Sequence[Piece] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatGenerationChunk:
+        """One chunk; with a round that ends the answer it is the last one."""
+        finish = round if round and round.finish else None
+        words = "".join(block["text"] for block in blocks if block["type"] == "text")
+        content: Any = blocks if self._v1 else words
+        calls = [self._call_chunk(piece) for piece in pieces]
         message = AIMessageChunk(
-            content=self._content(round, parted),
-            tool_call_chunks=[self._call_chunk(piece) for piece in parted.pieces],
-            additional_kwargs=self._kwargs(round),
-            response_metadata=self._metadata(round),
+            content=content,
+            tool_call_chunks=calls,
+            additional_kwargs=dict(kwargs or {}),
+            response_metadata=self._metadata(finish),
         )
-        if round.finish:
+        if finish:
             # Once, on the last chunk: merging adds numbers up and refuses floats that differ.
             message.usage_metadata = self.usage
             message.chunk_position = "last"
@@ -110,14 +133,12 @@ class Tally:
 
     # --- content ------------------------------------------------------------------------------------------------
 
-    def _content(self, round: Round, parted: Parted) -> str | list[str | dict[str, Any]]:
-        if not self._v1:
-            return parted.said
-        blocks: list[str | dict[str, Any]] = [*self._thoughts(round.thoughts)]
-        if parted.said:
-            blocks.append(self._text(round, parted.said))
-        blocks += [{"type": "tool_call_chunk", **self._call_chunk(piece)} for piece in parted.pieces]
-        return blocks
+    def _said(self, round: Round, text: str) -> list[dict[str, Any]]:
+        thoughts = list(self._thoughts(round.thoughts)) if self._v1 else []
+        return [*thoughts, self._text(round, text)] if text else thoughts
+
+    def _called(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        return [{"type": "tool_call_chunk", **self._call_chunk(piece)} for piece in pieces]
 
     def _text(self, round: Round, text: str) -> dict[str, Any]:
         start, self._shown = self._shown, self._shown + len(text)
@@ -153,14 +174,14 @@ class Tally:
 
     # --- metadata -----------------------------------------------------------------------------------------------
 
-    def _metadata(self, round: Round) -> dict[str, Any]:
+    def _metadata(self, finish: Round | None) -> dict[str, Any]:
         metadata: dict[str, Any] = {"output_version": "v1"} if self._v1 else {}
         if not self._begun:
             # On the first chunk only: merging strings joins them.
             metadata |= {"model_name": self._model_name, "model_provider": PROVIDER}
-        if round.finish:
-            called = round.finish == "stop" and self._splitter is not None and self._splitter.calls
-            metadata |= {"finish_reason": "tool_calls" if called else round.finish, "specfuse": self._summary(round)}
+        if finish:
+            called = finish.finish == "stop" and self._splitter is not None and self._splitter.calls
+            metadata |= {"finish_reason": "tool_calls" if called else finish.finish, "specfuse": self._summary(finish)}
         self._begun = True
         return metadata
 

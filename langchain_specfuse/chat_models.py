@@ -60,8 +60,7 @@ class SpecFuseChatModel(SpecFuseFields):
             with closing(call.rounds()) as rounds:
                 for round in rounds:
                     scope.tell(round)
-                    if chunk := tally.chunk(round):
-                        yield chunk
+                    yield from tally.chunks(round)
 
     async def _astream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
@@ -74,7 +73,7 @@ class SpecFuseChatModel(SpecFuseFields):
             async with aclosing(call.arounds()) as rounds:
                 async for round in rounds:
                     await scope.atell(round)
-                    if chunk := tally.chunk(round):
+                    for chunk in tally.chunks(round):
                         yield chunk
 
     def _generate(

@@ -195,7 +195,7 @@ def a_round(number: int, text: str, *, finish: Any = None, thoughts: Any = None)
 
 def told(version: str, rounds: list[Round]) -> AIMessageChunk:
     tally = Tally(["a", "b"], "a+b", output_version=version, seed=None)
-    chunks = [chunk.message for round in rounds if (chunk := tally.chunk(round))]
+    chunks = [chunk.message for round in rounds for chunk in tally.chunks(round)]
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk  # type: ignore[assignment]
@@ -221,6 +221,6 @@ def test_thoughts_are_reasoning_and_never_the_answer() -> None:
 
 def test_a_thought_without_a_word_yet_is_shown() -> None:
     tally = Tally(["a"], "a", output_version="v0", seed=None)
-    chunk = tally.chunk(a_round(1, "", thoughts={"a": "Hm."}))
-    assert chunk and chunk.message.additional_kwargs == {"reasoning_content": "Hm."}
-    assert tally.chunk(a_round(2, "")) is None
+    (chunk,) = tally.chunks(a_round(1, "", thoughts={"a": "Hm."}))
+    assert chunk.message.additional_kwargs == {"reasoning_content": "Hm."}
+    assert list(tally.chunks(a_round(2, ""))) == []
