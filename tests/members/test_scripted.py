@@ -59,7 +59,7 @@ def test_under_a_constraint_it_goes_on_inside_a_word_and_tells_where_its_words_e
     draft = drafted(member, replace(draft_job(answer=said, segment_tokens=2), query=query))
     assert (draft.text, draft.ends) == ('Paris", "sunny":', (7, 16))
     reply = scored(
-        member, replace(score_job(Candidate('Paris", "sunny":'), Candidate("Rome"), answer=said), query=query)
+        member, replace(score_job(Candidate('Paris", "sunny":', False, ("a",)), Candidate("Rome", False, ("b",)), answer=said), query=query)
     )
     assert reply.logprobs == ((SURE, SURE), (UNSURE,))
     assert reply.ends == ((7, 16), (4,))
