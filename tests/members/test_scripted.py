@@ -58,9 +58,8 @@ def test_under_a_constraint_it_goes_on_inside_a_word_and_tells_where_its_words_e
     query = Query("q", (Turn("user", "Where?"),), constraint=Constraint("json"))
     draft = drafted(member, replace(draft_job(answer=said, segment_tokens=2), query=query))
     assert (draft.text, draft.ends) == ('Paris", "sunny":', (7, 16))
-    reply = scored(
-        member, replace(score_job(Candidate('Paris", "sunny":', False, ("a",)), Candidate("Rome", False, ("b",)), answer=said), query=query)
-    )
+    candidates = Candidate('Paris", "sunny":', False, ("a",)), Candidate("Rome", False, ("b",))
+    reply = scored(member, replace(score_job(*candidates, answer=said), query=query))
     assert reply.logprobs == ((SURE, SURE), (UNSURE,))
     assert reply.ends == ((7, 16), (4,))
 
