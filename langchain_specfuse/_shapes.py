@@ -70,7 +70,7 @@ def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
     shape = Shape(box, text_constraint(given))
     _refuse_conflicts(shape, given, stop)
     if (constraint := shape.constraint()) is not None:
-        _constraints().check(constraint)
+        _check(constraint)
     return shape
 
 
@@ -159,6 +159,15 @@ def referee_of(constraint: Constraint | None) -> Referee:
         return FREE
     referee: Referee = _constraints().referee_for(constraint)
     return referee
+
+
+def _check(constraint: Constraint) -> None:
+    try:
+        _constraints().check(constraint)
+    except UsageError as error:
+        if not getattr(error, "__notes__", ()):
+            advised(error, "mend the schema, or leave out what it is told not to understand")
+        raise
 
 
 def _constraints() -> Any:

@@ -189,7 +189,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "", "parameters": NUMBERS}]}, "tool 0 has no name"),
     ({"tools": [{"name": "add"}]}, "tool 'add' has no schema of its arguments"),
     ({"tools": [{"name": "add", "parameters": {"type": "string"}}]}, "is of type 'string', wanted 'object'"),
-    ({"tools": [add, FUNCTION]}, "two tools are called 'add'"),
+    ({"tools": [add, {**FUNCTION, "parameters": {"type": "object", "properties": {}}}]}, "two tools are called 'add'"),
     ({"tools": [add], "tool_choice": "sub"}, "tool_choice names 'sub', which is no tool; there are 'add'"),
     ({"tools": [add], "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice names 'sub'"),
     ({"tools": [add], "tool_choice": 7}, "tool_choice must be"),
@@ -311,3 +311,8 @@ def llm_cache() -> dict[Any, Any]:
     cache = get_llm_cache()
     assert cache is not None
     return cache._cache  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_same_tool_in_two_forms_is_one() -> None:
+    (only,) = openai_tools([Add, Add.model_json_schema(), Add])
+    assert only["function"]["name"] == "Add"
