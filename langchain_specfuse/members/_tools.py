@@ -46,8 +46,14 @@ def speaks(constraint: Constraint | None) -> bool:
 
 def call_format(constraint: Constraint | None) -> CallFormat:
     """How a call is written in this answer."""
-    told = next((json.loads(part.body) for part in parts(constraint) if part.kind == "calls"), {})
+    bodies = [json.loads(part.body) for part in parts(constraint) if part.kind == "calls"]
+    told: dict[str, str] = bodies[0] if bodies else {}
     return CallFormat(**{key: told[key] for key in CallFormat.__dataclass_fields__ if key in told})
+
+
+def trigger(how: CallFormat) -> str:
+    """What tells a call from prose: what begins it, or its first key where nothing does."""
+    return how.begin or "{" + json.dumps(how.name_key, ensure_ascii=False) + ': "'
 
 
 # --- calls and results as text ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..constraints import Vocabulary, vocabulary
 from ..core.member import Probe
 from ..core.values import (
     CallFormat,
@@ -33,7 +34,8 @@ from ..core.values import (
     Turn,
 )
 from ..errors import UsageError, advised
-from ._drawing import OVERTIME, Drawing, Pen
+from ._bound import Bound, Standing
+from ._drawing import OVERTIME, Drawing, Pen, guarded
 from ._loading import Source, Weights, given, weights_for
 from ._placement import available_memory
 from ._scoring import Scoring
@@ -41,6 +43,7 @@ from ._slab import Slab
 from ._stores import Fan, Read, Rereading, Snapshots, Store
 from ._template import Template, end_of_turn, stop_ids
 from ._text import Words
+from ._tools import call_format, parts, speaks, trigger
 from ._trial import right
 
 log = logging.getLogger("langchain_specfuse")
@@ -62,6 +65,8 @@ class Memo:
     ahead_logprobs: list[float] = field(default_factory=list)
     ahead_after: list[int] = field(default_factory=list)
     ahead_how: Sampling | None = None
+    standing: Standing | None = None
+    """Where the agreed answer stands under the query's constraint."""
 
 
 class TransformersMember:
@@ -131,6 +136,7 @@ class TransformersMember:
         self.cache_bytes = cache_bytes
         self._memos: dict[str, Memo] = {}
         self._ready: Probe | None = None
+        self._grammars: Vocabulary | None = None
 
     def __repr__(self) -> str:
         return f"TransformersMember({self.source.model!r}, name={self.name!r})"
@@ -164,7 +170,8 @@ class TransformersMember:
 
     @torch.inference_mode()
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return self._each(jobs, self._draft_batch, extra=lambda job: OVERTIME * job.segment_tokens + 8)
+        extra = lambda job: OVERTIME * max(job.segment_tokens, job.call_tokens if job.query.constraint else 0) + 8
+        return self._each(jobs, self._draft_batch, extra=extra)
 
     @torch.inference_mode()
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
@@ -179,7 +186,7 @@ class TransformersMember:
 
     def unload(self) -> None:
         """Free the weights and all caches (weights given in memory stay yours). The next job loads them again."""
-        self._weights, self._ready = self._in_memory, None
+        self._weights, self._ready, self._grammars = self._in_memory, None, None
         self._memos.clear()
         for part in ("store", "drawing", "scoring", "words", "template"):
             vars(self).pop(part, None)
@@ -304,7 +311,9 @@ class TransformersMember:
         """The longest text that must be read for this job, in tokens."""
         if isinstance(job, DraftJob):
             return len(context) + 1
-        texts = [len(self._candidate_ids(job, c.text)) + c.ended * len(self.end_ids) for c in job.candidates]
+        texts = [
+            len(self._candidate_ids(job, c.text)) + c.ended * len(self._end_ids(job.query)) for c in job.candidates
+        ]
         return max([len(context), *texts])
 
     def _safely(self, batch: Sequence[tuple[int, Any, list[int]]], work: Any) -> list[Any]:
@@ -322,14 +331,15 @@ class TransformersMember:
 
     # --- drafting ---------------------------------------------------------------------------------------------------
 
-    def _draft_batch(self, batch: Sequence[tuple[DraftJob, list[int]]]) -> list[Draft]:
+    def _draft_batch(self, batch: Sequence[tuple[DraftJob, list[int]]]) -> list[Draft | Failure]:
+        clock = time.time()
         since, read, reused = time.perf_counter(), self.store.passed, self.store.reused
         pens = [self._pen(job, context) for job, context in batch]
         logits = self.store.lead([(pen.key, pen.context + pen.tokens) for pen in pens], exact=True)
         self.drawing.draw(pens, dict(zip((pen.key for pen in pens), logits, strict=True)))
-        seconds = time.perf_counter() - since
-        share = (self.store.passed - read, self.store.reused - reused)
-        return [self._drafted(pen, share, len(pens), seconds) for pen in pens]
+        seconds, many = time.perf_counter() - since, len(pens)
+        share = Effort((self.store.passed - read) // many, (self.store.reused - reused) // many, 0, seconds, clock)
+        return [pen.failure or self._drafted(pen, share) for pen in pens]
 
     def _pen(self, job: DraftJob, context: list[int]) -> Pen:
         memo = self._memo(job.query)
@@ -340,38 +350,66 @@ class TransformersMember:
         )
         room = (self.context_limit or len(context) + job.max_tokens) - len(context)
         pen = Pen(job, job.query.id, context, how, min(job.max_tokens, room))
+        if job.query.constraint is not None:
+            with guarded(pen):
+                pen.bound = self._bound(job, memo)
+                self.drawing.open(pen)
         gone = len(context) - len(memo.ahead_after)
         if memo.ahead_how == how and gone > 0 and context == memo.ahead_after + memo.ahead[:gone]:
             # One by one, as if they were drawn now: where the draft ends must not depend on what is known already.
             for token, logprob in list(zip(memo.ahead, memo.ahead_logprobs, strict=True))[gone:][: pen.limit]:
+                before = len(pen.tokens)
                 if not pen.done:
-                    pen.put(token, logprob, None)
-                    self.drawing.look(pen)
+                    self.drawing.add(pen, token, logprob, None)
+                if len(pen.tokens) == before:
+                    break
         return pen
 
-    def _drafted(self, pen: Pen, share: tuple[int, int], many: int, seconds: float) -> Draft:
+    def _bound(self, job: DraftJob, memo: Memo) -> Bound:
+        """Where a draft for this job begins under its query's constraint."""
+        constraint = job.query.constraint
+        assert constraint is not None and self._weights is not None
+        if memo.standing is None:
+            if self._grammars is None:
+                self._grammars = vocabulary(self._weights.tokenizer, self._width(self._weights), self.stops)
+            memo.standing = Standing(self._grammars.grammar(constraint))
+        calls = any(part.kind == "calls" for part in parts(constraint))
+        state = memo.standing.after("".join(segment.text for segment in job.answer))
+        return Bound(state, trigger(call_format(constraint)) if calls else "")
+
+    @staticmethod
+    def _width(weights: Weights) -> int:
+        """How many tokens there are logits for: often more than the tokenizer knows."""
+        head = weights.model.get_output_embeddings()
+        return head.weight.shape[0] if head is not None else weights.model.get_input_embeddings().weight.shape[0]
+
+    def _drafted(self, pen: Pen, share: Effort) -> Draft:
         """The draft as others will see it; what was cut off is kept for the next one."""
         kept = pen.tokens[: pen.kept] + pen.rest
-        text = self.words.told(pen.context, kept)[0]
+        text, ends = self.words.told(pen.context, kept)
         logprobs = pen.logprobs[: pen.kept + bool(pen.rest)] + [0.0] * (len(pen.rest) - 1)
         memo = self._memo(pen.job.query)
-        memo.ahead, memo.ahead_logprobs = list(pen.tokens), list(pen.logprobs)
+        known = pen.known_again()
+        memo.ahead, memo.ahead_logprobs = pen.tokens[:known], pen.logprobs[:known]
         memo.ahead_after, memo.ahead_how = list(pen.context), pen.how
         if pen.kept < len(pen.tokens) and pen.logits[pen.kept] is not None:
             self.store.pin(pen.key, len(pen.context) + pen.kept, pen.logits[pen.kept].clone())  # type: ignore[union-attr]
         if pen.ended and pen.end_logprob is not None:
             logprobs = [*logprobs, pen.end_logprob]
-        effort = Effort(share[0] // many, share[1] // many, len(memo.prompt), seconds)
-        return Draft(text, pen.ended, tuple(kept), tuple(logprobs), effort)
+        effort = replace(share, prompt=len(memo.prompt))
+        told = tuple(ends) if pen.bound else None
+        return Draft(text, pen.ended, tuple(kept), tuple(logprobs), effort, told)
 
     # --- scoring ----------------------------------------------------------------------------------------------------
 
     def _score_batch(self, batch: Sequence[tuple[ScoreJob, list[int]]]) -> list[Scored]:
         since, read, reused = time.perf_counter(), self.store.passed, self.store.reused
+        clock = time.time()
         fans, sizes = [], []
         for job, context in batch:
             texts = [self._candidate_ids(job, c.text) for c in job.candidates]
-            tails = [ids + self.end_ids if c.ended else ids for ids, c in zip(texts, job.candidates, strict=True)]
+            end = self._end_ids(job.query)
+            tails = [ids + end if c.ended else ids for ids, c in zip(texts, job.candidates, strict=True)]
             fans.append(Fan(job.query.id, context, tails))
             sizes.append([len(ids) for ids in texts])
         told = self.store.fan(fans)
@@ -383,8 +421,21 @@ class TransformersMember:
             for (job, _), fan, lengths, per_branch in zip(batch, fans, sizes, told, strict=True)
         ]
         seconds, many = time.perf_counter() - since, len(batch)
-        effort = Effort((self.store.passed - read) // many, (self.store.reused - reused) // many, 0, seconds)
-        return [Scored(row, effort) for row in rows]
+        effort = Effort((self.store.passed - read) // many, (self.store.reused - reused) // many, 0, seconds, clock)
+        ends = [
+            tuple(
+                self.scoring.ends(self.words, ids, size, candidate.text, logits)
+                for ids, size, candidate, logits in zip(fan.branches, lengths, job.candidates, per_branch, strict=True)
+            )
+            if job.query.constraint
+            else None
+            for (job, _), fan, lengths, per_branch in zip(batch, fans, sizes, told, strict=True)
+        ]
+        return [Scored(row, effort, known) for row, known in zip(rows, ends, strict=True)]
+
+    def _end_ids(self, query: Query) -> list[int]:
+        """The words that end a turn, where the query's constraint leaves room for any."""
+        return self.end_ids if speaks(query.constraint) else []
 
     def _candidate_ids(self, job: ScoreJob, text: str) -> list[int]:
         """Prompt, answer and candidate, tokenized as it would be if the candidate were agreed."""
