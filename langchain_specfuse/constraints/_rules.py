@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..core.values import CallFormat
 
-Mask = NDArray[np.int32]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Mask: TypeAlias = "NDArray[np.int32]"
 """One bit per token, 32 to a word, the lowest first."""
 
 

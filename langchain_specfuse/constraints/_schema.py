@@ -11,10 +11,11 @@ from urllib.parse import unquote
 
 from ..errors import UsageError, advised
 from ._apart import apart
+from ._enum import Impossible
 from ._keywords import ANYWHERE, OF_TYPE, SILENT, TYPES
 from ._merge import Contradiction, Unsayable, merged
 from ._reach import without_dead_ends
-from ._typed import Impossible, typed
+from ._typed import typed
 
 DEEP = 60
 """Schemas nested deeper than this are taken for endless."""

@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ._calls import Position
 from ._rules import Mask, Masker, Matcher
 
@@ -137,9 +135,8 @@ class Ruled(State):
         ahead, found = self._matcher, bytearray()
         while True:
             more = ahead.forced()
-            if not more:
-                if ahead.whole() or len(more := ahead.follows()) != 1:
-                    return bytes(found)
+            if not more and (ahead.whole() or len(more := ahead.follows()) != 1):
+                return bytes(found)
             found += more
             ahead = ahead.fork()
             ahead.eat(more)
@@ -179,7 +176,9 @@ class AnyOf(State):
     def _mask(self) -> Mask:
         # A prose among several is another class: all of these have masks.
         masks = [mask for state in self._states if (mask := state._mask()) is not None]
-        return np.bitwise_or.reduce(masks) if len(masks) > 1 else masks[0]
+        for mask in masks[1:]:
+            masks[0] |= mask
+        return masks[0]
 
     def _forced(self) -> bytes:
         if self._whole():

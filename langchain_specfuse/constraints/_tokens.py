@@ -6,8 +6,6 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 
-import numpy as np
-
 from ._rules import Mask
 
 
@@ -31,6 +29,8 @@ class Tokens:
         return self._bits([stop for stop in self._stops if stop < len(self.words)])
 
     def all_but(self, tokens: Sequence[int]) -> Mask:
+        import numpy as np
+
         size = len(self.words)
         mask = np.full(-(-size // 32), -1, dtype=np.int32)
         if size % 32:
@@ -38,6 +38,8 @@ class Tokens:
         return mask & ~self._bits(tokens)
 
     def _bits(self, tokens: Sequence[int]) -> Mask:
+        import numpy as np  # here: without a constraint it may be missing
+
         bits = np.zeros(-(-len(self.words) // 32) * 32, dtype=np.uint8)
         bits[list(tokens)] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)

@@ -7,14 +7,11 @@ import re
 from typing import Any, Protocol
 
 from ..errors import UsageError, advised
+from ._enum import Impossible, enumerated
 from ._keywords import FORMATS, LOOSE_FORMATS, NUMERIC_FORMATS, OF_TYPE
 from ._merge import same
 
 _ADVICE = "leave it out of the schema, and check the value yourself"
-
-
-class Impossible(Exception):
-    """Nothing satisfies a schema; the message says where and why."""
 
 
 class Reads(Protocol):
@@ -29,7 +26,7 @@ def typed(schema: dict[str, Any], path: str, reading: Reads) -> Any:
         value = schema.pop("const")
         schema["enum"] = [one for one in schema.get("enum", [value]) if same(one, value)]
     if "enum" in schema:
-        return _enum(schema, path)
+        return enumerated(schema, path)
     kinds = schema.pop("type", None)
     kinds = [kinds] if isinstance(kinds, str) else kinds or _meant(schema)
     found = []
@@ -46,57 +43,6 @@ def _number(kind: str) -> str:
 def _meant(schema: dict[str, Any]) -> list[str]:
     """The types that the words of a schema speak of."""
     return [kind for kind, words in OF_TYPE.items() if not words.isdisjoint(schema)] or ["object"]
-
-
-# --- one value of a list ----------------------------------------------------------------------------------------
-
-
-def _enum(schema: dict[str, Any], path: str) -> Any:
-    values = schema.pop("enum")
-    if not isinstance(values, list):
-        raise UsageError(f"{path}.enum wants a list, got {str(values)[:200]}")
-    kinds = schema.pop("type", None)
-    if kinds:
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        values = [value for value in values if any(_is(value, kind) for kind in kinds)]
-    values = [value for value in values if all(_holds(word, told, value, path) for word, told in schema.items())]
-    values = [value for at, value in enumerate(values) if not any(same(value, one) for one in values[:at])]
-    if not values:
-        raise Impossible(f"{path}.enum has no value that fits")
-    return {"enum": values}
-
-
-def _is(value: Any, kind: str) -> bool:
-    if kind in ("number", "integer"):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and (kind == "number" or float(value).is_integer())
-    if kind == "null":
-        return value is None
-    return isinstance(value, {"object": dict, "array": list, "string": str, "boolean": bool}[kind])
-
-
-def _holds(word: str, told: Any, value: Any, path: str) -> bool:
-    """Whether one value of an enum satisfies what stands beside the enum."""
-    if word in OF_TYPE["number"] and _is(value, "number"):
-        return {
-            "minimum": lambda: value >= told,
-            "maximum": lambda: value <= told,
-            "exclusiveMinimum": lambda: value > told,
-            "exclusiveMaximum": lambda: value < told,
-            "multipleOf": lambda: value % told == 0,
-        }[word]()
-    if word in ("minLength", "maxLength", "pattern") and isinstance(value, str):
-        if word == "pattern":
-            patterns = told if isinstance(told, list) else [told]
-            return all(re.search(one, value) is not None for one in patterns)
-        return len(value) >= told if word == "minLength" else len(value) <= told
-    if word in ("minItems", "maxItems") and isinstance(value, list):
-        return len(value) >= told if word == "minItems" else len(value) <= told
-    if word == "required" and isinstance(value, dict):
-        return all(name in value for name in told)
-    if word == "format" or not any(word in words and _is(value, kind) for kind, words in OF_TYPE.items()):
-        return True
-    raise advised(UsageError(f"{path}.{word} beside an enum cannot be kept"), "leave out of the enum what it forbids")
 
 
 # --- numbers and strings ----------------------------------------------------------------------------------------
@@ -236,8 +182,7 @@ def _object(words: dict[str, Any], path: str, reading: Reads) -> Any:
     found = {"type": "object", "properties": properties, "required": required, "additionalProperties": more}
     if patterns:
         found["patternProperties"] = patterns
-    _counts(found, words, path)
-    return found
+    return _counted(found, words, path)
 
 
 def _more(words: dict[str, Any], path: str, reading: Reads) -> Any:
@@ -270,21 +215,31 @@ def _named(names: Any, more: Any, properties: dict[str, Any], patterns: dict[str
     raise advised(UsageError(f"{path}.propertyNames cannot be kept beside the rest"), _ADVICE)
 
 
-def _counts(found: dict[str, Any], words: dict[str, Any], path: str) -> None:
-    """How many properties: only what a grammar can keep, as a key that comes twice counts once."""
+def _counted(found: dict[str, Any], words: dict[str, Any], path: str) -> Any:
+    """With how many properties there must be: only what a grammar can keep, as a key that comes twice counts once."""
     low = _count(words.get("minProperties", 0), f"{path}.minProperties")
     high = _count(words["maxProperties"], f"{path}.maxProperties") if "maxProperties" in words else None
-    if high is not None and high < max(low, len(found["required"])):
-        raise Impossible(f"{path}.maxProperties is {high}, and more are required")
+    required, named = found["required"], found["properties"]
     closed = found["additionalProperties"] is False and "patternProperties" not in found
-    if closed and low > len(found["properties"]):
-        raise Impossible(f"{path}.minProperties is {low}, and only {len(found['properties'])} are allowed")
-    if low > len(found["required"]):
-        if low > 1 and not closed:
-            raise advised(UsageError(f"{path}.minProperties above 1 cannot be kept"), _ADVICE)
-        found["minProperties"] = low
-    if high is not None and not (closed and high >= len(found["properties"])):
+    if high is not None and high < max(low, len(required)):
+        raise Impossible(f"{path}.maxProperties is {high}, and more are required")
+    if closed and low > len(named):
+        raise Impossible(f"{path}.minProperties is {low}, and only {len(named)} are allowed")
+    if high is not None and closed and high == len(required):
+        found["properties"] = {name: one for name, one in named.items() if name in required}
+    elif high is not None and not (closed and high >= len(named)):
+        if len(named) > len(required):
+            raise advised(UsageError(f"{path}.maxProperties beside optional properties cannot be kept"), _ADVICE)
         found["maxProperties"] = high
+    if low <= len(required):
+        return found
+    if closed and low == len(named):
+        return found | {"required": list(named)}
+    if closed and low == len(required) + 1:
+        return {"anyOf": [found | {"required": [*required, name]} for name in named if name not in required]}
+    if low > 1 or len(named) > len(required):
+        raise advised(UsageError(f"{path}.minProperties {low} cannot be kept"), _ADVICE)
+    return found | {"minProperties": low}
 
 
 def _any(kind: str) -> Any:
