@@ -13,6 +13,7 @@ from ..errors import SpecFuseError
 from ._calls import calls_of, canonical, format_of
 from ._closing import closed
 from ._grammar import Grammar, Vocabulary
+from ._kinds import Free, plan_of
 from ._states import State
 
 REMEMBERED = 16
@@ -38,6 +39,7 @@ class Ruling:
         self._constraint = constraint
         self._grammar: Grammar = bytewise(backend).grammar(constraint)
         self._calls = format_of(constraint)
+        self._speaks = plan_of(constraint).free is not Free.NONE
         self._known: OrderedDict[str, State] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -83,7 +85,7 @@ class Ruling:
             state = self._at(answer)
             if state.may_end():
                 return ""
-            found = closed(state, self._calling(answer))
+            found = closed(state, self._calling(answer), plan_of(self._constraint).literals)
         if found is None:
             raise SpecFuseError(f"no way was found to close an answer that ends with {answer[-200:]!r}")
         return found.decode()
@@ -96,6 +98,11 @@ class Ruling:
         if not new:
             return draft
         return after.prose[len(before.prose) :], tuple(map(canonical, new)), after.rest
+
+    def prose(self, answer: str) -> int:
+        if not self._speaks:
+            return 0
+        return len(calls_of(self._constraint, answer).prose) if self._calls else len(answer)
 
     def _calling(self, answer: str) -> str:
         """The part of the answer in which quotation marks are those of JSON."""
