@@ -33,7 +33,7 @@ def backend_named(name: str | None = None) -> Backend:
         if name not in _made:
             _made[name] = _llguidance() if name == "llguidance" else _xgrammar()
         found: Backend = _made[name]
-        return found
+    return found
 
 
 def _llguidance() -> Backend:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections import Counter
+from collections.abc import Sequence
 from itertools import count
 
 from ._states import State
@@ -39,14 +40,18 @@ _DEEPER = 12
 """Opening a bracket costs as much as so many bytes: it has to be closed again, and may open others."""
 
 
-def closed(state: State, text: str) -> bytes | None:
-    """What makes the text whole, where ``state`` stands; None if nothing was found."""
+def closed(state: State, text: str, literals: Sequence[str] = ()) -> bytes | None:
+    """What makes the text whole, where ``state`` stands; None if nothing was found.
+
+    ``literals``: what the patterns of the grammar name; strings may have to end with it.
+    """
     scan = Scan()
     scan.move(text.encode())
-    found = _straight(state, scan, FIRST)
+    endings = _with_literals(literals)
+    found = _straight(state, scan, FIRST, endings)
     if found is None:
         found = _search(state, scan, WIDE, near=False)
-    return _straight(state, scan, FAR) if found is None else found
+    return _straight(state, scan, FAR, endings) if found is None else found
 
 
 class Scan:
@@ -84,7 +89,7 @@ class Scan:
         return not self.inside and self.last in b'",}]:'
 
 
-def _straight(state: State, scan: Scan, far: int) -> bytes | None:
+def _straight(state: State, scan: Scan, far: int, endings: Sequence[bytes]) -> bytes | None:
     """The nearest end of each value in turn. What is not near is filled, further each time."""
     state, scan, found, stride = state.fork(), scan.fork(), bytearray(), 4
     filling = 0
@@ -96,7 +101,7 @@ def _straight(state: State, scan: Scan, far: int) -> bytes | None:
             step = _ranked(state.follows(), scan.inside)[:1]
             ends = step and step in (b'"' if scan.inside else b"}]")
             if not filling and not ends:
-                near = _ending(state) if scan.inside else None
+                near = _ending(state, endings) if scan.inside else None
                 near = near or _search(state, scan, NEAR, near=True)
                 step = near or step
                 filling, stride = (0, stride) if near else (stride, 2 * stride)
@@ -109,12 +114,25 @@ def _straight(state: State, scan: Scan, far: int) -> bytes | None:
     return bytes(found)
 
 
-def _ending(state: State) -> bytes | None:
+def _with_literals(literals: Sequence[str]) -> list[bytes]:
+    more = {
+        f'{"a" * before}{text[at:]}"'.encode()
+        for text in literals
+        for at in range(len(text))
+        for before in ((0, 1, 2, 3, 4, 6, 8, 12, 16) if not at else (0,))
+    }
+    return sorted({*_ENDINGS, *more}, key=len) if more else _ENDINGS
+
+
+def _ending(state: State, endings: Sequence[bytes]) -> bytes | None:
     """An end of a common format, or as many plain letters as the string still needs."""
-    found = next((ending for ending in _ENDINGS if state.fits(ending) == len(ending)), None)
+    found = next((ending for ending in endings if state.fits(ending) == len(ending)), None)
     if found or state.fits(b"aa") < 2:
         return found
-    fits = lambda size: state.fits(b"a" * size + b'"') == size + 1
+
+    def fits(size: int) -> bool:
+        return state.fits(b"a" * size + b'"') == size + 1
+
     enough = next((size for size in (4, 16, 64, 256, 1024, 4096, 16384, 65536) if fits(size)), 0)
     if not enough:
         return None

@@ -41,20 +41,21 @@ def _is(value: Any, kind: str) -> bool:
 def _holds(word: str, told: Any, value: Any, path: str) -> bool:
     """Whether one value of an enum satisfies what stands beside the enum."""
     if word in OF_TYPE["number"] and _is(value, "number"):
-        return {
+        tells: dict[str, Any] = {
             "minimum": lambda: value >= told,
             "maximum": lambda: value <= told,
             "exclusiveMinimum": lambda: value > told,
             "exclusiveMaximum": lambda: value < told,
             "multipleOf": lambda: value % told == 0,
-        }[word]()
+        }
+        return bool(tells[word]())
     if word in ("minLength", "maxLength", "pattern") and isinstance(value, str):
         if word == "pattern":
             patterns = told if isinstance(told, list) else [told]
             return all(re.search(one, value) is not None for one in patterns)
-        return len(value) >= told if word == "minLength" else len(value) <= told
+        return bool(len(value) >= told if word == "minLength" else len(value) <= told)
     if word in ("minItems", "maxItems") and isinstance(value, list):
-        return len(value) >= told if word == "minItems" else len(value) <= told
+        return bool(len(value) >= told if word == "minItems" else len(value) <= told)
     if word == "required" and isinstance(value, dict):
         return all(name in value for name in told)
     if word == "format" or not any(word in words and _is(value, kind) for kind, words in OF_TYPE.items()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +38,33 @@ class Plan:
     @property
     def calls(self) -> Calls | None:
         return next((rules for rules in self.rules if isinstance(rules, Calls)), None)
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """The plain text in its patterns."""
+        found = {text for rules in self.rules for pattern in _patterns(rules) for text in _plain_parts(pattern)}
+        return tuple(sorted(found, key=lambda text: (len(text), text))[:16])
+
+
+def _patterns(rules: Any) -> list[str]:
+    """All patterns of a rule or a plain schema."""
+    if isinstance(rules, Json):
+        return _patterns(rules.schema)
+    if isinstance(rules, Calls):
+        return [pattern for _, schema in rules.tools for pattern in _patterns(schema)]
+    if isinstance(rules, dict):
+        own = [rules["pattern"]] if isinstance(rules.get("pattern"), str) else []
+        return own + [pattern for one in rules.values() for pattern in _patterns(one)]
+    return [pattern for one in rules for pattern in _patterns(one)] if isinstance(rules, list | tuple) else []
+
+
+def _plain_parts(pattern: str) -> list[str]:
+    """
+    >>> _plain_parts(r"^[^@]+@x[.]org$")
+    ['@x', 'org']
+    """
+    bare = re.sub(r"\\[dDwWsS]|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|[$^()*+?.|](?<!\\.)", "\0", pattern)
+    return [part for part in re.sub(r"\\(.)", r"\1", bare).split("\0") if part and len(part) < 40]
 
 
 @lru_cache(maxsize=128)

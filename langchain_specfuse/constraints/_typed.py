@@ -95,10 +95,10 @@ def _string(words: dict[str, Any], path: str, reading: Reads) -> Any:
     patterns = list(patterns) if isinstance(patterns, list) else [patterns]
     for pattern in patterns:
         _refuse_unreadable(pattern, path)
-    format = words.get("format")
+    format = words.get("format", "text")
     if format in FORMATS:
         patterns.append(f"^(?:{FORMATS[format]})$")
-    elif format not in LOOSE_FORMATS | NUMERIC_FORMATS | {None}:
+    elif format not in LOOSE_FORMATS | NUMERIC_FORMATS:
         raise advised(UsageError(f"{path}.format {format!r} cannot be kept"), f"one of {', '.join(FORMATS)}; or none")
     for word in ("minLength", "maxLength"):
         if word in words:
