@@ -111,7 +111,8 @@ def reader_of(source: Any) -> Callable[[Any], Any] | None:
 def name_of(source: Any) -> str:
     """What the schema is called."""
     if isinstance(source, Mapping):
-        return str(schema_of(source).get("title") or "answer")
+        schema = schema_of(source)
+        return str(schema.get("title") or str(schema.get("$ref", "")).rpartition("/")[2] or "answer")
     return str(getattr(source, "__name__", "answer"))
 
 

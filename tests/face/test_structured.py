@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -195,7 +196,7 @@ def test_what_is_shown_of_an_object_only_grows(data: dict[str, Any], ascii: bool
 def test_a_stream_of_partial_objects_only_grows_and_shows_more_than_the_end(joker: Any) -> None:
     grown = list(joker("json_schema").with_structured_output(SCHEMA).stream("A joke?"))
     assert len(grown) > 3
-    assert all(grows(one, other) for one, other in zip(grown, grown[1:]))  # noqa: B905
+    assert all(grows(one, other) for one, other in pairwise(grown))
     assert grown[-1] == DATA
 
 
