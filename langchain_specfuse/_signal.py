@@ -81,9 +81,13 @@ class Piece:
 
 
 class Ledger:
-    """Which round wrote which characters of one answer. Tell it every round; at the end it knows the fields."""
+    """Which round wrote which characters of one answer. Tell it every round; at the end it knows the fields.
 
-    def __init__(self, referee: Referee = FREE) -> None:
+    It does nothing where answers have no fields: without a constraint, or under one that is not JSON and no call.
+    """
+
+    def __init__(self, constraint: Constraint | None, referee: Referee = FREE) -> None:
+        self._constraint = constraint if constraint is not None and _has_fields(constraint) else None
         self._referee = referee
         self._text = ""
         """What was released: what the reader has."""
@@ -92,6 +96,8 @@ class Ledger:
 
     def note(self, round: Round) -> None:
         """One more round, in order."""
+        if self._constraint is None:
+            return
         self._text += round.text
         before = "" if self._agreed else self._referee.forced("")
         self._put(before, "forced")
@@ -117,9 +123,9 @@ class Ledger:
             self._pieces.append(Piece(len(self._agreed), how, sure))
             self._agreed += text
 
-    def fields(self, constraint: Constraint | None) -> dict[str, dict[str, Any]] | None:
+    def fields(self) -> dict[str, dict[str, Any]] | None:
         """path -> ``confidence`` and ``how`` (see :func:`how_sure`); None if the answer has no fields."""
-        found = {f.path: f for f in fields_in(self._text, constraint) if len(f.path) <= MOST_PATH}
+        found = {f.path: f for f in fields_in(self._text, self._constraint) if len(f.path) <= MOST_PATH}
         if not found:
             return None
         told = {path: self._told(one) for path, one in found.items()}
@@ -200,6 +206,12 @@ def fields_in(text: str, constraint: Constraint | None) -> Iterator[Field]:
                 return
             if part.kind == "calls" and any(one.kind == "prose" for one in parts):
                 return
+
+
+def _has_fields(constraint: Constraint) -> bool:
+    if constraint.kind == "any_of":
+        return any(_has_fields(part) for part in _parts(constraint))
+    return constraint.kind in ("json", "json_schema", "calls")
 
 
 def _parts(constraint: Constraint) -> list[Constraint]:

@@ -252,10 +252,10 @@ class Reciter(ScriptedMember):
 
 def fields(members: list[ScriptedMember], constraint: Any = JSON, referee: Any = None, **options: Any) -> Any:
     found = told(members, referee, **options)
-    ledger = _signal.Ledger(referee or Unbound())
+    ledger = _signal.Ledger(constraint, referee or Unbound())
     for round in found:
         ledger.note(round)
-    return ledger.fields(constraint), found
+    return ledger.fields(), found
 
 
 def test_a_field_is_as_sure_as_the_least_sure_segment_that_wrote_its_value() -> None:
