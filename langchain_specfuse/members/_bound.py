@@ -145,7 +145,7 @@ def masked(rows: Tensor, masks: Sequence[Any]) -> Tensor:
     bound = [at for at, mask in enumerate(masks) if mask is not None]
     if not bound:
         return rows
-    illegal = ~unpacked(np.stack([masks[at] for at in bound]), rows.shape[-1]).to(rows.device)
+    illegal = unpacked(~np.stack([masks[at] for at in bound]), rows.shape[-1], beyond=True).to(rows.device)
     if len(bound) == len(masks):
         return rows.masked_fill(illegal, float("-inf"))
     rows = rows.clone()
@@ -153,9 +153,9 @@ def masked(rows: Tensor, masks: Sequence[Any]) -> Tensor:
     return rows
 
 
-def unpacked(words: Any, width: int) -> Tensor:
-    """Rows of 32-bit words as rows of ``width`` bools, lowest bit first; what the words do not reach is False."""
-    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, count=None, bitorder="little")[:, :width]
+def unpacked(words: Any, width: int, beyond: bool = False) -> Tensor:
+    """Rows of 32-bit words as rows of ``width`` bools, lowest bit first; what the words do not reach is ``beyond``."""
+    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")[:, :width]
     if bits.shape[1] < width:
-        bits = np.pad(bits, ((0, 0), (0, width - bits.shape[1])))
-    return torch.from_numpy(np.ascontiguousarray(bits).view(np.bool_))
+        bits = np.pad(bits, ((0, 0), (0, width - bits.shape[1])), constant_values=beyond)
+    return torch.from_numpy(bits.view(np.bool_))

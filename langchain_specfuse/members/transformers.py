@@ -43,6 +43,7 @@ from ._slab import Slab
 from ._stores import Fan, Read, Rereading, Snapshots, Store
 from ._template import Template, end_of_turn, stop_ids
 from ._text import Words
+from ._thinking import Thinking, Thought, opened
 from ._tools import call_format, parts, speaks, trigger
 from ._trial import right
 
@@ -50,6 +51,8 @@ log = logging.getLogger("langchain_specfuse")
 
 CACHE_SHARE = 0.3
 """The part of the memory that is free after loading that a member's cache may take."""
+THINKING_TOKENS = 1024
+"""A reasoning model's thought is closed after so many tokens."""
 
 
 @dataclass
@@ -57,6 +60,10 @@ class Memo:
     """What a member keeps of one query beside its cache. All of it can be made again from a job."""
 
     prompt: list[int]
+    """With what it has thought, if it thinks."""
+    asked: int = 0
+    """How much of that is the prompt."""
+    thought: str = ""
     settled: tuple[Segment, ...] = ()
     """The answer up to the last own segment: what comes before it never changes again."""
     settled_ids: list[int] = field(default_factory=list)
@@ -80,7 +87,8 @@ class TransformersMember:
     ``device``/``device_map`` place it (default: a GPU that it fits on, else the CPU). ``system_prompt`` and ``seed``
     set members of one model apart (they share the weights); a ``system_prompt`` takes the place of the conversation's
     system messages. ``chat_template`` may be ``"plain"``, for base models. ``cache_bytes`` bounds its cache; when it is
-    short, the least recently used query is dropped and read again from its job: slower, never wrong.
+    short, the least recently used query is dropped and read again from its job: slower, never wrong. A reasoning model
+    thinks for itself before its first word, for at most ``thinking_tokens`` (0: never; others never do).
     """
 
     def __init__(
@@ -102,6 +110,7 @@ class TransformersMember:
         system_prompt: str | None = None,
         repetition_penalty: float | None = None,
         seed: int = 0,
+        thinking_tokens: int = THINKING_TOKENS,
         cache_bytes: int | None = None,
     ) -> None:
         in_memory = not isinstance(model, (str, os.PathLike))
@@ -133,6 +142,7 @@ class TransformersMember:
         self.system_prompt = system_prompt
         self.repetition_penalty = repetition_penalty
         self.seed = seed
+        self.thinking_tokens = thinking_tokens
         self.cache_bytes = cache_bytes
         self._memos: dict[str, Memo] = {}
         self._ready: Probe | None = None
@@ -146,11 +156,12 @@ class TransformersMember:
         """All that tells this member's answers from another's, as plain JSON."""
         own = {"repetition_penalty": self.repetition_penalty, "seed": self.seed, "system_prompt": self.system_prompt}
         template = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
+        thinks = {} if self.thinking_tokens == THINKING_TOKENS else {"thinking_tokens": self.thinking_tokens}
         source = {key: value for key, value in vars(self.source).items() if value not in (None, False)}
         if self._in_memory:
             source["mark"] = self._in_memory.mark
         plain = {k: v if isinstance(v, (str, int, float, bool, dict)) else repr(v) for k, v in source.items()}
-        return plain | {key: value for key, value in (own | template).items() if value}
+        return plain | {key: value for key, value in (own | template).items() if value} | thinks
 
     @property
     def device(self) -> str:
@@ -188,7 +199,7 @@ class TransformersMember:
         """Free the weights and all caches (weights given in memory stay yours). The next job loads them again."""
         self._weights, self._ready, self._grammars = self._in_memory, None, None
         self._memos.clear()
-        for part in ("store", "drawing", "scoring", "words", "template"):
+        for part in ("store", "drawing", "scoring", "thinking", "words", "template"):
             vars(self).pop(part, None)
 
     # --- tokens for people ----------------------------------------------------------------------------------------
@@ -220,6 +231,7 @@ class TransformersMember:
         self.store = self._store_that_is_right(read, self._vocabulary(weights))
         self.drawing = Drawing(self.words, self.store, self.stops, self.template.end_text)
         self.scoring = Scoring(self.stops, self.end_ids)
+        self.thinking = Thinking(self.words, self.store, self.stops, Sampling(repetition_penalty=self.penalty))
         kind = type(self.store).__name__.lower()
         detail = f"{weights.device}, {str(weights.model.dtype).removeprefix('torch.')}, {read.kind}, {kind}"
         log.info("%s: %s", self.name, detail)
@@ -262,13 +274,49 @@ class TransformersMember:
     ) -> list[int]:
         if self.system_prompt is not None:
             turns = [Turn("system", self.system_prompt), *(turn for turn in turns if turn.role != "system")]
-        return self.words.encode(self.template.prompt(turns, tools, constraint))
+        return self.words.encode(self.template.prompt(turns, tools, constraint, think=self.thinking_tokens > 0))
 
     def _memo(self, query: Query) -> Memo:
         if query.id not in self._memos:
-            prompt = self._prompt_ids(query.turns, query.tools, query.constraint)
-            self._memos[query.id] = Memo(prompt or self.stops[:1] or [0])
+            prompt = self._prompt_ids(query.turns, query.tools, query.constraint) or self.stops[:1] or [0]
+            self._memos[query.id] = Memo(prompt, len(prompt))
         return self._memos[query.id]
+
+    def _think(self, jobs: Sequence[DraftJob | ScoreJob]) -> None:
+        """The thoughts of queries that are new here. They depend on the query alone, whatever job comes first."""
+        new: dict[str, Thought] = {}
+        for job in jobs:
+            if job.query.id not in self._memos:
+                try:
+                    prompt = self._memo(job.query).prompt
+                except UsageError:  # told for its own job
+                    continue
+                if opened(self.words.tokenizer.decode(prompt[-8:], skip_special_tokens=False)):
+                    room = (self.context_limit or len(prompt) + 2 * self.thinking_tokens) - len(prompt)
+                    new[job.query.id] = Thought(job.query.id, prompt, min(self.thinking_tokens, room // 2))
+        try:
+            for part in self.store.batches([len(t.prompt) + max(t.budget, 0) for t in new.values()]):
+                self._think_safely(list(new.values())[part])
+        except BaseException:
+            for key in new:  # half a thought is none
+                self.forget(key)
+            raise
+        for key, thought in new.items():
+            memo = self._memos[key]
+            memo.prompt, memo.thought = thought.ids, thought.text
+
+    def _think_safely(self, thoughts: list[Thought]) -> None:
+        """All of these; one by one, when the device runs out of memory."""
+        try:
+            self.thinking.think(thoughts)
+        except torch.OutOfMemoryError:
+            self.store.clear()
+            torch.cuda.empty_cache()
+            if len(thoughts) < 2:
+                raise
+            for thought in thoughts:
+                thought.tokens = []
+                self._think_safely([thought])
 
     def _context(self, job: DraftJob | ScoreJob) -> list[int]:
         return self._read_ids(self._memo(job.query), job.answer)
@@ -287,6 +335,8 @@ class TransformersMember:
     def _each(self, jobs: Sequence[Any], work: Any, *, extra: Any) -> list[Any]:
         """Split the jobs into those that do not fit and batches that fit into memory; replies in the jobs' order."""
         self.probe()
+        if self.template.thinks and self.thinking_tokens > 0:
+            self._think(jobs)
         replies: list[Any] = [None] * len(jobs)
         fitting: list[tuple[int, Any, list[int]]] = []
         for at, job in enumerate(jobs):
@@ -396,9 +446,11 @@ class TransformersMember:
             self.store.pin(pen.key, len(pen.context) + pen.kept, pen.logits[pen.kept].clone())  # type: ignore[union-attr]
         if pen.ended and pen.end_logprob is not None:
             logprobs = [*logprobs, pen.end_logprob]
-        effort = replace(share, prompt=len(memo.prompt))
+        effort = replace(share, prompt=memo.asked)
         told = tuple(ends) if pen.bound else None
-        return Draft(text, pen.ended, tuple(kept), tuple(logprobs), effort, told)
+        # Told with the first draft, and with it again whenever that is asked for again.
+        first = not any(segment.tokens for segment in pen.job.answer)
+        return Draft(text, pen.ended, tuple(kept), tuple(logprobs), effort, told, memo.thought if first else "")
 
     # --- scoring ----------------------------------------------------------------------------------------------------
 

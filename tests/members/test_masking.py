@@ -260,7 +260,7 @@ class Following(Rereading):
     def __init__(self, member, query, text):
         super().__init__(Read(member._weights.model))
         self.member, self.text = member, text
-        self.start = len(member._memo(query).prompt)
+        self.start = len(member._prompt_ids(query.turns, query.tools, query.constraint))
 
     def _whole(self, ids):
         self.passed += len(ids)
@@ -274,11 +274,12 @@ class Following(Rereading):
         return logits
 
 
-def following(query, text, **made_with):
+def following(query, text, **how):
     """A member that wants to write this text."""
-    member = tiny.member("llama", 1, name="wishful", **made_with)
+    member = tiny.member("llama", 1, name="wishful", **how)
     member.store = Following(member, query, text)
     member.drawing = replace(member.drawing, store=member.store)
+    member.thinking = replace(member.thinking, store=member.store)
     return member
 
 

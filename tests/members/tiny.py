@@ -396,10 +396,12 @@ def rereading(one: TransformersMember) -> TransformersMember:
         chat_template=one.chat_template,
         seed=one.seed,
         repetition_penalty=one.repetition_penalty,
+        thinking_tokens=one.thinking_tokens,
     )
     slow.probe()
     slow.store = Rereading(Read(one._weights.model))
     slow.drawing = replace(slow.drawing, store=slow.store)
+    slow.thinking = replace(slow.thinking, store=slow.store)
     return slow
 
 
