@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count
@@ -26,6 +27,7 @@ FAR = 20_000
 _EXAMPLES = ("a@a.aa", "2000-01-01T00:00:00Z", "00000000-0000-4000-8000-000000000000", "0.0.0.0", "::0", "P1DT1S")
 _ENDINGS = sorted({f'{text[at:]}"'.encode() for text in _EXAMPLES for at in range(len(text) + 1)}, key=len)
 """How strings of common formats end: found at once where one of them fits."""
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _OUTSIDE = b'}],:"0123456789nft-[{.eE+ '
 """Between values: end them, then the shortest value. Everything else follows in its own order."""
 _INSIDE = b'"abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ-_ .:/@'
@@ -40,15 +42,14 @@ _DEEPER = 12
 """Opening a bracket costs as much as so many bytes: it has to be closed again, and may open others."""
 
 
-def closed(state: State, text: str, literals: Sequence[str] = ()) -> bytes | None:
+def closed(state: State, text: str, literals: Sequence[str] = (), *, json: bool = True) -> bytes | None:
     """What makes the text whole, where ``state`` stands; None if nothing was found.
 
-    ``literals``: what the patterns of the grammar name; strings may have to end with it.
+    ``literals``: what the patterns of the grammar name; strings may have to end with it. ``json``: the text is JSON.
     """
-    scan = Scan()
-    scan.move(text.encode())
+    scan = Scan.behind(text)
     endings = _with_literals(literals)
-    found = _straight(state, scan, FIRST, endings)
+    found = _straight(state, scan, FIRST, endings) if json else None
     if found is None:
         found = _search(state, scan, WIDE, near=False)
     return _straight(state, scan, FAR, endings) if found is None else found
@@ -63,6 +64,20 @@ class Scan:
         self.inside = self.slash = False
         self.depth = 0
         self.last = 0
+
+    @classmethod
+    def behind(cls, text: str) -> Scan:
+        """Behind a text of any length: whole strings in it are skipped at once."""
+        scan = cls()
+        rest = _STRING.sub('""', text)
+        opened = rest.replace('""', "  ").find('"')
+        if opened < 0:
+            scan.move(rest.encode())
+            return scan
+        scan.move(rest[: opened + 1].encode())
+        tail = rest[opened + 1 :]
+        scan.slash = (len(tail) - len(tail.rstrip("\\"))) % 2 == 1
+        return scan
 
     def fork(self) -> Scan:
         other = Scan()

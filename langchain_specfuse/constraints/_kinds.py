@@ -40,6 +40,11 @@ class Plan:
         return next((rules for rules in self.rules if isinstance(rules, Calls)), None)
 
     @property
+    def json(self) -> bool:
+        """Whether all that it rules is JSON."""
+        return all(isinstance(rules, Json | Calls) for rules in self.rules)
+
+    @property
     def literals(self) -> tuple[str, ...]:
         """The plain text in its patterns."""
         found = {text for rules in self.rules for pattern in _patterns(rules) for text in _plain_parts(pattern)}

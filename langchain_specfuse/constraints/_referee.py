@@ -85,7 +85,8 @@ class Ruling:
             state = self._at(answer)
             if state.may_end():
                 return ""
-            found = closed(state, self._calling(answer), plan_of(self._constraint).literals)
+            plan = plan_of(self._constraint)
+            found = closed(state, self._calling(answer), plan.literals, json=plan.json)
         if found is None:
             raise SpecFuseError(f"no way was found to close an answer that ends with {answer[-200:]!r}")
         return found.decode()
