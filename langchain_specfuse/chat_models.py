@@ -7,9 +7,7 @@ on the desks' threads. Knows neither the method (``core``) nor how members work 
 from __future__ import annotations
 
 import asyncio
-import math
 import uuid
-import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import Any, cast
@@ -22,20 +20,20 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 
 from . import _options, _registry, _shapes, _structured, _tools, _tracing
-from ._asking import Call, loaded
+from ._asking import Call
+from ._counting import Counting
 from ._errors import langchain_errors
-from ._fields import SpecFuseFields, display_name, members_list
+from ._fields import display_name, members_list
 from ._messages import turns_of
 from ._tally import Tally
 from .core.member import Probe
 from .core.values import Query
-from .errors import UsageError, advised
 
 MOST_THREADS = 256
 """A synchronous batch has a thread per question that only waits on a queue; never more than this."""
 
 
-class SpecFuseChatModel(SpecFuseFields):
+class SpecFuseChatModel(Counting):
     """Several LLMs write one answer together, segment by segment.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
@@ -249,38 +247,6 @@ class SpecFuseChatModel(SpecFuseFields):
         """Let go of the members' weights, also for other chat models that share them; the next question loads again."""
         _registry.unload(*self.members, *self.verifiers)
         self._held = None
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """The text in the first member's tokens."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        first = self._first_member()
-        if not hasattr(first, "token_ids"):
-            error = UsageError(f"the first member, {first.name!r}, has no tokenizer here")
-            raise advised(error, "set custom_get_token_ids=, or put a member with a tokenizer first")
-        return list(first.token_ids(text))
-
-    def get_num_tokens(self, text: str) -> int:
-        """How many tokens the text has for the first member; a guess of four bytes each if it cannot tell."""
-        if self.custom_get_token_ids is None and not hasattr(self._first_member(), "token_ids"):
-            warnings.warn("The first member has no tokenizer here: counting four bytes as a token.", stacklevel=2)
-            return math.ceil(len(text.encode()) / 4)
-        return len(self.get_token_ids(text))
-
-    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Any = None) -> int:
-        """How long the prompt is for the first member, with its chat template if it has one."""
-        turns, told = turns_of(messages), _tools.told_tools(_tools.openai_tools(tools or []))
-        first = self._first_member()
-        if self.custom_get_token_ids is None and hasattr(first, "token_count"):
-            return int(first.token_count(turns, told) if told else first.token_count(turns))
-        texts = [turn.text + "".join(call.name + call.arguments for call in turn.calls) for turn in turns]
-        texts += [tool.name + tool.description + tool.parameters for tool in told]
-        return sum(self.get_num_tokens(text) for text in texts)
-
-    def _first_member(self) -> Any:
-        ensemble = _registry.ensemble_for(self.members, self.verifiers)
-        loaded(ensemble)  # on its own desk: a member that loads itself would do it on the caller's thread
-        return next(iter(ensemble.members.values()))
 
 
 def _with_room(config: Any, size: int) -> Any:
