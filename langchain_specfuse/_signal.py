@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,11 +84,13 @@ class Ledger:
     """Which round wrote which characters of one answer. Tell it every round; at the end it knows the fields.
 
     It does nothing where answers have no fields: without a constraint, or under one that is not JSON and no call.
+    ``referee`` is asked for with the first round, when its grammar has been compiled.
     """
 
-    def __init__(self, constraint: Constraint | None, referee: Referee = FREE) -> None:
+    def __init__(self, constraint: Constraint | None, referee: Callable[[], Referee] = lambda: FREE) -> None:
         self._constraint = constraint if constraint is not None and _has_fields(constraint) else None
-        self._referee = referee
+        self._asked = referee
+        self._referee: Referee = FREE
         self._text = ""
         """What was released: what the reader has."""
         self._agreed = ""
@@ -98,6 +100,8 @@ class Ledger:
         """One more round, in order."""
         if self._constraint is None:
             return
+        if not self._text and not self._pieces:
+            self._referee = self._asked()
         self._text += round.text
         before = "" if self._agreed else self._referee.forced("")
         self._put(before, "forced")

@@ -252,7 +252,7 @@ class Reciter(ScriptedMember):
 
 def fields(members: list[ScriptedMember], constraint: Any = JSON, referee: Any = None, **options: Any) -> Any:
     found = told(members, referee, **options)
-    ledger = _signal.Ledger(constraint, referee or Unbound())
+    ledger = _signal.Ledger(constraint, lambda: referee or Unbound())
     for round in found:
         ledger.note(round)
     return ledger.fields(), found
@@ -356,6 +356,27 @@ def test_prose_has_no_fields_and_neither_has_a_choice() -> None:
     text = 'I will look. <tool_call>\n{"name": "trip", "argum'
     assert [one.path for one in _signal.fields_in(text, AUTO)] == ["tool_calls[0].name"]
     assert [one.path for one in _signal.fields_in('{"a": 1}', TOOLS_OR_JSON)] == ["a"]
+
+
+def test_with_the_grammar_of_a_schema() -> None:
+    pytest.importorskip("xgrammar")
+    from langchain_specfuse.constraints import referee_for
+
+    city = {"enum": ["Rome", "Paris"]}
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"const": "trip"}, "city": city, "days": {"type": "integer"}},
+        "required": ["kind", "city", "days"],
+        "additionalProperties": False,
+    }
+    constraint = Constraint("json_schema", json.dumps(schema))
+    texts = [json.dumps({"kind": "trip", "city": name, "days": days}) for name, days in (("Rome", 12), ("Paris", 4))]
+    members: list[Any] = [Reciter(text, name=name) for text, name in zip(texts, ("ann", "bob"), strict=True)]
+    found, rounds = fields(members, constraint, referee_for(constraint))
+    text = "".join(round.text for round in rounds)
+    assert json.loads(text)["kind"] == "trip"
+    assert {path: told["how"] for path, told in found.items()} == {"kind": "forced", "city": "voted", "days": "voted"}
+    assert found["city"]["confidence"] == _signal.confidence(rounds[0])
 
 
 def test_of_many_fields_the_least_sure_are_told() -> None:
