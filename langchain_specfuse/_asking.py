@@ -15,6 +15,7 @@ from . import _shapes
 from ._calls import Splitter
 from ._errors import loading_errors
 from ._shapes import Shape
+from ._story import Depth
 from ._tally import Tally
 from .core.member import Probe
 from .core.referee import FREE
@@ -35,6 +36,8 @@ class Call:
     """The names of the members that write."""
     model: str
     """The name shown in metadata."""
+    preset: str
+    trace: Depth
     format: CallFormat = _shapes.COMMON
 
     def told(self, probes: Mapping[str, Probe]) -> Call:
@@ -44,6 +47,12 @@ class Call:
         chosen = format or _shapes.COMMON
         query = replace(self.query, tools=self.shape.tools, constraint=self.shape.constraint(chosen))
         return replace(self, query=query, format=chosen)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What traces tell of it, and how deep they go."""
+        verifiers = [name for name in self.ensemble.members if name not in self.writers]
+        return {"depth": self.trace, "preset": self.preset, "members": self.writers, "verifiers": verifiers}
 
     def loaded(self) -> dict[str, Probe]:
         return loaded(self.ensemble)

@@ -25,6 +25,7 @@ from ._counting import Counting
 from ._errors import langchain_errors
 from ._fields import display_name, members_list
 from ._messages import turns_of
+from ._native_events import NativeEvents
 from ._tally import Tally
 from .core.member import Probe
 from .core.values import Query
@@ -33,7 +34,7 @@ MOST_THREADS = 256
 """A synchronous batch has a thread per question that only waits on a queue; never more than this."""
 
 
-class SpecFuseChatModel(Counting):
+class SpecFuseChatModel(NativeEvents, Counting):
     """Several LLMs write one answer together, segment by segment.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
@@ -55,9 +56,9 @@ class SpecFuseChatModel(Counting):
         with langchain_errors():
             call = self._call(messages, stop, kwargs)
             call, tally = self._told(call, call.loaded())
-            with closing(call.rounds()) as rounds:
+            with scope.answer(**call.about) as account, closing(call.rounds()) as rounds:
                 for round in rounds:
-                    scope.tell(round)
+                    account.tell(round)
                     yield from tally.chunks(round)
 
     async def _astream(
@@ -68,9 +69,9 @@ class SpecFuseChatModel(Counting):
             # A schema may take long to check; the loop must go on meanwhile.
             call = await asyncio.to_thread(self._call, messages, stop, kwargs)
             call, tally = self._told(call, await call.aloaded())
-            async with aclosing(call.arounds()) as rounds:
+            async with scope.answer(**call.about) as account, aclosing(call.arounds()) as rounds:
                 async for round in rounds:
-                    await scope.atell(round)
+                    await account.atell(round)
                     for chunk in tally.chunks(round):
                         yield chunk
 
@@ -98,6 +99,8 @@ class SpecFuseChatModel(Counting):
             limits={"prior": prior, "timeout": chosen["timeout"], "member_timeout": chosen["member_timeout"]},
             writers=names[: len(chosen["members"])],
             model=chosen["model"] or display_name(chosen["members"]),
+            preset=chosen["preset"],
+            trace=chosen["trace"],
         )
 
     def _told(self, call: Call, probes: Mapping[str, Probe]) -> tuple[Call, Tally]:
