@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ._schemas import is_schema, schema_of
@@ -161,7 +162,9 @@ def referee_of(constraint: Constraint | None) -> Referee:
     return referee
 
 
+@lru_cache(maxsize=256)
 def _check(constraint: Constraint) -> None:
+    """Once for each that is good: a bound tool is asked for again and again."""
     try:
         _constraints().check(constraint)
     except UsageError as error:

@@ -16,7 +16,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from ._calls import Parted, Piece, Splitter
 from ._messages import PROVIDER
-from .core.values import Effort, Round
+from .core.values import Draft, Effort, Round
 
 
 class Tally:
@@ -111,8 +111,8 @@ class Tally:
         self._looped += len(round.looped)
         self._forced += len(round.forced)
         self._exits += round.as_dict()["left"] if round.left else []
-        self._output += len(round.drafts[round.winner].tokens)
-        self._drafted += sum(len(draft.tokens) for draft in round.drafts.values())
+        self._output += _tokens(round.drafts[round.winner])
+        self._drafted += sum(map(_tokens, round.drafts.values()))
         self._verified += sum(effort.read for effort in round.efforts.get("verify", {}).values())
 
     @property
@@ -197,3 +197,8 @@ class Tally:
             "closed": bool(round.closed),
         }
         return summary if self._seed is None else {**summary, "seed": self._seed}
+
+
+def _tokens(draft: Draft) -> int:
+    """How many tokens the draft has; one if it was cut where its writer has no seam, as the answer's budget has it."""
+    return len(draft.tokens) or bool(draft.text)

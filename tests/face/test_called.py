@@ -10,7 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse._tally import Tally
 from langchain_specfuse.core.values import Draft, Effort, Round, Segment
 
@@ -224,3 +224,52 @@ def test_a_thought_without_a_word_yet_is_shown() -> None:
     (chunk,) = tally.chunks(a_round(1, "", thoughts={"a": "Hm."}))
     assert chunk.message.additional_kwargs == {"reasoning_content": "Hm."}
     assert list(tally.chunks(a_round(2, ""))) == []
+
+
+# --- the vote -----------------------------------------------------------------------------------------------------
+
+
+@tool
+def heat(degrees: float, rooms: dict[str, int]) -> str:
+    """Heat rooms."""
+    return "warm"
+
+
+WARM = ('{"degrees": 21, "rooms": {"hall": 1, "attic": 2}}', '{"degrees": 21.0, "rooms": {"attic": 2, "hall": 1}}')
+
+
+@pytest.mark.parametrize("choice", ["auto", "any"])
+def test_the_same_call_in_other_writing_is_no_disagreement(choice: str) -> None:
+    scripts = [f'<tool_call>\n{{"name": "heat", "arguments": {args}}}\n</tool_call>' for args in WARM]
+    members = [ScriptedMember(script, name=name) for script, name in zip(scripts, "ab", strict=True)]
+    margins: list[float] = []
+    listener = SpecFuseCallbackHandler(on_round=lambda event: margins.append(event.margin))
+    bound = SpecFuseChatModel(members=members, segment_tokens=40).bind_tools([heat], tool_choice=choice)
+    message = bound.invoke("?", {"callbacks": [listener]})
+    assert message.tool_calls[0]["args"] == {"degrees": 21.0, "rooms": {"hall": 1, "attic": 2}}
+    assert margins == [1.0]
+
+
+def test_two_that_write_one_call_outvote_a_third() -> None:
+    scripts = [written(("say", {"what": what})) for what in ("no", "yes", "yes")]
+    members = [ScriptedMember(script, name=name) for script, name in zip(scripts, "abc", strict=True)]
+    message = SpecFuseChatModel(members=members, segment_tokens=40).bind_tools([say]).invoke("?")
+    assert [call["args"] for call in message.tool_calls] == [{"what": "yes"}]
+
+
+def test_an_agent_with_tools_and_a_format_calls_and_then_answers_in_it() -> None:
+    from langchain.agents import create_agent
+    from pydantic import BaseModel
+
+    class Sum(BaseModel):
+        """A sum."""
+
+        total: int
+
+    def answer(query: Any) -> str:
+        return '{"total": 3}' if query.turns[-1].role == "tool" else written(("add", {"a": 1, "b": 2}))
+
+    llm = SpecFuseChatModel(members=[ScriptedMember(answer, name=name) for name in "ab"])
+    state = create_agent(llm, [add], response_format=Sum).invoke({"messages": [HumanMessage("1 + 2?")]})
+    assert state["structured_response"] == Sum(total=3)
+    assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "ai"]

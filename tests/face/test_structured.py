@@ -17,7 +17,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, Field
 from pydantic.v1 import BaseModel as OldModel
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel, UsageError
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel, UsageError, _shapes
 from langchain_specfuse._schemas import schema_of
 from langchain_specfuse._shapes import shape_of
 from langchain_specfuse._structured import StructuredReader
@@ -326,9 +326,10 @@ def test_without_the_extra_package_it_says_what_to_install(monkeypatch: pytest.M
     from langchain_specfuse.constraints import _backends, _referee
 
     monkeypatch.setattr(_backends, "NAMES", ("no_such_package",))
+    _shapes._check.cache_clear()
     _referee.bytewise.cache_clear()
     llm = SpecFuseChatModel(members=["nobody/has-this-model"])
-    for attempt in (lambda: llm.with_structured_output(Joke), lambda: llm.invoke("?", regex="a+b?")):
+    for attempt in (lambda: llm.with_structured_output(Cat), lambda: llm.invoke("?", regex="a+b?c")):
         with pytest.raises(UsageError, match="not installed") as error:
             attempt()
         assert 'pip install "langchain-specfuse[structured]"' in error.value.__notes__[0]
