@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import stack
+from torch import OutOfMemoryError, cuda, stack
 
 from ..core.answer import continues_loop
 from ..core.values import Sampling
@@ -66,6 +66,24 @@ class Thinking:
     store: Store
     stops: Sequence[int]
     how: Sampling
+
+    def batches(self, thoughts: list[Thought]) -> None:
+        """All of these, as many at once as fit into memory."""
+        for part in self.store.batches([len(t.prompt) + max(t.budget, 0) for t in thoughts]):
+            self._safely(thoughts[part])
+
+    def _safely(self, thoughts: list[Thought]) -> None:
+        """All of these at once; one by one, when the device runs out of memory."""
+        try:
+            self.think(thoughts)
+        except OutOfMemoryError:
+            self.store.clear()
+            cuda.empty_cache()
+            if len(thoughts) < 2:
+                raise
+            for thought in thoughts:
+                thought.tokens = []
+                self._safely([thought])
 
     def think(self, thoughts: list[Thought]) -> None:
         """One token at a time for all of them, until each is closed or has used its budget."""

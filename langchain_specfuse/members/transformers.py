@@ -11,7 +11,8 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,16 +37,16 @@ from ..core.values import (
 from ..errors import UsageError, advised
 from ._bound import Bound, Standing
 from ._drawing import OVERTIME, Drawing, Pen, guarded
-from ._loading import Source, Weights, given, weights_for
+from ._loading import Source, Weights, context_limit, given, weights_for, width
+from ._memo import Memo
 from ._placement import available_memory
 from ._scoring import Scoring
-from ._slab import Slab
-from ._stores import Fan, Read, Rereading, Snapshots, Store
+from ._stores import Fan, Read
 from ._template import Template, end_of_turn, stop_ids
 from ._text import Words
 from ._thinking import Thinking, Thought, opened
 from ._tools import call_format, parts, speaks, trigger
-from ._trial import right
+from ._trial import best_store
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -53,27 +54,6 @@ CACHE_SHARE = 0.3
 """The part of the memory that is free after loading that a member's cache may take."""
 THINKING_TOKENS = 1024
 """A reasoning model's thought is closed after so many tokens."""
-
-
-@dataclass
-class Memo:
-    """What a member keeps of one query beside its cache. All of it can be made again from a job."""
-
-    prompt: list[int]
-    """With what it has thought, if it thinks."""
-    asked: int = 0
-    """How much of that is the prompt."""
-    thought: str = ""
-    settled: tuple[Segment, ...] = ()
-    """The answer up to the last own segment: what comes before it never changes again."""
-    settled_ids: list[int] = field(default_factory=list)
-    ahead: list[int] = field(default_factory=list)
-    """The last draft's tokens, with those that were cut off: drawn again, they would come out the same."""
-    ahead_logprobs: list[float] = field(default_factory=list)
-    ahead_after: list[int] = field(default_factory=list)
-    ahead_how: Sampling | None = None
-    standing: Standing | None = None
-    """Where the agreed answer stands under the query's constraint."""
 
 
 class TransformersMember:
@@ -224,11 +204,11 @@ class TransformersMember:
         self.end_ids = self.words.continuing(self.template.end_text) if self.template.end_text else []
         own = self.repetition_penalty
         self.penalty = own if own is not None else getattr(config, "repetition_penalty", None)
-        self.context_limit = _context_limit(weights)
+        self.context_limit = context_limit(weights)
 
     def _probed(self, weights: Weights) -> Probe:
         read = Read(weights.model)
-        self.store = self._store_that_is_right(read, self._vocabulary(weights))
+        self.store = best_store(read, self._vocabulary(weights), self._budget(), self.name)
         self.drawing = Drawing(self.words, self.store, self.stops, self.template.end_text)
         self.scoring = Scoring(self.stops, self.end_ids)
         self.thinking = Thinking(self.words, self.store, self.stops, Sampling(repetition_penalty=self.penalty))
@@ -242,21 +222,6 @@ class TransformersMember:
         own = self.template.native.format
         plain = own and all(self.words.decode(self.words.continuing(mark)) == mark for mark in (own.begin, own.end))
         return own if plain else None
-
-    def _store_that_is_right(self, read: Read, vocabulary: list[int]) -> Store:
-        """The fastest store that agrees with a fresh reading of the same tokens."""
-        windows = None
-        if read.can_place:
-            try:
-                windows = Slab.windows_of(read.model.config)
-            except Exception as error:  # a config that transformers cannot lay out as a cache
-                log.debug("%s: no slab: %s", self.name, error)
-        stores: list[Store] = [Slab(read, windows, self._budget())] if windows else []
-        stores += [Snapshots(read, whole=True), Snapshots(read, whole=False)]
-        best = next((store for store in stores if right(store, vocabulary)), None)
-        if best is None:
-            log.warning("%s: no cache agrees with a fresh reading; everything is read anew: right, but slow", self.name)
-        return best or Rereading(read)
 
     def _vocabulary(self, weights: Weights) -> list[int]:
         """A few ordinary tokens to try things with."""
@@ -282,21 +247,20 @@ class TransformersMember:
             self._memos[query.id] = Memo(prompt, len(prompt))
         return self._memos[query.id]
 
-    def _think(self, jobs: Sequence[DraftJob | ScoreJob]) -> None:
+    def _think(self, queries: Sequence[Query]) -> None:
         """The thoughts of queries that are new here. They depend on the query alone, whatever job comes first."""
+        if not self.template.thinks or self.thinking_tokens <= 0:
+            return
         new: dict[str, Thought] = {}
-        for job in jobs:
-            if job.query.id not in self._memos:
-                try:
-                    prompt = self._memo(job.query).prompt
-                except UsageError:  # told for its own job
-                    continue
-                if opened(self.words.tokenizer.decode(prompt[-8:], skip_special_tokens=False)):
-                    room = (self.context_limit or len(prompt) + 2 * self.thinking_tokens) - len(prompt)
-                    new[job.query.id] = Thought(job.query.id, prompt, min(self.thinking_tokens, room // 2))
+        for query in queries:
+            if query.id not in self._memos:
+                with suppress(UsageError):  # told for its own job
+                    prompt = self._memo(query).prompt
+                    if opened(self.words.tokenizer.decode(prompt[-8:], skip_special_tokens=False)):
+                        room = (self.context_limit or len(prompt) + 2 * self.thinking_tokens) - len(prompt)
+                        new[query.id] = Thought(query.id, prompt, min(self.thinking_tokens, room // 2))
         try:
-            for part in self.store.batches([len(t.prompt) + max(t.budget, 0) for t in new.values()]):
-                self._think_safely(list(new.values())[part])
+            self.thinking.batches(list(new.values()))
         except BaseException:
             for key in new:  # half a thought is none
                 self.forget(key)
@@ -305,38 +269,13 @@ class TransformersMember:
             memo = self._memos[key]
             memo.prompt, memo.thought = thought.ids, thought.text
 
-    def _think_safely(self, thoughts: list[Thought]) -> None:
-        """All of these; one by one, when the device runs out of memory."""
-        try:
-            self.thinking.think(thoughts)
-        except torch.OutOfMemoryError:
-            self.store.clear()
-            torch.cuda.empty_cache()
-            if len(thoughts) < 2:
-                raise
-            for thought in thoughts:
-                thought.tokens = []
-                self._think_safely([thought])
-
     def _context(self, job: DraftJob | ScoreJob) -> list[int]:
-        return self._read_ids(self._memo(job.query), job.answer)
-
-    def _read_ids(self, memo: Memo, answer: tuple[Segment, ...]) -> list[int]:
-        """Prompt and answer in tokens; from the last own segment on, so that a long answer costs no more."""
-        count = len(memo.settled)
-        if answer[:count] != memo.settled or not count:
-            count, memo.settled, memo.settled_ids = 0, (), memo.prompt
-        own = max((i for i in range(count, len(answer)) if self.name in answer[i].tokens), default=-1) + 1
-        if own > count:
-            memo.settled_ids = self.words.answer_ids(self.name, memo.settled_ids, answer[count:own])
-            count, memo.settled = own, answer[:own]
-        return self.words.answer_ids(self.name, memo.settled_ids, answer[count:])
+        return self._memo(job.query).read(self.name, self.words, job.answer)
 
     def _each(self, jobs: Sequence[Any], work: Any, *, extra: Any) -> list[Any]:
         """Split the jobs into those that do not fit and batches that fit into memory; replies in the jobs' order."""
         self.probe()
-        if self.template.thinks and self.thinking_tokens > 0:
-            self._think(jobs)
+        self._think([job.query for job in jobs])
         replies: list[Any] = [None] * len(jobs)
         fitting: list[tuple[int, Any, list[int]]] = []
         for at, job in enumerate(jobs):
@@ -421,17 +360,11 @@ class TransformersMember:
         assert constraint is not None and self._weights is not None
         if memo.standing is None:
             if self._grammars is None:
-                self._grammars = vocabulary(self._weights.tokenizer, self._width(self._weights), self.stops)
+                self._grammars = vocabulary(self._weights.tokenizer, width(self._weights), self.stops)
             memo.standing = Standing(self._grammars.grammar(constraint))
         calls = any(part.kind == "calls" for part in parts(constraint))
         state = memo.standing.after("".join(segment.text for segment in job.answer))
         return Bound(state, trigger(call_format(constraint)) if calls else "")
-
-    @staticmethod
-    def _width(weights: Weights) -> int:
-        """How many tokens there are logits for: often more than the tokenizer knows."""
-        head = weights.model.get_output_embeddings()
-        return head.weight.shape[0] if head is not None else weights.model.get_input_embeddings().weight.shape[0]
 
     def _drafted(self, pen: Pen, share: Effort) -> Draft:
         """The draft as others will see it; what was cut off is kept for the next one."""
@@ -492,15 +425,4 @@ class TransformersMember:
     def _candidate_ids(self, job: ScoreJob, text: str) -> list[int]:
         """Prompt, answer and candidate, tokenized as it would be if the candidate were agreed."""
         answer = (*job.answer, Segment(text)) if text else job.answer
-        return self._read_ids(self._memo(job.query), answer)
-
-
-def _context_limit(weights: Weights) -> int | None:
-    config = weights.model.config.get_text_config(decoder=True)
-    told = [getattr(config, "max_position_embeddings", None), getattr(weights.tokenizer, "model_max_length", None)]
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        # Beyond this length all positions turn otherwise, in a whole batch at once and in what is cached already.
-        told.append(rope.get("original_max_position_embeddings"))
-    known = [int(limit) for limit in told if limit and 0 < limit < 10**9]
-    return min(known, default=None)
+        return self._memo(job.query).read(self.name, self.words, answer)

@@ -21,6 +21,7 @@ from langchain_specfuse.core.values import (
 )
 from langchain_specfuse.members import _bound
 from langchain_specfuse.members._bound import masked, unpacked
+from langchain_specfuse.members._loading import width
 from langchain_specfuse.members._sampling import chosen, end_logprobs, logprobs_of
 from langchain_specfuse.members._stores import Read, Rereading
 
@@ -77,9 +78,7 @@ def brute(state, size, stops):
 def retraced(member, job, draft):
     """The draft drawn again by a loop that knows neither caches nor bit masks; how many tokens were really drawn."""
     read = Rereading(Read(member._weights.model))
-    state = vocabulary(member.words.tokenizer, member._width(member._weights), member.stops).grammar(
-        job.query.constraint
-    )
+    state = vocabulary(member.words.tokenizer, width(member._weights), member.stops).grammar(job.query.constraint)
     state = state.start()
     text = "".join(segment.text for segment in job.answer)
     assert state.advance(text) == len(text.encode())
@@ -139,7 +138,9 @@ def test_prose_is_what_it_is_without_a_constraint(arch):
             member._memo(bound).prompt = member._memo(plain).prompt  # a prompt that tells nothing of tools
             (one,), (other,) = (member.draft([replace(job, query=query, answer=answer)]) for query in (plain, bound))
             assert replace(other, effort=one.effort, ends=None) == one
-            assert other.ends == tuple(member.words.told(member._read_ids(member._memo(plain), answer), one.tokens)[1])
+            assert other.ends == tuple(
+                member.words.told(member._memo(plain).read(member.name, member.words, answer), one.tokens)[1]
+            )
             answer = (*answer, Segment(one.text, False, {member.name: one.tokens}))
 
 
@@ -223,7 +224,7 @@ def test_what_a_member_cannot_write_is_its_failure_alone():
 def test_a_grammar_that_fails_takes_no_other_query_along(broken, monkeypatch):
     member, query = tiny.member("llama", 1), tiny.query(constraint=BOUND["regex"])
     whole = getattr(State, broken)
-    grammar = vocabulary(member.words.tokenizer, member._width(member._weights), member.stops).grammar(query.constraint)
+    grammar = vocabulary(member.words.tokenizer, width(member._weights), member.stops).grammar(query.constraint)
     bad = type(grammar.start())._leaf if hasattr(type(grammar.start()), "_leaf") else grammar.start()._leaf
 
     def fails(state, *arguments):
@@ -264,7 +265,7 @@ class Following(Rereading):
 
     def _whole(self, ids):
         self.passed += len(ids)
-        size = self.member._width(self.member._weights)
+        size = width(self.member._weights)
         logits = torch.full((len(ids), size), -9.0)
         for at in range(self.start - 1, len(ids)):
             said = self.member.words.added(ids[: self.start], ids[self.start : at + 1])
@@ -397,11 +398,11 @@ def test_tokens_before_a_candidate_end_at_nothing():
 
 def test_bits_become_bools_lowest_first():
     words = np.array([[0b101, -1], [0, 1 << 30]], dtype=np.int32)
-    for width in (40, 64, 70):
-        told = unpacked(words, width)
-        assert told.shape == (2, width)
-        assert told[0].nonzero().flatten().tolist() == [k for k in (0, 2, *range(32, 64)) if k < width]
-        assert told[1].nonzero().flatten().tolist() == ([62] if width > 62 else [])
+    for count in (40, 64, 70):
+        told = unpacked(words, count)
+        assert told.shape == (2, count)
+        assert told[0].nonzero().flatten().tolist() == [k for k in (0, 2, *range(32, 64)) if k < count]
+        assert told[1].nonzero().flatten().tolist() == ([62] if count > 62 else [])
 
 
 def test_rows_without_a_mask_are_left_alone():
