@@ -27,6 +27,9 @@ FAR = 20_000
 _EXAMPLES = ("a@a.aa", "2000-01-01T00:00:00Z", "00000000-0000-4000-8000-000000000000", "0.0.0.0", "::0", "P1DT1S")
 _ENDINGS = sorted({f'{text[at:]}"'.encode() for text in _EXAMPLES for at in range(len(text) + 1)}, key=len)
 """How strings of common formats end: found at once where one of them fits."""
+_SHORT = ("0", '""', "[]", "{}", "null", "true", "false", "1", "1.1", "-1")
+_VALUES = [f"{value}{end}".encode() for value in _SHORT for end in ",}]"]
+"""The shortest values, each with what may stand behind it."""
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _OUTSIDE = b'}],:"0123456789nft-[{.eE+ '
 """Between values: end them, then the shortest value. Everything else follows in its own order."""
@@ -114,9 +117,9 @@ def _straight(state: State, scan: Scan, far: int, endings: Sequence[bytes]) -> b
         step = state.forced()
         if not step:
             step = _ranked(state.follows(), scan.inside)[:1]
-            ends = step and step in (b'"' if scan.inside else b"}]")
+            ends = step and step in (b'"' if scan.inside else b"}],")
             if not filling and not ends:
-                near = _ending(state, endings) if scan.inside else None
+                near = _ending(state, endings) if scan.inside else _value(state)
                 near = near or _search(state, scan, NEAR, near=True)
                 step = near or step
                 filling, stride = (0, stride) if near else (stride, 2 * stride)
@@ -137,6 +140,10 @@ def _with_literals(literals: Sequence[str]) -> list[bytes]:
         for before in ((0, 1, 2, 3, 4, 6, 8, 12, 16) if not at else (0,))
     }
     return sorted({*_ENDINGS, *more}, key=len) if more else _ENDINGS
+
+
+def _value(state: State) -> bytes | None:
+    return next((value for value in _VALUES if state.fits(value) == len(value)), None)
 
 
 def _ending(state: State, endings: Sequence[bytes]) -> bytes | None:

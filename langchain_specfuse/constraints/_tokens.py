@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -48,17 +49,25 @@ class Tokens:
         """The tokens that finish ``begin``, of which ``seen`` bytes are written, and go on behind it."""
         with self._lock:
             if (begin, seen) not in self._crossing:
-                left, head = begin[seen:], begin[:seen]
-                self._crossing[begin, seen] = [
-                    token
-                    for token, word in enumerate(self.words)
-                    if (len(word) > len(left) and word.startswith(left))
-                    or (seen and len(word) > 1 and _inside(head + word, begin))
-                    or begin in word[:-1]
-                ]
-            return self._crossing[begin, seen]
+                found = {token for token, word in enumerate(self.words) if begin in word[:-1]} if not seen else set()
+                # What is written may end with several beginnings of it, as "<<" does before "<<|".
+                for size in range(1, seen + 1):
+                    if begin[:seen].endswith(begin[:size]):
+                        found.update(self._longer(begin[size:]))
+                self._crossing[begin, seen] = sorted(found)
+            found_inside = self._crossing.get((begin, 0))
+        inside = found_inside if found_inside is not None else self.crossing(begin, 0)
+        return self._crossing[begin, seen] + inside if seen else inside
 
+    def _longer(self, start: bytes) -> list[int]:
+        """The tokens that start so and are longer."""
+        order = self._sorted
+        first, last = (
+            bisect.bisect_right(order, (start, len(self.words))),
+            bisect.bisect_left(order, (start + b"\xff",)),
+        )
+        return [token for _, token in order[first:last]]
 
-def _inside(text: bytes, begin: bytes) -> bool:
-    at = text.find(begin)
-    return at >= 0 and at + len(begin) < len(text)
+    @cached_property
+    def _sorted(self) -> list[tuple[bytes, int]]:
+        return sorted((word, token) for token, word in enumerate(self.words) if word)

@@ -67,8 +67,9 @@ def _decoders(tokenizer: Any) -> dict[str, dict[str, Any]]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return {}
-    told = json.loads(backend.to_str())
-    todo = [told.get("decoder"), told.get("pre_tokenizer") if not told.get("decoder") else None]
+    # As they are pickled, each is JSON; the whole tokenizer as JSON would take seconds.
+    part = backend.decoder or backend.pre_tokenizer
+    todo = [json.loads(part.__getstate__())] if part else []
     found: dict[str, dict[str, Any]] = {}
     while todo:
         one = todo.pop()
