@@ -17,7 +17,6 @@ _TOKEN = re.compile(
     r'[ \t\n\r]*(?:(?P<string>"[^"\\]*(?:\\.[^"\\]*)*(?P<shut>"?))|(?P<mark>[{}\[\],:])|(?P<word>[^\s{}\[\],:"]+))',
     re.S,
 )
-_PLAIN = re.compile(r"[^\W\d]\w*\Z")
 
 
 @dataclass(slots=True)
@@ -141,6 +140,6 @@ def fields_of(value: Value, path: str) -> Iterator[Field]:
 
 
 def _step(key: str | int, path: str) -> str:
-    if isinstance(key, str) and _PLAIN.match(key):
+    if isinstance(key, str) and key.isidentifier():
         return f".{key}" if path else key
     return f"[{json.dumps(key)}]"

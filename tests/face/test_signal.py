@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse import _places, _signal
+from langchain_specfuse import UsageError, _options, _places, _signal
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.referee import Unbound
 from langchain_specfuse.core.rounds import rounds
@@ -139,11 +139,6 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
-def agree(path: str) -> bool:
-    """Whether Python's idea of an identifier and ours agree on every key in the path."""
-    return all(char.isascii() or not char.isidentifier() for char in path)
-
-
 @given(VALUES, STYLES)
 def test_every_field_is_found_where_json_has_it(value: Any, style: dict[str, Any]) -> None:
     text = json.dumps(value, **style)
@@ -152,8 +147,7 @@ def test_every_field_is_found_where_json_has_it(value: Any, style: dict[str, Any
     assert len({one.path for one in found}) == len(found)
     values = [json.loads(text[one.start : one.end]) for one in found]
     assert values == list(leaves(json.loads(text)).values())
-    if agree(text):
-        assert [one.path for one in found] == list(leaves(json.loads(text)))
+    assert [one.path for one in found] == list(leaves(json.loads(text)))
 
 
 @given(VALUES, STYLES, st.data())
@@ -388,3 +382,73 @@ def test_of_many_fields_the_least_sure_are_told() -> None:
     assert len(json.dumps(found)) < 10_000
     long = json.dumps({"k" * 500: 1, "short": 2})
     assert set(fields([ScriptedMember(long, name=name) for name in "ab"])[0]) == {"short"}
+
+
+# --- on the message ---------------------------------------------------------------------------------------------
+
+wired = pytest.mark.skipif("runners_up" not in _options.RULES, reason="the chat model does not tell it yet")
+NILE = ("The Nile is 6650 km long and flows north.", "The Nile is 6700 km long and flows north.")
+RIVER = {
+    "title": "River",
+    "type": "object",
+    "properties": {"river": {"type": "string"}, "km": {"type": "integer"}},
+    "required": ["river", "km"],
+}
+
+
+def notes(message: Any) -> list[dict[str, Any]]:
+    return [note["value"] for block in message.content_blocks for note in block.get("annotations", [])]
+
+
+@wired
+async def test_each_segment_of_an_answer_says_how_sure_the_vote_was(ensemble: Any) -> None:
+    llm = ensemble(*NILE, segment_tokens=3, output_version="v1")
+    found = notes(llm.invoke("How long is it?"))
+    assert [round(one["confidence"], 2) for one in found] == [1.0, 0.5, 1.0]
+    assert [round(one["dissent"], 2) for one in found] == [0.0, 1.0, 0.0]
+    assert all("runner_up" not in one for one in found)
+    always = ensemble(*NILE, segment_tokens=3, output_version="v1", runners_up=True)
+    for asked in (llm.invoke("?", runners_up=True), always.invoke("?")):
+        said = [one["runner_up"] and one["runner_up"]["text"] for one in notes(asked)]
+        assert said == [None, " 6700 km long", None]
+    whole: Any = None
+    async for chunk in llm.astream("?"):
+        whole = chunk if whole is None else whole + chunk
+    assert notes(whole) == found
+    with pytest.raises(UsageError, match="runners_up must be True or False"):
+        llm.invoke("?", runners_up="all")
+
+
+@wired
+@pytest.mark.parametrize("version", ["v0", "v1"])
+async def test_the_fields_of_an_object_are_told_once_whichever_way_it_is_asked(ensemble: Any, version: str) -> None:
+    pytest.importorskip("xgrammar")
+    texts = [json.dumps({"river": "Nile", "km": km}) for km in (6650, 6700)]
+    llm = ensemble(*texts, segment_tokens=2, output_version=version)
+    shape = llm.with_structured_output(RIVER, include_raw=True)
+    wanted = {"river": {"confidence": 1.0, "how": "voted"}, "km": {"confidence": 0.5, "how": "voted"}}
+    for message in (shape.invoke("?")["raw"], (await shape.ainvoke("?"))["raw"], shape.batch(["?", "?"])[1]["raw"]):
+        assert message.response_metadata["specfuse"]["fields"] == wanted
+    streamed = [part["raw"] for part in shape.stream("?") if "raw" in part]
+    assert streamed[-1].response_metadata["specfuse"]["fields"] == wanted
+    assert "fields" not in llm.invoke("?").response_metadata["specfuse"]
+
+
+@wired
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_the_arguments_of_calls_have_confidences(ensemble: Any, version: str) -> None:
+    pytest.importorskip("xgrammar")
+    texts = [CALL % ("trip", name, 1) for name in ("Rome", "Paris")]
+    tool = {
+        "title": "trip",
+        "description": "Plan a trip.",
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "at": {"type": "array", "items": {"type": "integer"}}},
+        "required": ["city", "at"],
+    }
+    llm = ensemble(*texts, segment_tokens=40, output_version=version).bind_tools([tool], tool_choice="any")
+    message = llm.invoke("?")
+    assert message.tool_calls[0]["args"] == {"city": "Rome", "at": [1]}
+    found = message.response_metadata["specfuse"]["fields"]
+    assert found["tool_calls[0].name"] == {"confidence": None, "how": "forced"}
+    assert found["tool_calls[0].args.city"] == {"confidence": 0.5, "how": "voted"}
