@@ -55,7 +55,7 @@ class Table:
 
 def _started(table: Table, rules: Rules) -> Any:
     try:
-        return xgrammar.GrammarMatcher(table.compiler.compile_grammar(_grammar(rules)), max_rollback_tokens=1)
+        return xgrammar.GrammarMatcher(table.compiler.compile_grammar(_grammar(rules)))
     except RuntimeError as error:
         raise ValueError(str(error)) from error
 
