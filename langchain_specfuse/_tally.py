@@ -66,7 +66,7 @@ class Tally:
                 self._said(round, parted.said), None if parted.pieces else round, kwargs=self._kwargs(round)
             )
         if parted.pieces:
-            yield self._chunk(self._called(parted.pieces), None, pieces=parted.pieces)
+            yield self._chunk(self._called(round, parted.pieces), None, pieces=parted.pieces)
         if round.finish and (parted.pieces or not (parted.said or round.thoughts)):
             yield self._chunk([], round)
 
@@ -137,8 +137,13 @@ class Tally:
         thoughts = list(self._thoughts(round.thoughts)) if self._v1 else []
         return [*thoughts, self._text(round, text)] if text else thoughts
 
-    def _called(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        return [{"type": "tool_call_chunk", **self._call_chunk(piece)} for piece in pieces]
+    def _called(self, round: Round, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """Blocks of calls; where one begins it says who wrote it (LangChain keeps no annotations of a call)."""
+        author = {"member": round.winner, "round": round.number, "margin": round.margin}
+        return [
+            {"type": "tool_call_chunk", **self._call_chunk(piece)} | ({"extras": author} if piece.name else {})
+            for piece in pieces
+        ]
 
     def _text(self, round: Round, text: str) -> dict[str, Any]:
         start, self._shown = self._shown, self._shown + len(text)

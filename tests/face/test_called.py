@@ -58,7 +58,10 @@ async def every_message(model: Any, question: Any = "?") -> list[AIMessage]:
 
 
 def content(message: AIMessage) -> list[Any]:
-    return [{k: v for k, v in b.items() if k not in ("id", "annotations", "index")} for b in message.content_blocks]
+    return [
+        {k: v for k, v in b.items() if k not in ("id", "annotations", "index", "extras")}
+        for b in message.content_blocks
+    ]
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
@@ -94,6 +97,15 @@ def test_a_long_call_streams_its_arguments_and_its_name_once(llm: Make, version:
     assert [bool(piece["id"]) for piece in first] == [True] + [False] * (len(first) - 1)
     assert "".join(piece["args"] or "" for piece in first) == json.dumps(SAID)
     assert "".join(chunk.text for chunk in chunks) == "So: "
+
+
+async def test_a_call_says_who_wrote_it(llm: Make) -> None:
+    bound = llm("So: " + BOTH, "So: " + BOTH, output_version="v1").bind_tools([add, say])
+    for message in await every_message(bound):
+        first, second = (block["extras"] for block in message.content_blocks if block["type"] == "tool_call")  # type: ignore[typeddict-item]
+        assert first["member"] == second["member"] == "a"
+        assert 1 <= first["round"] < second["round"]
+        assert first["margin"] == 1.0
 
 
 async def test_prose_stays_prose_where_members_are_free(llm: Make) -> None:
