@@ -28,7 +28,7 @@ _EXAMPLES = ("a@a.aa", "2000-01-01T00:00:00Z", "00000000-0000-4000-8000-00000000
 _ENDINGS = sorted({f'{text[at:]}"'.encode() for text in _EXAMPLES for at in range(len(text) + 1)}, key=len)
 """How strings of common formats end: found at once where one of them fits."""
 _SHORT = ("0", '""', "[]", "{}", "null", "true", "false", "1", "1.1", "-1")
-_VALUES = [f"{value}{end}".encode() for value in _SHORT for end in ",}]"]
+_VALUES = [f"{value}{end}".encode() for end in "}]," for value in _SHORT]
 """The shortest values, each with what may stand behind it."""
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _OUTSIDE = b'}],:"0123456789nft-[{.eE+ '
