@@ -17,7 +17,7 @@ WORDS = {
     "async_batch": "1 2 3 4 5 6 7 8 9 done.",
     "events": "cyd left",
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
-    "rag": "[1]",
+    "rag": "[2]",
     "structured": "Booking(name=",
     "testing": "all fine",
     "own_model": "teacher",
