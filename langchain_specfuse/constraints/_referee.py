@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -15,6 +16,8 @@ from ._closing import closed
 from ._grammar import Grammar, Vocabulary
 from ._kinds import Free, plan_of
 from ._states import State
+
+log = logging.getLogger("langchain_specfuse")
 
 REMEMBERED = 16
 """Texts whose states are kept: the last answers, each with its drafts."""
@@ -87,9 +90,9 @@ class Ruling:
                 return ""
             plan = plan_of(self._constraint)
             found = closed(state, self._calling(answer), plan.literals, json=plan.json)
-        if found is None:
-            raise SpecFuseError(f"no way was found to close an answer that ends with {answer[-200:]!r}")
-        return found.decode()
+        if found is None:  # the search is bounded; what has been streamed is worth more than an error
+            log.warning("no short way was found to close an answer under its constraint: it stays cut off")
+        return (found or b"").decode()
 
     def same(self, answer: str, draft: str) -> Hashable:
         if self._calls is None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_specfuse.constraints import check, referee_for
+from langchain_specfuse.constraints import _referee, check, referee_for
 from langchain_specfuse.core.referee import Unbound
 from langchain_specfuse.core.values import Constraint
 
@@ -183,3 +183,10 @@ def test_other_kinds(constraint, whole, wrong):
         closed = whole[:at] + referee.closing(whole[:at])
         assert referee.legal("", closed) == len(closed)
         assert referee.may_end(closed)
+
+
+def test_where_no_short_way_is_found_the_answer_stays_as_it_was_streamed(monkeypatch, caplog):
+    referee = referee_for(Constraint("json_schema", json.dumps(PERSON)))
+    monkeypatch.setattr(_referee, "closed", lambda *told: None)
+    assert referee.closing("{") == ""
+    assert "stays cut off" in caplog.text
