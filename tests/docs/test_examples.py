@@ -11,10 +11,11 @@ import pytest
 from .blocks import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-REAL = {"agent", "chain", "own_model", "quickstart", "rag", "structured"}
+REAL = {"agent", "chain", "decision", "own_model", "quickstart", "rag", "structured"}
 WORDS = {
     "agent": "tool: The museum is open from 10 to 5.",
     "async_batch": "1 2 3 4 5 6 7 8 9 done.",
+    "decision": "dissent",
     "events": "cyd left",
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
     "rag": "[2]",
