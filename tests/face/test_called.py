@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from langchain_core.tools import tool
 
 from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse._tally import Tally
-from langchain_specfuse.core.values import Draft, Effort, Round, Segment
+from langchain_specfuse.core.values import CallFormat, Draft, Effort, Round, Segment
 
 from .conftest import asked
 
@@ -194,6 +195,52 @@ async def test_calls_come_through_the_newest_event_stream(llm: Make) -> None:
         message = stream.output
         assert [call["args"] for call in message.tool_calls] == [SAID, {"a": 1, "b": 2}]
         assert message.text == "So: "
+
+
+# --- in whose words calls are written -----------------------------------------------------------------------------
+
+OWN = CallFormat("[CALL]", "[/CALL]", "", "function", "parameters")
+OTHER = CallFormat("<call>", "</call>")
+COMMON = CallFormat()
+
+
+class Trained(ScriptedMember):
+    """Was trained to write calls in a format of its own; says whatever format it is asked for."""
+
+    def __init__(self, calls: CallFormat | None, **options: Any) -> None:
+        super().__init__(self._called, **options)
+        self.calls = calls
+        self.asked: list[str] = []
+
+    def _called(self, query: Any) -> str:
+        format = json.loads(query.constraint.body)
+        self.asked.append(format["begin"])
+        body = {format["name_key"]: "add", format["arguments_key"]: {"a": 1, "b": 2}}
+        return str(format["begin"] + json.dumps(body) + format["end"])
+
+    def probe(self) -> Any:
+        return replace(super().probe(), calls=self.calls)
+
+
+@pytest.mark.parametrize(
+    ("writers", "verifier", "expected"),
+    [
+        ((OWN, OWN), None, OWN),
+        ((OWN, None), None, OWN),
+        ((OWN, OTHER), None, COMMON),
+        ((None, None), None, COMMON),
+        ((OWN, None), OTHER, OWN),
+    ],
+)
+def test_calls_are_written_as_the_writers_know_them_if_they_agree(
+    writers: tuple[CallFormat | None, ...], verifier: CallFormat | None, expected: CallFormat
+) -> None:
+    members = [Trained(calls, name=name) for calls, name in zip(writers, "ab", strict=True)]
+    llm = SpecFuseChatModel(members=members, verifiers=[Trained(verifier, name="v")])
+    message = llm.bind_tools([add], tool_choice="add").invoke("?")
+    assert [(call["name"], call["args"]) for call in message.tool_calls] == [("add", {"a": 1, "b": 2})]
+    assert message.text == ""
+    assert {begin for member in members for begin in member.asked} == {expected.begin}
 
 
 # --- thoughts -----------------------------------------------------------------------------------------------------
