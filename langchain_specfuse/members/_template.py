@@ -18,9 +18,8 @@ from ..errors import UsageError, advised
 from ._native import Message, Native, found, message, tool_data
 from ._thinking import CLOSE, OPEN, opened, with_thought
 from ._tools import (
-    EXAMPLE_CALL,
+    EXAMPLE_CALLS,
     EXAMPLE_JSON,
-    EXAMPLE_QUESTION,
     call_format,
     calls_as_text,
     in_words,
@@ -174,7 +173,7 @@ def _examples(constraint: Constraint | None) -> list[tuple[str, str]]:
         if part.kind in ("json", "json_schema"):
             shown.append(EXAMPLE_JSON)
         elif part.kind == "calls":
-            shown.append((EXAMPLE_QUESTION, written(EXAMPLE_CALL, call_format(constraint))))
+            shown += [(question, written(call, call_format(constraint))) for question, call in EXAMPLE_CALLS]
     return shown or list(PLAIN_EXAMPLES)
 
 

@@ -16,8 +16,11 @@ SCHEMA_CHARS = 1000
 TOOL_CHARS = 1600
 """The same for one tool's parameters."""
 CHOICE_CHARS = 600
-EXAMPLE_CALL = Call("get_time", '{"city": "Lima"}')
-EXAMPLE_QUESTION = "What time is it in Lima? Use a tool."
+EXAMPLE_CALLS = (
+    ("What time is it in Lima? Use a tool.", Call("get_time", '{"city": "Lima"}')),
+    ("How many feet are 7 meters? Use a tool.", Call("convert", '{"value": 7, "unit": "feet"}')),
+)
+"""Two that differ: after one alone a base model calls whatever is most like it."""
 EXAMPLE_JSON = (
     "Describe the planet Mars. Answer as JSON with the keys name, color and moons.",
     '{"name": "Mars", "color": "red", "moons": 2}',
