@@ -19,7 +19,7 @@ from ._text import Words
 if TYPE_CHECKING:
     from ..constraints import Grammar, State
 
-FORCED_CHARS = 2
+FORCED_CHARS = 4
 """So much text with only one way on is not drawn: it is agreed without a vote, or read in one pass inside a call."""
 REFUSED = 16
 """A mask may say more than its grammar holds to; after so many wrong tokens at one place the draft ends."""

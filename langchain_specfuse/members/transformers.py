@@ -235,27 +235,35 @@ class TransformersMember:
     # --- prompts and contexts ---------------------------------------------------------------------------------------
 
     def _prompt_ids(
-        self, turns: Sequence[Turn], tools: Sequence[Tool] = (), constraint: Constraint | None = None
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+        *,
+        thinks: bool = True,
     ) -> list[int]:
         if self.system_prompt is not None:
             turns = [Turn("system", self.system_prompt), *(turn for turn in turns if turn.role != "system")]
-        return self.words.encode(self.template.prompt(turns, tools, constraint, think=self.thinking_tokens > 0))
+        think = thinks and self.thinking_tokens > 0
+        return self.words.encode(self.template.prompt(turns, tools, constraint, think=think))
 
-    def _memo(self, query: Query) -> Memo:
+    def _memo(self, query: Query, thinks: bool = True) -> Memo:
         if query.id not in self._memos:
-            prompt = self._prompt_ids(query.turns, query.tools, query.constraint) or self.stops[:1] or [0]
+            ids = self._prompt_ids(query.turns, query.tools, query.constraint, thinks=thinks)
+            prompt = ids or self.stops[:1] or [0]
             self._memos[query.id] = Memo(prompt, len(prompt))
         return self._memos[query.id]
 
-    def _think(self, queries: Sequence[Query]) -> None:
-        """The thoughts of queries that are new here. They depend on the query alone, whatever job comes first."""
+    def _think(self, jobs: Sequence[DraftJob | ScoreJob]) -> None:
+        """The thoughts about queries that are new here. They depend on the query alone, whatever job comes first."""
         if not self.template.thinks or self.thinking_tokens <= 0:
             return
         new: dict[str, Thought] = {}
-        for query in queries:
+        for job in jobs:
+            query = job.query
             if query.id not in self._memos:
                 with suppress(UsageError):  # told for its own job
-                    prompt = self._memo(query).prompt
+                    prompt = self._memo(query, isinstance(job, DraftJob) or job.thinks).prompt
                     if opened(self.words.tokenizer.decode(prompt[-8:], skip_special_tokens=False)):
                         room = (self.context_limit or len(prompt) + 2 * self.thinking_tokens) - len(prompt)
                         new[query.id] = Thought(query.id, prompt, min(self.thinking_tokens, room // 2))
@@ -275,7 +283,7 @@ class TransformersMember:
     def _each(self, jobs: Sequence[Any], work: Any, *, extra: Any) -> list[Any]:
         """Split the jobs into those that do not fit and batches that fit into memory; replies in the jobs' order."""
         self.probe()
-        self._think([job.query for job in jobs])
+        self._think(jobs)
         replies: list[Any] = [None] * len(jobs)
         fitting: list[tuple[int, Any, list[int]]] = []
         for at, job in enumerate(jobs):

@@ -180,3 +180,14 @@ def test_the_mark_may_be_a_special_token():
     end = tokenizer.convert_tokens_to_ids("</think>")
     assert end in member._memos[query.id].prompt and "think>" not in draft.thought
     assert with_thought("x<think>", True) == "x<think>"
+
+
+def test_who_only_votes_does_not_think():
+    query, draft = tiny.query(), Candidate(" The sky", False, ("b",))
+    voter, writer = (tiny.member("llama", 1, chat_template=OPENS, thinking_tokens=12) for _ in range(2))
+    votes = ScoreJob(query, (), (draft,), thinks=False)
+    voted = voter.score([votes])[0]
+    assert voter._memo(query).thought == "" and voter.words.decode(voter._memo(query).prompt).endswith("</think>\n\n")
+    assert voted.logprobs != writer.score([ScoreJob(query, (), (draft,))])[0].logprobs
+    voter.forget(query.id)
+    assert voter.score([votes])[0].logprobs == voted.logprobs
