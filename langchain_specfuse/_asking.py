@@ -9,12 +9,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from . import _shapes
 from ._calls import Splitter
 from ._errors import loading_errors
 from ._shapes import Shape
+from ._signal import Ledger
 from ._story import Depth
 from ._tally import Tally
 from .core.member import Probe
@@ -39,6 +41,8 @@ class Call:
     preset: str
     trace: Depth
     format: CallFormat = _shapes.COMMON
+    runners_up: bool = False
+    """Whether annotations tell the best draft that lost."""
 
     def told(self, probes: Mapping[str, Probe]) -> Call:
         """The call in the words of its members, now that they are loaded."""
@@ -78,7 +82,16 @@ class Call:
     def tally(self, output_version: str | None) -> Tally:
         seed = self.settings.sampling.seed if self.settings.sampling.temperature else None
         parts = self._splitter()
-        return Tally(self.writers, self.model, output_version=output_version, seed=seed, splitter=parts)
+        constraint = self.query.constraint
+        return Tally(
+            self.writers,
+            self.model,
+            output_version=output_version,
+            seed=seed,
+            splitter=parts,
+            ledger=Ledger(constraint, partial(_shapes.referee_of, constraint)),
+            runners_up=self.runners_up,
+        )
 
     def _splitter(self) -> Splitter | None:
         """What parts calls from words; None if nothing can be called."""

@@ -174,6 +174,8 @@ class SpecFuseFields(BaseChatModel):
 
     is_lc_serializable: ClassVar[Any] = AskedOfObject(lambda: False, _named_only)
     """A chat model can be written down if its members are names; the class alone cannot promise it."""
+    runners_up: bool | None = None
+    """True: with ``output_version="v1"``, annotations also tell the best draft that lost."""
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self.model_copy()

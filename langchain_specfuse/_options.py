@@ -75,6 +75,7 @@ RULES: Mapping[str, Rule] = {
     "learning_rate": Rule("a number of at least 0", lambda v: _number(v) and v >= 0, _PRESET),
     "min_members": _at_least_one("at least one member always stays"),
     "loop_guard": Rule("True or False", lambda v: isinstance(v, bool), _PRESET),
+    "runners_up": Rule("True or False", lambda v: isinstance(v, bool), "leave it out: it is told on request only"),
     "timeout": _seconds("leave it out to wait for the whole answer"),
     "member_timeout": _seconds("leave it out to wait for every member"),
     "trace": _one_of(get_args(Depth), "'rounds' is the default"),

@@ -16,6 +16,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from ._calls import Parted, Piece, Splitter
 from ._messages import PROVIDER
+from ._signal import Ledger, annotation
 from .core.values import Draft, Effort, Round
 
 
@@ -37,12 +38,16 @@ class Tally:
         output_version: str | None,
         seed: int | None,
         splitter: Splitter | None = None,
+        ledger: Ledger | None = None,
+        runners_up: bool = False,
     ) -> None:
         self._names = names
         self._model_name = model_name
         self._v1 = output_version == "v1"
         self._seed = seed
         self._splitter = splitter
+        self._ledger = ledger or Ledger(None)
+        self._runners_up = runners_up
         self._begun = False
         self._shown = 0
         self._thinkers: list[str] = []
@@ -107,6 +112,7 @@ class Tally:
             efforts = round.efforts.get("draft", {})
             self._prompt = next((efforts[n] for n in self._names if n in efforts and efforts[n].prompt), Effort())
         self._rounds += 1
+        self._ledger.note(round)
         self._won[round.winner] += 1
         self._looped += len(round.looped)
         self._forced += len(round.forced)
@@ -147,13 +153,7 @@ class Tally:
 
     def _text(self, round: Round, text: str) -> dict[str, Any]:
         start, self._shown = self._shown, self._shown + len(text)
-        author = {
-            "member": round.winner,
-            "round": round.number,
-            "margin": round.margin,
-            "start": start,
-            "end": self._shown,
-        }
+        author = annotation(round, start, self._shown, runners_up=self._runners_up)
         note = {"type": "non_standard_annotation", "value": author}
         return {"type": "text", "text": text, "annotations": [note], "index": 0}
 
@@ -201,6 +201,8 @@ class Tally:
             "forced": self._forced,
             "closed": bool(round.closed),
         }
+        if fields := self._ledger.fields():
+            summary["fields"] = fields
         return summary if self._seed is None else {**summary, "seed": self._seed}
 
 

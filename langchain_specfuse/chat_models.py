@@ -99,6 +99,7 @@ class SpecFuseChatModel(NativeEvents, Counting):
             limits={"prior": prior, "timeout": chosen["timeout"], "member_timeout": chosen["member_timeout"]},
             writers=names[: len(chosen["members"])],
             model=chosen["model"] or display_name(chosen["members"]),
+            runners_up=bool(chosen["runners_up"]),
             preset=chosen["preset"],
             trace=chosen["trace"],
         )
