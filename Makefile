@@ -26,7 +26,7 @@ test-quick: $(READY) ## the tests that need no real models: under two minutes
 	$(BIN)/python -m pytest -m "not real"
 
 test-newest: $(READY) ## the same quick tests with the newest langchain-core that pip finds
-	PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest -m "not real"
+	PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest -m "not real" $(FACE)
 
 check: $(READY) ## style, types and who may import whom
 	$(BIN)/ruff check .
