@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .errors import EnsembleError, MemberError, SpecFuseError, UsageError
     from .members.scripted import ScriptedMember
     from .members.transformers import TransformersMember
+    from .show.trace import Trace
 
 _HOMES = {
     "AnswerTimeoutError": "_errors",
@@ -40,6 +41,7 @@ _HOMES = {
     "SpecFuseCallbackHandler": "callbacks",
     "SpecFuseChatModel": "chat_models",
     "SpecFuseError": "errors",
+    "Trace": "show.trace",
     "TransformersMember": "members.transformers",
     "UsageError": "errors",
     "WeightsEvent": "callbacks",
@@ -61,6 +63,7 @@ __all__ = [
     "SpecFuseCallbackHandler",
     "SpecFuseChatModel",
     "SpecFuseError",
+    "Trace",
     "TransformersMember",
     "UsageError",
     "WeightsEvent",
