@@ -12,6 +12,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from ._errors import AnswerTimeoutError, MemberNotFoundError, PromptTooLongError
+    from ._recording import TraceCallbackHandler
     from ._registry import unload
     from .callbacks import (
         AsyncSpecFuseCallbackHandler,
@@ -42,6 +43,7 @@ _HOMES = {
     "SpecFuseChatModel": "chat_models",
     "SpecFuseError": "errors",
     "Trace": "show.trace",
+    "TraceCallbackHandler": "_recording",
     "TransformersMember": "members.transformers",
     "UsageError": "errors",
     "WeightsEvent": "callbacks",
@@ -64,6 +66,7 @@ __all__ = [
     "SpecFuseChatModel",
     "SpecFuseError",
     "Trace",
+    "TraceCallbackHandler",
     "TransformersMember",
     "UsageError",
     "WeightsEvent",

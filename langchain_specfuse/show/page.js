@@ -160,7 +160,7 @@ function costs() {
       cell(String(wrote)), cell(String(agreed)),
       ...["draft", "verify"].flatMap((phase) => ["read", "reused"].map((what) => cell(String(own(phase, name, what))))));
   });
-  rows.push(node("tr", {}, head("waiting for the slowest", "row"), cell(number(wall("draft"), 2)), cell(number(wall("verify"), 2)), ...Array.from({ length: 6 }, () => cell(""))));
+  rows.push(node("tr", {}, head("by the clock", "row"), cell(number(wall("draft"), 2)), cell(number(wall("verify"), 2)), ...Array.from({ length: 6 }, () => cell(""))));
   part("costs").append(table("By phase and member: seconds, and tokens of each member's own", [head("member", "col", "words"),
     "drafting, s", "scoring, s", "drafted", "agreed", "read to draft", "found in cache", "read to score", "found in cache "], rows));
 }
@@ -218,7 +218,7 @@ function drafts(item) {
   const judges = names(item.votes).length ? names(item.votes) : names(item.scores);
   const order = names(item.drafts).sort((a, b) => (of(item.totals, b) ?? 0) - (of(item.totals, a) ?? 0) || (b === item.winner) - (a === item.winner));
   const heads = [head("member", "col", "words"), head("draft", "col", "words"), "total",
-    ...judges.map((name) => head([badge(name), visible(name), node("span", { class: "small" }, `votes with ${number(of(item.weights_before, name), 2)}`)]))];
+    ...judges.map((name) => head([badge(name), visible(name), node("span", { class: "small" }, `weight ${number(of(item.weights_before, name), 2)}`)]))];
   const rows = order.map((name) => {
     const draft = item.drafts[name];
     const total = of(item.totals, name);

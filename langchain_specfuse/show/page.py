@@ -1,4 +1,4 @@
-"""One HTML page of a trace that needs nothing else: no network, no other file. Knows the trace's JSON and the page's parts.
+"""One HTML page of a trace that needs nothing else: no network, no other file. Knows the trace's JSON and its own parts.
 
 A model's text may hold anything. So it stands in the page only as JSON in a block that is not executed, in which
 everything but plain ASCII and every ``<``, ``>`` and ``&`` is escaped; the script shows it as text nodes. A content
@@ -40,7 +40,7 @@ def page(trace: Mapping[str, Any]) -> str:
 
 
 def frame(page: str, height: str = "46rem") -> str:
-    """The page as a part of another one, a notebook's output cell: a window of its own, so neither touches the other."""
+    """The page inside another one, a notebook's output cell: a window of its own, so neither touches the other."""
     inner = page.replace("&", "&amp;").replace("'", "&#39;")
     look = f"width:100%;height:{height};border:1px solid #8884;border-radius:8px"
     allowed = "allow-scripts allow-downloads"

@@ -14,10 +14,12 @@ function svg(tag, attributes = {}, text = "") {
 function plotted(lines, last, title) {
   const x = (place) => PLOT.left + (place / Math.max(last, 1)) * (PLOT.width - PLOT.left - PLOT.right);
   const highest = Math.max(0.1, ...lines.map((line) => line.points.reduce((a, b) => Math.max(a, b ?? 0), 0)));
-  const top = Math.ceil(highest * 10) / 10;
+  const step = highest > 0.5 ? 0.2 : 0.1;
+  const steps = Math.ceil(highest / step - 1e-9);
+  const top = steps * step;
   const y = (value) => PLOT.height - PLOT.bottom - (value / top) * (PLOT.height - PLOT.top - PLOT.bottom);
   const picture = svg("svg", { class: "plot", viewBox: `0 0 ${PLOT.width} ${PLOT.height}`, role: "img", "aria-label": title });
-  grid(picture, x, y, top, last);
+  grid(picture, x, y, Array.from({ length: steps + 1 }, (_, at) => at * step), last);
   const ends = [];
   for (const line of lines) curve(picture, line, x, y, last, ends);
   const here = svg("line", { class: "here", y1: PLOT.top, y2: PLOT.height - PLOT.bottom });
@@ -34,11 +36,11 @@ function plotted(lines, last, title) {
   return { picture, mark, placeAt };
 }
 
-function grid(picture, x, y, top, last) {
-  for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-    const at = y(share * top);
+function grid(picture, x, y, heights, last) {
+  for (const value of heights) {
+    const at = y(value);
     picture.append(svg("line", { class: "grid", x1: PLOT.left, x2: PLOT.width - PLOT.right, y1: at, y2: at }));
-    picture.append(svg("text", { x: PLOT.left - 6, y: at + 4, "text-anchor": "end" }, (share * top).toFixed(2)));
+    picture.append(svg("text", { x: PLOT.left - 6, y: at + 4, "text-anchor": "end" }, value.toFixed(1)));
   }
   const step = Math.max(1, Math.ceil(last / 8));
   for (let place = 0; place <= last; place += step) {

@@ -31,7 +31,11 @@ class Paint:
         self._codes = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(self.names)}
 
     def by(self, name: str, text: str) -> str:
-        return self.coded(self._codes.get(name, BOLD) if name else DIM, text)
+        return self.coded(self.code(name), text)
+
+    def code(self, name: str) -> int:
+        """The terminal's number for a member's colour, or for what nobody wrote."""
+        return self._codes.get(name, BOLD) if name else DIM
 
     def coded(self, code: int, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.on and text else text

@@ -1,4 +1,4 @@
-"""The record of one answer's rounds as plain JSON: collected, saved, loaded, shown. Knows nothing of how they arrived."""
+"""The record of one answer's rounds as plain JSON: collected, saved, loaded, shown. Knows nothing of how they came."""
 
 from __future__ import annotations
 
