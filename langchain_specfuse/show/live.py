@@ -42,12 +42,12 @@ def fits(out: TextIO) -> bool:
 class LiveView:
     """Shows rounds as they come: ``with LiveView(paint, out) as view: view.show(round)``."""
 
-    def __init__(self, paint: Paint, out: TextIO, console: Console | None = None) -> None:
+    def __init__(self, paint: Paint, out: TextIO) -> None:
         from rich.console import Console
 
         self._paint = paint
         self._out = out
-        self._console = console or Console(file=out, no_color=not paint.on, highlight=False, emoji=False, markup=False)
+        self._console: Console = Console(file=out, no_color=not paint.on, highlight=False, emoji=False, markup=False)
         self._line: list[tuple[str, str]] = []
         """What has been agreed and not been written yet, by author: a line that is still growing."""
         self._live: Live = self._fresh()
@@ -57,10 +57,13 @@ class LiveView:
 
     def show(self, round: Round) -> None:
         """The answer has grown."""
+        from rich.console import ConsoleDimensions
+
         self._line += pieces(round)
         self._live.stop()  # it takes its lines back: what follows stands where they stood
         self._write_whole_lines()
         self._live = self._fresh()
+        self._console.size = ConsoleDimensions(*os.get_terminal_size(self._out.fileno()))  # rich would ask stdin first
         self._live.start()
         self._live.update(self._picture(round), refresh=True)
 

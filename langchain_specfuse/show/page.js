@@ -71,7 +71,7 @@ function header() {
   const last = rounds.at(-1);
   const seconds = sum(rounds.flatMap((item) => Object.values(item.seconds ?? {})));
   const tokens = sum(rounds.map((item) => of(item.drafts, item.winner)?.tokens));
-  const ending = last ? FINISHED[last.finish] ?? "it was left unfinished" : "nothing was agreed";
+  const ending = last ? of(FINISHED, last.finish) ?? "it was left unfinished" : "nothing was agreed";
   part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}`;
   part("error").hidden = !run.error;
   part("error").textContent = `It broke off. ${visible(run.error)}`;
@@ -134,7 +134,7 @@ function left() {
   const gone = rounds.flatMap((item) => list(item.left).map((one) => ({ round: item.round, ...one })));
   if (!gone.length) return part("left").append("Nobody left: all members stayed to the end.");
   part("left").append(table("Departures", [head("member", "col", "words"), "round", head("how", "col", "words"), head("why", "col", "words")],
-    gone.map((one) => node("tr", {}, named(one.member), cell(String(one.round)), words(LEAVES[one.kind] ?? one.kind ?? ""), words(one.reason ?? "")))));
+    gone.map((one) => node("tr", {}, named(one.member), cell(String(one.round)), words(of(LEAVES, one.kind) ?? one.kind ?? ""), words(one.reason ?? "")))));
 }
 
 function thoughts(items, place) {
@@ -205,10 +205,10 @@ function detail(item) {
   part("round-head").textContent = `Round ${item.round} of ${rounds.length}`;
   const made = document.createDocumentFragment();
   made.append(node("p", {}, outcome(item)));
-  if (item.finish) made.append(node("p", {}, `The answer ends here: ${FINISHED[item.finish] ?? item.finish}.`));
+  if (item.finish) made.append(node("p", {}, `The answer ends here: ${of(FINISHED, item.finish) ?? visible(item.finish)}.`));
   if (item.forced) made.append(node("p", {}, "Without a vote, because it had to be so: ", node("code", {}, visible(item.forced))));
   if (item.closed) made.append(node("p", {}, "Closed by hand, because the budget ended first: ", node("code", {}, visible(item.closed))));
-  for (const one of list(item.left)) made.append(node("p", { class: "error" }, `${visible(one.member)} left (${LEAVES[one.kind] ?? visible(one.kind ?? "")}): ${visible(one.reason ?? "")}`));
+  for (const one of list(item.left)) made.append(node("p", { class: "error" }, `${visible(one.member)} left (${of(LEAVES, one.kind) ?? visible(one.kind ?? "")}): ${visible(one.reason ?? "")}`));
   thoughts([item], made);
   made.append(drafts(item), changes(item));
   part("detail").replaceChildren(made);

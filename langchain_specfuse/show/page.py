@@ -1,4 +1,4 @@
-"""One HTML page of a trace that needs nothing else: no network, no other file. Knows the trace's JSON and its own parts.
+"""One HTML page of a trace that needs nothing else: no network, no other file. Knows a trace's JSON and its own parts.
 
 A model's text may hold anything. So it stands in the page only as JSON in a block that is not executed, in which
 everything but plain ASCII and every ``<``, ``>`` and ``&`` is escaped; the script shows it as text nodes. A content
