@@ -245,7 +245,7 @@ function remarks(item, name) {
 function changes(item) {
   const who = members.filter((name) => of(item.weights_before, name) !== undefined || of(item.weights, name) !== undefined || of(item.drafts, name));
   const effort = (name, phase) => number(of(of(item.tokens, phase), name)?.seconds, 2);
-  return table("What it did to the weights, and what it cost", [head("member", "col", "words"), "reward", "weight before", "after", "tokens drafted", "drafting, s", "scoring, s"],
+  return table("What it did to the weights, and what it cost", [head("member", "col", "words"), "reward", "weight before", "after", "tokens", "drafting, s", "scoring, s"],
     who.map((name) => node("tr", {}, named(name), ...[of(item.rewards, name), of(item.weights_before, name), of(item.weights, name)].map((value) => cell(number(value))),
       cell(String(of(item.drafts, name)?.tokens ?? "–")), cell(effort(name, "draft")), cell(effort(name, "verify")))));
 }
