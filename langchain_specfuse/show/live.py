@@ -109,12 +109,20 @@ class LiveView:
         shown = sorted(self._paint.names, key=lambda name: -round.weights.get(name, -1.0))[:most]
         names = [name for name in self._paint.names if name in shown]
         line = Text(no_wrap=False, overflow="fold")
-        for name, text in self._line:
+        for name, text in self._last(size.height * size.width):
             line.append(visible(text), style=self._style(name))
         room = max(1, size.height - len(names) - 3)
         lines = list(line.wrap(self._console, size.width, overflow="fold", no_wrap=False))[-room:]
         bars = [self._bar(name, round, size.width) for name in names]
         return Text("\n").join([*lines, Text(""), *bars])
+
+    def _last(self, characters: int) -> list[tuple[str, str]]:
+        """The end of the growing line: more than this has no room, and wrapping it would cost time in every round."""
+        at, seen = len(self._line), 0
+        while at and seen < characters:
+            at -= 1
+            seen += len(self._line[at][1])
+        return self._line[at:]
 
     def _bar(self, name: str, round: Round, width: int) -> Text:
         from rich.text import Text

@@ -126,7 +126,8 @@ function weights() {
     table("Weights after each round", ["round", ...members], rounds.map((item) =>
       node("tr", {}, head(String(item.round), "row"), ...members.map((name) => cell(number(of(item.weights, name)))))))
   );
-  part("weights").append(plot.picture, node("p", { class: "hint" }, "Numbers are those of the members above; a cross is where one left; the upright line is the chosen round. Click to choose another."), asTable);
+  const scroll = node("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Weights over the rounds" }, plot.picture);
+  part("weights").append(scroll, node("p", { class: "hint" }, "Numbers are those of the members above; a cross is where one left; the upright line is the chosen round. Click to choose another."), asTable);
   return plot.mark;
 }
 

@@ -39,10 +39,10 @@ def browser() -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
     except ImportError:
         _absent("playwright is not installed")
-    path = chromium()
-    if path is None:
-        _absent("no Chromium was found")
     with sync_playwright() as play:
+        path = chromium() or play.chromium.executable_path  # the second: playwright's own, where it has been loaded
+        if not Path(path).exists():
+            _absent("no Chromium was found")
         opened = play.chromium.launch(executable_path=path, args=["--no-sandbox"])  # tests may run as root
         yield opened
         opened.close()

@@ -196,7 +196,8 @@ def test_hostile_text_is_text_wherever_it_stands(opened):
 
 def test_members_called_like_parts_of_the_language_keep_their_numbers(opened):
     texts = {"__proto__": "one", "constructor": "two", "toString": "three"}
-    sheet = opened(Trace([a_round(1, texts, "constructor")]))
+    sheet = opened(Trace([a_round(1, texts, "constructor", weights={"constructor": 1.0})]))
+    assert "toString: won 0 rounds, left" in sheet.text("#legend")
     rows = sheet.page.eval_on_selector_all("#detail table >> nth=0 >> tbody tr", "rows => rows.map(r => r.innerText)")
     assert len(rows) == 3 and all("0.333" in row and row.count("score -1.250") == 3 for row in rows)
 
