@@ -47,7 +47,7 @@ def recorded(
         yield _noted(rounds, trace)
     except BaseException as error:
         trace.error = (
-            "It was interrupted." if isinstance(error, KeyboardInterrupt) else f"{error or type(error).__name__}"
+            "interrupted" if isinstance(error, KeyboardInterrupt) else f"{error or type(error).__name__}"
         )
         try:
             _save(trace, given)

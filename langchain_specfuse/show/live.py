@@ -127,7 +127,7 @@ class LiveView:
     def _bar(self, name: str, round: Round, width: int) -> Text:
         from rich.text import Text
 
-        label = Text(visible(name), style=self._style(name))
+        label = Text(visible(name).replace("\n", " "), style=self._style(name))
         label.truncate(min(NAME, width // 3), overflow="ellipsis", pad=True)
         weight = round.weights.get(name)
         full = min(BAR, width // 3)

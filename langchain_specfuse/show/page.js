@@ -74,7 +74,7 @@ function header() {
   const ending = last ? of(FINISHED, last.finish) ?? "it was left unfinished" : "nothing was agreed";
   part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}`;
   part("error").hidden = !run.error;
-  part("error").textContent = `It broke off. ${visible(run.error)}`;
+  part("error").textContent = `It broke off: ${visible(run.error)}`;
 }
 
 function legend() {

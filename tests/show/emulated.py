@@ -9,7 +9,9 @@ import struct
 import termios
 import threading
 
-import pyte
+import pytest
+
+pyte = pytest.importorskip("pyte")
 
 
 class Terminal:
