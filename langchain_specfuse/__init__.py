@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from ._deciding import adecide, decide
     from ._errors import AnswerTimeoutError, MemberNotFoundError, PromptTooLongError
     from ._recording import TraceCallbackHandler
     from ._registry import unload
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         WeightsEvent,
     )
     from .chat_models import ChatSpecFuse, SpecFuseChatModel
+    from .core.verdict import Verdict
     from .demo import demo_members
     from .errors import EnsembleError, MemberError, SpecFuseError, UsageError
     from .members.scripted import ScriptedMember
@@ -46,7 +48,10 @@ _HOMES = {
     "TraceCallbackHandler": "_recording",
     "TransformersMember": "members.transformers",
     "UsageError": "errors",
+    "Verdict": "core.verdict",
     "WeightsEvent": "callbacks",
+    "adecide": "_deciding",
+    "decide": "_deciding",
     "demo_members": "demo",
     "unload": "_registry",
 }
@@ -69,8 +74,11 @@ __all__ = [
     "TraceCallbackHandler",
     "TransformersMember",
     "UsageError",
+    "Verdict",
     "WeightsEvent",
     "__version__",
+    "adecide",
+    "decide",
     "demo_members",
     "unload",
 ]
