@@ -36,7 +36,8 @@ def fits(out: TextIO) -> bool:
     except (OSError, ValueError):  # no terminal, or nothing that has a number
         return False
     roomy = size.columns >= NARROWEST and size.lines >= LOWEST
-    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and roomy
+    knows_bars = (out.encoding or "").lower().startswith("utf")
+    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and roomy and knows_bars
 
 
 class LiveView:

@@ -123,8 +123,8 @@ class Trace:
         """What ``save`` wrote as JSON, or what ``specfuse --json`` printed."""
         file = Path(path)
         try:
-            told = _read(file.read_text(encoding="utf-8"))
-            return cls(**told)
+            raw = file.read_bytes()
+            return cls(**_read(raw.decode(json.detect_encoding(raw))))  # some shells redirect in UTF-16
         except OSError as error:
             unread = UsageError(f"cannot read {str(file)!r}: {error.strerror or error}")
             raise advised(unread, "give a file that Trace.save or specfuse --json has written") from error

@@ -162,6 +162,12 @@ def test_the_theme_follows_the_system_until_the_switch_is_used(opened, scheme):
     assert bright() == (scheme == "light")
 
 
+@pytest.mark.parametrize(("colours", "style"), [("none", "none"), ("active", "solid")])
+def test_the_chosen_segment_is_seen_where_the_system_chooses_all_colours(opened, colours, style):
+    page = opened(scripted(), forced_colors=colours).page
+    assert page.eval_on_selector(CHOSEN, "one => getComputedStyle(one).outlineStyle") == style
+
+
 def test_hostile_text_is_text_wherever_it_stands(opened):
     """No dialog, no request, no error, not one element more than the same run with harmless words."""
     shape = "document.body.innerHTML.replace(/<script type[^]*?<\\/script>/g, '').match(/<[a-z]+/g).join()"

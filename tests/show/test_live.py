@@ -131,6 +131,10 @@ def test_where_there_is_no_room_nothing_is_drawn_anew(terminal, monkeypatch, ter
 
 
 def test_without_rich_or_a_terminal_nothing_is_drawn_anew(terminal, monkeypatch, tmp_path):
+    old = terminal(80, 24)
+    old.out.reconfigure(encoding="ascii", errors="backslashreplace")
+    assert not fits(old.out), "a bar would be six letters long"
+    old.closed()
     with (tmp_path / "file").open("w") as file:
         assert not fits(file)
     screen = terminal(80, 24)

@@ -43,6 +43,14 @@ def test_what_was_saved_is_loaded_again(tmp_path, suffix):
     assert again.question == (QUESTION if suffix == ".json" else "")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_what_another_shell_has_redirected_is_loaded_too(tmp_path, encoding):
+    trace = scripted()
+    file = tmp_path / "run.jsonl"
+    file.write_text("\r\n".join(json.dumps(item) for item in trace.rounds) + "\r\n\r\n", encoding=encoding, newline="")
+    assert Trace.load(file).rounds == trace.rounds
+
+
 @given(TEXTS, TEXTS.filter(bool), TEXTS)
 def test_any_text_survives_saving(text, name, question):
     trace = Trace([a_round(1, {name: text}, name)], question=question)
