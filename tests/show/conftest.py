@@ -63,6 +63,17 @@ class Sheet:
         if not (request.is_navigation_request() and request.url.startswith("file:")):
             self.trouble.append(f"request {request.url}")
 
+    def unfold(self, place: str = "") -> None:
+        """Open everything that is folded there; a browser tells the page of it a little later."""
+        for summary in self.page.locator(f"{place} summary".strip()).all():
+            summary.click()
+        filled = "[...document.querySelectorAll('details[open]')].every(one => one.children.length > 1)"
+        for _ in range(500):  # no wait_for_function: the page's policy forbids what that does
+            if self.page.evaluate(filled):
+                return
+            self.page.wait_for_timeout(10)
+        pytest.fail("what was opened is still empty")
+
     def text(self, place: str) -> str:
         return str(self.page.inner_text(place))
 

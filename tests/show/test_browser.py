@@ -99,7 +99,7 @@ def test_who_left_when_and_why_and_the_weights_as_picture_and_table(opened):
     assert (
         sheet.page.locator("#weights path.curve").count() == 3 and sheet.page.locator("#weights path.out").count() == 1
     )
-    sheet.page.click("#weights summary")
+    sheet.unfold("#weights")
     rows = sheet.page.eval_on_selector_all("#weights tbody tr", "rows => rows.map(r => r.innerText.split(/\\s+/))")
     for item, row in zip(trace.rounds, rows, strict=True):
         expected = [f"{item['weights'][n]:.3f}" if n in item["weights"] else "–" for n in trace.members]
@@ -129,8 +129,7 @@ def test_thoughts_are_folded_and_loops_and_hands_are_named(opened):
     assert "loops: not eligible" in sheet.text("#detail") and "Closed by hand" in sheet.text("#detail")
     assert sheet.page.eval_on_selector_all(".nobody", "all => all.map(one => one.textContent)") == ['"', '"']
     assert "Italy?" not in sheet.text("#thoughts")
-    sheet.page.click("#thoughts summary")
-    sheet.page.wait_for_selector("#thoughts .thought")
+    sheet.unfold("#thoughts")
     assert "Italy? <b>Its</b> capital." in sheet.text("#thoughts")
 
 
@@ -186,8 +185,7 @@ def test_hostile_text_is_text_wherever_it_stands(opened):
     counts = []
     for words in (HOSTILE, [f"harmless {at}" for at in range(len(HOSTILE))]):
         sheet = opened(run(words))
-        for summary in sheet.page.locator("summary").all():
-            summary.click()
+        sheet.unfold()
         for at in range(len(words)):
             sheet.page.locator(".segment").nth(at).dispatch_event("click")
             assert f"Round {at + 1} of" in sheet.text("#round-head")
@@ -224,7 +222,8 @@ def test_two_thousand_rounds_are_open_in_under_two_seconds(opened, record_proper
     trace = long()
     seconds = []
     for _ in range(3):
-        page = opened(trace).page
+        sheet = opened(trace)
+        page = sheet.page
         painted = (
             "new Promise(d => requestAnimationFrame(() => requestAnimationFrame(() => d(performance.now() / 1000))))"
         )
@@ -237,7 +236,7 @@ def test_two_thousand_rounds_are_open_in_under_two_seconds(opened, record_proper
     page.focus(".segment")
     page.keyboard.press("End")
     assert "Round 2000 of 2000" in page.inner_text("#round-head")
-    page.click("#all summary")
+    sheet.unfold("#all")
     assert page.locator("#all tbody tr").count() == 2000
 
 
@@ -249,8 +248,7 @@ def test_axe_finds_nothing_that_hinders_anybody(opened, scheme, width):
     trace.error = "It was interrupted."
     trace.add(a_round(9, {f"m{n}": f" {n}" for n in range(9)}, "m4", thoughts={"m1": "Hm."}, text="[ 4", forced="["))
     sheet = opened(trace, color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True)
-    for summary in sheet.page.locator("summary").all():
-        summary.click()
+    sheet.unfold()
     found = axe.Axe().run(sheet.page).response["violations"]
     assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []
 
