@@ -18,7 +18,8 @@ from typing import Any
 
 from .terminal import parted, visible
 
-SCRIPTS = ("plot.js", "page.js")
+SCRIPTS = ("plot.js", "round.js", "page.js")
+"""In the order in which they are run: the last one draws."""
 _PLACE = re.compile(r"\{\{([a-z]+)\}\}")
 _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
 

@@ -76,7 +76,7 @@ def test_the_page_names_no_address_and_allows_only_its_own_style_and_scripts():
     policy = next(tag for tag in outline.tags if "Content-Security-Policy" in tag)
     assert "default-src 'none'" in policy and "unsafe" not in policy and "://" not in policy and "*" not in policy
     code = [inner for attrs, inner in outline.scripts if "type" not in attrs]
-    assert len(code) == 2 and len(outline.styles) == 1
+    assert len(code) == 3 and len(outline.styles) == 1
     for text in (*code, *outline.styles):
         assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
     named = [address for address in re.findall(r"\w+://[^\"'\s)]+", page) if "w3.org/2000/svg" not in address]
