@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 QUESTION ?= Why is the sky blue?
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick test-newest check fix bench docs wheel clean
+.PHONY: help install demo test test-quick test-newest check fix bench docs browser wheel clean
 .DELETE_ON_ERROR:
 
 help: ## print this
@@ -46,6 +46,9 @@ bench: $(READY) ## measure: every script of benchmarks/, numbers beside it as JS
 
 docs: $(READY) ## make the generated parts of the documentation again
 	$(if $(wildcard docs/build.py),$(BIN)/python docs/build.py,@echo "nothing in docs/ is generated")
+
+browser: $(READY) ## install a Chromium, which the tests of the page open it in (apt: about 100 MB)
+	constraints/browser $(BIN)/python
 
 wheel: $(READY) ## build dist/, install the wheel into a bare environment and import it
 	constraints/try-wheel $(BIN)/python
