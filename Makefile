@@ -6,6 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 QUESTION ?= Why is the sky blue?
+# What depends on the release of langchain-core.
+FACE   := tests/face tests/agents tests/docs tests/cli tests/test_standard.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-quick test-newest check fix bench docs browser wheel clean
@@ -22,10 +24,10 @@ export QUESTION
 test: $(READY) ## every test, also those with real models
 	$(BIN)/python -m pytest
 
-test-quick: $(READY) ## the tests that need no real models: under two minutes
+test-quick: $(READY) ## the tests that need no real models
 	$(BIN)/python -m pytest -m "not real"
 
-test-newest: $(READY) ## the same quick tests with the newest langchain-core that pip finds
+test-newest: $(READY) ## the quick tests of the LangChain side with the newest langchain-core that pip finds
 	PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest -m "not real" $(FACE)
 
 check: $(READY) ## style, types and who may import whom
