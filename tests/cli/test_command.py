@@ -192,7 +192,8 @@ def test_a_member_that_fails_is_named_in_the_table(ask):
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
 from langchain_specfuse import cli
 from langchain_specfuse.members.scripted import ScriptedMember
 

@@ -144,7 +144,8 @@ def test_without_rich_or_a_terminal_nothing_is_drawn_anew(terminal, monkeypatch,
 
 
 COMMAND = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
 from langchain_specfuse import cli
 from langchain_specfuse.members.scripted import ScriptedMember
 
