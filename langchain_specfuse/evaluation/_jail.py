@@ -10,13 +10,44 @@ import os
 import sys
 
 NOBODY = 65534
-FORBIDDEN = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill")
-FORBIDDEN += ("os.setrlimit", "resource.setrlimit", "resource.prlimit", "ctypes.", "pty.", "webbrowser.")
-CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown")
-CHANGES += ("os.mkdir", "shutil.rmtree", "shutil.move")
+FORBIDDEN = tuple(
+    [
+        "socket.",
+        "subprocess.",
+        "os.fork",
+        "os.exec",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.system",
+        "os.kill",
+        "resource.setrlimit",
+        "resource.prlimit",
+        "ctypes.",
+        "pty.",
+        "webbrowser.",
+    ]
+)
+"""Events of the interpreter that begin so are refused."""
+CHANGES = tuple(
+    [
+        "os.remove",
+        "os.rename",
+        "os.rmdir",
+        "os.link",
+        "os.symlink",
+        "os.truncate",
+        "os.chmod",
+        "os.chown",
+        "os.mkdir",
+        "shutil.rmtree",
+        "shutil.move",
+    ]
+)
+"""Events that change files: allowed inside the folder."""
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def alone(folder):
+def alone(folder: str) -> None:
     """No network (a namespace of its own, where the system gives one) and nobody's rights (where we are root)."""
     try:
         import ctypes
@@ -37,7 +68,7 @@ def alone(folder):
             os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def bounded(limits):
+def bounded(limits: dict[str, int]) -> None:
     try:
         import resource
     except ImportError:  # not a POSIX system: the parent's clock is all there is
@@ -51,28 +82,34 @@ def bounded(limits):
                 pass
 
 
-def guarded(folder):
+def guarded(folder: str) -> None:
     """From here on the interpreter itself refuses processes, sockets, and writing outside the folder."""
     inside = os.path.realpath(folder)
 
-    def watch(event, arguments):
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
         if event.startswith(FORBIDDEN):
             raise PermissionError(f"not allowed here: {event}")
-        changes = event in CHANGES
-        if event == "open" and len(arguments) > 2:
-            mode, flags = arguments[1] or "", arguments[2] or 0
-            writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-            changes = any(letter in str(mode) for letter in "wax+") or (isinstance(flags, int) and bool(flags & writing))
-        if changes and not os.path.realpath(os.fsdecode(arguments[0])).startswith(inside):
+        if (event in CHANGES or (event == "open" and _writes(*arguments))) and not _inside(arguments[0], inside):
             raise PermissionError(f"not allowed here: {event} {arguments[0]!r}")
 
     sys.addaudithook(watch)
 
 
-def main():
+def _writes(_: object, mode: object = None, flags: object = 0) -> bool:
+    return any(letter in str(mode or "") for letter in "wax+") or (isinstance(flags, int) and bool(flags & WRITING))
+
+
+def _inside(path: object, folder: str) -> bool:
+    """Whether this lies in the folder; a file that is open already (a number) has been looked at before."""
+    if isinstance(path, int):
+        return True
+    return os.path.realpath(os.fsdecode(path)).startswith(folder)  # type: ignore[arg-type]
+
+
+def main() -> None:
     told = json.loads(sys.stdin.readline())
     answer = os.dup(1)
-    sys.stdin = open(os.devnull)
+    sys.stdin.close()
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     folder = os.getcwd()

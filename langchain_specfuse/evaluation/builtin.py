@@ -98,10 +98,14 @@ def jsonl(path: str | Path, checker: str | None = None) -> Task:
     def grade(question: Question, answer: str) -> Grade:
         return by_name[question.checker or str(checker)][0](question, answer)
 
+    for question in questions:  # a reference that cannot be used is told now, not after an hour
+        if ":" not in (question.checker or str(checker)):
+            grade(question, "?")
     graded = any(name in overlap.CHECKERS or ":" in name for name in by_name)
     mark = f"{checker} " + " ".join(mark for _, mark in by_name.values())
     measure = "mean score" if graded else "share of right answers"
-    return Task(Path(path).stem, questions, grade, mark, graded=graded, measure=measure)
+    corpus = overlap.corpus_bleu if set(by_name) == {"bleu"} else None
+    return Task(Path(path).stem, questions, grade, mark, graded=graded, measure=measure, corpus=corpus)
 
 
 def _known() -> list[str]:

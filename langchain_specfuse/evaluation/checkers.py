@@ -136,7 +136,9 @@ def from_file(told: str) -> tuple[Checker, str]:
     """
     path, _, name = told.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
-        raise advised(UsageError(f"a checker is a name or FILE.py:FUNCTION, got {told!r}"), "for example check.py:grade")
+        raise advised(
+            UsageError(f"a checker is a name or FILE.py:FUNCTION, got {told!r}"), "for example check.py:grade"
+        )
     try:
         source = Path(path).read_bytes()
     except OSError as error:

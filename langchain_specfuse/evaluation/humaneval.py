@@ -65,4 +65,6 @@ def _indented(code: str) -> str:
     """A function's body, moved in if it stands at the margin."""
     body = code.strip("\n")
     first = next((line for line in body.split("\n") if line.strip()), "")
-    return body if first[:1].isspace() else "\n".join(f"    {line}" if line.strip() else line for line in body.split("\n"))
+    return (
+        body if first[:1].isspace() else "\n".join(f"    {line}" if line.strip() else line for line in body.split("\n"))
+    )

@@ -5,7 +5,7 @@ Graded, from 0 to 1. With several references the best counts (ROUGE), or all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -38,11 +38,13 @@ def chrf(question: Question, answer: str) -> Grade:
     return Grade(min(1.0, _library("sacrebleu", "sacrebleu").sentence_chrf(answer, references(question)).score / 100))
 
 
-def corpus_bleu(answers: list[str], targets: list[list[str]]) -> float:
+def corpus_bleu(answered: Sequence[tuple[Question, str]]) -> dict[str, float]:
     """BLEU of all answers together, as papers report it: not the mean of the sentences'."""
+    targets = [references(question) for question, _ in answered]
     most = max(map(len, targets))
     streams = [[row[at] if at < len(row) else None for row in targets] for at in range(most)]
-    return float(_library("sacrebleu", "sacrebleu").corpus_bleu(answers, streams).score) / 100
+    told = _library("sacrebleu", "sacrebleu").corpus_bleu([answer for _, answer in answered], streams)
+    return {"corpus BLEU": float(told.score) / 100}
 
 
 def _library(module: str, package: str) -> Any:

@@ -68,6 +68,8 @@ class Task:
     measure: str = "share of right answers"
     note: str = ""
     """What one should know before it runs."""
+    corpus: Callable[[Sequence[tuple[Question, str]]], Mapping[str, float]] | None = None
+    """Measures of all answers together, which are no means of single ones."""
 
     def first(self, count: int | None) -> Task:
         """The task with its first ``count`` questions."""
@@ -105,7 +107,9 @@ def numbered(questions: Iterable[Question]) -> tuple[Question, ...]:
     seen: set[str] = set()
     for question in told:
         if question.id in seen:
-            raise advised(UsageError(f"two questions have the id {question.id!r}"), "leave ids out, or make them differ")
+            raise advised(
+                UsageError(f"two questions have the id {question.id!r}"), "leave ids out, or make them differ"
+            )
         seen.add(question.id)
     return told
 
