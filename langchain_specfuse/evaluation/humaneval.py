@@ -6,6 +6,7 @@ Knows how a program is found in an answer; nothing of members. Chen et al. 2021 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 
 from ..core.values import Turn
@@ -65,6 +66,4 @@ def _indented(code: str) -> str:
     """A function's body, moved in if it stands at the margin."""
     body = code.strip("\n")
     first = next((line for line in body.split("\n") if line.strip()), "")
-    return (
-        body if first[:1].isspace() else "\n".join(f"    {line}" if line.strip() else line for line in body.split("\n"))
-    )
+    return body if first[:1].isspace() else textwrap.indent(body, "    ")

@@ -90,7 +90,8 @@ def _grade(told: Any) -> Grade:
         results = told
     if results:
         grades = [_grade(one) for one in results]
-        numbers = {f"{_field(one, 'key') or at}": grade.score for at, (one, grade) in enumerate(zip(results, grades))}
+        named = [str(_field(one, "key") or at) for at, one in enumerate(results)]
+        numbers = {name: grade.score for name, grade in zip(named, grades, strict=True)}
         return Grade(grades[0].score, numbers=numbers, note=grades[0].note)
     score = _field(told, "score")
     if not isinstance(score, bool | int | float):

@@ -85,8 +85,8 @@ def _against_best(report: Report, name: str) -> str:
     }
     line = (
         f"{name} {verdicts[one.verdict]}: {points(one.apart.mean)} points against {one.best} "
-        f"[{points(one.apart.low)}, {points(one.apart.high)}], corrected for having picked the best on these questions; "
-        f"uncorrected p = {one.p_plain:.3g}"
+        f"[{points(one.apart.low)}, {points(one.apart.high)}], corrected for having picked the best on these "
+        f"questions; uncorrected p = {one.p_plain:.3g}"
     )
     if name == ENSEMBLE and one.verdict == "open" and report.needed and report.needed > report.questions:
         line += f". About {report.needed} questions would show a difference of 5 points"

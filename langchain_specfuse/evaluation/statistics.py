@@ -10,12 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UsageError, advised
-
-if TYPE_CHECKING:
-    import numpy as np
 
 LEVEL = 0.95
 RESAMPLES = 4000
@@ -83,7 +80,7 @@ def _interval(values: Sequence[float], imagined: Sequence[float], level: float, 
     return Interval(mean, max(ends[0], min(float(low), mean)), min(ends[1], max(float(high), mean)))
 
 
-def _resampled_means(seen: np.ndarray, count: int) -> np.ndarray:
+def _resampled_means(seen: Any, count: int) -> Any:
     np = _numpy()
     chance = np.random.default_rng(0)
     size = max(1, min(RESAMPLES, BLOCK // count))

@@ -152,6 +152,8 @@ KEYS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "loop_guard": _truth,
     }
 )
+PRESET_KEYS = ("score", "feedback", "learning_rate", "exit", "min_members", "loop_guard")
+"""What a preset decides."""
 SAMPLING: Mapping[str, Callable[[str], Any]] = MappingProxyType(
     {
         "temperature": _above_zero,
@@ -173,9 +175,7 @@ def changed(whole: System, name: str, told: str) -> System:
         if key == "preset":
             if value not in PRESETS:
                 raise _wrong(name, key, value, "one of " + ", ".join(PRESETS))
-            method = {
-                one: getattr(Settings(), one) for one in KEYS if not one.startswith("max") and one != "segment_tokens"
-            }
+            method = {one: getattr(Settings(), one) for one in PRESET_KEYS}
             settings = replace(settings, **{**method, **PRESETS[value]})
         elif key == "members":
             members, verifiers = _some(name, value, whole.members), ()
