@@ -50,7 +50,9 @@ def settings_of(given: argparse.Namespace, max_tokens: int) -> Settings:
     return _options.settings(unset | defaults | _options.checked(chosen, (*unset, "preset")))
 
 
-def members_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> tuple[dict[str, Member], list[str], list[str]]:
+def members_of(
+    given: argparse.Namespace, stand_ins: Sequence[Any] | None
+) -> tuple[dict[str, Member], list[str], list[str]]:
     """All members by name, the names of those that write, and of those that only vote. Loads nothing."""
     chosen: Sequence[Any] = given.members or stand_ins or _demo()
     checked = [_registry.checked_member(one) for one in (*chosen, *(given.verifiers or ()))]

@@ -108,6 +108,17 @@ def jsonl(path: str | Path, checker: str | None = None) -> Task:
     return Task(Path(path).stem, questions, grade, mark, graded=graded, measure=measure, corpus=corpus)
 
 
+def ungraded(path: str | Path) -> Task:
+    """Prompts without references: only how they are answered can be measured, not how well."""
+    mark, told = "ungraded 1", "share of answers that are not empty"
+    return Task(Path(path).stem, questions_of(path), lambda *_: Grade(1.0), mark, measure=told, judges=False)
+
+
+def by_checker(question: Question, answer: str) -> Grade:
+    """The grade by the checker that the question names."""
+    return _checker(question.checker)[0](question, answer)
+
+
 def _known() -> list[str]:
     return [*checkers.CHECKERS, *overlap.CHECKERS]
 

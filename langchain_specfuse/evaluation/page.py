@@ -40,13 +40,13 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var
 """
 
 
-def page(report: Report, results: Sequence[Result] = (), task: Task | None = None) -> str:
-    """The whole page."""
+def page(report: Report, results: Sequence[Result] = (), task: Task | None = None, *, first: Sequence[str] = ()) -> str:
+    """The whole page. ``first`` are sentences to begin with."""
     parts = [
         f"<h1>{escape(report.task)}</h1>",
         f"<p>{report.questions} questions. Score: {escape(report.measure)}, in percent.</p>",
         "<h2>What it says</h2>",
-        "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in told(report)) + "</ul>",
+        "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in (*first, *told(report))) + "</ul>",
         "<h2>Systems</h2>",
         _table(report),
         _parts(report),

@@ -77,8 +77,8 @@ class _Lines:
         self._say()
 
     def _say(self) -> None:
-        done, spent = self.n - self.initial, time.monotonic() - self._since
-        left = f", about {_clock(spent / done * (self.total - self.n))} left" if 0 < done and self.n < self.total else ""
+        done, spent, open = self.n - self.initial, time.monotonic() - self._since, self.total - self.n
+        left = f", about {_clock(spent / done * open)} left" if done and open else ""
         print(f"specfuse: {self.n} of {self.total} answers ({self._name}){left}", file=self._stream, flush=True)
 
 

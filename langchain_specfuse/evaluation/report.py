@@ -50,13 +50,14 @@ def cells(report: Report) -> tuple[list[str], list[list[str]]]:
     return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
 
 
-def table(report: Report) -> str:
-    """The table as text, and below it what it says."""
+def table(report: Report, *, said: bool = True) -> str:
+    """The table as text, and below it what it says (unless ``said`` is false)."""
     head, rows = cells(report)
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = ["  ".join(_put(cell, widths[at], at) for at, cell in enumerate(row)).rstrip() for row in (head, *rows)]
     title = f"{report.task}: {report.questions} questions, score = {report.measure}, in percent"
-    return "\n".join([title, "", lines[0], "  ".join("-" * width for width in widths), *lines[1:], "", *told(report)])
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([title, "", lines[0], rule, *lines[1:], *(["", *told(report)] if said else [])])
 
 
 def _put(cell: str, width: int, at: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from .._version import __version__
 from .results import Result
 from .running import Plan
-from .statistics import AgainstBest, Interval, against_best, difference, interval, needed, paired
+from .statistics import LEVEL, AgainstBest, Interval, against_best, difference, interval, needed, paired
 from .systems import ENSEMBLE, System
 from .tasks import Task
 
@@ -55,7 +55,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One system against another on the same questions."""
+    """One system against another on the same questions. Where several are compared with the ensemble, each interval
+    is as wide as makes all of them together hold at the level of confidence; ``p`` is of this pair alone."""
 
     system: str
     other: str
@@ -104,9 +105,9 @@ def summary(plan: Plan, results: Sequence[Result]) -> Report:
         rows.append(Row(ORACLE, len(best_of_each), interval(list(best_of_each.values()), graded=graded)))
         comparisons += [_compared(name, scores[name], ORACLE, best_of_each, graded) for name in others]
     if ENSEMBLE in others:
-        comparisons += [
-            _compared(name, scores[name], ENSEMBLE, scores[ENSEMBLE], graded) for name in others if name != ENSEMBLE
-        ]
+        rest = [name for name in others if name != ENSEMBLE]
+        level = 1 - (1 - LEVEL) / max(len(rest), 1)
+        comparisons += [_compared(name, scores[name], ENSEMBLE, scores[ENSEMBLE], graded, level) for name in rest]
     best = {name: told for name in others if (told := _against_singles(scores[name], single, graded))}
     return Report(
         task=plan.task.name,
@@ -142,9 +143,11 @@ def _paired(*told: Mapping[str, float]) -> list[list[float]]:
     return [[one[question] for question in common] for one in told]
 
 
-def _compared(name: str, one: Mapping[str, float], other: str, with_: Mapping[str, float], graded: bool) -> Comparison:
+def _compared(
+    name: str, one: Mapping[str, float], other: str, with_: Mapping[str, float], graded: bool, level: float = LEVEL
+) -> Comparison:
     mine, theirs = _paired(one, with_)
-    return Comparison(name, other, difference(mine, theirs, graded=graded), paired(mine, theirs))
+    return Comparison(name, other, difference(mine, theirs, level=level, graded=graded), paired(mine, theirs))
 
 
 def _against_singles(

@@ -68,6 +68,8 @@ class Task:
     measure: str = "share of right answers"
     note: str = ""
     """What one should know before it runs."""
+    judges: bool = True
+    """False: nobody knows what is right; every answer that is not empty scores 1."""
     corpus: Callable[[Sequence[tuple[Question, str]]], Mapping[str, float]] | None = None
     """Measures of all answers together, which are no means of single ones."""
 
