@@ -121,10 +121,7 @@ def prior_of(found: Sequence[Result], members: Sequence[str], task: Task) -> dic
             judged[name] += told["judged"]
             reward[name] += told["reward"]
     return learned(
-        {
-            name: (sum(scores) if task.judges else 0.0, len(scores) if task.judges else 0)
-            for name, scores in right.items()
-        },
+        {name: (sum(scores), len(scores)) if task.judges else (0.0, 0) for name, scores in right.items()},
         {name: (reward[name], int(judged[name])) for name in members},
     )
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 QUESTIONS = 20.0
-"""So many imagined questions, answered as well as the members' mean, are added to each member's."""
+"""So many imagined questions, half of them right, are added to each member's."""
 ROUNDS = 100.0
 """So many imagined rounds with the neutral reward one half."""
 VOTES = 0.5
@@ -24,29 +24,24 @@ def learned(
     """Starting weights by member, 1 being neutral.
 
     ``right``: member -> (sum of its scores alone, questions). ``rewards``: member -> (sum of rewards, rounds).
-    log w_i = logit p_i + 0.5 · logit r_i, less the members' mean, where p and r are shrunk towards the mean and 1/2.
+    log w_i = logit p_i + 0.5 · logit r_i, less the members' mean, where p and r are shrunk towards 1/2.
     (The best weight of an independent voter is the log of its odds; as factors of a vote we take the odds themselves.)
 
     >>> learned({"a": (18, 20), "b": (10, 20)})
-    {'a': 1.625, 'b': 0.615}
+    {'a': 1.528, 'b': 0.655}
     >>> learned({"a": (10, 20), "b": (10, 20)})
     {'a': 1.0, 'b': 1.0}
     """
-    names = list(right)
-    whole, asked = sum(score for score, _ in right.values()), sum(count for _, count in right.values())
-    mean = (whole + 1) / (asked + 2)
     votes = rewards or {}
     logs = {}
-    for name in names:
-        score, count = right[name]
+    for name, (score, count) in right.items():
         reward, rounds = votes.get(name, (0.0, 0))
-        p = (score + QUESTIONS * mean) / (count + QUESTIONS)
-        r = (reward + ROUNDS * 0.5) / (rounds + ROUNDS)
+        p = (score + QUESTIONS / 2) / (count + QUESTIONS)
+        r = (reward + ROUNDS / 2) / (rounds + ROUNDS)
         logs[name] = _logit(p) + VOTES * _logit(r)
     middle = sum(logs.values()) / len(logs)
     return {name: round(min(MOST, max(1 / MOST, math.exp(value - middle))), 3) for name, value in logs.items()}
 
 
 def _logit(share: float) -> float:
-    share = min(max(share, 1e-6), 1 - 1e-6)
     return math.log(share / (1 - share))

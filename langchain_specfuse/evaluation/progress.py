@@ -43,6 +43,7 @@ class _Counted:
         if before is None:
             self._shown.initial += done
             self._shown.n += done
+            self._shown.unpause()  # loading and checking took time that answers do not take
             self._shown.set_description(system.name)
         else:
             self._shown.update(done - before)
@@ -66,6 +67,10 @@ class _Lines:
 
     def set_description(self, name: str) -> None:
         self._name = name
+
+    def unpause(self) -> None:
+        if self.n == self.initial:
+            self._since = time.monotonic()
 
     def update(self, count: int) -> None:
         self.n += count

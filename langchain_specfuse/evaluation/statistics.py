@@ -104,8 +104,7 @@ def mcnemar(better: int, worse: int) -> float:
 
 def _tail(count: int, most: int) -> float:
     """The probability of at most so many heads."""
-    whole = sum(math.comb(count, k) for k in range(most + 1))
-    return whole / 2**count
+    return float(sum(math.comb(count, k) for k in range(most + 1)) / 2**count)
 
 
 def sign_flips(apart: Sequence[float]) -> float:

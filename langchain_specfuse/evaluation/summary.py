@@ -144,10 +144,16 @@ def _paired(*told: Mapping[str, float]) -> list[list[float]]:
 
 
 def _compared(
-    name: str, one: Mapping[str, float], other: str, with_: Mapping[str, float], graded: bool, level: float = LEVEL
+    name: str,
+    one: Mapping[str, float],
+    other: str,
+    theirs: Mapping[str, float],
+    graded: bool,
+    level: float = LEVEL,
 ) -> Comparison:
-    mine, theirs = _paired(one, with_)
-    return Comparison(name, other, difference(mine, theirs, level=level, graded=graded), paired(mine, theirs))
+    first, second = _paired(one, theirs)
+    apart = difference(first, second, level=level, graded=graded)
+    return Comparison(name, other, apart, paired(first, second))
 
 
 def _against_singles(
