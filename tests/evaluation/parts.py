@@ -21,8 +21,9 @@ class Known(ScriptedMember):
 
 
 def sum_of(query: Query) -> int:
-    a, _, b = query.turns[-1].text.split("?")[0].split()
-    return int(a) + int(b)
+    """The sum that is asked for; 0 where something else is asked."""
+    words = query.turns[-1].text.split("?")[0].split()
+    return int(words[0]) + int(words[2]) if len(words) == 3 and words[1] == "+" else 0
 
 
 def knows(name: str, right: Callable[[int], bool], confidence: float = 1.0) -> Known:
@@ -64,7 +65,7 @@ class Forgetful(Known):
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
         told = [
-            Draft("nonsense", False, (1, 2), (-9.0, -9.0)) if job.query.id in self.seen else draft
+            Draft(" nonsense", False, (1,), (-9.0,)) if job.query.id in self.seen else draft
             for job, draft in zip(jobs, super().draft(jobs), strict=True)
         ]
         self.seen |= {job.query.id for job in jobs}
