@@ -126,7 +126,8 @@ def _(answer: str) -> bool:
 
 # --- lengths ------------------------------------------------------------------------------------------------------
 
-_ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|etc|e\.g|i\.e|a\.m|p\.m|U\.S|U\.K|No|Inc|Ltd|Co|[A-Z])\.$")
+_SHORT = r"Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|etc|e\.g|i\.e|a\.m|p\.m|U\.S|U\.K|No|Inc|Ltd|Co|[A-Z]"
+_ABBREVIATION = re.compile(rf"\b(?:{_SHORT})\.$")
 
 
 def sentences(text: str) -> list[str]:

@@ -95,7 +95,7 @@ def test_the_choice_that_an_answer_makes(answer, letter):
 
 # --- the user's own functions -------------------------------------------------------------------------------------
 
-SOURCE = '''
+SOURCE = """
 def plain(answer, reference): return answer == reference
 def ours(question, answer): return 0.5 if question.reference in answer else 0
 def old(run, example): return {"key": "k", "score": run.outputs["output"] == example.outputs["reference"]}
@@ -107,7 +107,7 @@ def several(outputs):
 def mute(run, example): return {"key": "k"}
 def strange(a, b): return 1
 def text(answer, reference): return "good"
-'''
+"""
 
 
 @pytest.fixture

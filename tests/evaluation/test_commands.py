@@ -153,7 +153,7 @@ def test_doctor_leaves_with_1_when_a_check_fails(call):
         def probe(self):
             raise OSError("no such file")
 
-    code, out, _ = call("doctor", by=[knows("ann", lambda n: True), Missing("x", name="gone")])
+    code, out, _ = call("doctor", "-q", by=[knows("ann", lambda n: True), Missing("x", name="gone")])
     assert code == FAILED and "BAD   loading: does not load: OSError: no such file" in out
 
 

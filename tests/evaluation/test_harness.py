@@ -79,8 +79,8 @@ doc_to_text: "{{{{question}}}}"
 """
     (tmp_path / "sums.yaml").write_text(
         "task: specfuse_sums\noutput_type: generate_until" + shared + 'doc_to_target: "{{answer}}"\n'
-        "generation_kwargs: {until: [\"!\"], max_gen_toks: 16}\n"
-        "filter_list:\n  - name: number\n    filter:\n      - function: regex\n        regex_pattern: \"(\\\\d+)\"\n"
+        'generation_kwargs: {until: ["!"], max_gen_toks: 16}\n'
+        'filter_list:\n  - name: number\n    filter:\n      - function: regex\n        regex_pattern: "(\\\\d+)"\n'
         "      - function: take_first\n"
         "metric_list:\n  - metric: exact_match\n    aggregation: mean\n    higher_is_better: true\n"
     )

@@ -155,7 +155,7 @@ def test_seeds_are_asked_once_each_and_reach_the_members(tmp_path):
 
 def test_a_half_written_last_line_is_cut_off(tmp_path):
     path = tmp_path / "results.jsonl"
-    for rest in (b'{"key": "b", "sys', b'{"key": "b"}\n', b'\xf0\x9f\n', b"7\n"):
+    for rest in (b'{"key": "b", "sys', b'{"key": "b"}\n', b"\xf0\x9f\n", b"7\n"):
         path.unlink(missing_ok=True)
         with Results(tmp_path) as results:
             results.add(Result("a", "ensemble", "1", 0, "x", 1.0))
