@@ -95,6 +95,8 @@ NUMBERS = (
         "an ensemble that picks among whole answers shows its first word {0:g} times as late",
     ),
     ("throughput", "gain", "{queries} questions at once are done {0:g} times as fast as one after another"),
+    ("constrained", "round_over_free", "a round under a schema of {keys} keys takes {0:g} times as long as one without"),
+    ("constrained", "token_over_free", "a token drawn under that schema costs {0:g} times as much"),
 )
 """File, key, and what it says; with other values of the same run by their keys."""
 

@@ -1,29 +1,48 @@
-"""As a node of a LangGraph graph. Scripted members stand in for real ones, so that it runs at once."""
+"""A graph made by hand: the ensemble in one node, its tools in another; words and rounds come out as they are made.
 
-from langgraph.graph import END, START, MessagesState, StateGraph
+Scripted members stand in for real ones, so that it runs at once.
+"""
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_core.tools import tool
+from langgraph.config import get_stream_writer
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+
+from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
+from langchain_specfuse.core.values import Query
+
+
+@tool
+def next_train(town: str) -> str:
+    """When the next train to a town leaves."""
+    return f"The next train to {town} leaves at 10:42."
+
+
+def clerk(query: Query) -> str:
+    if query.turns[-1].role == "tool":
+        return query.turns[-1].text + " Have a good journey!"
+    return '<tool_call>\n{"name": "next_train", "arguments": {"town": "Ulm"}}\n</tool_call>'
+
 
 llm = SpecFuseChatModel(
-    members=[
-        ScriptedMember("Take the train: it is faster than the bus.", name="ann"),
-        ScriptedMember("Take the train: it is cheaper than the bus.", name="bob"),
-    ],
-    segment_tokens=3,
+    members=[ScriptedMember(clerk, name="ann"), ScriptedMember(clerk, name="bob")], segment_tokens=5
 )
-
-
-def answer(state: MessagesState) -> MessagesState:
-    return {"messages": [llm.invoke(state["messages"])]}
-
+tools = [next_train]
+bound = llm.bind_tools(tools)
 
 graph = StateGraph(MessagesState)
-graph.add_node("answer", answer)
+graph.add_node("answer", lambda state: {"messages": [bound.invoke(state["messages"])]})
+graph.add_node("tools", ToolNode(tools))
 graph.add_edge(START, "answer")
-graph.add_edge("answer", END)
+graph.add_conditional_edges("answer", tools_condition)
+graph.add_edge("tools", "answer")
 app = graph.compile()
 
-# Segments arrive as they are agreed, although the node calls invoke().
-question = {"messages": [("human", "How do I get to town?")]}
-for chunk, metadata in app.stream(question, stream_mode="messages"):
-    print(metadata["langgraph_node"], repr(chunk.text))
+# Rounds go where the graph's own events go.
+rounds = SpecFuseCallbackHandler(on_round=lambda event: get_stream_writer()(event))
+question = {"messages": [("human", "When does the next train to Ulm leave?")]}
+for mode, item in app.stream(question, {"callbacks": [rounds]}, stream_mode=["messages", "custom"]):
+    if mode == "custom":
+        print(f"        round {item.number}, drafted by {', '.join(item.authors)}")
+    elif message := item[0].text or getattr(item[0], "tool_call_chunks", ""):
+        print(item[1]["langgraph_node"], repr(message))

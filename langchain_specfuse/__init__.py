@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from ._deciding import adecide, decide
     from ._errors import AnswerTimeoutError, MemberNotFoundError, PromptTooLongError
     from ._registry import unload
     from .callbacks import (
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         WeightsEvent,
     )
     from .chat_models import ChatSpecFuse, SpecFuseChatModel
+    from .core.verdict import Verdict
     from .demo import demo_members
     from .errors import EnsembleError, MemberError, SpecFuseError, UsageError
     from .members.scripted import ScriptedMember
@@ -42,7 +44,10 @@ _HOMES = {
     "SpecFuseError": "errors",
     "TransformersMember": "members.transformers",
     "UsageError": "errors",
+    "Verdict": "core.verdict",
     "WeightsEvent": "callbacks",
+    "adecide": "_deciding",
+    "decide": "_deciding",
     "demo_members": "demo",
     "unload": "_registry",
 }
@@ -63,8 +68,11 @@ __all__ = [
     "SpecFuseError",
     "TransformersMember",
     "UsageError",
+    "Verdict",
     "WeightsEvent",
     "__version__",
+    "adecide",
+    "decide",
     "demo_members",
     "unload",
 ]

@@ -9,12 +9,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from . import _shapes
 from ._calls import Splitter
 from ._errors import loading_errors
 from ._shapes import Shape
+from ._signal import Ledger
+from ._story import Depth
 from ._tally import Tally
 from .core.member import Probe
 from .core.referee import FREE
@@ -35,7 +38,11 @@ class Call:
     """The names of the members that write."""
     model: str
     """The name shown in metadata."""
+    preset: str
+    trace: Depth
     format: CallFormat = _shapes.COMMON
+    runners_up: bool = False
+    """Whether annotations tell the best draft that lost."""
 
     def told(self, probes: Mapping[str, Probe]) -> Call:
         """The call in the words of its members, now that they are loaded."""
@@ -44,6 +51,12 @@ class Call:
         chosen = format or _shapes.COMMON
         query = replace(self.query, tools=self.shape.tools, constraint=self.shape.constraint(chosen))
         return replace(self, query=query, format=chosen)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What traces tell of it, and how deep they go."""
+        verifiers = [name for name in self.ensemble.members if name not in self.writers]
+        return {"depth": self.trace, "preset": self.preset, "members": self.writers, "verifiers": verifiers}
 
     def loaded(self) -> dict[str, Probe]:
         return loaded(self.ensemble)
@@ -69,14 +82,23 @@ class Call:
     def tally(self, output_version: str | None) -> Tally:
         seed = self.settings.sampling.seed if self.settings.sampling.temperature else None
         parts = self._splitter()
-        return Tally(self.writers, self.model, output_version=output_version, seed=seed, splitter=parts)
+        constraint = self.query.constraint
+        return Tally(
+            self.writers,
+            self.model,
+            output_version=output_version,
+            seed=seed,
+            splitter=parts,
+            ledger=Ledger(constraint, partial(_shapes.referee_of, constraint)),
+            runners_up=self.runners_up,
+        )
 
     def _splitter(self) -> Splitter | None:
         """What parts calls from words; None if nothing can be called."""
         if self.shape.toolbox is None:
             return None
         anywhere = not self.shape.begins_with_call
-        return Splitter(self.format, anywhere=anywhere, whole=bool(self.settings.stop))
+        return Splitter(self.format, anywhere=anywhere)
 
 
 def loaded(ensemble: Ensemble) -> dict[str, Probe]:

@@ -29,32 +29,27 @@ class Parted:
 
     said: str = ""
     pieces: list[Piece] = field(default_factory=list)
-    cut: Piece | None = None
-    """A call that will never be whole; its ``arguments`` are all that there is of it."""
 
 
 class Splitter:
     """Fed with the text of one answer, piece by piece.
 
     ``anywhere``: a call may follow words; otherwise it begins the answer, or there is none (JSON text may hold
-    whatever a call begins with). ``whole``: a call is told when it is whole, because it may yet be cut.
+    whatever a call begins with). An answer that its budget cuts has been closed: its last call is whole too.
 
     >>> splitter = Splitter(CallFormat(begin="<call>", end="</call>"), anywhere=True)
     >>> splitter.feed("So: <ca").said, splitter.feed('ll>{"name": "add", "arguments": {"a": 1}}</call>').pieces[0].name
     ('So: ', 'add')
     """
 
-    def __init__(self, format: CallFormat, *, anywhere: bool, whole: bool = False) -> None:
+    def __init__(self, format: CallFormat, *, anywhere: bool) -> None:
         self.begin, self.end, self.between = format.begin, "}" + format.end, format.between
         name, arguments = re.escape(json.dumps(format.name_key)), re.escape(json.dumps(format.arguments_key))
         self._head = re.compile(rf'\s*\{{\s*{name}: ("(?:[^"\\]|\\.)*"), {arguments}: ')
-        self._anywhere, self._whole = anywhere, whole
+        self._anywhere = anywhere
         self._state = self._opening
         self._rest = ""
-        self._raw = ""
-        """The call that is being read, from behind its ``begin``."""
         self._done = 0
-        self._name: str | None = None
         self._arguments = Arguments()
 
     @property
@@ -68,8 +63,6 @@ class Splitter:
         parted = Parted()
         while self._state(parted, last):
             pass
-        if last and self._state not in (self._opening, self._speaking, self._closed):
-            parted.cut = Piece(self._done, _call_id(), self._name, self.begin + self._raw + self._rest)
         return parted
 
     # Each state reads from the rest what it can, and says whether another one may go on.
@@ -93,7 +86,7 @@ class Splitter:
         return False
 
     def _enter(self) -> bool:
-        self._rest, self._raw, self._name = self._rest[len(self.begin) :], "", None
+        self._take(len(self.begin))
         self._state = self._naming
         return True
 
@@ -101,19 +94,15 @@ class Splitter:
         head = self._head.match(self._rest)
         if not head:
             return False
-        self._name, self._arguments = json.loads(head[1]), Arguments()
         self._take(head.end())
-        parted.pieces.append(Piece(self._done, _call_id(), self._name))
-        if self._whole:
-            self._kept = parted.pieces.pop()
+        parted.pieces.append(Piece(self._done, f"call_{uuid.uuid4().hex[:24]}", json.loads(head[1])))
+        self._arguments = Arguments()
         self._state = self._arguing
         return True
 
     def _arguing(self, parted: Parted, last: bool) -> bool:
         text = self._take(self._arguments.length(self._rest))
-        if self._whole:
-            self._kept.arguments += text
-        elif parted.pieces and parted.pieces[-1].index == self._done:
+        if parted.pieces and parted.pieces[-1].index == self._done:
             parted.pieces[-1].arguments += text
         elif text:
             parted.pieces.append(Piece(self._done, arguments=text))
@@ -125,8 +114,6 @@ class Splitter:
         if not self._rest.startswith(self.end):
             return False
         self._take(len(self.end))
-        if self._whole:
-            parted.pieces.append(self._kept)
         self._done += 1
         self._state = self._closed
         return True
@@ -134,13 +121,12 @@ class Splitter:
     def _closed(self, parted: Parted, last: bool) -> bool:
         following = self.between + self.begin
         if self._rest.startswith(following):
-            self._rest = self._rest[len(self.between) :]
+            self._take(len(self.between))
             return self._enter()
         return False
 
     def _take(self, length: int) -> str:
         taken, self._rest = self._rest[:length], self._rest[length:]
-        self._raw += taken
         return taken
 
 
@@ -177,7 +163,3 @@ def _overlap(text: str, begin: str) -> int:
     """How many of the last characters may be the beginning of a call."""
     sizes = range(min(len(begin) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(begin[:size])), 0)
-
-
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"

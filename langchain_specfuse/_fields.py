@@ -86,6 +86,9 @@ class SpecFuseFields(BaseChatModel):
     """Seconds for a whole answer, without the time that loading takes."""
     member_timeout: float | None = None
     """Seconds for one reply of one member; who takes longer leaves, and the others go on."""
+    trace: str = "rounds"
+    """How deep traces go: ``off``, ``summary`` (the ensemble as metadata), ``rounds`` (a run for each) or ``members``
+    (a run for each draft and scoring too). It changes no answer."""
     streaming: bool | None = None
     """LangChain's switch: True streams inside ``invoke`` as well, False never streams."""
     max_retries: int | None = Field(default=None, exclude=True)
@@ -129,7 +132,7 @@ class SpecFuseFields(BaseChatModel):
         """Every choice that can change the answer, as plain JSON: the cache's key, and what traces show."""
         given = [*self.members, *self.verifiers]
         identities = [_registry.identity(one, name) for one, name in zip(given, _registry.names_of(given), strict=True)]
-        left_out = {"members", "verifiers", "model", "stop", "timeout"}
+        left_out = {"members", "verifiers", "model", "stop", "timeout", "trace"}
         return {
             "model": self.model or display_name(self.members),
             "members": identities[: len(self.members)],
@@ -142,6 +145,7 @@ class SpecFuseFields(BaseChatModel):
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain's own takes the serialized form, which leaves out members that are objects.
+        kwargs.pop("trace", None)
         params = self._get_invocation_params(stop=stop, **_shapes.plain(kwargs))
         return str(sorted(params.items(), key=lambda item: item[0]))
 
@@ -170,6 +174,8 @@ class SpecFuseFields(BaseChatModel):
 
     is_lc_serializable: ClassVar[Any] = AskedOfObject(lambda: False, _named_only)
     """A chat model can be written down if its members are names; the class alone cannot promise it."""
+    runners_up: bool | None = None
+    """True: with ``output_version="v1"``, annotations also tell the best draft that lost."""
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self.model_copy()

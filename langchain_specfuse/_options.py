@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from ._story import Depth
 from .core.values import PRESETS, ExitKind, FeedbackKind, Sampling, ScoreKind, Settings
 from .errors import UsageError, advised
 
@@ -74,8 +75,10 @@ RULES: Mapping[str, Rule] = {
     "learning_rate": Rule("a number of at least 0", lambda v: _number(v) and v >= 0, _PRESET),
     "min_members": _at_least_one("at least one member always stays"),
     "loop_guard": Rule("True or False", lambda v: isinstance(v, bool), _PRESET),
+    "runners_up": Rule("True or False", lambda v: isinstance(v, bool), "leave it out: it is told on request only"),
     "timeout": _seconds("leave it out to wait for the whole answer"),
     "member_timeout": _seconds("leave it out to wait for every member"),
+    "trace": _one_of(get_args(Depth), "'rounds' is the default"),
     "max_retries": Rule("a whole number of at least 0", lambda v: _count(v) or v == 0, "with_retry() retries answers"),
     "streaming": Rule("True or False", lambda v: isinstance(v, bool), "leave it out to let LangChain decide"),
     "output_version": Rule("'v0' or 'v1'", lambda v: v in ("v0", "v1"), "'v1' tells who wrote which part"),

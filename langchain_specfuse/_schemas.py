@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, is_typeddict
+from typing import Any
 
 import pydantic
 from langchain_core.utils.function_calling import convert_to_json_schema
@@ -39,10 +39,10 @@ def schema_of(source: Any, strict: bool | None = None) -> dict[str, Any]:
     """The JSON schema; of OpenAI's function dicts the one of their arguments."""
     if isinstance(source, Mapping):
         return _of_mapping(source)
-    if not (is_model(source) or is_typeddict(source) or _is_dataclass(source)):
+    if not (is_model(source) or _is_typed_dict(source) or _is_dataclass(source)):
         raise advised(UsageError(f"a schema is {WANTED}, got {source!r:.200}"), "for example a class of pydantic's")
     try:
-        own = own_schema(source, only_recursive=True) if not is_typeddict(source) else None
+        own = own_schema(source, only_recursive=True) if not _is_typed_dict(source) else None
         return own if own is not None else convert_to_json_schema(source, strict=strict)
     except Exception as error:
         told = UsageError(f"{source.__name__} has no JSON schema: {error}")
@@ -111,9 +111,15 @@ def reader_of(source: Any) -> Callable[[Any], Any] | None:
 def name_of(source: Any) -> str:
     """What the schema is called."""
     if isinstance(source, Mapping):
-        return str(schema_of(source).get("title") or "answer")
+        schema = schema_of(source)
+        return str(schema.get("title") or str(schema.get("$ref", "")).rpartition("/")[2] or "answer")
     return str(getattr(source, "__name__", "answer"))
 
 
 def _is_dataclass(source: Any) -> bool:
     return isinstance(source, type) and dataclasses.is_dataclass(source)
+
+
+def _is_typed_dict(source: Any) -> bool:
+    """Not asked of ``typing``: before Python 3.12 pydantic and LangChain want those of ``typing_extensions``."""
+    return isinstance(source, type) and issubclass(source, dict) and hasattr(source, "__total__")

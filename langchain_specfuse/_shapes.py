@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ._schemas import is_schema, schema_of
@@ -58,7 +59,10 @@ class Shape:
 
 
 def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
-    """The shape that these options ask for, checked: nothing is loaded yet, and nothing will be in vain."""
+    """The shape that these options ask for, checked: nothing is loaded yet, and nothing will be in vain.
+
+    ``stop`` is the call's own: the chat model's is for prose, and is not looked for in anything else.
+    """
     strict = given.get("strict")
     if not isinstance(strict, bool | None):
         error = UsageError(f"strict must be True or False, got {strict!r:.80}")
@@ -67,9 +71,7 @@ def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
     shape = Shape(box, text_constraint(given))
     _refuse_conflicts(shape, given, stop)
     if (constraint := shape.constraint()) is not None:
-        from .constraints import check
-
-        check(constraint)
+        _check(constraint)
     return shape
 
 
@@ -83,10 +85,7 @@ def _refuse_conflicts(shape: Shape, given: Mapping[str, Any], stop: Sequence[str
     if stop and (forced or shape.text):
         what = "tool_choice" if forced else asked[0]
         error = UsageError(f"stop={list(stop)!r:.200} and {what}=...: a stop string would cut what must be whole")
-        raise advised(error, "leave stop out; a model that was made with stop= has a twin without: they share members")
-    if shape.toolbox and any(one in COMMON.begin for one in stop):
-        error = UsageError(f"stop={list(stop)!r:.200} would cut every tool call where it begins ({COMMON.begin!r})")
-        raise advised(error, "leave it out, or take a longer text")
+        raise advised(error, "leave stop out: the answer ends when it is whole")
 
 
 def text_constraint(given: Mapping[str, Any]) -> Constraint | None:
@@ -159,9 +158,29 @@ def referee_of(constraint: Constraint | None) -> Referee:
     """Who judges texts under this constraint."""
     if constraint is None:
         return FREE
-    from .constraints import referee_for
+    referee: Referee = _constraints().referee_for(constraint)
+    return referee
 
-    return referee_for(constraint)
+
+@lru_cache(maxsize=256)
+def _check(constraint: Constraint) -> None:
+    """Once for each that is good: a bound tool is asked for again and again."""
+    try:
+        _constraints().check(constraint)
+    except UsageError as error:
+        if not getattr(error, "__notes__", ()):
+            advised(error, "mend the schema, or leave out what it is told not to understand")
+        raise
+
+
+def _constraints() -> Any:
+    """The room that reads grammars, opened when there is one to read: its packages are an extra."""
+    try:
+        from . import constraints
+    except ImportError as error:
+        told = UsageError(f"tools and structured output need a package that is not installed: {error}")
+        raise advised(told, 'pip install "langchain-specfuse[structured]"') from error
+    return constraints
 
 
 def plain(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _function(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _told(schema: Any, wanted: Mapping[str, Any], method: str, strict: bool | None) -> dict[str, Any]:
     """What LangChain's traces want to know."""
     kwargs = {"method": method} if strict is None else {"method": method, "strict": strict}
-    source = schema if isinstance(schema, type) else {"title": "answer", **wanted}
+    source = schema if isinstance(schema, type) else {"title": name_of(schema), **wanted}
     return {"ls_structured_output_format": {"kwargs": kwargs, "schema": source}}
 
 

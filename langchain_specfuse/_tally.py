@@ -6,7 +6,7 @@ Knows rounds and LangChain's messages; nothing of who answers, how, or when.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessageChunk
@@ -16,9 +16,8 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from ._calls import Parted, Piece, Splitter
 from ._messages import PROVIDER
-from .core.values import Effort, Round
-
-CUT = "a stop string cut this call"
+from ._signal import Ledger, annotation
+from .core.values import Draft, Effort, Round
 
 
 class Tally:
@@ -39,12 +38,16 @@ class Tally:
         output_version: str | None,
         seed: int | None,
         splitter: Splitter | None = None,
+        ledger: Ledger | None = None,
+        runners_up: bool = False,
     ) -> None:
         self._names = names
         self._model_name = model_name
         self._v1 = output_version == "v1"
         self._seed = seed
         self._splitter = splitter
+        self._ledger = ledger or Ledger(None)
+        self._runners_up = runners_up
         self._begun = False
         self._shown = 0
         self._thinkers: list[str] = []
@@ -56,20 +59,42 @@ class Tally:
         self._output = self._drafted = self._verified = 0
         self._prompt = Effort()
 
-    def chunk(self, round: Round) -> ChatGenerationChunk | None:
-        """The chunk that this round releases; None if it releases nothing and is not the last."""
+    def chunks(self, round: Round) -> Iterator[ChatGenerationChunk]:
+        """The chunks that this round releases: words, then pieces of calls, then the end.
+
+        Each by itself: LangChain reads the pieces of a call only from a chunk that says nothing else and is not last.
+        """
         self._count(round)
         parted = self._parted(round)
-        if not (parted.said or parted.pieces or round.thoughts or round.finish):
-            return None
+        if parted.said or round.thoughts:
+            yield self._chunk(
+                self._said(round, parted.said), None if parted.pieces else round, kwargs=self._kwargs(round)
+            )
+        if parted.pieces:
+            yield self._chunk(self._called(round, parted.pieces), None, pieces=parted.pieces)
+        if round.finish and (parted.pieces or not (parted.said or round.thoughts)):
+            yield self._chunk([], round)
+
+    def _chunk(
+        self,
+        blocks: list[dict[str, Any]],
+        round: Round | None,
+        *,
+        pieces: Sequence[Piece] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatGenerationChunk:
+        """One chunk; with a round that ends the answer it is the last one."""
+        finish = round if round and round.finish else None
+        words = "".join(block["text"] for block in blocks if block["type"] == "text")
+        content: Any = blocks if self._v1 else words
+        calls = [self._call_chunk(piece) for piece in pieces]
         message = AIMessageChunk(
-            content=self._content(round, parted),
-            tool_call_chunks=[self._call_chunk(piece) for piece in parted.pieces]
-            + [self._call_chunk(_broken(cut)) for cut in [parted.cut] if cut],
-            additional_kwargs=self._kwargs(round),
-            response_metadata=self._metadata(round),
+            content=content,
+            tool_call_chunks=calls,
+            additional_kwargs=dict(kwargs or {}),
+            response_metadata=self._metadata(finish),
         )
-        if round.finish:
+        if finish:
             # Once, on the last chunk: merging adds numbers up and refuses floats that differ.
             message.usage_metadata = self.usage
             message.chunk_position = "last"
@@ -78,9 +103,7 @@ class Tally:
     def _parted(self, round: Round) -> Parted:
         if self._splitter is None:
             return Parted(round.text)
-        cut = round.finish == "stop_string" and round.closed
-        text = round.text.removesuffix(round.closed) if cut else round.text
-        return self._splitter.feed(text, last=bool(round.finish))
+        return self._splitter.feed(round.text, last=bool(round.finish))
 
     # --- counting -----------------------------------------------------------------------------------------------
 
@@ -89,12 +112,13 @@ class Tally:
             efforts = round.efforts.get("draft", {})
             self._prompt = next((efforts[n] for n in self._names if n in efforts and efforts[n].prompt), Effort())
         self._rounds += 1
+        self._ledger.note(round)
         self._won[round.winner] += 1
         self._looped += len(round.looped)
         self._forced += len(round.forced)
         self._exits += round.as_dict()["left"] if round.left else []
-        self._output += len(round.drafts[round.winner].tokens)
-        self._drafted += sum(len(draft.tokens) for draft in round.drafts.values())
+        self._output += _tokens(round.drafts[round.winner])
+        self._drafted += sum(map(_tokens, round.drafts.values()))
         self._verified += sum(effort.read for effort in round.efforts.get("verify", {}).values())
 
     @property
@@ -115,42 +139,31 @@ class Tally:
 
     # --- content ------------------------------------------------------------------------------------------------
 
-    def _content(self, round: Round, parted: Parted) -> str | list[str | dict[str, Any]]:
-        if not self._v1:
-            return parted.said
-        blocks: list[str | dict[str, Any]] = [*self._thoughts(round.thoughts)]
-        if parted.said:
-            blocks.append(self._text(round, parted.said))
-        blocks += [{"type": "tool_call_chunk", **self._call_chunk(piece)} for piece in parted.pieces]
-        if parted.cut:
-            cut = {"id": parted.cut.id, "name": parted.cut.name, "args": parted.cut.arguments, "error": CUT}
-            blocks.append({"type": "invalid_tool_call", **cut, "index": 1 + parted.cut.index})
-        return blocks
+    def _said(self, round: Round, text: str) -> list[dict[str, Any]]:
+        thoughts = list(self._thoughts(round.thoughts)) if self._v1 else []
+        return [*thoughts, self._text(round, text)] if text else thoughts
+
+    def _called(self, round: Round, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """Blocks of calls; where one begins it says who wrote it (LangChain keeps no annotations of a call)."""
+        author = {"member": round.winner, "round": round.number, "margin": round.margin}
+        return [
+            {"type": "tool_call_chunk", **self._call_chunk(piece)} | ({"extras": author} if piece.name else {})
+            for piece in pieces
+        ]
 
     def _text(self, round: Round, text: str) -> dict[str, Any]:
         start, self._shown = self._shown, self._shown + len(text)
-        author = {
-            "member": round.winner,
-            "round": round.number,
-            "margin": round.margin,
-            "start": start,
-            "end": self._shown,
-        }
+        author = annotation(round, start, self._shown, runners_up=self._runners_up)
         note = {"type": "non_standard_annotation", "value": author}
         return {"type": "text", "text": text, "annotations": [note], "index": 0}
 
-    def _thoughts(self, thoughts: Mapping[str, str]) -> list[dict[str, Any]]:
-        """A block of its own for every member that thinks."""
-        self._thinkers += [member for member in thoughts if member not in self._thinkers]
-        return [
-            {
-                "type": "reasoning",
-                "reasoning": thought,
-                "extras": {"member": member},
-                "index": f"lc_thought_{self._thinkers.index(member)}",
-            }
-            for member, thought in thoughts.items()
-        ]
+    def _thoughts(self, thoughts: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """A block of its own for every member that thinks; its name once, since merging joins texts."""
+        for member, thought in thoughts.items():
+            named = {} if member in self._thinkers else {"extras": {"member": member}}
+            self._thinkers += [member] if named else []
+            place = f"lc_thought_{self._thinkers.index(member)}"
+            yield {"type": "reasoning", "reasoning": thought, **named, "index": place}
 
     def _kwargs(self, round: Round) -> dict[str, Any]:
         if self._v1 or not round.thoughts:
@@ -166,14 +179,14 @@ class Tally:
 
     # --- metadata -----------------------------------------------------------------------------------------------
 
-    def _metadata(self, round: Round) -> dict[str, Any]:
+    def _metadata(self, finish: Round | None) -> dict[str, Any]:
         metadata: dict[str, Any] = {"output_version": "v1"} if self._v1 else {}
         if not self._begun:
             # On the first chunk only: merging strings joins them.
             metadata |= {"model_name": self._model_name, "model_provider": PROVIDER}
-        if round.finish:
-            called = round.finish == "stop" and self._splitter is not None and self._splitter.calls
-            metadata |= {"finish_reason": "tool_calls" if called else round.finish, "specfuse": self._summary(round)}
+        if finish:
+            called = finish.finish == "stop" and self._splitter is not None and self._splitter.calls
+            metadata |= {"finish_reason": "tool_calls" if called else finish.finish, "specfuse": self._summary(finish)}
         self._begun = True
         return metadata
 
@@ -188,10 +201,11 @@ class Tally:
             "forced": self._forced,
             "closed": bool(round.closed),
         }
+        if fields := self._ledger.fields():
+            summary["fields"] = fields
         return summary if self._seed is None else {**summary, "seed": self._seed}
 
 
-def _broken(cut: Piece) -> Piece:
-    """LangChain completes JSON that is cut, and would take the call for a whole one: this it cannot read."""
-    reads_as_json = cut.arguments.lstrip()[:1] in '{["'
-    return Piece(cut.index, cut.id, cut.name, "}" + cut.arguments if reads_as_json else cut.arguments)
+def _tokens(draft: Draft) -> int:
+    """How many tokens the draft has; one if it was cut where its writer has no seam, as the answer's budget has it."""
+    return len(draft.tokens) or bool(draft.text)

@@ -42,16 +42,27 @@ class Toolbox:
 
 
 def openai_tools(tools: Any, strict: bool | None = None) -> list[dict[str, Any]]:
-    """The tools in OpenAI's form, checked: each has a name of its own and a schema."""
+    """The tools in OpenAI's form, checked: each has a schema, and a name that no other has."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         error = UsageError(f"tools must be a list, got {tools!r:.200}")
         raise advised(error, "put it into a list: bind_tools([tool])")
     converted = [_openai_tool(tool, place, strict) for place, tool in enumerate(tools)]
-    names = [tool["function"]["name"] for tool in converted]
-    if twice := [name for name in names if names.count(name) > 1]:
-        error = UsageError(f"two tools are called {twice[0]!r}; names must differ")
-        raise advised(error, "give one of them another name, for example @tool('other_name')")
-    return converted
+    named: dict[str, dict[str, Any]] = {}
+    for tool in converted:
+        name = tool["function"]["name"]
+        # The same tool in two forms (a class, and its schema) is one.
+        if _bare(named.setdefault(name, tool)["function"]["parameters"]) != _bare(tool["function"]["parameters"]):
+            error = UsageError(f"two tools are called {name!r}; names must differ")
+            raise advised(error, "give one of them another name, for example @tool('other_name')")
+    return list(named.values())
+
+
+def _bare(schema: Any) -> Any:
+    """The schema without the titles that some forms have and others do not."""
+    if isinstance(schema, Mapping):
+        kept = {key: value for key, value in schema.items() if not (key == "title" and isinstance(value, str))}
+        return {key: _bare(value) for key, value in kept.items()}
+    return [_bare(one) for one in schema] if isinstance(schema, list) else schema
 
 
 def _openai_tool(tool: Any, place: int, strict: bool | None) -> dict[str, Any]:

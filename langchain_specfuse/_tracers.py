@@ -16,6 +16,7 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from langchain_core.tracers.base import BaseTracer
+from langchain_core.tracers.langchain import LangChainTracer
 from langchain_core.tracers.schemas import Run
 from langchain_core.utils.uuid import uuid7
 
@@ -77,29 +78,31 @@ def _note(run: Run, name: str, facts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _add(tracer: BaseTracer, parent: Run, span: Span) -> None:
-    run = _run(tracer, parent, span)
+    run = _begun(tracer, parent, span)
+    # LangSmith's tracer posts a run when it is begun: whole, so that it is one post, and before its children, as
+    # OpenTelemetry needs it. (Where its client writes spans, a post and a patch may change places, and one is lost.)
+    posted = isinstance(tracer, LangChainTracer)
     try:
+        if posted:
+            _finish(run, span)
         tracer._start_trace(run)
         if not any(child is run for child in parent.child_runs[-1:]):
             parent.child_runs.append(run)  # the parent is over: a stream that is closed early ends before its answer
         tracer._on_chain_start(run)
         for child in span.children:
             _add(tracer, run, child)
+        _finish(run, span)
         tracer._end_trace(run)
-        (tracer._on_chain_error if run.error else tracer._on_chain_end)(run)
+        if not posted:
+            (tracer._on_chain_error if run.error else tracer._on_chain_end)(run)
     finally:
         tracer.run_map.pop(str(run.id), None)
         tracer.order_map.pop(run.id, None)
 
 
-def _run(tracer: BaseTracer, parent: Run, span: Span) -> Run:
+def _begun(tracer: BaseTracer, parent: Run, span: Span) -> Run:
     # Never before its parent: the clock of another machine may differ, and runs are ordered by their beginnings.
     began = max(_time(span.began), parent.start_time)
-    extra = {
-        "metadata": {**_inherited(parent), **span.metadata},
-        # LangSmith's tracer then posts the run once, when it is over, with everything in it.
-        "defers_inputs": True,
-    }
     return Run(
         id=uuid7(int(began.timestamp() * 1e9)),
         parent_run_id=parent.id,
@@ -107,14 +110,16 @@ def _run(tracer: BaseTracer, parent: Run, span: Span) -> Run:
         run_type="chain",
         serialized=None,
         inputs=dict(span.inputs),
-        outputs=dict(span.outputs),
-        error=span.error,
         start_time=began,
-        end_time=max(_time(span.ended), began),
         tags=list(span.tags),
         events=[],
-        **tracer._get_run_kwargs(parent.id, extra),
+        **tracer._get_run_kwargs(parent.id, {"metadata": {**_inherited(parent), **span.metadata}}),
     )
+
+
+def _finish(run: Run, span: Span) -> None:
+    run.outputs, run.error = dict(span.outputs), span.error
+    run.end_time = max(_time(span.ended), run.start_time)
 
 
 def _inherited(parent: Run) -> dict[str, Any]:

@@ -85,6 +85,12 @@ class Account:
         if error is not None and not self._story.finished and not isinstance(error, UsageError):
             self._safely(self._cut, error)
 
+    async def __aenter__(self) -> Account:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.__exit__(kind, error, trace)
+
     def tell(self, round: Round) -> None:
         """A round is done."""
         self._scope.tell(round)

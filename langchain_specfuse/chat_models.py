@@ -7,9 +7,7 @@ on the desks' threads. Knows neither the method (``core``) nor how members work 
 from __future__ import annotations
 
 import asyncio
-import math
 import uuid
-import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import Any, cast
@@ -22,20 +20,21 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 
 from . import _options, _registry, _shapes, _structured, _tools, _tracing
-from ._asking import Call, loaded
+from ._asking import Call
+from ._counting import Counting
 from ._errors import langchain_errors
-from ._fields import SpecFuseFields, display_name, members_list
+from ._fields import display_name, members_list
 from ._messages import turns_of
+from ._native_events import NativeEvents
 from ._tally import Tally
 from .core.member import Probe
 from .core.values import Query
-from .errors import UsageError, advised
 
 MOST_THREADS = 256
 """A synchronous batch has a thread per question that only waits on a queue; never more than this."""
 
 
-class SpecFuseChatModel(SpecFuseFields):
+class SpecFuseChatModel(NativeEvents, Counting):
     """Several LLMs write one answer together, segment by segment.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
@@ -57,11 +56,10 @@ class SpecFuseChatModel(SpecFuseFields):
         with langchain_errors():
             call = self._call(messages, stop, kwargs)
             call, tally = self._told(call, call.loaded())
-            with closing(call.rounds()) as rounds:
+            with scope.answer(**call.about) as account, closing(call.rounds()) as rounds:
                 for round in rounds:
-                    scope.tell(round)
-                    if chunk := tally.chunk(round):
-                        yield chunk
+                    account.tell(round)
+                    yield from tally.chunks(round)
 
     async def _astream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
@@ -71,10 +69,10 @@ class SpecFuseChatModel(SpecFuseFields):
             # A schema may take long to check; the loop must go on meanwhile.
             call = await asyncio.to_thread(self._call, messages, stop, kwargs)
             call, tally = self._told(call, await call.aloaded())
-            async with aclosing(call.arounds()) as rounds:
+            async with scope.answer(**call.about) as account, aclosing(call.arounds()) as rounds:
                 async for round in rounds:
-                    await scope.atell(round)
-                    if chunk := tally.chunk(round):
+                    await account.atell(round)
+                    for chunk in tally.chunks(round):
                         yield chunk
 
     def _generate(
@@ -97,10 +95,13 @@ class SpecFuseChatModel(SpecFuseFields):
             query=Query(uuid.uuid4().hex, turns_of(messages)),
             settings=_options.settings(chosen),
             ensemble=_registry.ensemble_for(chosen["members"], chosen["verifiers"]),
-            shape=_shapes.shape_of(chosen, chosen["stop"]),
+            shape=_shapes.shape_of(chosen, stop or ()),
             limits={"prior": prior, "timeout": chosen["timeout"], "member_timeout": chosen["member_timeout"]},
             writers=names[: len(chosen["members"])],
             model=chosen["model"] or display_name(chosen["members"]),
+            runners_up=bool(chosen["runners_up"]),
+            preset=chosen["preset"],
+            trace=chosen["trace"],
         )
 
     def _told(self, call: Call, probes: Mapping[str, Probe]) -> tuple[Call, Tally]:
@@ -169,7 +170,7 @@ class SpecFuseChatModel(SpecFuseFields):
         """``bind``, with everything checked at once and not only when a question comes."""
         stop = _options.stop_strings(kwargs.get("stop") or [])
         chosen = self._chosen(stop, {name: value for name, value in kwargs.items() if name != "stop"})
-        _shapes.shape_of(chosen, chosen["stop"])
+        _shapes.shape_of(chosen, stop)
         return self.bind(**kwargs)
 
     # --- the run's own events (see _tracing) --------------------------------------------------------------------
@@ -250,38 +251,6 @@ class SpecFuseChatModel(SpecFuseFields):
         """Let go of the members' weights, also for other chat models that share them; the next question loads again."""
         _registry.unload(*self.members, *self.verifiers)
         self._held = None
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """The text in the first member's tokens."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        first = self._first_member()
-        if not hasattr(first, "token_ids"):
-            error = UsageError(f"the first member, {first.name!r}, has no tokenizer here")
-            raise advised(error, "set custom_get_token_ids=, or put a member with a tokenizer first")
-        return list(first.token_ids(text))
-
-    def get_num_tokens(self, text: str) -> int:
-        """How many tokens the text has for the first member; a guess of four bytes each if it cannot tell."""
-        if self.custom_get_token_ids is None and not hasattr(self._first_member(), "token_ids"):
-            warnings.warn("The first member has no tokenizer here: counting four bytes as a token.", stacklevel=2)
-            return math.ceil(len(text.encode()) / 4)
-        return len(self.get_token_ids(text))
-
-    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Any = None) -> int:
-        """How long the prompt is for the first member, with its chat template if it has one."""
-        turns, told = turns_of(messages), _tools.told_tools(_tools.openai_tools(tools or []))
-        first = self._first_member()
-        if self.custom_get_token_ids is None and hasattr(first, "token_count"):
-            return int(first.token_count(turns, told) if told else first.token_count(turns))
-        texts = [turn.text + "".join(call.name + call.arguments for call in turn.calls) for turn in turns]
-        texts += [tool.name + tool.description + tool.parameters for tool in told]
-        return sum(self.get_num_tokens(text) for text in texts)
-
-    def _first_member(self) -> Any:
-        ensemble = _registry.ensemble_for(self.members, self.verifiers)
-        loaded(ensemble)  # on its own desk: a member that loads itself would do it on the caller's thread
-        return next(iter(ensemble.members.values()))
 
 
 def _with_room(config: Any, size: int) -> Any:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
 from typing import Any, NoReturn, TextIO, get_args
 
-from . import _options, _registry
+from . import _options, _registry, _shapes
 from ._version import __version__
 from .core.values import PRESETS, ExitKind, FeedbackKind, Query, Round, ScoreKind, Turn
 from .engine.ensemble import Ensemble
@@ -106,6 +106,10 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
     what.add_argument("--system", metavar="TEXT", help="a system message")
     what.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before this text (repeatable)")
+    form = made.add_argument_group("what the answer must look like (one of these)")
+    form.add_argument("--schema", metavar="FILE", help="JSON that fits the JSON schema in this file")
+    form.add_argument("--regex", metavar="PATTERN", help="a text that this pattern matches whole")
+    form.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts (repeatable)")
     shown = made.add_argument_group("what is shown")
     shown.add_argument("--json", action="store_true", help="one JSON object per round, nothing else")
     shown.add_argument("--quiet", "-q", action="store_true", help="only the answer: no legend, table or progress")
@@ -121,9 +125,12 @@ def run(given: argparse.Namespace, members: Sequence[Any] | None, out: TextIO) -
     for text in (question, given.system or "", *(given.stop or ())):
         _options.refuse_broken(text)
     turns = [Turn("system", given.system)] if given.system else []
-    query = Query(uuid.uuid4().hex, (*turns, Turn("user", question)))
+    constraint = _shapes.shape_of(_form(given), settings.stop).constraint()
+    query = Query(uuid.uuid4().hex, (*turns, Turn("user", question)), constraint=constraint)
     ensemble = _ensemble(given, members)
-    with closing(ensemble.rounds(query, settings)) as rounds, _progress(given, ensemble):  # type: ignore[type-var]
+    referee = _shapes.referee_of(constraint)
+    answered = ensemble.rounds(query, settings, referee=referee)
+    with closing(answered) as rounds, _progress(given, ensemble):  # type: ignore[type-var]
         show = _show_json if given.json else _show_text
         show(rounds, given, list(ensemble.members), out)
 
@@ -136,6 +143,23 @@ def _settings(given: argparse.Namespace) -> Any:
     chosen = {name: value for name, value in vars(given).items() if name in unset or name == "preset"}
     defaults = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
     return _options.settings(unset | defaults | _options.checked(chosen, (*unset, "preset")))
+
+
+def _form(given: argparse.Namespace) -> dict[str, Any]:
+    """What the answer must look like, as the chat model's options have it."""
+    asked = {"regex": given.regex, "choice": given.choice, "response_format": None}
+    if given.schema is None:
+        return asked
+    try:
+        with open(given.schema, encoding="utf-8") as file:
+            schema = json.load(file)
+    except (OSError, ValueError) as error:
+        unread = UsageError(f"--schema {given.schema}: {error}")
+        raise advised(unread, "name a file that holds a JSON schema") from error
+    if not isinstance(schema, dict):
+        raise advised(UsageError(f"--schema {given.schema} holds no object: {schema!r:.80}"), "wanted a JSON schema")
+    wrapped = {"type": "json_schema", "json_schema": {"schema": schema}}
+    return {**asked, "response_format": wrapped}
 
 
 def _question(given: argparse.Namespace) -> str:

@@ -18,7 +18,7 @@ PLAIN = {"errors", "_version", "cli", "demo"}
 MAY_IMPORT = {
     "core": {"core", "errors"},
     "engine": {"engine", "core", "errors"},
-    "members": {"members", "core", "errors"},
+    "members": {"members", "constraints", "core", "errors"},
     "show": {"show", "core", "errors"},
     "constraints": {"constraints", "core", "errors"},
     "evaluation": {"evaluation", "engine", "members", "show", "constraints", "core", "errors", "_version"},
@@ -30,10 +30,13 @@ MAY_IMPORT = {
 }
 
 _HOSTING = {"members/transformers.py", *(name for name in FILES if name.startswith("members/_"))}
+_RULES = {name for name in FILES if name.startswith("constraints/")}
 _FACE = {name for name in FILES if "/" not in name and name.removesuffix(".py") not in PLAIN}
 THIRD_PARTY = {
     **dict.fromkeys(("torch", "transformers", "accelerate", "gguf", "safetensors"), _HOSTING),
-    "numpy": {*_HOSTING, "evaluation/statistics.py"},
+    "llguidance": {"constraints/_llguidance.py"},
+    "xgrammar": {"constraints/_xgrammar.py"},
+    "numpy": {*_HOSTING, *_RULES, "evaluation/statistics.py"},
     **dict.fromkeys(("huggingface_hub", "jinja2", "tokenizers"), _HOSTING),
     **dict.fromkeys(("langchain_core", "pydantic"), _FACE),
     "langsmith": {"evaluation/langsmith.py"},
@@ -139,6 +142,7 @@ def test_no_file_is_too_long_without_a_reason(name):
         ("import langchain_specfuse", {"torch", "transformers", "langchain_core", "pydantic"}),
         ("from langchain_specfuse import ScriptedMember", {"torch", "transformers", "langchain_core", "pydantic"}),
         ("import langchain_specfuse.core.rounds", {"torch", "transformers", "langchain_core", "asyncio", "threading"}),
+        ("import langchain_specfuse.constraints", {"torch", "transformers", "langchain_core", "pydantic"}),
         ("import langchain_specfuse.engine", {"torch", "transformers", "langchain_core", "pydantic"}),
         ("from langchain_specfuse import SpecFuseChatModel", {"torch"}),
     ],

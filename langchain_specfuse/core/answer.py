@@ -172,7 +172,9 @@ class Answer:
             text, segments = text + forced, (*segments, Segment(forced)) if forced else segments
             if self.referee.must_end(text):
                 finish = "stop"
-            elif left <= 0 or last or not (segment.text or writer_tokens):  # who adds nothing will not do so next time
+            elif not (segment.text or writer_tokens):  # who adds nothing will not do so next time
+                finish = "stop" if self._is_whole(text) else "length"
+            elif left <= 0 or last:
                 finish = "length"
         closed = self.referee.closing(text) if finish in ("length", "stop_string") else ""
         text += closed
@@ -188,6 +190,10 @@ class Answer:
             tokens_left=left,
             finish=finish,
         )
+
+    def _is_whole(self, text: str) -> bool:
+        """Whether nothing is missing; of prose nobody knows."""
+        return self.referee.prose(text) < len(text) and self.referee.may_end(text)
 
     def _held_back(self, text: str) -> int:
         """Stop strings are looked for in prose alone: inside a call nothing needs to wait for one."""

@@ -119,7 +119,11 @@ def call_for_scores(
     """verifier -> its score of each eligible draft. Nobody is asked when there is nothing to choose."""
     if len(ballot.eligible) < 2 or not panel.verifiers:
         return panel, {}
-    jobs = {name: ScoreJob(query, answer.segments, ballot.unknown_to(name)) for name in panel.verifiers}
+    writers = set(panel.drafters)
+    jobs = {
+        name: ScoreJob(query, answer.segments, ballot.unknown_to(name), thinks=name in writers)
+        for name in panel.verifiers
+    }
     replies = yield Ask(jobs, number)
     clock.lap("verify", replies)
     panel = _without_failed(panel, jobs, replies, answer, number)

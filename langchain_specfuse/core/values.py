@@ -230,6 +230,8 @@ class ScoreJob:
     query: Query
     answer: tuple[Segment, ...]
     candidates: tuple[Candidate, ...]
+    thinks: bool = True
+    """Whether this member, if it can think, has thought about the query: who only votes does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Run:
         """Move the loop to its next ``Ask``, handing out the rounds on the way."""
         try:
             item = self._loop.send(replies)
-            while isinstance(item, Round):
+            while not isinstance(item, Ask):
                 if self._over:
                     return
                 self._forget([departure.member for departure in item.left])

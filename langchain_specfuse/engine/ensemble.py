@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any, cast
 
 from ..core.member import Member, Probe
 from ..core.panel import Panel
 from ..core.referee import FREE, Referee
 from ..core.rounds import rounds
 from ..core.values import Query, Round, Seat, Settings
+from ..core.verdict import Verdict, decided
 from ..errors import UsageError, advised
 from .desk import Task, desk_for
 from .drive import adrive, drive
@@ -90,3 +92,27 @@ class Ensemble:
                 yield item
         finally:
             await driven.aclose()  # type: ignore[attr-defined]
+
+    def verdict(
+        self, query: Query, labels: Sequence[str], *, prior: Mapping[str, float] | None = None, **limits: float | None
+    ) -> Verdict:
+        """Let the members vote on these labels; nothing is drafted. ``limits`` are those of ``rounds``."""
+        loop = self._deciding(self.loaded().result(), query, labels, prior)
+        (found,) = drive(loop, query.id, self.members, **limits)
+        return cast("Verdict", found)
+
+    async def averdict(
+        self, query: Query, labels: Sequence[str], *, prior: Mapping[str, float] | None = None, **limits: float | None
+    ) -> Verdict:
+        """``verdict`` for asyncio."""
+        import asyncio
+
+        probes = await asyncio.wrap_future(self.loaded())
+        loop = self._deciding(probes, query, labels, prior)
+        (found,) = [item async for item in adrive(loop, query.id, self.members, **limits)]
+        return cast("Verdict", found)
+
+    def _deciding(
+        self, probes: Mapping[str, Probe], query: Query, labels: Sequence[str], prior: Mapping[str, float] | None
+    ) -> Any:
+        return decided(query, labels, Panel.of(self.seats(probes), prior))

@@ -247,3 +247,21 @@ def _explained(error: Exception, source: Source, name: str) -> Exception:
         return advised(told, "install what it names, or leave out the option that needs it")
     options = {key: value for key, value in vars(source).items() if key != "model" and value not in (None, False)}
     return advised(told, f"is the model whole, tokenizer and all, and can it be loaded with {options}?")
+
+
+def width(weights: Weights) -> int:
+    """How many tokens there are logits for: often more than the tokenizer knows."""
+    head = weights.model.get_output_embeddings()
+    return int((head if head is not None else weights.model.get_input_embeddings()).weight.shape[0])
+
+
+def context_limit(weights: Weights) -> int | None:
+    """The longest text that it reads, in tokens, if that is known."""
+    config = weights.model.config.get_text_config(decoder=True)
+    told = [getattr(config, "max_position_embeddings", None), getattr(weights.tokenizer, "model_max_length", None)]
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Beyond this length all positions turn otherwise, in a whole batch at once and in what is cached already.
+        told.append(rope.get("original_max_position_embeddings"))
+    known = [int(limit) for limit in told if limit and 0 < limit < 10**9]
+    return min(known, default=None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ._sampling import end_logprobs, logprobs_of
+from ._text import Words
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Scoring:
     def logprobs(self, ids: list[int], size: int, ended: bool, logits: Tensor) -> tuple[float, ...]:
         """One number per new token of the candidate, and one for its end.
 
-        ``ids``: prompt, answer, candidate, and ``end_ids`` if it ends; ``size``: how many of them without these;
-        ``logits``: before each new token and after the last, (new tokens + 1, vocabulary).
+        ``ids``: prompt, answer, candidate, and the words of its end if it was read with them; ``size``: how many of
+        them without these; ``logits``: before each new token and after the last, (new tokens + 1, vocabulary).
         """
         new = ids[len(ids) + 1 - len(logits) :]
         known = logprobs_of(logits[: len(new)], new) if new else []
@@ -35,9 +36,20 @@ class Scoring:
         if not ended:
             return tuple(known)
         end = end_logprobs(logits[count : count + 1], self.stops)[0]
-        if self.end_ids:
+        if len(ids) > size:
             end = either(end, math.fsum(known[count:]))
         return (*known[:count], end)
+
+    @staticmethod
+    def ends(words: Words, ids: list[int], size: int, text: str, logits: Tensor) -> tuple[int, ...]:
+        """How many of the candidate's characters are complete after each of its new tokens.
+
+        New tokens may begin before the candidate does, where its beginning is read together with the text before it.
+        """
+        start = len(ids) + 1 - len(logits)
+        told, ends = words.told(ids[:start], ids[start:size])
+        before = len(told) - len(text)
+        return tuple(max(0, end - before) for end in ends)
 
 
 def either(one: float, other: float) -> float:

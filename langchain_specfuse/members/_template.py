@@ -16,10 +16,10 @@ from typing import Any
 from ..core.values import CallFormat, Constraint, Tool, Turn
 from ..errors import UsageError, advised
 from ._native import Message, Native, found, message, tool_data
+from ._thinking import CLOSE, OPEN, opened, with_thought
 from ._tools import (
-    EXAMPLE_CALL,
+    EXAMPLE_CALLS,
     EXAMPLE_JSON,
-    EXAMPLE_QUESTION,
     call_format,
     calls_as_text,
     in_words,
@@ -62,26 +62,55 @@ class Template:
             log.warning("%s has no chat template: it gets a plain one (chat_template='plain', or your own)", name)
         self._folds_system: bool | None = None
 
-    def prompt(self, turns: Sequence[Turn], tools: Sequence[Tool] = (), constraint: Constraint | None = None) -> str:
-        """The text before the answer's first character."""
-        how = call_format(constraint)
+    def prompt(
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+        *,
+        think: bool = True,
+    ) -> str:
+        """The text before the answer's first character; where the template knows thoughts and ``think``, before the
+        thought's."""
         if self.plain:
-            return self._plain(
-                _all_in_words(turns, how, tools, constraint), constraint if tools or constraint else None
-            )
+            return self._plain(_all_in_words(turns, call_format(constraint), tools, constraint), constraint)
+        if not self.thinks:
+            return self._told(turns, tools, constraint, {})
+        text = self._told(turns, tools, constraint, {} if think else {"enable_thinking": False})
+        return with_thought(text, think)
+
+    def _told(
+        self, turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None, more: dict[str, Any]
+    ) -> str:
+        how = call_format(constraint)
         if not tools and not any(turn.calls or turn.role == "tool" for turn in turns):
-            return self._rendered(self._with_system(turns, in_words((), constraint, native=False, own=None)))
+            fitting = self._with_system(turns, in_words((), constraint, native=False, own=None))
+            return self._rendered(fitting, (), **more)
         native = self.native
         try:
             told = in_words(tools, constraint, native=native.tools, own=native.format)
             fitting = self._with_system(_fitting(turns, native, how), told)
-            return self._rendered(fitting, tools if native.tools else ())
+            return self._rendered(fitting, tools if native.tools else (), **more)
         except UsageError as error:
             # It knows such things, but not as they are here: several calls at once, a result in an odd place.
             try:
-                return self._rendered(self._with_system(_all_in_words(turns, how, tools, constraint), ""))
+                fitting = self._with_system(_all_in_words(turns, how, tools, constraint), "")
+                return self._rendered(fitting, (), **more)
             except UsageError:
                 raise error from None
+
+    @cached_property
+    def thinks(self) -> bool:
+        """Whether this template knows thoughts: it opens one, or has words for both ends of one."""
+        if self.plain:
+            return False
+        told = self.chat_template if isinstance(self.chat_template, str) else repr(self.chat_template)
+        if OPEN in told and CLOSE in told:
+            return True
+        try:
+            return opened(self._render([{"role": "user", "content": "x"}], add_generation_prompt=True))
+        except Exception:  # the template refuses; then it tells nothing
+            return False
 
     @cached_property
     def native(self) -> Native:
@@ -97,8 +126,9 @@ class Template:
         )
         return text
 
-    def _rendered(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> str:
-        more: dict[str, Any] = {"tools": [tool_data(tool) for tool in tools]} if tools else {}
+    def _rendered(self, turns: Sequence[Turn], tools: Sequence[Tool] = (), **more: Any) -> str:
+        if tools:
+            more["tools"] = [tool_data(tool) for tool in tools]
         try:
             messages = [message(turn, self.native.calls if turn.calls else "dict") for turn in turns]
             return self._render(messages, add_generation_prompt=True, **more)
@@ -143,7 +173,7 @@ def _examples(constraint: Constraint | None) -> list[tuple[str, str]]:
         if part.kind in ("json", "json_schema"):
             shown.append(EXAMPLE_JSON)
         elif part.kind == "calls":
-            shown.append((EXAMPLE_QUESTION, written(EXAMPLE_CALL, call_format(constraint))))
+            shown += [(question, written(call, call_format(constraint))) for question, call in EXAMPLE_CALLS]
     return shown or list(PLAIN_EXAMPLES)
 
 

@@ -54,13 +54,13 @@ class Words:
             if own is None:
                 run += segment.text
                 continue
-            ids += self._run_ids(ids, run)
+            ids += self.after(ids, run)
             ids += own
             run = ""
-        return ids + self._run_ids(ids, run)
+        return ids + self.after(ids, run)
 
-    def _run_ids(self, ids: list[int], run: str) -> list[int]:
-        """The tokens of others' text that follows ``ids``."""
+    def after(self, ids: Sequence[int], run: str) -> list[int]:
+        """The tokens of a text, not our own, that follows ``ids``."""
         if not run:
             return []
         left = self._left(ids)[1][-LEFT_CHARS:]

@@ -16,8 +16,11 @@ SCHEMA_CHARS = 1000
 TOOL_CHARS = 1600
 """The same for one tool's parameters."""
 CHOICE_CHARS = 600
-EXAMPLE_CALL = Call("get_time", '{"city": "Lima"}')
-EXAMPLE_QUESTION = "What time is it in Lima? Use a tool."
+EXAMPLE_CALLS = (
+    ("What time is it in Lima? Use a tool.", Call("get_time", '{"city": "Lima"}')),
+    ("How many feet are 7 meters? Use a tool.", Call("convert", '{"value": 7, "unit": "feet"}')),
+)
+"""Two that differ: after one alone a base model calls whatever is most like it."""
 EXAMPLE_JSON = (
     "Describe the planet Mars. Answer as JSON with the keys name, color and moons.",
     '{"name": "Mars", "color": "red", "moons": 2}',
@@ -46,8 +49,14 @@ def speaks(constraint: Constraint | None) -> bool:
 
 def call_format(constraint: Constraint | None) -> CallFormat:
     """How a call is written in this answer."""
-    told = next((json.loads(part.body) for part in parts(constraint) if part.kind == "calls"), {})
+    bodies = [json.loads(part.body) for part in parts(constraint) if part.kind == "calls"]
+    told: dict[str, str] = bodies[0] if bodies else {}
     return CallFormat(**{key: told[key] for key in CallFormat.__dataclass_fields__ if key in told})
+
+
+def trigger(how: CallFormat) -> str:
+    """What tells a call from prose: what begins it, or its first key where nothing does."""
+    return how.begin or "{" + json.dumps(how.name_key, ensure_ascii=False) + ': "'
 
 
 # --- calls and results as text ------------------------------------------------------------------------------------

@@ -5,12 +5,16 @@ Knows token ids, stores and logits; nothing of tokenizers or drafts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ._stores import Fan, Read, Store
+from ._slab import Slab
+from ._stores import Fan, Read, Rereading, Snapshots, Store
+
+log = logging.getLogger("langchain_specfuse")
 
 
 def right(store: Store, vocabulary: Sequence[int]) -> bool:
@@ -80,3 +84,19 @@ def _error(one: Tensor, other: Tensor) -> float:
     one, other = one.float(), other.float()
     error = float((one - other).abs().mean() / other.std().clamp_min(1e-6))
     return error if torch.isfinite(one).all() else float("inf")
+
+
+def best_store(read: Read, vocabulary: Sequence[int], budget: int, name: str) -> Store:
+    """The fastest store that agrees with a fresh reading of the same tokens."""
+    windows = None
+    if read.can_place:
+        try:
+            windows = Slab.windows_of(read.model.config)
+        except Exception as error:  # a config that transformers cannot lay out as a cache
+            log.debug("%s: no slab: %s", name, error)
+    stores: list[Store] = [Slab(read, windows, budget)] if windows else []
+    stores += [Snapshots(read, whole=True), Snapshots(read, whole=False)]
+    best = next((store for store in stores if right(store, vocabulary)), None)
+    if best is None:
+        log.warning("%s: no cache agrees with a fresh reading; everything is read anew: right, but slow", name)
+    return best or Rereading(read)

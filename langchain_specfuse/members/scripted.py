@@ -34,6 +34,7 @@ class ScriptedMember:
 
     ``answer`` is a text, a list of texts (one per question, in turn), or a function of the query. It goes on at the
     place where the agreed answer stands in words: after four agreed words it proposes its fifth and following ones.
+    Under a constraint, where an agreed text may end inside a word, it goes on there, as long as the text is its own.
 
     ``confidence`` scales its log-probabilities (0: sure of itself, 1: as above, more: unsure). ``fails_in`` is the
     number of a draft call (from 1) in which it raises ``error``; ``draft_only`` takes its vote away.
@@ -92,8 +93,7 @@ class ScriptedMember:
         self.open_queries.pop(query_id, None)
 
     def _draft(self, job: DraftJob) -> Draft:
-        place = len(_WORD.findall("".join(segment.text for segment in job.answer)))
-        rest = self._words(job.query)[place:]
+        place, rest = self._place(job)
         words = rest[: min(job.segment_tokens, job.max_tokens)]
         text = "".join(words)
         stop_at = first_stop(text, job.stop)
@@ -106,13 +106,15 @@ class ScriptedMember:
             tuple(self.token_ids(text)),
             (sure,) * (len(words) + ended),
             Effort(read=len(words), reused=prompt + place, prompt=prompt),
+            ends=None if job.query.constraint is None else _ends(words),
         )
 
     def _score(self, job: ScoreJob) -> Scored:
-        place = len(_WORD.findall("".join(segment.text for segment in job.answer)))
-        rest = self._words(job.query)[place:]
+        _, rest = self._place(job)
         rows = tuple(self._logprobs(c.text, c.ended, rest) for c in job.candidates)
-        return Scored(rows, Effort(read=sum(map(len, rows))))
+        bound = job.query.constraint is not None
+        ends = tuple(_ends(_WORD.findall(c.text)) for c in job.candidates) if bound else None
+        return Scored(rows, Effort(read=sum(map(len, rows))), ends)
 
     def _logprobs(self, text: str, ended: bool, rest: Sequence[str]) -> tuple[float, ...]:
         words = _WORD.findall(text)
@@ -121,10 +123,19 @@ class ScriptedMember:
             agrees.append(len(words) >= len(rest))
         return tuple((SURE if good else UNSURE) * self.confidence for good in agrees)
 
-    def _words(self, query: Query) -> list[str]:
+    def _place(self, job: DraftJob | ScoreJob) -> tuple[int, list[str]]:
+        """How many words have been agreed, and the words that it would still say."""
+        said = "".join(segment.text for segment in job.answer)
+        script = self._whole(job.query)
+        place = len(_WORD.findall(said))
+        if job.query.constraint is not None and script.startswith(said):
+            return place, _WORD.findall(script[len(said) :])
+        return place, _WORD.findall(script)[place:]
+
+    def _whole(self, query: Query) -> str:
         if query.id not in self.open_queries:
             self.open_queries[query.id] = self._script(query)
-        return _WORD.findall(self.open_queries[query.id])
+        return self.open_queries[query.id]
 
     def _script(self, query: Query) -> str:
         if callable(self.answer):
@@ -133,3 +144,7 @@ class ScriptedMember:
             return self.answer
         asked = sum(turn.role == "user" for turn in query.turns)
         return self.answer[(asked - 1) % len(self.answer)]
+
+
+def _ends(words: Sequence[str]) -> tuple[int, ...]:
+    return tuple(itertools.accumulate(map(len, words)))

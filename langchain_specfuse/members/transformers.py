@@ -11,11 +11,13 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ..constraints import Vocabulary, vocabulary
 from ..core.member import Probe
 from ..core.values import (
     CallFormat,
@@ -33,35 +35,25 @@ from ..core.values import (
     Turn,
 )
 from ..errors import UsageError, advised
-from ._drawing import OVERTIME, Drawing, Pen
-from ._loading import Source, Weights, given, weights_for
+from ._bound import Bound, Standing
+from ._drawing import OVERTIME, Drawing, Pen, guarded
+from ._loading import Source, Weights, context_limit, given, weights_for, width
+from ._memo import Memo
 from ._placement import available_memory
 from ._scoring import Scoring
-from ._slab import Slab
-from ._stores import Fan, Read, Rereading, Snapshots, Store
+from ._stores import Fan, Read
 from ._template import Template, end_of_turn, stop_ids
 from ._text import Words
-from ._trial import right
+from ._thinking import Thinking, Thought, opened
+from ._tools import call_format, parts, speaks, trigger
+from ._trial import best_store
 
 log = logging.getLogger("langchain_specfuse")
 
 CACHE_SHARE = 0.3
 """The part of the memory that is free after loading that a member's cache may take."""
-
-
-@dataclass
-class Memo:
-    """What a member keeps of one query beside its cache. All of it can be made again from a job."""
-
-    prompt: list[int]
-    settled: tuple[Segment, ...] = ()
-    """The answer up to the last own segment: what comes before it never changes again."""
-    settled_ids: list[int] = field(default_factory=list)
-    ahead: list[int] = field(default_factory=list)
-    """The last draft's tokens, with those that were cut off: drawn again, they would come out the same."""
-    ahead_logprobs: list[float] = field(default_factory=list)
-    ahead_after: list[int] = field(default_factory=list)
-    ahead_how: Sampling | None = None
+THINKING_TOKENS = 1024
+"""A reasoning model's thought is closed after so many tokens."""
 
 
 class TransformersMember:
@@ -75,7 +67,8 @@ class TransformersMember:
     ``device``/``device_map`` place it (default: a GPU that it fits on, else the CPU). ``system_prompt`` and ``seed``
     set members of one model apart (they share the weights); a ``system_prompt`` takes the place of the conversation's
     system messages. ``chat_template`` may be ``"plain"``, for base models. ``cache_bytes`` bounds its cache; when it is
-    short, the least recently used query is dropped and read again from its job: slower, never wrong.
+    short, the least recently used query is dropped and read again from its job: slower, never wrong. A reasoning model
+    thinks for itself before its first word, for at most ``thinking_tokens`` (0: never; others never do).
     """
 
     def __init__(
@@ -97,6 +90,7 @@ class TransformersMember:
         system_prompt: str | None = None,
         repetition_penalty: float | None = None,
         seed: int = 0,
+        thinking_tokens: int = THINKING_TOKENS,
         cache_bytes: int | None = None,
     ) -> None:
         in_memory = not isinstance(model, (str, os.PathLike))
@@ -128,9 +122,11 @@ class TransformersMember:
         self.system_prompt = system_prompt
         self.repetition_penalty = repetition_penalty
         self.seed = seed
+        self.thinking_tokens = thinking_tokens
         self.cache_bytes = cache_bytes
         self._memos: dict[str, Memo] = {}
         self._ready: Probe | None = None
+        self._grammars: Vocabulary | None = None
 
     def __repr__(self) -> str:
         return f"TransformersMember({self.source.model!r}, name={self.name!r})"
@@ -140,11 +136,12 @@ class TransformersMember:
         """All that tells this member's answers from another's, as plain JSON."""
         own = {"repetition_penalty": self.repetition_penalty, "seed": self.seed, "system_prompt": self.system_prompt}
         template = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
+        thinks = {} if self.thinking_tokens == THINKING_TOKENS else {"thinking_tokens": self.thinking_tokens}
         source = {key: value for key, value in vars(self.source).items() if value not in (None, False)}
         if self._in_memory:
             source["mark"] = self._in_memory.mark
         plain = {k: v if isinstance(v, (str, int, float, bool, dict)) else repr(v) for k, v in source.items()}
-        return plain | {key: value for key, value in (own | template).items() if value}
+        return plain | {key: value for key, value in (own | template).items() if value} | thinks
 
     @property
     def device(self) -> str:
@@ -164,7 +161,8 @@ class TransformersMember:
 
     @torch.inference_mode()
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return self._each(jobs, self._draft_batch, extra=lambda job: OVERTIME * job.segment_tokens + 8)
+        extra = lambda job: OVERTIME * max(job.segment_tokens, job.call_tokens if job.query.constraint else 0) + 8
+        return self._each(jobs, self._draft_batch, extra=extra)
 
     @torch.inference_mode()
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
@@ -179,9 +177,9 @@ class TransformersMember:
 
     def unload(self) -> None:
         """Free the weights and all caches (weights given in memory stay yours). The next job loads them again."""
-        self._weights, self._ready = self._in_memory, None
+        self._weights, self._ready, self._grammars = self._in_memory, None, None
         self._memos.clear()
-        for part in ("store", "drawing", "scoring", "words", "template"):
+        for part in ("store", "drawing", "scoring", "thinking", "words", "template"):
             vars(self).pop(part, None)
 
     # --- tokens for people ----------------------------------------------------------------------------------------
@@ -206,13 +204,14 @@ class TransformersMember:
         self.end_ids = self.words.continuing(self.template.end_text) if self.template.end_text else []
         own = self.repetition_penalty
         self.penalty = own if own is not None else getattr(config, "repetition_penalty", None)
-        self.context_limit = _context_limit(weights)
+        self.context_limit = context_limit(weights)
 
     def _probed(self, weights: Weights) -> Probe:
         read = Read(weights.model)
-        self.store = self._store_that_is_right(read, self._vocabulary(weights))
+        self.store = best_store(read, self._vocabulary(weights), self._budget(), self.name)
         self.drawing = Drawing(self.words, self.store, self.stops, self.template.end_text)
         self.scoring = Scoring(self.stops, self.end_ids)
+        self.thinking = Thinking(self.words, self.store, self.stops, Sampling(repetition_penalty=self.penalty))
         kind = type(self.store).__name__.lower()
         detail = f"{weights.device}, {str(weights.model.dtype).removeprefix('torch.')}, {read.kind}, {kind}"
         log.info("%s: %s", self.name, detail)
@@ -223,21 +222,6 @@ class TransformersMember:
         own = self.template.native.format
         plain = own and all(self.words.decode(self.words.continuing(mark)) == mark for mark in (own.begin, own.end))
         return own if plain else None
-
-    def _store_that_is_right(self, read: Read, vocabulary: list[int]) -> Store:
-        """The fastest store that agrees with a fresh reading of the same tokens."""
-        windows = None
-        if read.can_place:
-            try:
-                windows = Slab.windows_of(read.model.config)
-            except Exception as error:  # a config that transformers cannot lay out as a cache
-                log.debug("%s: no slab: %s", self.name, error)
-        stores: list[Store] = [Slab(read, windows, self._budget())] if windows else []
-        stores += [Snapshots(read, whole=True), Snapshots(read, whole=False)]
-        best = next((store for store in stores if right(store, vocabulary)), None)
-        if best is None:
-            log.warning("%s: no cache agrees with a fresh reading; everything is read anew: right, but slow", self.name)
-        return best or Rereading(read)
 
     def _vocabulary(self, weights: Weights) -> list[int]:
         """A few ordinary tokens to try things with."""
@@ -251,35 +235,55 @@ class TransformersMember:
     # --- prompts and contexts ---------------------------------------------------------------------------------------
 
     def _prompt_ids(
-        self, turns: Sequence[Turn], tools: Sequence[Tool] = (), constraint: Constraint | None = None
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+        *,
+        thinks: bool = True,
     ) -> list[int]:
         if self.system_prompt is not None:
             turns = [Turn("system", self.system_prompt), *(turn for turn in turns if turn.role != "system")]
-        return self.words.encode(self.template.prompt(turns, tools, constraint))
+        think = thinks and self.thinking_tokens > 0
+        return self.words.encode(self.template.prompt(turns, tools, constraint, think=think))
 
-    def _memo(self, query: Query) -> Memo:
+    def _memo(self, query: Query, thinks: bool = True) -> Memo:
         if query.id not in self._memos:
-            prompt = self._prompt_ids(query.turns, query.tools, query.constraint)
-            self._memos[query.id] = Memo(prompt or self.stops[:1] or [0])
+            ids = self._prompt_ids(query.turns, query.tools, query.constraint, thinks=thinks)
+            prompt = ids or self.stops[:1] or [0]
+            self._memos[query.id] = Memo(prompt, len(prompt))
         return self._memos[query.id]
 
-    def _context(self, job: DraftJob | ScoreJob) -> list[int]:
-        return self._read_ids(self._memo(job.query), job.answer)
+    def _think(self, jobs: Sequence[DraftJob | ScoreJob]) -> None:
+        """The thoughts about queries that are new here. They depend on the query alone, whatever job comes first."""
+        if not self.template.thinks or self.thinking_tokens <= 0:
+            return
+        new: dict[str, Thought] = {}
+        for job in jobs:
+            query = job.query
+            if query.id not in self._memos:
+                with suppress(UsageError):  # told for its own job
+                    prompt = self._memo(query, isinstance(job, DraftJob) or job.thinks).prompt
+                    if opened(self.words.tokenizer.decode(prompt[-8:], skip_special_tokens=False)):
+                        room = (self.context_limit or len(prompt) + 2 * self.thinking_tokens) - len(prompt)
+                        new[query.id] = Thought(query.id, prompt, min(self.thinking_tokens, room // 2))
+        try:
+            self.thinking.batches(list(new.values()))
+        except BaseException:
+            for key in new:  # half a thought is none
+                self.forget(key)
+            raise
+        for key, thought in new.items():
+            memo = self._memos[key]
+            memo.prompt, memo.thought = thought.ids, thought.text
 
-    def _read_ids(self, memo: Memo, answer: tuple[Segment, ...]) -> list[int]:
-        """Prompt and answer in tokens; from the last own segment on, so that a long answer costs no more."""
-        count = len(memo.settled)
-        if answer[:count] != memo.settled or not count:
-            count, memo.settled, memo.settled_ids = 0, (), memo.prompt
-        own = max((i for i in range(count, len(answer)) if self.name in answer[i].tokens), default=-1) + 1
-        if own > count:
-            memo.settled_ids = self.words.answer_ids(self.name, memo.settled_ids, answer[count:own])
-            count, memo.settled = own, answer[:own]
-        return self.words.answer_ids(self.name, memo.settled_ids, answer[count:])
+    def _context(self, job: DraftJob | ScoreJob) -> list[int]:
+        return self._memo(job.query).read(self.name, self.words, job.answer)
 
     def _each(self, jobs: Sequence[Any], work: Any, *, extra: Any) -> list[Any]:
         """Split the jobs into those that do not fit and batches that fit into memory; replies in the jobs' order."""
         self.probe()
+        self._think(jobs)
         replies: list[Any] = [None] * len(jobs)
         fitting: list[tuple[int, Any, list[int]]] = []
         for at, job in enumerate(jobs):
@@ -304,7 +308,9 @@ class TransformersMember:
         """The longest text that must be read for this job, in tokens."""
         if isinstance(job, DraftJob):
             return len(context) + 1
-        texts = [len(self._candidate_ids(job, c.text)) + c.ended * len(self.end_ids) for c in job.candidates]
+        texts = [
+            len(self._candidate_ids(job, c.text)) + c.ended * len(self._end_ids(job.query)) for c in job.candidates
+        ]
         return max([len(context), *texts])
 
     def _safely(self, batch: Sequence[tuple[int, Any, list[int]]], work: Any) -> list[Any]:
@@ -322,14 +328,15 @@ class TransformersMember:
 
     # --- drafting ---------------------------------------------------------------------------------------------------
 
-    def _draft_batch(self, batch: Sequence[tuple[DraftJob, list[int]]]) -> list[Draft]:
+    def _draft_batch(self, batch: Sequence[tuple[DraftJob, list[int]]]) -> list[Draft | Failure]:
+        clock = time.time()
         since, read, reused = time.perf_counter(), self.store.passed, self.store.reused
         pens = [self._pen(job, context) for job, context in batch]
         logits = self.store.lead([(pen.key, pen.context + pen.tokens) for pen in pens], exact=True)
         self.drawing.draw(pens, dict(zip((pen.key for pen in pens), logits, strict=True)))
-        seconds = time.perf_counter() - since
-        share = (self.store.passed - read, self.store.reused - reused)
-        return [self._drafted(pen, share, len(pens), seconds) for pen in pens]
+        seconds, many = time.perf_counter() - since, len(pens)
+        share = Effort((self.store.passed - read) // many, (self.store.reused - reused) // many, 0, seconds, clock)
+        return [pen.failure or self._drafted(pen, share) for pen in pens]
 
     def _pen(self, job: DraftJob, context: list[int]) -> Pen:
         memo = self._memo(job.query)
@@ -340,38 +347,62 @@ class TransformersMember:
         )
         room = (self.context_limit or len(context) + job.max_tokens) - len(context)
         pen = Pen(job, job.query.id, context, how, min(job.max_tokens, room))
+        if job.query.constraint is not None:
+            with guarded(pen):
+                pen.bound = self._bound(job, memo)
+                self.drawing.open(pen)
         gone = len(context) - len(memo.ahead_after)
         if memo.ahead_how == how and gone > 0 and context == memo.ahead_after + memo.ahead[:gone]:
             # One by one, as if they were drawn now: where the draft ends must not depend on what is known already.
             for token, logprob in list(zip(memo.ahead, memo.ahead_logprobs, strict=True))[gone:][: pen.limit]:
+                before = len(pen.tokens)
                 if not pen.done:
-                    pen.put(token, logprob, None)
-                    self.drawing.look(pen)
+                    self.drawing.add(pen, token, logprob, None)
+                if len(pen.tokens) == before:
+                    break
         return pen
 
-    def _drafted(self, pen: Pen, share: tuple[int, int], many: int, seconds: float) -> Draft:
+    def _bound(self, job: DraftJob, memo: Memo) -> Bound:
+        """Where a draft for this job begins under its query's constraint."""
+        constraint = job.query.constraint
+        assert constraint is not None and self._weights is not None
+        if memo.standing is None:
+            if self._grammars is None:
+                self._grammars = vocabulary(self._weights.tokenizer, width(self._weights), self.stops)
+            memo.standing = Standing(self._grammars.grammar(constraint))
+        calls = any(part.kind == "calls" for part in parts(constraint))
+        state = memo.standing.after("".join(segment.text for segment in job.answer))
+        return Bound(state, trigger(call_format(constraint)) if calls else "")
+
+    def _drafted(self, pen: Pen, share: Effort) -> Draft:
         """The draft as others will see it; what was cut off is kept for the next one."""
         kept = pen.tokens[: pen.kept] + pen.rest
-        text = self.words.told(pen.context, kept)[0]
+        text, ends = self.words.told(pen.context, kept)
         logprobs = pen.logprobs[: pen.kept + bool(pen.rest)] + [0.0] * (len(pen.rest) - 1)
         memo = self._memo(pen.job.query)
-        memo.ahead, memo.ahead_logprobs = list(pen.tokens), list(pen.logprobs)
+        known = pen.known_again()
+        memo.ahead, memo.ahead_logprobs = pen.tokens[:known], pen.logprobs[:known]
         memo.ahead_after, memo.ahead_how = list(pen.context), pen.how
         if pen.kept < len(pen.tokens) and pen.logits[pen.kept] is not None:
             self.store.pin(pen.key, len(pen.context) + pen.kept, pen.logits[pen.kept].clone())  # type: ignore[union-attr]
         if pen.ended and pen.end_logprob is not None:
             logprobs = [*logprobs, pen.end_logprob]
-        effort = Effort(share[0] // many, share[1] // many, len(memo.prompt), seconds)
-        return Draft(text, pen.ended, tuple(kept), tuple(logprobs), effort)
+        effort = replace(share, prompt=memo.asked)
+        told = tuple(ends) if pen.bound else None
+        # Told with the first draft, and with it again whenever that is asked for again.
+        first = not any(segment.tokens for segment in pen.job.answer)
+        return Draft(text, pen.ended, tuple(kept), tuple(logprobs), effort, told, memo.thought if first else "")
 
     # --- scoring ----------------------------------------------------------------------------------------------------
 
     def _score_batch(self, batch: Sequence[tuple[ScoreJob, list[int]]]) -> list[Scored]:
         since, read, reused = time.perf_counter(), self.store.passed, self.store.reused
+        clock = time.time()
         fans, sizes = [], []
         for job, context in batch:
             texts = [self._candidate_ids(job, c.text) for c in job.candidates]
-            tails = [ids + self.end_ids if c.ended else ids for ids, c in zip(texts, job.candidates, strict=True)]
+            end = self._end_ids(job.query)
+            tails = [ids + end if c.ended else ids for ids, c in zip(texts, job.candidates, strict=True)]
             fans.append(Fan(job.query.id, context, tails))
             sizes.append([len(ids) for ids in texts])
         told = self.store.fan(fans)
@@ -383,21 +414,23 @@ class TransformersMember:
             for (job, _), fan, lengths, per_branch in zip(batch, fans, sizes, told, strict=True)
         ]
         seconds, many = time.perf_counter() - since, len(batch)
-        effort = Effort((self.store.passed - read) // many, (self.store.reused - reused) // many, 0, seconds)
-        return [Scored(row, effort) for row in rows]
+        effort = Effort((self.store.passed - read) // many, (self.store.reused - reused) // many, 0, seconds, clock)
+        ends = [
+            tuple(
+                self.scoring.ends(self.words, ids, size, candidate.text, logits)
+                for ids, size, candidate, logits in zip(fan.branches, lengths, job.candidates, per_branch, strict=True)
+            )
+            if job.query.constraint
+            else None
+            for (job, _), fan, lengths, per_branch in zip(batch, fans, sizes, told, strict=True)
+        ]
+        return [Scored(row, effort, known) for row, known in zip(rows, ends, strict=True)]
+
+    def _end_ids(self, query: Query) -> list[int]:
+        """The words that end a turn, where the query's constraint leaves room for any."""
+        return self.end_ids if speaks(query.constraint) else []
 
     def _candidate_ids(self, job: ScoreJob, text: str) -> list[int]:
         """Prompt, answer and candidate, tokenized as it would be if the candidate were agreed."""
         answer = (*job.answer, Segment(text)) if text else job.answer
-        return self._read_ids(self._memo(job.query), answer)
-
-
-def _context_limit(weights: Weights) -> int | None:
-    config = weights.model.config.get_text_config(decoder=True)
-    told = [getattr(config, "max_position_embeddings", None), getattr(weights.tokenizer, "model_max_length", None)]
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        # Beyond this length all positions turn otherwise, in a whole batch at once and in what is cached already.
-        told.append(rope.get("original_max_position_embeddings"))
-    known = [int(limit) for limit in told if limit and 0 < limit < 10**9]
-    return min(known, default=None)
+        return self._memo(job.query).read(self.name, self.words, answer)

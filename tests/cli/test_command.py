@@ -241,3 +241,58 @@ def test_version_and_help(ask):
     assert ask("--version")[:2] == (FINE, f"specfuse {__version__}\n")
     code, out, _ = ask("--help")
     assert code == FINE and "--members" in out and "exit codes" in out
+
+
+# --- what the answer must look like -----------------------------------------------------------------------------
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+@pytest.fixture
+def schema(tmp_path):
+    file = tmp_path / "city.json"
+    file.write_text(json.dumps(CITY))
+    return str(file)
+
+
+def test_an_answer_by_a_schema_is_json_and_nothing_else(ask, schema):
+    by = [ScriptedMember('{"city": "Rome"}', name="a"), ScriptedMember("I think it is Rome.", name="b")]
+    code, out, err = ask("Where?", "--schema", schema, "-q", by=by)
+    assert (code, err, json.loads(out)) == (FINE, "", {"city": "Rome"})
+
+
+def test_an_answer_that_is_cut_off_is_closed(ask, schema):
+    by = [ScriptedMember('{"city": "Rome and many other places"}', name="a")]
+    code, out, _ = ask("Where?", "--schema", schema, "--max-tokens", "2", by=by)
+    assert code == FINE and "closed by hand" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [(("--choice", "yes", "--choice", "no"), "yes"), (("--regex", "y[a-z]+"), "yes")],
+)
+def test_a_choice_and_a_pattern_are_kept(ask, argv, said):
+    assert ask("Well?", *argv, "-q", by=[ScriptedMember("yes", name="a")])[:2] == (FINE, said + "\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("--schema", "/nowhere.json"), "nowhere.json"),
+        (("--choice", "a", "--regex", "b"), "choice"),
+        (("--regex", "("), "regex"),
+        (("--choice", ""), "choice"),
+        (("--choice", "a", "--stop", "x"), "stop"),
+    ],
+)
+def test_forms_that_cannot_be_are_refused_before_anything_loads(ask, argv, told):
+    code, out, err = ask("Well?", *argv)
+    assert (code, out) == (MISUSED, "") and told in err
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "nonsense"])
+def test_a_file_that_holds_no_schema_is_refused(ask, tmp_path, text):
+    file = tmp_path / "s.json"
+    file.write_text(text)
+    code, out, err = ask("Well?", "--schema", str(file))
+    assert (code, out) == (MISUSED, "") and "s.json" in err

@@ -204,3 +204,11 @@ def test_a_query_without_a_constraint_is_as_before():
     assert free.text == bound.text == "The sky is blue."
     assert {round.forced + round.closed for round in free.rounds} == {""}
     assert isinstance(free.asks[0].jobs["a"], DraftJob)
+
+
+def test_an_answer_to_which_nobody_adds_anything_ends_as_it_should():
+    """Whole under its constraint: it has come to its end. Not whole: it was cut off."""
+    numbers = Only(("1", "12"))
+    assert play(speakers(a="1 and more words"), referee=numbers).rounds[-1].finish == "stop"
+    cut = play(speakers(a="1 and more words"), referee=Only(("123", "124"))).rounds[-1]
+    assert (cut.finish, cut.closed) == ("length", "3")

@@ -343,3 +343,10 @@ def test_dissent_and_the_runner_up_are_told_by_distinct_drafts(drafts, totals, a
     assert round.dissent == pytest.approx(dissent, abs=1e-3)
     assert round.runner_up == runner_up
     assert {"dissent", "runner_up"} <= round.as_dict().keys()
+
+
+def test_who_only_votes_is_told_that_it_need_not_think():
+    seats = [Seat("a"), Seat("b"), Seat("c", drafts=False)]
+    played = play(speakers(a=BLUE, b=GREY, c=BLUE), seats=seats)
+    asked = {n: job.thinks for ask in played.asks for n, job in ask.jobs.items() if isinstance(job, ScoreJob)}
+    assert asked == {"a": True, "b": True, "c": False}

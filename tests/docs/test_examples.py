@@ -11,11 +11,15 @@ import pytest
 from .blocks import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-REAL = {"quickstart", "chain", "rag", "own_model"}
+REAL = {"agent", "chain", "decision", "own_model", "quickstart", "rag", "structured"}
 WORDS = {
+    "agent": "tool: The museum is open from 10 to 5.",
     "async_batch": "1 2 3 4 5 6 7 8 9 done.",
+    "decision": "dissent",
     "events": "cyd left",
-    "langgraph_node": "answer 'Take the train:'",
+    "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
+    "rag": "[2]",
+    "structured": "Booking(name=",
     "testing": "all fine",
     "own_model": "teacher",
     "quickstart": "rounds, written by",

@@ -215,7 +215,7 @@ async def test_tracers_see_one_run_with_the_whole_answer(ensemble: Any, way: Any
     tracer = LangChainTracer(client=client)
     await way(ensemble(), {"callbacks": [tracer]})
     tracer.wait_for_futures()
-    created = [call.kwargs for call in client.create_run.call_args_list]
+    created = [call.kwargs for call in client.create_run.call_args_list if call.kwargs["run_type"] == "llm"]
     updated = [call.kwargs for call in client.update_run.call_args_list]
     assert len(created) == len(updated) == 1
     message = updated[0]["outputs"]["generations"][0][0]["message"]["kwargs"]

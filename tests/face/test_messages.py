@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel, UsageError
 from langchain_specfuse._messages import turns_of
+from langchain_specfuse.core.values import Call, Turn
 
 from .conftest import asked
 
@@ -48,14 +61,117 @@ def test_text_blocks_are_joined_and_thoughts_left_out() -> None:
     assert shown([human, thinking]) == [("user", "one two"), ("assistant", "three")]
 
 
-def test_tool_calls_and_results_of_earlier_turns_are_written_out() -> None:
-    call = {"name": "add", "args": {"a": 1}, "id": "1"}
-    messages = [HumanMessage("1+1?"), AIMessage("", tool_calls=[call]), ToolMessage("2", tool_call_id="1", name="add")]
-    assert shown(messages) == [
-        ("user", "1+1?"),
-        ("assistant", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
-        ("user", '<tool_response>\n{"name": "add", "content": "2"}\n</tool_response>'),
+# --- calls and what they brought ----------------------------------------------------------------------------------
+
+ADD = {"name": "add", "args": {"a": 1, "b": "天"}, "id": "1"}
+ADDED = Call("add", '{"a": 1, "b": "天"}', "1")
+
+
+def test_calls_and_results_are_turns_of_their_own_kind() -> None:
+    messages = [
+        HumanMessage("1+1?"),
+        AIMessage("So.", tool_calls=[ADD]),
+        ToolMessage("2", tool_call_id="1", name="add"),
     ]
+    assert turns_of(messages) == (
+        Turn("user", "1+1?"),
+        Turn("assistant", "So.", calls=(ADDED,)),
+        Turn("tool", "2", name="add", call_id="1"),
+    )
+
+
+USE = {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1, "b": "天"}}
+CALL_BLOCK = {"type": "tool_call", "id": "1", "name": "add", "args": {"a": 1, "b": "天"}}
+
+
+@pytest.mark.parametrize("block", [USE, CALL_BLOCK], ids=lambda block: block["type"])
+@pytest.mark.parametrize("told", [True, False])
+def test_a_call_is_told_once_whether_in_a_block_in_tool_calls_or_in_both(block: dict[str, Any], told: bool) -> None:
+    content: list[str | dict[Any, Any]] = [{"type": "text", "text": "some text"}, block]
+    message = AIMessage(content, tool_calls=[ADD] if told else [])
+    assert turns_of([HumanMessage("?"), message])[1] == Turn("assistant", "some text", calls=(ADDED,))
+
+
+def test_two_equal_calls_with_ids_of_their_own_are_two() -> None:
+    calls = [ADD, {**ADD, "id": "2"}]
+    (_, turn) = turns_of([HumanMessage("?"), AIMessage([USE, {**USE, "id": "2"}], tool_calls=calls)])
+    assert [call.id for call in turn.calls] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [('{"a": 1', '{"invalid": "{\\"a\\": 1"}'), ('{"a": 1}', '{"a": 1}'), (None, "{}"), ("[1]", '{"invalid": "[1]"}')],
+)
+def test_a_broken_call_is_told_as_an_object_too(args: str | None, expected: str) -> None:
+    broken = {"name": "add", "args": args, "id": "9", "error": "bad", "type": "invalid_tool_call"}
+    (_, turn) = turns_of([HumanMessage("?"), AIMessage("", invalid_tool_calls=[broken])])
+    assert turn.calls == (Call("add", expected, "9"),)
+
+
+def test_a_result_without_a_name_has_that_of_its_call() -> None:
+    messages = [HumanMessage("?"), AIMessage("", tool_calls=[ADD]), ToolMessage("2", tool_call_id="1")]
+    assert turns_of(messages)[2] == Turn("tool", "2", name="add", call_id="1")
+    assert turns_of([ToolMessage("2", tool_call_id="7")])[0].name == ""
+
+
+def test_a_failed_result_says_so_once_and_artifacts_stay_with_the_caller() -> None:
+    failed = ToolMessage("no such city", tool_call_id="1", status="error", artifact={"big": object()})
+    told = ToolMessage("Error: no such city", tool_call_id="1", status="error")
+    assert [turn.text for turn in turns_of([failed, told])] == ["Error: no such city"] * 2
+
+
+def test_a_result_may_be_a_list_of_texts_and_of_data() -> None:
+    content: list[str | dict[Any, Any]] = ["one ", {"type": "text", "text": "two "}, {"type": "json", "json": {"a": 1}}]
+    assert turns_of([ToolMessage(content, tool_call_id="1")])[0].text == 'one two {"a": 1}'
+    with pytest.raises(UsageError, match="block 0 of message 0 \\(tool\\) is of type 'image'"):
+        turns_of([ToolMessage([{"type": "image", "url": "x"}], tool_call_id="1")])
+
+
+def test_an_old_function_message_is_a_result() -> None:
+    assert turns_of([FunctionMessage("2", name="add")]) == (Turn("tool", "2", name="add"),)
+
+
+def test_neighbours_that_call_or_answer_calls_stay_apart() -> None:
+    results = [ToolMessage("2", tool_call_id="1"), ToolMessage("3", tool_call_id="2")]
+    messages = [HumanMessage("?"), AIMessage("one", tool_calls=[ADD]), AIMessage("two"), *results]
+    assert [turn.role for turn in turns_of(messages)] == ["user", "assistant", "assistant", "tool", "tool"]
+
+
+CALLS = st.lists(
+    st.builds(
+        lambda name, args, call_id: {"name": name, "args": args, "id": call_id},
+        st.sampled_from(["add", "sub"]),
+        st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=5) | st.none(), max_size=2),
+        st.sampled_from(["1", "2", "3"]),
+    ),
+    max_size=2,
+)
+MESSAGES = st.lists(
+    st.builds(SystemMessage, st.text(max_size=5))
+    | st.builds(HumanMessage, st.text(max_size=5))
+    | st.builds(lambda text, calls: AIMessage(text, tool_calls=calls), st.text(max_size=5), CALLS)
+    | st.builds(
+        lambda text, call_id: ToolMessage(text, tool_call_id=call_id), st.text(max_size=5), st.sampled_from(["1", "9"])
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(MESSAGES)
+def test_no_word_call_or_result_is_lost_or_moved(messages: list[BaseMessage]) -> None:
+    turns = turns_of(messages)
+    calls = [call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
+    assert [(c.name, json.loads(c.arguments), c.id) for turn in turns for c in turn.calls] == [
+        (c["name"], c["args"], c["id"]) for c in calls
+    ]
+    results = [message for message in messages if isinstance(message, ToolMessage)]
+    assert [(t.text, t.call_id) for t in turns if t.role == "tool"] == [(m.text, m.tool_call_id) for m in results]
+    for kind, role in ((SystemMessage, "system"), (HumanMessage, "user"), (AIMessage, "assistant")):
+        words = "".join(message.text for message in messages if isinstance(message, kind)).replace("\n", "")
+        assert "".join(turn.text for turn in turns if turn.role == role).replace("\n", "") == words
+    assert turns_of(messages) == turns
+    assert all(a.role != b.role or "tool" in (a.role, b.role) or a.calls or b.calls for a, b in pairwise(turns))
 
 
 def test_generic_roles_are_understood() -> None:

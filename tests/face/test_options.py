@@ -72,6 +72,7 @@ def test_a_wrong_choice_is_told_with_what_it_got_what_was_wanted_and_what_to_do(
         ("max_new_tokens", "max_tokens"),
         ("models", "members"),
         ("segment_len", "segment_tokens"),
+        ("functions", "tools"),
     ],
 )
 def test_an_unknown_option_names_the_nearest(ensemble: Any, wrong: str, right: str) -> None:
@@ -96,20 +97,6 @@ def test_none_means_not_chosen(ensemble: Any) -> None:
     llm = ensemble(temperature=None, stop=None)
     assert (llm.temperature, llm.stop) == (0.0, None)
     assert llm.invoke("Why?", max_tokens=None, tools=None, tool_choice=None, stop=None).text == BLUE
-
-
-def test_tools_are_refused_in_words(ensemble: Any) -> None:
-    attempts: list[Callable[[Any], Any]] = [
-        lambda llm: llm.bind_tools([print]),
-        lambda llm: llm.with_structured_output({"title": "x", "type": "object"}),
-        lambda llm: llm.invoke("Why?", tools=[{"name": "x"}]),
-    ]
-    for attempt in attempts:
-        with pytest.raises(UsageError, match="not supported in this version"):
-            attempt(ensemble())
-    for attempt in attempts[:2]:
-        with pytest.raises(NotImplementedError):
-            attempt(ensemble())
 
 
 # --- right choices count wherever they are made -------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,19 @@ def test_it_goes_on_where_the_agreed_answer_stands_in_words():
 
     job = draft_job(answer=(Segment("Two other"), Segment(" words")), segment_tokens=2)
     assert drafted(ScriptedMember("one two three four five six"), job).text == " four five"
+
+
+def test_under_a_constraint_it_goes_on_inside_a_word_and_tells_where_its_words_end():
+    from langchain_specfuse.core.values import Constraint, Segment
+
+    member, said = ScriptedMember('{"city": "Paris", "sunny": true}'), (Segment('{"city": "'),)
+    query = Query("q", (Turn("user", "Where?"),), constraint=Constraint("json"))
+    draft = drafted(member, replace(draft_job(answer=said, segment_tokens=2), query=query))
+    assert (draft.text, draft.ends) == ('Paris", "sunny":', (7, 16))
+    candidates = Candidate('Paris", "sunny":', False, ("a",)), Candidate("Rome", False, ("b",))
+    reply = scored(member, replace(score_job(*candidates, answer=said), query=query))
+    assert reply.logprobs == ((SURE, SURE), (UNSURE,))
+    assert reply.ends == ((7, 16), (4,))
 
 
 def test_it_ends_at_once_where_its_script_is_shorter_than_the_answer():

@@ -187,7 +187,7 @@ def test_a_slab_whose_branches_see_each_other_is_found_out(monkeypatch):
 
 
 def test_a_model_with_which_no_cache_agrees_is_read_anew(monkeypatch):
-    monkeypatch.setattr("langchain_specfuse.members.transformers.right", lambda store, vocabulary: False)
+    monkeypatch.setattr("langchain_specfuse.members._trial.right", lambda store, vocabulary: False)
     member = tiny.member("llama", 1)
     query = tiny.query()
     assert isinstance(member.store, Rereading)

@@ -18,12 +18,14 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.member import Member
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.rounds import rounds
 from langchain_specfuse.core.values import (
     Ask,
     Candidate,
+    Constraint,
     Draft,
     DraftJob,
     Query,
@@ -111,7 +113,7 @@ def unigram(size: int) -> Tokenizer:
     """
     words = [word for line in CORPUS for word in ("▁" + line.replace(" ", " ▁")).split(" ")]
     pieces = [word[at : at + long] for word in words for long in range(2, 7) for at in range(len(word) - long + 1)]
-    alphabet = sorted({char for word in words for char in word})
+    alphabet = sorted({char for word in words for char in word} | {chr(code) for code in range(33, 127)})
     known = ["<unk>", *SPECIAL, *alphabet]
     often = Counter(pieces).most_common()
     frequent = sorted(often, key=lambda one: (-one[1] * len(one[0]), one[0]))[: size - len(known)]
@@ -317,9 +319,10 @@ def answered(
     settings: Settings | None = None,
     after: Callable[[Ask, Mapping[str, Reply]], None] | None = None,
 ) -> list[Round]:
-    """A whole answer without threads. ``after`` sees every request with its replies."""
+    """A whole answer without threads. ``after`` sees every job with its replies."""
     by_name = {one.name: one for one in members}
-    loop = rounds(query, settings or Settings(), Panel.of([Seat(name) for name in by_name]))
+    referee = referee_for(query.constraint)
+    loop = rounds(query, settings or Settings(), Panel.of([Seat(name) for name in by_name]), referee)
     told: list[Round] = []
     replies: dict[str, Reply] | None = None
     while (item := next(loop, None) if replies is None else loop.send(replies)) is not None:
@@ -339,7 +342,14 @@ def answered(
 
 def relayed(members: Sequence[Member], query: Query, size: int, turns: int) -> tuple[Segment, ...]:
     """An answer that the members write in turn, each draft scored by all the others: foreign text, own text, seams."""
+    referee = referee_for(query.constraint)
     answer: tuple[Segment, ...] = ()
+
+    def forced() -> tuple[Segment, ...]:
+        text = referee.forced("".join(segment.text for segment in answer))
+        return (*answer, Segment(text)) if text else answer
+
+    answer = forced()
     for turn in range(turns):
         drafts = {one.name: reply_of(one, DraftJob(query, answer, size, 64, Sampling())) for one in members}
         candidates = {name: Candidate(d.text, d.ended, (name,)) for name, d in drafts.items() if isinstance(d, Draft)}
@@ -350,6 +360,9 @@ def relayed(members: Sequence[Member], query: Query, size: int, turns: int) -> t
         assert isinstance(won, Draft)
         same = {name: d.tokens for name, d in drafts.items() if isinstance(d, Draft) and d.text == won.text}
         answer = (*answer, Segment(won.text, False, same))
+        answer = forced()
+        if query.constraint and won.ended:
+            break
     for one in members:
         one.forget(query.id)
     return answer
@@ -367,8 +380,10 @@ def tokens_of(told: Sequence[Round], name: str) -> list[int]:
     return [token for round in told for token in round.segment.tokens[name]]
 
 
-def query(text: str = "Why is the sky blue?", *before: Turn, id: str | None = None) -> Query:
-    return Query(id or f"q{next(_numbers)}", (*before, Turn("user", text)))
+def query(
+    text: str = "Why is the sky blue?", *before: Turn, id: str | None = None, constraint: Constraint | None = None
+) -> Query:
+    return Query(id or f"q{next(_numbers)}", (*before, Turn("user", text)), constraint=constraint)
 
 
 def rereading(one: TransformersMember) -> TransformersMember:
@@ -381,20 +396,22 @@ def rereading(one: TransformersMember) -> TransformersMember:
         chat_template=one.chat_template,
         seed=one.seed,
         repetition_penalty=one.repetition_penalty,
+        thinking_tokens=one.thinking_tokens,
     )
     slow.probe()
     slow.store = Rereading(Read(one._weights.model))
     slow.drawing = replace(slow.drawing, store=slow.store)
+    slow.thinking = replace(slow.thinking, store=slow.store)
     return slow
 
 
 def difference(one: Reply, other: Reply) -> float:
     """How far two replies lie apart, in log-probabilities; infinite where they differ in anything else."""
     if isinstance(one, Draft) and isinstance(other, Draft):
-        same = (one.text, one.tokens, one.ended) == (other.text, other.tokens, other.ended)
+        same = (one.text, one.tokens, one.ended, one.ends) == (other.text, other.tokens, other.ended, other.ends)
         return _furthest([one.logprobs or ()], [other.logprobs or ()]) if same else math.inf
     if isinstance(one, Scored) and isinstance(other, Scored):
-        return _furthest(one.logprobs, other.logprobs)
+        return _furthest(one.logprobs, other.logprobs) if one.ends == other.ends else math.inf
     return 0.0 if one == other else math.inf
 
 

@@ -1,0 +1,43 @@
+"""An agent on two very small models: it calls a tool, reads what the tool says, and answers."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelRequest, ModelResponse, wrap_model_call
+from langchain_core.tools import tool
+
+from langchain_specfuse import SpecFuseChatModel, demo_members
+
+HOURS = {"library": "from 9 to 6", "museum": "from 10 to 5", "swimming pool": "from 7 to 10"}
+
+
+@tool
+def opening_hours(place: Literal["library", "museum", "swimming pool"]) -> str:
+    """When a place in town is open."""
+    return f"The {place} is open {HOURS[place]}."
+
+
+@wrap_model_call
+def tool_first(request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]) -> ModelResponse:
+    """Models of this size cannot tell when to call a tool: first they must, then they may only say a sentence.
+
+    Larger ones can: leave this out.
+    """
+    if request.messages[-1].type != "tool":
+        return handler(request.override(tool_choice="any"))
+    return handler(request.override(tool_choice="none", model_settings={"regex": r"[A-Z][^.<>{}\n]{9,120}\."}))
+
+
+llm = SpecFuseChatModel(members=demo_members(), max_tokens=40)
+agent = create_agent(llm, [opening_hours], middleware=[tool_first])
+
+question = {"messages": [("human", "When can I go to the museum?")]}
+for message, where in agent.stream(question, stream_mode="messages"):
+    for piece in getattr(message, "tool_call_chunks", []):
+        print(piece["name"] or "", piece["args"] or "", end="")
+    if where["langgraph_node"] == "tools":
+        print("\ntool:", message.text)
+    else:
+        print(message.text, end="", flush=True)
+print()

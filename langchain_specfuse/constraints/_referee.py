@@ -1,0 +1,136 @@
+"""The loop's referee: a grammar over plain bytes, asked in whole texts. Knows no tokenizer and no member."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from functools import lru_cache
+
+from ..core.referee import Referee, Unbound
+from ..core.values import Constraint
+from ..errors import SpecFuseError
+from ._calls import calls_of, canonical, format_of
+from ._closing import closed
+from ._grammar import Grammar, Vocabulary
+from ._kinds import Free, plan_of
+from ._states import State
+
+log = logging.getLogger("langchain_specfuse")
+
+REMEMBERED = 16
+"""Texts whose states are kept: the last answers, each with its drafts."""
+_SPACE = " \t\r\n"
+
+
+def referee_for(constraint: Constraint | None) -> Referee:
+    """Who judges the answers to a query with this constraint; ``Unbound()`` for None."""
+    return Unbound() if constraint is None else Ruling(constraint)
+
+
+@lru_cache(maxsize=4)
+def bytewise(backend: str | None = None) -> Vocabulary:
+    """The vocabulary of the referee: its tokens are the bytes."""
+    return Vocabulary([bytes([byte]) for byte in range(256)], (), backend)
+
+
+class Ruling:
+    """A referee under a constraint. Keeps the states of the last texts, so that a growing answer costs its new part."""
+
+    def __init__(self, constraint: Constraint, backend: str | None = None) -> None:
+        self._constraint = constraint
+        self._grammar: Grammar = bytewise(backend).grammar(constraint)
+        self._calls = format_of(constraint)
+        self._speaks = plan_of(constraint).free is not Free.NONE
+        self._known: OrderedDict[str, State] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def legal(self, answer: str, draft: str) -> int:
+        data = draft.encode("utf-8", "surrogatepass")
+        with self._lock:
+            count = self._at(answer).fits(data)
+        return len(draft) if count == len(data) else len(data[:count].decode("utf-8", "ignore"))
+
+    def may_end(self, answer: str) -> bool:
+        with self._lock:
+            return self._at(answer).may_end()
+
+    def must_end(self, answer: str) -> bool:
+        with self._lock:
+            return self._at(answer).must_end()
+
+    def forced(self, answer: str) -> str:
+        with self._lock:
+            return self._at(answer).forced().decode("utf-8", "ignore").rstrip(_SPACE)
+
+    def spans(self, answer: str, draft: str) -> tuple[tuple[int, int], ...]:
+        with self._lock:
+            state = self._at(answer).fork()
+        spans: list[tuple[int, int]] = []
+        at = 0
+        while at < len(draft):
+            forced = state.forced().decode("utf-8", "ignore")
+            size = _alike(forced, draft, at)
+            if size and spans and spans[-1][1] == at:
+                spans[-1] = spans[-1][0], at + size
+            elif size:
+                spans.append((at, at + size))
+            size = size or 1
+            part = draft[at : at + size]
+            if state.advance(part) < len(part.encode()):
+                break
+            at += size
+        return tuple(spans)
+
+    def closing(self, answer: str) -> str:
+        with self._lock:
+            state = self._at(answer)
+            if state.may_end():
+                return ""
+            plan = plan_of(self._constraint)
+            found = closed(state, self._calling(answer), plan.literals, json=plan.json)
+        if found is None:  # the search is bounded; what has been streamed is worth more than an error
+            log.warning("no short way was found to close an answer under its constraint: it stays cut off")
+        return (found or b"").decode()
+
+    def same(self, answer: str, draft: str) -> Hashable:
+        if self._calls is None:
+            return draft
+        before, after = (calls_of(self._constraint, text) for text in (answer, answer + draft))
+        new = after.calls[len(before.calls) :]
+        if not new:
+            return draft
+        return after.prose[len(before.prose) :], tuple(map(canonical, new)), after.rest
+
+    def prose(self, answer: str) -> int:
+        if not self._speaks:
+            return 0
+        return len(calls_of(self._constraint, answer).prose) if self._calls else len(answer)
+
+    def _calling(self, answer: str) -> str:
+        """The part of the answer in which quotation marks are those of JSON."""
+        return answer[len(calls_of(self._constraint, answer).prose) :] if self._calls else answer
+
+    def _at(self, answer: str) -> State:
+        """The state behind this text. Not to be moved: forked, if at all."""
+        if answer in self._known:
+            self._known.move_to_end(answer)
+            return self._known[answer]
+        begun = max((text for text in self._known if answer.startswith(text)), key=len, default="")
+        state = self._known[begun].fork() if begun in self._known else self._grammar.start()
+        data = answer[len(begun) :].encode("utf-8", "surrogatepass")
+        moved = state.advance(data)
+        if moved < len(data):
+            raise SpecFuseError(f"the answer is not legal from {data[moved:][:80]!r} on: nothing can be said about it")
+        self._known[answer] = state
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return state
+
+
+def _alike(forced: str, draft: str, at: int) -> int:
+    size = 0
+    while size < len(forced) and at + size < len(draft) and forced[size] == draft[at + size]:
+        size += 1
+    return size

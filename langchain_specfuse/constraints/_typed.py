@@ -1,0 +1,257 @@
+"""The words of one type, one after the other, in their plain form."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Protocol
+
+from ..errors import UsageError, advised
+from ._enum import Impossible, enumerated
+from ._keywords import FORMATS, LOOSE_FORMATS, NUMERIC_FORMATS, OF_TYPE
+from ._merge import same
+
+_ADVICE = "leave it out of the schema, and check the value yourself"
+
+
+class Reads(Protocol):
+    """Reads the schemas inside a schema."""
+
+    def node(self, schema: Any, path: str) -> Any: ...
+
+
+def typed(schema: dict[str, Any], path: str, reading: Reads) -> Any:
+    """A schema without references and combinations, in its plain form."""
+    if "const" in schema:
+        value = schema.pop("const")
+        schema["enum"] = [one for one in schema.get("enum", [value]) if same(one, value)]
+    if "enum" in schema:
+        return enumerated(schema, path)
+    kinds = schema.pop("type", None)
+    kinds = [kinds] if isinstance(kinds, str) else kinds or _meant(schema)
+    found = []
+    for kind in kinds:
+        words = {word: value for word, value in schema.items() if word in OF_TYPE.get(_number(kind), ())}
+        found.append(_READERS[kind](words, path, reading) if words or kind == "object" else {"type": kind})
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def _number(kind: str) -> str:
+    return "number" if kind == "integer" else kind
+
+
+def _meant(schema: dict[str, Any]) -> list[str]:
+    """The types that the words of a schema speak of."""
+    return [kind for kind, words in OF_TYPE.items() if not words.isdisjoint(schema)] or ["object"]
+
+
+# --- numbers and strings ----------------------------------------------------------------------------------------
+
+
+def _numeric(kind: str) -> Any:
+    def read(words: dict[str, Any], path: str, reading: Reads) -> Any:
+        found: dict[str, Any] = {"type": kind}
+        for low, open_low in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if words.get(open_low) is True:  # as drafts 3 and 4 say it
+                words[open_low] = words.pop(low, None)
+            for word in (low, open_low):
+                if words.get(word) not in (None, False):
+                    found[word] = _finite(words[word], f"{path}.{word}")
+                elif word in words and words[word] is not None and not isinstance(words[word], bool):
+                    found[word] = words[word]
+        if "multipleOf" in words:
+            found["multipleOf"] = _finite(words["multipleOf"], f"{path}.multipleOf")
+            if found["multipleOf"] <= 0:
+                raise UsageError(f"{path}.multipleOf must be above 0, got {found['multipleOf']}")
+        _refuse_empty(found, path)
+        return found
+
+    return read
+
+
+def _finite(value: Any, path: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"{path} wants a number, got {value!r}")
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _refuse_empty(found: dict[str, Any], path: str) -> None:
+    low = max(found.get("minimum", -math.inf), found.get("exclusiveMinimum", -math.inf))
+    high = min(found.get("maximum", math.inf), found.get("exclusiveMaximum", math.inf))
+    opened = low in (found.get("exclusiveMinimum"), None) or high in (found.get("exclusiveMaximum"), None)
+    if low > high or (low == high and opened):
+        raise Impossible(f"{path} wants a number from {low} to {high}")
+    if found["type"] == "integer" and math.isfinite(low) and math.isfinite(high):
+        first = math.floor(low) + 1 if low == found.get("exclusiveMinimum") else math.ceil(low)
+        last = math.ceil(high) - 1 if high == found.get("exclusiveMaximum") else math.floor(high)
+        step = found.get("multipleOf", 1)
+        if last < math.ceil(first / step) * step:
+            raise Impossible(f"{path}: there is no such integer from {low} to {high}")
+
+
+def _string(words: dict[str, Any], path: str, reading: Reads) -> Any:
+    found: dict[str, Any] = {"type": "string"}
+    patterns = words.get("pattern", [])
+    patterns = list(patterns) if isinstance(patterns, list) else [patterns]
+    for pattern in patterns:
+        _refuse_unreadable(pattern, path)
+    format = words.get("format", "text")
+    if format in FORMATS:
+        patterns.append(f"^(?:{FORMATS[format]})$")
+    elif format not in LOOSE_FORMATS | NUMERIC_FORMATS:
+        raise advised(UsageError(f"{path}.format {format!r} cannot be kept"), f"one of {', '.join(FORMATS)}; or none")
+    for word in ("minLength", "maxLength"):
+        if word in words:
+            found[word] = _count(words[word], f"{path}.{word}")
+    if found.get("minLength", 0) > found.get("maxLength", math.inf):
+        raise Impossible(f"{path}.minLength is above maxLength")
+    if patterns:
+        found["pattern"] = patterns[0]
+        if patterns[1:]:
+            found["allOf"] = [{"type": "string", "pattern": pattern} for pattern in patterns[1:]]
+    return found
+
+
+def _refuse_unreadable(pattern: Any, path: str) -> None:
+    if not isinstance(pattern, str):
+        raise UsageError(f"{path}.pattern wants a text, got {pattern!r}")
+    bare = re.sub(r"\\\\", "", pattern)
+    if bad := re.search(r"\(\?(?:[=!]|<[=!]|P=|>)|\\[1-9bBGAzZ]|[*+?}]\+", bare):
+        raise advised(UsageError(f"{path}.pattern {pattern!r}: {bad[0]!r} cannot be kept"), "write it without it")
+
+
+def _count(value: Any, path: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or int(value) != value:
+        raise UsageError(f"{path} wants a count, got {value!r}")
+    return int(value)
+
+
+# --- arrays and objects -----------------------------------------------------------------------------------------
+
+
+def _array(words: dict[str, Any], path: str, reading: Reads) -> Any:
+    low = _count(words.get("minItems", 0), f"{path}.minItems")
+    high = _count(words["maxItems"], f"{path}.maxItems") if "maxItems" in words else None
+    if high is not None and low > high:
+        raise Impossible(f"{path}.minItems is above maxItems")
+    if words.get("uniqueItems") and (high is None or high > 1):
+        told = f"{path}.uniqueItems cannot be kept: no grammar remembers the items before"
+        raise advised(UsageError(told), "use a list instead of a set, and remove doubles yourself")
+    items, first = words.get("items", True), words.get("prefixItems", [])
+    if isinstance(items, list):  # as drafts up to 2019 say it
+        items, first = words.get("additionalItems", True), items
+    if words.get("unevaluatedItems") is False and "items" not in words:
+        items = False
+    heads = [reading.node(one, f"{path}.prefixItems[{at}]") for at, one in enumerate(first)]
+    rest = reading.node(items, f"{path}.items")
+    found: dict[str, Any] = {"type": "array", "items": rest}
+    if False in heads:
+        heads = heads[: heads.index(False)]
+        rest = found["items"] = False
+    if rest is False:
+        high = len(heads) if high is None else min(high, len(heads))
+        if low > high:
+            raise Impossible(f"{path} wants at least {low} items, and allows {high}")
+    if heads:
+        found["prefixItems"] = heads
+    return found | ({"minItems": low} if low else {}) | ({} if high is None else {"maxItems": high})
+
+
+def _object(words: dict[str, Any], path: str, reading: Reads) -> Any:
+    told = words.get("properties", {})
+    if not isinstance(told, dict):
+        raise UsageError(f"{path}.properties wants an object, got {str(told)[:200]}")
+    required = list(dict.fromkeys(words.get("required", [])))
+    properties = {name: reading.node(one, f"{path}.properties.{name}") for name, one in told.items()}
+    patterns = {
+        pattern: reading.node(one, f"{path}.patternProperties.{pattern}")
+        for pattern, one in words.get("patternProperties", {}).items()
+    }
+    for pattern in patterns:
+        _refuse_unreadable(pattern, f"{path}.patternProperties")
+    more = _more(words, path, reading)
+    if "propertyNames" in words and (more is not False or properties or patterns):
+        more = _named(words["propertyNames"], more, properties, patterns, path)
+    for name in required:
+        if name not in properties and not patterns:
+            properties[name] = more
+        if properties.get(name, True) is False:
+            raise Impossible(f"{path} requires {name!r} and forbids it")
+    if more is False and not patterns:
+        properties = {name: one for name, one in properties.items() if one is not False}
+    found = {"type": "object", "properties": properties, "required": required, "additionalProperties": more}
+    if patterns:
+        found["patternProperties"] = patterns
+    return _counted(found, words, path)
+
+
+def _more(words: dict[str, Any], path: str, reading: Reads) -> Any:
+    """What other properties may be: none where some are named, unless the schema says so."""
+    named = "properties" in words or "patternProperties" in words
+    told = words.get("additionalProperties", words.get("unevaluatedProperties"))
+    if told is None:
+        return False if named else {}
+    return reading.node(told, f"{path}.additionalProperties")
+
+
+def _named(names: Any, more: Any, properties: dict[str, Any], patterns: dict[str, Any], path: str) -> Any:
+    """What ``propertyNames`` allows, said as properties; what other properties may still be."""
+    rest = (
+        {word: value for word, value in names.items() if word not in ("type", "title", "description")} if names else {}
+    )
+    if not rest:
+        return more
+    if set(rest) <= {"enum", "const"}:
+        allowed = rest.get("enum", [rest.get("const")])
+        for name in allowed:
+            properties.setdefault(name, more)
+        for name in [name for name in properties if name not in allowed]:
+            properties[name] = False
+        return False
+    if set(rest) == {"pattern"} and not properties and not patterns:
+        _refuse_unreadable(rest["pattern"], f"{path}.propertyNames")
+        patterns[rest["pattern"]] = more
+        return False
+    raise advised(UsageError(f"{path}.propertyNames cannot be kept beside the rest"), _ADVICE)
+
+
+def _counted(found: dict[str, Any], words: dict[str, Any], path: str) -> Any:
+    """With how many properties there must be: only what a grammar can keep, as a key that comes twice counts once."""
+    low = _count(words.get("minProperties", 0), f"{path}.minProperties")
+    high = _count(words["maxProperties"], f"{path}.maxProperties") if "maxProperties" in words else None
+    required, named = found["required"], found["properties"]
+    closed = found["additionalProperties"] is False and "patternProperties" not in found
+    if high is not None and high < max(low, len(required)):
+        raise Impossible(f"{path}.maxProperties is {high}, and more are required")
+    if closed and low > len(named):
+        raise Impossible(f"{path}.minProperties is {low}, and only {len(named)} are allowed")
+    if high is not None and closed and high == len(required):
+        found["properties"] = {name: one for name, one in named.items() if name in required}
+    elif high is not None and not (closed and high >= len(named)):
+        if len(named) > len(required):
+            raise advised(UsageError(f"{path}.maxProperties beside optional properties cannot be kept"), _ADVICE)
+        found["maxProperties"] = high
+    if low <= len(required):
+        return found
+    if closed and low == len(named):
+        return found | {"required": list(named)}
+    if closed and low == len(required) + 1:
+        return {"anyOf": [found | {"required": [*required, name]} for name in named if name not in required]}
+    if low > 1 or len(named) > len(required):
+        raise advised(UsageError(f"{path}.minProperties {low} cannot be kept"), _ADVICE)
+    return found | {"minProperties": low}
+
+
+def _any(kind: str) -> Any:
+    return lambda words, path, reading: {"type": kind}
+
+
+_READERS = {
+    "object": _object,
+    "array": _array,
+    "string": _string,
+    "number": _numeric("number"),
+    "integer": _numeric("integer"),
+    "boolean": _any("boolean"),
+    "null": _any("null"),
+}

@@ -1,0 +1,177 @@
+"""A decision: the members vote on labels. Nothing is drafted; each label is a draft that ends the answer.
+
+As in ``rounds``, a generator says who should do what and is sent the replies; at the end it yields a :class:`Verdict`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import EnsembleError, UsageError, advised
+from .panel import Panel
+from .rounds import _failure, _member_error
+from .values import Ask, Candidate, Departure, Effort, Failure, Query, Replies, Reply, Scored, ScoreJob
+from .voting import FLOOR
+
+LABELS_AT_ONCE = 64
+"""More labels are scored in several passes: each is a branch in every member's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the members decided, and how much of one mind they were."""
+
+    probabilities: Mapping[str, float]
+    """label -> probability: the members' own, mixed with their weights: Σ_j w_j p_j(label). They sum to 1."""
+    by_member: Mapping[str, Mapping[str, float]]
+    """member -> label -> probability, of those who voted."""
+    mass: Mapping[str, float]
+    """member -> the probability that it would answer with one of these labels at all. If it is tiny, what is left of
+    the probabilities says little: ask in other words, or for other labels."""
+    weights: Mapping[str, float]
+    """member -> voting weight; they sum to 1."""
+    left: tuple[Departure, ...] = ()
+    """Who failed, and why."""
+    efforts: Mapping[str, Effort] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """The likeliest label; of equals the first."""
+        return max(self.probabilities, key=lambda label: round(self.probabilities[label], 12))
+
+    @property
+    def confidence(self) -> float:
+        """The probability of that label."""
+        return self.probabilities[self.label]
+
+    @property
+    def margin(self) -> float:
+        """How far it lies above the next one (1.0 when there is no other)."""
+        others = [share for label, share in self.probabilities.items() if label != self.label]
+        return self.confidence - max(others) if others else 1.0
+
+    @property
+    def dissent(self) -> float | None:
+        """How far the members' opinions lie apart, from 0 (all the same) to 1; None when fewer than two voted.
+
+        The Jensen-Shannon divergence H(Σ w p) - Σ w H(p) over the most that it can be, min(H(w), ln labels). Members
+        that are all equally unsure are of one mind: dissent is not uncertainty.
+        """
+        most = min(_entropy(self.weights.values()), math.log(len(self.probabilities)))
+        if len(self.by_member) < 2 or most <= 0:
+            return None
+        own = math.fsum(self.weights[name] * _entropy(p.values()) for name, p in self.by_member.items())
+        return min(1.0, max(0.0, (_entropy(self.probabilities.values()) - own) / most))
+
+    @property
+    def text(self) -> str:
+        """The answer, as a round's text is."""
+        return self.label
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict as plain JSON."""
+        return {
+            "label": self.label,
+            "probabilities": dict(self.probabilities),
+            "margin": self.margin,
+            "dissent": self.dissent,
+            "by_member": {name: dict(shares) for name, shares in self.by_member.items()},
+            "mass": dict(self.mass),
+            "weights": dict(self.weights),
+            "left": [{"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round} for d in self.left],
+            "seconds": self.seconds,
+        }
+
+
+Deciding = Generator[Ask | Verdict, Replies | None, None]
+
+
+def decided(query: Query, labels: Sequence[str], panel: Panel) -> Deciding:
+    """The verdict on these labels. Every member that can score reads the query once and scores every label."""
+    since = time.perf_counter()
+    if not panel.verifiers:
+        error = UsageError("none of these members can score, so nobody can decide")
+        raise advised(error, "a decision needs a member that knows log-probabilities, as TransformersMember does")
+    sums: dict[str, list[float]] = {name: [] for name in panel.verifiers}
+    efforts: dict[str, Effort] = {}
+    for some in _parts(labels):
+        job = ScoreJob(query, (), tuple(Candidate(label, True, ()) for label in some))
+        jobs = dict.fromkeys(panel.verifiers, job)
+        replies = yield Ask(jobs, 1)
+        assert replies is not None
+        failures = {name: failed for name in jobs if (failed := _unfit(job, replies[name]))}
+        panel = panel.without([Departure(n, f.kind, f.message, 1, f.cause) for n, f in failures.items()])
+        if not panel.verifiers:
+            raise _nobody(panel)
+        for name in panel.verifiers:
+            reply = replies[name]
+            assert isinstance(reply, Scored)
+            sums[name] += [math.fsum(max(value, FLOOR) for value in row) for row in reply.logprobs]
+            efforts[name] = efforts.get(name, Effort()) + reply.effort
+    voting = {name: sums[name] for name in panel.verifiers}
+    yield verdict(labels, voting, panel.weights, left=panel.left, efforts=efforts, seconds=time.perf_counter() - since)
+
+
+def verdict(
+    labels: Sequence[str], sums: Mapping[str, Sequence[float]], weights: Mapping[str, float], **told: Any
+) -> Verdict:
+    """The verdict from each member's summed log-probabilities of the labels.
+
+    >>> sums = {"ann": [math.log(0.6), math.log(0.2)], "bob": [math.log(0.01), math.log(0.03)]}
+    >>> found = verdict(["yes", "no"], sums, {"ann": 0.5, "bob": 0.5})
+    >>> found.label, [round(p, 6) for p in found.probabilities.values()], round(found.mass["bob"], 6)
+    ('yes', [0.5, 0.5], 0.04)
+    """
+    whole = math.fsum(weights[name] for name in sums)
+    shares = {name: weights[name] / whole for name in sums}
+    own = {name: dict(zip(labels, probabilities(row), strict=True)) for name, row in sums.items()}
+    mixed = {label: math.fsum(shares[name] * own[name][label] for name in own) for label in labels}
+    mass = {name: min(1.0, math.fsum(map(math.exp, row))) for name, row in sums.items()}
+    return Verdict(mixed, own, mass, shares, **told)
+
+
+def probabilities(sums: Sequence[float]) -> list[float]:
+    """One member's probabilities of the labels, given that it says one of them: p_i = e^(s_i) / Σ_k e^(s_k).
+
+    s is the *sum* of the log-probabilities of a label's tokens and of the end behind it, so e^s is the probability of
+    that answer, and answers exclude each other: also where one label begins with another. A mean would favour long
+    labels, whose last tokens follow from the first.
+
+    >>> [round(p, 6) for p in probabilities([math.log(0.3), math.log(0.1)])]
+    [0.75, 0.25]
+    """
+    best = max(sums)
+    shares = [math.exp(value - best) for value in sums]
+    whole = math.fsum(shares)
+    return [share / whole for share in shares]
+
+
+def _unfit(job: ScoreJob, reply: Reply) -> Failure | None:
+    """Why these are no scores of these labels, if they are not."""
+    if failed := _failure(job, reply):
+        return failed
+    assert isinstance(reply, Scored)
+    short = min(map(len, reply.logprobs))
+    if short < 2:
+        return Failure("error", f"returned {short} numbers for a label (wanted its tokens and the end)")
+    return None
+
+
+def _nobody(panel: Panel) -> EnsembleError:
+    told = "; ".join(f"{gone.member} ({gone.kind}): {gone.reason}" for gone in panel.left)
+    error = EnsembleError(f"no member is left to decide: {told}", failures=tuple(map(_member_error, panel.left)))
+    return advised(error, "what each member raised is in .failures, with its cause; try them one by one")
+
+
+def _parts(labels: Sequence[str]) -> Iterator[Sequence[str]]:
+    for at in range(0, len(labels), LABELS_AT_ONCE):
+        yield labels[at : at + LABELS_AT_ONCE]
+
+
+def _entropy(shares: Any) -> float:
+    return -math.fsum(share * math.log(share) for share in shares if share > 0)

@@ -1,0 +1,57 @@
+"""Walks through what a state allows, and what JSON makes of where they end."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+
+from langchain_specfuse.constraints import State
+from langchain_specfuse.core.values import Constraint
+
+
+def json_schema(schema: Any) -> Constraint:
+    return Constraint("json_schema", json.dumps(schema))
+
+
+def allowed(mask: Any, size: int) -> list[int]:
+    """The tokens of a mask."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    assert not bits[size:].any()
+    return [int(token) for token in np.flatnonzero(bits[:size])]
+
+
+def walk(state: State, dice: random.Random, most: int, eager: float = 0.6) -> bytes:
+    """Random legal bytes from here. ``eager``: how gladly it ends strings, arrays and objects."""
+    found = b""
+    while len(found) < most:
+        follows = state.follows()
+        if not follows or (state.may_end() and dice.random() < 0.3):
+            break
+        ends = bytes(byte for byte in follows if byte in b'"]},')
+        byte = dice.choice(ends if ends and dice.random() < eager else follows)
+        assert state.advance(bytes([byte])) == 1
+        found += bytes([byte])
+    return found
+
+
+def assert_satisfies(text: str, schema: Any) -> None:
+    """JSON reads it, and the schema's own judge accepts it."""
+    value = json.loads(text)
+    judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    judge(without_nullable(schema), format_checker=judge.FORMAT_CHECKER).validate(value)
+
+
+def without_nullable(schema: Any) -> Any:
+    """OpenAPI's word in those of JSON Schema."""
+    if isinstance(schema, list):
+        return [without_nullable(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: without_nullable(one) for key, one in schema.items()}
+    if found.pop("nullable", False) is True:
+        return {"anyOf": [found, {"type": "null"}]}
+    return found

@@ -1,0 +1,140 @@
+"""A LangSmith endpoint on loopback that writes down what the real client sends, and can refuse, stall or hang."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.parser import BytesParser
+from email.policy import HTTP
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import zstandard
+from langchain_core.tracers import LangChainTracer
+from langsmith import Client
+
+INFO = {
+    "version": "0.12.0",
+    "batch_ingest_config": {
+        "use_multipart_endpoint": True,
+        "scale_up_qsize_trigger": 1000,
+        "scale_up_nthreads_limit": 4,
+        "scale_down_nempty_trigger": 4,
+        "size_limit": 100,
+        "size_limit_bytes": 20_000_000,
+    },
+}
+
+
+class Endpoint:
+    """What arrived: whole bodies, and runs put together from their parts."""
+
+    def __init__(self, *, zstd: bool = False, status: int = 202, hang: bool = False) -> None:
+        self.zstd, self.status = zstd, status
+        self.bodies: list[bytes] = []
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.asked: list[str] = []
+        self.posts: list[str] = []
+        self.go = threading.Event()
+        """An endpoint that hangs answers only when this is set."""
+        if not hang:
+            self.go.set()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._answering())
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.go.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def told(self) -> str:
+        """Everything that was sent, as one text."""
+        return b"\n".join(self.bodies).decode()
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        return [run for run in self.runs.values() if run["run_type"] == "llm"]
+
+    @property
+    def model(self) -> dict[str, Any]:
+        (run,) = self.models
+        return run
+
+    def children(self, run: dict[str, Any]) -> list[dict[str, Any]]:
+        found = [one for one in self.runs.values() if one.get("parent_run_id") == run["id"]]
+        return sorted(found, key=lambda one: one["dotted_order"])
+
+    def receive(self, kind: str, body: bytes) -> None:
+        self.bodies.append(body)
+        message = BytesParser(policy=HTTP).parsebytes(b"content-type: " + kind.encode() + b"\r\n\r\n" + body)
+        for part in message.iter_parts():
+            name = str(part.get_param("name", header="content-disposition"))
+            event, run_id, *field = name.split(".")
+            content = part.get_payload(decode=True)
+            value = json.loads(content)  # type: ignore[arg-type]
+            run = self.runs.setdefault(run_id, {})
+            if not field:
+                self.posts += [run_id] if event == "post" else []
+                run.update(value)
+            else:
+                run[field[0]] = value
+
+    def _answering(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
+        class Answering(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                endpoint.asked.append(f"GET {self.path}")
+                self._say(200, {**INFO, "instance_flags": {"zstd_compression_enabled": endpoint.zstd}})
+
+            def do_POST(self) -> None:
+                endpoint.asked.append(f"POST {self.path}")
+                body = b"".join(self._pieces())
+                endpoint.go.wait()
+                if self.headers.get("Content-Encoding") == "zstd":
+                    body = zstandard.ZstdDecompressor().decompressobj().decompress(body)
+                if endpoint.status == 202:
+                    endpoint.receive(self.headers["Content-Type"], body)
+                self._say(endpoint.status, {})
+
+            do_PATCH = do_POST
+
+            def _pieces(self) -> Iterator[bytes]:
+                if self.headers.get("Transfer-Encoding") != "chunked":
+                    yield self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                    return
+                while size := int(self.rfile.readline(), 16):
+                    yield self.rfile.read(size)
+                    self.rfile.readline()
+                self.rfile.readline()
+
+            def _say(self, status: int, content: Any) -> None:
+                body = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        return Answering
+
+
+@contextmanager
+def recorded(*, zstd: bool = False, **options: Any) -> Iterator[tuple[LangChainTracer, Endpoint]]:
+    """The tracer of a real client and the endpoint that it sends to; everything has arrived when this is left."""
+    endpoint = Endpoint(zstd=zstd)
+    client = Client(api_url=endpoint.url, api_key="not-a-key", **options)
+    try:
+        yield LangChainTracer(client=client, project_name="tests"), endpoint
+        client.flush()
+    finally:
+        client.cleanup()
+        endpoint.close()
