@@ -14,10 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 JAIL = Path(__file__).with_name("_jail.py")
+ROOM = threading.BoundedSemaphore(max(1, (os.cpu_count() or 2) // 2))
+"""So many programs run at a time: more would take each other's time, and the members'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def ran(program: str, limits: Limits | None = None) -> Outcome:
     limits = limits or Limits()
     word = secrets.token_hex(16)
     told = json.dumps({"program": program, "word": word, "limits": limits.of_system()}) + "\n"
-    with tempfile.TemporaryDirectory(prefix="specfuse-", ignore_cleanup_errors=True) as folder:
+    with ROOM, tempfile.TemporaryDirectory(prefix="specfuse-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", os.fspath(JAIL)],
             stdin=subprocess.PIPE,

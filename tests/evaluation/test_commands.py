@@ -95,6 +95,16 @@ def test_when_nothing_could_be_answered_the_exit_code_says_so(call):
     assert code == FAILED and "2 questions failed and count as wrong" in out
 
 
+@pytest.mark.parametrize("told", ["7", "None", "'good'", "1 / 0"])
+def test_a_checker_that_cannot_be_used_stops_the_run_unless_it_raises(call, tmp_path, told):
+    (tmp_path / "check.py").write_text(f"def f(answer, reference): return {told}")
+    code, out, err = call("eval", "sums.jsonl", "--checker", "check.py:f", "--limit", "2", "-q")
+    if told == "1 / 0":  # an answer that it did not expect: wrong, and the note says why
+        assert code == FINE and "ZeroDivisionError" in (tmp_path / "specfuse-eval/sums/results.jsonl").read_text()
+    else:
+        assert (code, out) == (MISUSED, "") and "checker must" in err
+
+
 WRONG = {
     "no such task": ["gsm9k"],
     "no checker": ["sums.jsonl"],

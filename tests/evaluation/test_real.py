@@ -29,16 +29,16 @@ def test_the_checks_find_the_demo_s_members_well(members):
 
 
 def test_an_evaluation_of_real_members_is_repeatable(members, tmp_path):
-    task = prompts().first(6)
-    systems = chosen(["singles", "ensemble"], list(members), Settings(max_tokens=10))
-    plan = Plan(task, tuple(systems), members, at_once=6)
+    task = prompts().first(4)
+    systems = chosen(["singles", "ensemble"], list(members), Settings(max_tokens=8))
+    plan = Plan(task, tuple(systems), members, at_once=4)
     answers = []
     for folder in ("one", "two"):
         with Results(tmp_path / folder) as results:
             found = run(plan, results)
         answers.append({(one.system, one.question): one.answer for one in found if one.system != "ensemble"})
-    assert answers[0] == answers[1] and len(found) == 18
-    assert not any(one.error for one in found) and sum(bool(one.answer.strip()) for one in found) >= 15
+    assert answers[0] == answers[1] and len(found) == 12
+    assert not any(one.error for one in found) and sum(bool(one.answer.strip()) for one in found) >= 9
     report = summary(plan, found)
     assert report.row("ensemble").members_per_round == pytest.approx(2.0)
     assert "oracle" in table(report)
