@@ -167,6 +167,15 @@ def test_a_prior_is_tried_on_questions_that_it_was_not_learned_from(tmp_path):
     assert len(lines) == answers_of(2, 40) == 160
 
 
+def test_a_half_s_own_questions_teach_its_prior_nothing(tmp_path):
+    """Each knows one half, and on that half it is the other's weight that was learned: a prior that had seen the
+    answers would be neutral here, and look harmless."""
+    ann, bob = knows("ann", lambda n: n % 4 == 1 or n == 3), knows("bob", lambda n: n % 4 == 3)
+    told = advised(tmp_path, ann, bob, count=40)
+    assert rows(told)["ensemble"] >= 0.5 and rows(told)["ensemble with prior"] < 0.1
+    assert any(line.startswith("Do not give the prior: it hurts") for line in told.advice.lines)
+
+
 def test_a_broken_member_is_named_first_and_one_that_does_not_load_is_left_out(tmp_path):
     class Missing(Known):
         def probe(self) -> Probe:

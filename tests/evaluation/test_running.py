@@ -169,6 +169,13 @@ def test_a_half_written_last_line_is_cut_off(tmp_path):
         assert [one.answer for one in Results(tmp_path).found()] == ["x", "日本\u2028\n"]
 
 
+def test_a_result_is_on_the_disk_as_soon_as_it_is_there(tmp_path):
+    with Results(tmp_path) as results:
+        for key in "abc":
+            results.add(Result(key, "ensemble", key, 0, "x", 1.0))
+            assert [one.key for one in Results(tmp_path).found()][-1] == key
+
+
 def test_a_broken_line_in_the_middle_is_told_and_not_thrown_away(tmp_path):
     path = tmp_path / "results.jsonl"
     with Results(tmp_path) as results:

@@ -137,6 +137,14 @@ def test_the_plain_test_would_be_fooled():
     assert plain / TRIES > 0.1 >= corrected / TRIES
 
 
+def test_better_than_the_best_is_better_than_each():
+    """Far better than the weak one, hardly better than the good one: that shows nothing."""
+    mine = [1.0] * 31 + [0.0] * 9
+    told = own.against_best(mine, {"weak": [0.0] * 40, "good": [1.0] * 30 + [0.0] * 10})
+    assert told.best == "good" and told.apart.mean == 0.025
+    assert told.p_better == told.p_plain == 1.0 and told.verdict == "open"
+
+
 def test_one_other_member_is_a_plain_comparison():
     mine, theirs = [1.0] * 12 + [0.0] * 8, [0.0] * 10 + [1.0] * 10
     told = own.against_best(mine, {"a": theirs})
