@@ -66,7 +66,8 @@ def run(argv: Sequence[str], members: Sequence[Any] | None, out: TextIO) -> bool
     folder = Path(given.out or f"specfuse-eval/{task.name}")
     if not given.quiet:
         _say(f"{len(task.questions)} questions of {task.name}, {len(systems)} systems, results in {folder}")
-        _say(f"note: {task.note}") if task.note else None
+    if task.note and not given.quiet:
+        _say(f"note: {task.note}")
     with Results(folder) as results:
         total = sum(len(plan.keys(system)) for system in systems)
         with progress(total, sys.stderr, quiet=given.quiet) as seen:

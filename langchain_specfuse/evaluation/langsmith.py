@@ -33,7 +33,7 @@ def evaluator_checker(evaluator: Any) -> Checker:
     """The evaluator as a checker. Its score must lie between 0 and 1.
 
     >>> def same(outputs: dict, reference_outputs: dict) -> bool:
-    ...     return outputs["output"] == reference_outputs["reference"]
+    ...     return outputs["output"] == reference_outputs["output"]
     >>> from langchain_specfuse.core.values import Turn
     >>> evaluator_checker(same)(Question("1", (Turn("user", "2 + 2?"),), "4"), "4").score
     1.0
@@ -63,7 +63,9 @@ def _records(question: Question, answer: str) -> tuple[Any, Any]:
         inputs=inputs,
         outputs={"output": answer},
     )
-    reference = {} if question.reference is None else {"reference": question.reference, "output": question.reference}
+    # Under the name that the answer has: evaluators that compare the two as they are must find them alike.
+    told = question.reference
+    reference = dict(told) if isinstance(told, Mapping) else {} if told is None else {"output": told}
     return run, Example(id=uuid.uuid4(), inputs={**inputs, **question.facts}, outputs=reference)
 
 

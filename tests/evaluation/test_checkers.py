@@ -98,10 +98,11 @@ def test_the_choice_that_an_answer_makes(answer, letter):
 SOURCE = """
 def plain(answer, reference): return answer == reference
 def ours(question, answer): return 0.5 if question.reference in answer else 0
-def old(run, example): return {"key": "k", "score": run.outputs["output"] == example.outputs["reference"]}
+def old(run, example): return {"key": "k", "score": run.outputs["output"] == example.outputs["output"]}
 def new(inputs, outputs, reference_outputs): return outputs["output"] == reference_outputs["output"]
 def alone(outputs): return len(outputs["output"]) / 10
-async def later(outputs, reference_outputs): return outputs["output"] == reference_outputs["reference"]
+async def later(outputs, reference_outputs): return outputs["output"] == reference_outputs["output"]
+def whole(*, outputs, reference_outputs, **more): return {"key": "same", "score": outputs == reference_outputs}
 def several(outputs):
     return [{"key": "first", "score": 1}, {"key": "second", "score": 0.25}]
 def mute(run, example): return {"key": "k"}
@@ -119,7 +120,7 @@ def file(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
-    [("plain", 1, 0), ("ours", 0.5, 0), ("old", 1, 0), ("new", 1, 0), ("alone", 0.3, 0.5), ("later", 1, 0)],
+    [*((name, 1, 0) for name in ("plain", "old", "new", "later", "whole")), ("ours", 0.5, 0), ("alone", 0.3, 0.5)],
 )
 def test_a_function_gets_what_its_parameters_ask_for(file, name, right, wrong):
     check, mark = checkers.from_file(f"{file}:{name}")
@@ -131,6 +132,13 @@ def test_a_function_gets_what_its_parameters_ask_for(file, name, right, wrong):
 def test_an_evaluator_of_several_scores_gives_its_first_and_tells_the_others(file):
     check, _ = checkers.from_file(f"{file}:several")
     assert check(question("x"), "x") == Grade(1.0, numbers={"first": 1.0, "second": 0.25})
+
+
+def test_a_reference_that_is_an_object_is_handed_on_as_it_is(tmp_path):
+    path = tmp_path / "check.py"
+    path.write_text("def f(outputs, reference_outputs): return outputs['output'] in reference_outputs['any']")
+    check, _ = checkers.from_file(f"{path}:f")
+    assert check(question({"any": ["a", "b"]}), "b").score == 1 and check(question({"any": []}), "b").score == 0
 
 
 def test_langsmith_s_own_evaluator_objects_are_taken():

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
-from langchain_specfuse.cli import FAILED, FINE, MISUSED, main
+from langchain_specfuse.cli import FAILED, FINE, INTERRUPTED, MISUSED, main
 
 from .parts import Known, knows, sums
 
@@ -103,6 +108,38 @@ def test_a_checker_that_cannot_be_used_stops_the_run_unless_it_raises(call, tmp_
         assert code == FINE and "ZeroDivisionError" in (tmp_path / "specfuse-eval/sums/results.jsonl").read_text()
     else:
         assert (code, out) == (MISUSED, "") and "checker must" in err
+
+
+SLOW = """
+import sys, time
+from langchain_specfuse.cli import main
+from tests.evaluation.parts import Known, knows
+
+class Slow(Known):
+    def draft(self, jobs):
+        time.sleep(0.05)
+        return super().draft(jobs)
+
+argv = ["eval", "sums.jsonl", "--checker", "number", "--at-once", "1", "-q"]
+sys.exit(main(argv, members=[Slow(knows("ann", lambda n: True).answer, name="ann")]))
+"""
+
+
+def test_ctrl_c_leaves_with_130_and_keeps_what_is_done(tmp_path):
+    sums(tmp_path, 24)
+    path = [str(Path(__file__).parents[2]), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    process = subprocess.Popen([sys.executable, "-c", SLOW], cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
+    results = tmp_path / "specfuse-eval" / "sums" / "results.jsonl"
+    with process:
+        deadline = time.monotonic() + 60
+        while not results.exists() or results.read_text().count("\n") < 3:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (INTERRUPTED, b"")
+    assert 3 <= len([json.loads(line) for line in results.read_text().splitlines()]) < 24
 
 
 WRONG = {
