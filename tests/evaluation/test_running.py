@@ -79,8 +79,12 @@ class _Other(Known):
 
 
 def test_questions_are_under_way_together(tmp_path):
-    member = knows("ann", lambda n: True)
-    member.device = "scripted-batches"
+    class Slow(Known):
+        def draft(self, jobs):
+            time.sleep(0.01)  # time for others to come
+            return super().draft(jobs)
+
+    member = Slow(knows("ann", lambda n: True).answer, name="ann", device="scripted-batches")
     with Results(tmp_path) as results:
         run(plan(sums(tmp_path), [member], at_once=8), results)
     sizes = [size for name, work, size in desk_for("scripted-batches").batches if work == "draft"]
@@ -201,7 +205,7 @@ from langchain_specfuse.evaluation import Results, run
 
 class Slow(Known):
     def draft(self, jobs):
-        time.sleep(0.03)
+        time.sleep(0.08)
         return super().draft(jobs)
 
 folder = Path(sys.argv[1])

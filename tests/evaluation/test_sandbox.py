@@ -49,7 +49,7 @@ def test_ordinary_programs_run(program):
     ],
 )
 def test_what_is_wrong_or_forbidden_does_not_count_as_run(program, reason):
-    outcome = ran(program, QUICK)
+    outcome = ran(program)
     assert not outcome.fine and reason in outcome.reason
 
 
