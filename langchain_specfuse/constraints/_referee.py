@@ -84,15 +84,20 @@ class Ruling:
         return tuple(spans)
 
     def closing(self, answer: str) -> str:
+        found = self.way_out(answer)
+        if found is None:  # the search is bounded; what has been streamed is worth more than an error
+            log.warning("no short way was found to close an answer under its constraint: it stays cut off")
+        return found or ""
+
+    def way_out(self, answer: str) -> str | None:
+        """A short way to make the answer whole; None if none was found."""
         with self._lock:
             state = self._at(answer)
             if state.may_end():
                 return ""
             plan = plan_of(self._constraint)
             found = closed(state, self._calling(answer), plan.literals, json=plan.json)
-        if found is None:  # the search is bounded; what has been streamed is worth more than an error
-            log.warning("no short way was found to close an answer under its constraint: it stays cut off")
-        return (found or b"").decode()
+        return None if found is None else found.decode()
 
     def same(self, answer: str, draft: str) -> Hashable:
         if self._calls is None:

@@ -104,12 +104,13 @@ class Ballot:
 
     def _counted(self, judge: str, candidate: Candidate, told: Iterator[Any]) -> Sequence[float]:
         """The numbers that count: without those of what could not be otherwise, which say nothing and flatter."""
-        draft = self.drafts.get(judge)
-        own = draft is not None and self._told(judge, candidate)
-        logprobs, ends = (draft.logprobs or (), draft.ends) if draft is not None and own else next(told)
-        spans = self._referee.spans(self._answer, candidate.text) if ends is not None else ()
+        own = self.drafts[judge] if self._told(judge, candidate) else None
+        logprobs, ends = (own.logprobs or (), own.ends) if own else next(told)
+        if ends is None:  # no constraint, or a member that does not tell where its tokens end
+            return logprobs
+        spans = self._referee.spans(self._answer, candidate.text)
         inevitable = candidate.ended and self._referee.must_end(self._answer + candidate.text)
-        return unforced(logprobs, ends or (), spans, inevitable)
+        return unforced(logprobs, ends, spans, inevitable)
 
     def _by_member(self, values: Sequence[float]) -> dict[str, float]:
         return {name: v for c, v in zip(self.eligible, values, strict=True) for name in c.authors}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ..core.values import CallFormat, Constraint, Tool, Turn
+from ..core.values import Constraint, Tool, Turn
 from ..errors import UsageError, advised
 from ._native import Message, Native, found, message, tool_data
 from ._thinking import CLOSE, OPEN, opened, with_thought
@@ -73,7 +73,7 @@ class Template:
         """The text before the answer's first character; where the template knows thoughts and ``think``, before the
         thought's."""
         if self.plain:
-            return self._plain(_all_in_words(turns, call_format(constraint), tools, constraint), constraint)
+            return self._plain(_all_in_words(turns, tools, constraint), constraint)
         if not self.thinks:
             return self._told(turns, tools, constraint, {})
         text = self._told(turns, tools, constraint, {} if think else {"enable_thinking": False})
@@ -82,19 +82,18 @@ class Template:
     def _told(
         self, turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None, more: dict[str, Any]
     ) -> str:
-        how = call_format(constraint)
         if not tools and not any(turn.calls or turn.role == "tool" for turn in turns):
             fitting = self._with_system(turns, in_words((), constraint, native=False, own=None))
             return self._rendered(fitting, (), **more)
         native = self.native
         try:
             told = in_words(tools, constraint, native=native.tools, own=native.format)
-            fitting = self._with_system(_fitting(turns, native, how), told)
+            fitting = self._with_system(_fitting(turns, native, constraint), told)
             return self._rendered(fitting, tools if native.tools else (), **more)
         except UsageError as error:
             # It knows such things, but not as they are here: several calls at once, a result in an odd place.
             try:
-                fitting = self._with_system(_all_in_words(turns, how, tools, constraint), "")
+                fitting = self._with_system(_all_in_words(turns, tools, constraint), "")
                 return self._rendered(fitting, (), **more)
             except UsageError:
                 raise error from None
@@ -177,16 +176,17 @@ def _examples(constraint: Constraint | None) -> list[tuple[str, str]]:
     return shown or list(PLAIN_EXAMPLES)
 
 
-def _fitting(turns: Sequence[Turn], native: Native, how: CallFormat) -> list[Turn]:
+def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | None) -> list[Turn]:
     """The turns, with those calls and results in words that the template does not know."""
     told: list[Turn] = []
+    how = call_format(constraint) if any(part.kind == "calls" for part in parts(constraint)) else None
     open_result = False
     for turn in turns:
         result = turn.role == "tool" and not native.results
         if turn.calls and native.calls == "no":
             turn = calls_as_text(turn, how)
         elif result:
-            turn = result_as_text(turn)
+            turn = result_as_text(turn, last=how is None)
         # Results that have become the user's words are one turn with what the user says: templates want alternation.
         if told and turn.role == "user" == told[-1].role and (result or open_result):
             turn = replace(turn, text=f"{told.pop().text}\n\n{turn.text}")
@@ -195,11 +195,9 @@ def _fitting(turns: Sequence[Turn], native: Native, how: CallFormat) -> list[Tur
     return told
 
 
-def _all_in_words(
-    turns: Sequence[Turn], how: CallFormat, tools: Sequence[Tool], constraint: Constraint | None
-) -> list[Turn]:
+def _all_in_words(turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None) -> list[Turn]:
     """The turns for a template that knows nothing of tools."""
-    return with_system_told(_fitting(turns, Native(), how), in_words(tools, constraint, native=False, own=None))
+    return with_system_told(_fitting(turns, Native(), constraint), in_words(tools, constraint, native=False, own=None))
 
 
 def with_system_told(turns: Sequence[Turn], told: str) -> list[Turn]:

@@ -81,16 +81,35 @@ def arguments_of(call: Call) -> dict[str, Any]:
     return told if isinstance(told, dict) else {"input": told}
 
 
-def calls_as_text(turn: Turn, how: CallFormat) -> Turn:
-    """What the assistant said, with its calls written out."""
-    calls = how.between.join(written(call, how) for call in turn.calls)
+def calls_as_text(turn: Turn, how: CallFormat | None) -> Turn:
+    """What the assistant said, with its calls written out: as calls, or as a sentence where no call may follow.
+
+    >>> calls_as_text(Turn("assistant", "", (Call("weather", '{"city": "Paris"}'),)), None).text
+    'I ask the tool weather (city: Paris).'
+    """
+    if how is None:
+        calls = " ".join(_sentence(call) for call in turn.calls)
+    else:
+        calls = how.between.join(written(call, how) for call in turn.calls)
     return Turn(turn.role, "\n".join(text for text in (turn.text, calls) if text))
 
 
-def result_as_text(turn: Turn) -> Turn:
-    """What a tool answered, as something that the user says."""
-    told = {"name": turn.name, "content": turn.text} if turn.name else {"content": turn.text}
-    return Turn("user", f"<tool_response>\n{json.dumps(told, ensure_ascii=False)}\n</tool_response>")
+def _sentence(call: Call) -> str:
+    told = ", ".join(f"{key}: {_said(value)}" for key, value in arguments_of(call).items())
+    return f"I ask the tool {call.name} ({told})." if told else f"I ask the tool {call.name}."
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def result_as_text(turn: Turn, last: bool) -> Turn:
+    """What a tool answered, as something that the user says. In JSON or tags small models copied it (docs/log.md).
+
+    ``last``: no call may follow.
+    """
+    told = f"The tool {turn.name} says:\n{turn.text}" if turn.name else f"The tool says:\n{turn.text}"
+    return Turn("user", f"{told}\n\nUse this to answer my question." if last else told)
 
 
 # --- the system text --------------------------------------------------------------------------------------------

@@ -31,7 +31,11 @@ class Paint:
         self._codes = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(self.names)}
 
     def by(self, name: str, text: str) -> str:
-        return self.coded(self._codes.get(name, BOLD) if name else DIM, text)
+        return self.coded(self.code(name), text)
+
+    def code(self, name: str) -> int:
+        """The terminal's number for a member's colour, or for what nobody wrote."""
+        return self._codes.get(name, BOLD) if name else DIM
 
     def coded(self, code: int, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.on and text else text
@@ -48,13 +52,21 @@ def visible(text: str) -> str:
 
 def pieces(item: Round) -> list[tuple[str, str]]:
     """What a round shows, piece by piece with its author: "" for what nobody wrote, because it had to be so."""
-    said, inevitable = item.segment.text, item.forced + item.closed
-    shown = item.text.removesuffix(item.closed)
-    for at in range(len(item.forced) + 1) if inevitable else ():
-        if shown[at : at + len(said)] == said and shown[:at] + shown[at + len(said) :] == item.forced:
-            parts = [("", shown[:at]), (item.winner, said), ("", shown[at + len(said) :] + item.closed)]
-            return [(name, text) for name, text in parts if text]
-    return [(item.winner, item.text)]
+    return parted(item.text, item.segment.text, item.winner, forced=item.forced, closed=item.closed)
+
+
+def parted(text: str, said: str, winner: str, *, forced: str = "", closed: str = "") -> list[tuple[str, str]]:
+    """The same from a round's plain data: its text, its segment, and what was put around that.
+
+    >>> parted('{"city": "Rome"}', "Rome", "ann", forced='{"city": ""}')
+    [('', '{"city": "'), ('ann', 'Rome'), ('', '"}')]
+    """
+    shown = text.removesuffix(closed)
+    for at in range(len(forced) + 1) if forced + closed else ():
+        if shown[at : at + len(said)] == said and shown[:at] + shown[at + len(said) :] == forced:
+            parts = [("", shown[:at]), (winner, said), ("", shown[at + len(said) :] + closed)]
+            return [(name, piece) for name, piece in parts if piece]
+    return [(winner, text)]
 
 
 def legend(paint: Paint) -> str:

@@ -300,6 +300,27 @@ async def test_leaving_an_agent_s_stream_frees_everything(slow: Any) -> None:
     assert quiet(slow)
 
 
+async def test_a_crowd_of_agents_of_which_a_third_is_cancelled_leaves_nothing_behind_and_the_others_right() -> None:
+    llm = model(traveller, traveller, member=SlowMember)
+    for member in llm.members:
+        member.seconds = 0.002
+    agent = create_agent(llm, [weather])
+
+    async def one(number: int) -> str | None:
+        run = agent.ainvoke({"messages": [("human", f"City{number}")]})
+        if number % 3:
+            return (await run)["messages"][-1].text
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(run, 0.002 * (number % 7 + 1))
+        return None
+
+    answers = await asyncio.gather(*(one(number) for number in range(60)))
+    wanted = [f"It is sunny in City{number}, 21 degrees." if number % 3 else None for number in range(60)]
+    assert answers == wanted
+    assert await asoon(lambda: free(llm))
+    assert quiet(llm)
+
+
 def test_a_limit_of_the_model_calls_holds() -> None:
     def stubborn(query: Query) -> str:
         return called(("weather", {"city": "Paris"}))

@@ -105,15 +105,19 @@ def shown(item: Any) -> str:
     return value.text if mode == "custom" else value[0].text if value[1]["langgraph_node"] == "answer" else ""
 
 
-@INSIDE
-@pytest.mark.parametrize("outside", ["stream", "astream"])
+@pytest.mark.parametrize(
+    ("way", "outside"),
+    [
+        *((way, "astream") for way in ("invoke", "ainvoke", "stream", "astream")),
+        ("invoke", "stream"),
+        ("stream", "stream"),
+    ],
+)
 async def test_rounds_come_out_of_the_custom_stream_beside_the_tokens(llm: Any, way: str, outside: str) -> None:
     app = loop(llm.bind_tools([weather]), [weather], way)
     modes = {"stream_mode": ["messages", "custom"], "config": ROUNDS}
     if outside == "astream":
         seen = [item async for item in app.astream(QUESTION, **modes)]
-    elif way.startswith("a"):
-        pytest.skip("a graph with coroutines has no synchronous stream")
     else:
         seen = list(app.stream(QUESTION, **modes))
     rounds = [value for mode, value in seen if mode == "custom"]

@@ -127,3 +127,19 @@ def test_the_cache_is_where_the_user_wants_it(monkeypatch, tmp_path):
     assert demo.cache_folder() == tmp_path / "langchain-specfuse"
     monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "own"))
     assert demo.cache_folder() == tmp_path / "own"
+
+
+def test_what_vanishes_while_it_is_looked_at_is_no_trouble(tmp_path, monkeypatch):
+    """Another process has just finished with its half."""
+    half = tmp_path / ".half-x"
+    (half / "model").mkdir(parents=True)
+    found = Path.rglob
+
+    def vanishing(path, pattern):
+        for one in found(path, pattern):
+            yield one
+            yield path / "gone"
+
+    monkeypatch.setattr(Path, "rglob", vanishing)
+    demo._sweep(tmp_path)
+    assert half.exists()

@@ -15,8 +15,9 @@ REAL = [block for page in PAGES for block in blocks(page) if block.mark == "real
 
 
 @pytest.fixture
-def actors(monkeypatch):
-    """Members that are named play a scripted part: the pages name models that are not here."""
+def actors(monkeypatch, tmp_path):
+    """Members that are named play a scripted part: the pages name models that are not here. Files go elsewhere."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_registry, "_made", lambda arguments: ScriptedMember("An answer.", name=arguments["name"]))
     yield
     unload()

@@ -157,9 +157,17 @@ def test_without_a_template_for_tools_they_are_told_in_words(own):
     assert '- get_weather: How the weather is. Arguments: {"type": "object"' in told
     assert "answer in plain words" in told
     assert 'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>' in told
-    answer = '<tool_response>\n{"name": "get_weather", "content": "It rains."}\n</tool_response>\n\nThanks. And now?'
-    assert answer in told
+    assert "The tool get_weather says:\nIt rains.\n\nThanks. And now?" in told
     assert "answer in plain words" not in template(own).prompt(TALK, (WEATHER,), FORCED)
+
+
+@pytest.mark.parametrize("own", [tiny.CHATML, None], ids=["chatml", "plain"])
+def test_where_no_call_may_follow_calls_and_results_are_plain_sentences(own):
+    """What stands there as JSON or in tags, small models copy."""
+    told = template(own).prompt(TALK[:4], ())
+    assert "Let me see.\nI ask the tool get_weather (city: Köln)." in told
+    assert "The tool get_weather says:\nIt rains.\n\nUse this to answer my question." in told
+    assert "tool_call" not in told and "{" not in told
 
 
 def test_a_way_of_calling_chosen_by_the_query_is_the_one_that_is_told():

@@ -117,7 +117,7 @@ def unigram(size: int) -> Tokenizer:
     known = ["<unk>", *SPECIAL, *alphabet]
     often = Counter(pieces).most_common()
     frequent = sorted(often, key=lambda one: (-one[1] * len(one[0]), one[0]))[: size - len(known)]
-    score = {char: -8.0 for char in known} | {piece: math.log(count / len(pieces)) for piece, count in frequent}
+    score = dict.fromkeys(known, -8.0) | {piece: math.log(count / len(pieces)) for piece, count in frequent}
     tokenizer = Tokenizer(models.Unigram(list(score.items()), 0, False))
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
