@@ -23,10 +23,18 @@ def enumerated(schema: dict[str, Any], path: str) -> Any:
         kinds = [kinds] if isinstance(kinds, str) else kinds
         values = [value for value in values if any(_is(value, kind) for kind in kinds)]
     values = [value for value in values if all(_holds(word, told, value, path) for word, told in schema.items())]
-    values = [value for at, value in enumerate(values) if not any(same(value, one) for one in values[:at])]
+    values = _each_once(values)
     if not values:
         raise Impossible(f"{path}.enum has no value that fits")
     return {"enum": values}
+
+
+def _each_once(values: list[Any]) -> list[Any]:
+    """Texts by their hash: an enum may be long."""
+    texts = dict.fromkeys(value for value in values if isinstance(value, str))
+    others = [value for value in values if not isinstance(value, str)]
+    others = [value for at, value in enumerate(others) if not any(same(value, one) for one in others[:at])]
+    return [*texts, *others]
 
 
 def _is(value: Any, kind: str) -> bool:

@@ -99,6 +99,9 @@ _IPV6 = "|".join(
         "::",
     ]
 )
+_IPV4_NAMES = ("ipv4", "ipv4network", "ipv4interface", "ipvanyaddress", "ipvanynetwork", "ipvanyinterface")
+_IPV6_NAMES = ("ipv6", "ipv6network", "ipv6interface")
+"""As pydantic calls them: one address is a network, and has an interface."""
 FORMATS: Mapping[str, str] = MappingProxyType(
     {
         "date": _DATE,
@@ -108,8 +111,8 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         "email": rf"[A-Za-z0-9]+(?:[._+-][A-Za-z0-9]+){{0,4}}@{_LABEL}(?:\.{_LABEL}){{0,3}}\.[A-Za-z]{{2,12}}",
         "idn-email": rf"[A-Za-z0-9]+(?:[._+-][A-Za-z0-9]+){{0,4}}@{_LABEL}(?:\.{_LABEL}){{0,3}}\.[A-Za-z]{{2,12}}",
         "hostname": rf"{_LABEL}(?:\.{_LABEL}){{0,4}}",
-        "ipv4": rf"(?:{_BYTE}\.){{3}}{_BYTE}",
-        "ipv6": f"(?:{_IPV6})",
+        **dict.fromkeys(_IPV4_NAMES, rf"(?:{_BYTE}\.){{3}}{_BYTE}"),
+        **dict.fromkeys(_IPV6_NAMES, f"(?:{_IPV6})"),
         "uuid": _UUID,
         "uri": r"https?://[A-Za-z0-9](?:[A-Za-z0-9.-]{0,60}[A-Za-z0-9])?(?::[1-9][0-9]{0,3})?(?:/[A-Za-z0-9._~/-]*)?"
         r"(?:\?[A-Za-z0-9._~=&-]*)?(?:#[A-Za-z0-9._~-]*)?",

@@ -47,8 +47,13 @@ class Plan:
     @property
     def literals(self) -> tuple[str, ...]:
         """The plain text in its patterns."""
-        found = {text for rules in self.rules for pattern in _patterns(rules) for text in _plain_parts(pattern)}
+        found = {text for pattern in self.patterns for text in _plain_parts(pattern)}
         return tuple(sorted(found, key=lambda text: (len(text), text))[:16])
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """What strings must match."""
+        return tuple(dict.fromkeys(pattern for rules in self.rules for pattern in _patterns(rules)))
 
 
 def _patterns(rules: Any) -> list[str]:
@@ -85,7 +90,7 @@ def plan_of(constraint: Constraint) -> Plan:
     if kind == "json":
         return Plan((Json(plain({"type": "object", "additionalProperties": True}, "schema")),))
     if kind == "regex":
-        return Plan((Pattern(_unanchored(_some(body, "the pattern"))),))
+        return Plan((Pattern(unanchored(_some(body, "the pattern"))),))
     if kind == "choice":
         return Plan((_choice(body),))
     if kind == "grammar":
@@ -156,7 +161,7 @@ def _arguments(schema: Any, name: str) -> Any:
     return {"type": "object", **schema}
 
 
-def _unanchored(pattern: str) -> str:
+def unanchored(pattern: str) -> str:
     """The whole answer is matched anyway."""
     pattern = pattern.removeprefix("^")
     if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2 == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import OrderedDict
@@ -14,13 +15,15 @@ from ..errors import SpecFuseError
 from ._calls import calls_of, canonical, format_of
 from ._closing import closed
 from ._grammar import Grammar, Vocabulary
-from ._kinds import Free, plan_of
+from ._kinds import Free, plan_of, unanchored
 from ._states import State
 
 log = logging.getLogger("langchain_specfuse")
 
 REMEMBERED = 16
 """Texts whose states are kept: the last answers, each with its drafts."""
+PATTERNS = 16
+"""Patterns that are asked for an example: strings may have to end with it."""
 _SPACE = " \t\r\n"
 
 
@@ -96,7 +99,11 @@ class Ruling:
             if state.may_end():
                 return ""
             plan = plan_of(self._constraint)
-            found = closed(state, self._calling(answer), plan.literals, json=plan.json)
+            text, patterns = self._calling(answer), plan.patterns[:PATTERNS]
+            loose = [pattern for pattern in patterns if unanchored(pattern) == pattern]
+            found = closed(state, text, [*plan.literals, *map(_example, loose)], json=plan.json)
+            if found is None and patterns:
+                found = closed(state, text, [*map(_example, patterns)], json=plan.json)
         return None if found is None else found.decode()
 
     def same(self, answer: str, draft: str) -> Hashable:
@@ -139,3 +146,13 @@ def _alike(forced: str, draft: str, at: int) -> int:
     while size < len(forced) and at + size < len(draft) and forced[size] == draft[at + size]:
         size += 1
     return size
+
+
+@lru_cache(maxsize=256)
+def _example(pattern: str) -> str:
+    """A short text that the pattern finds, as JSON writes it; empty if none is soon found."""
+    try:
+        found = closed(bytewise().grammar(Constraint("regex", unanchored(pattern))).start(), '"', json=False)
+    except (SpecFuseError, ValueError, RuntimeError):  # nothing the library reads alone
+        return ""
+    return json.dumps((found or b"").decode(), ensure_ascii=False)[1:-1] if found and len(found) < 64 else ""

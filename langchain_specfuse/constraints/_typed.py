@@ -11,6 +11,8 @@ from ._enum import Impossible, enumerated
 from ._keywords import FORMATS, LOOSE_FORMATS, NUMERIC_FORMATS, OF_TYPE
 from ._merge import same
 
+LARGE = 10**18
+"""Bounds beyond this are more than the libraries can count."""
 _ADVICE = "leave it out of the schema, and check the value yourself"
 
 
@@ -64,9 +66,22 @@ def _numeric(kind: str) -> Any:
             if found["multipleOf"] <= 0:
                 raise UsageError(f"{path}.multipleOf must be above 0, got {found['multipleOf']}")
         _refuse_empty(found, path)
-        return found
+        return _narrowed(found, path)
 
     return read
+
+
+def _narrowed(found: dict[str, Any], path: str) -> Any:
+    """Bounds as far as grammars count: what is wider (64 bits, the largest float) is drawn in, never left out."""
+    highest = 2**63 - 1 if found["type"] == "integer" else LARGE
+    for word, sign, most in (("inimum", -1, LARGE), ("aximum", 1, highest)):
+        for name in (f"m{word}", f"exclusiveM{word}"):
+            if name in found and found[name] * sign < -LARGE:
+                told = f"{path}.{name} {str(found[name])[:30]} cannot be kept: no grammar counts beyond {LARGE}"
+                raise advised(UsageError(told), _ADVICE)
+            if name in found and found[name] * sign > most:
+                found[name] = sign * most
+    return found
 
 
 def _finite(value: Any, path: str) -> Any:
@@ -115,7 +130,7 @@ def _string(words: dict[str, Any], path: str, reading: Reads) -> Any:
 def _refuse_unreadable(pattern: Any, path: str) -> None:
     if not isinstance(pattern, str):
         raise UsageError(f"{path}.pattern wants a text, got {pattern!r}")
-    bare = re.sub(r"\\\\", "", pattern)
+    bare = re.sub(r"\\\\|\\[pP]\{[^}]*\}", "", pattern)
     if bad := re.search(r"\(\?(?:[=!]|<[=!]|P=|>)|\\[1-9bBGAzZ]|[*+?}]\+", bare):
         raise advised(UsageError(f"{path}.pattern {pattern!r}: {bad[0]!r} cannot be kept"), "write it without it")
 
@@ -208,6 +223,8 @@ def _named(names: Any, more: Any, properties: dict[str, Any], patterns: dict[str
         for name in [name for name in properties if name not in allowed]:
             properties[name] = False
         return False
+    if set(rest) == {"format"} and rest["format"] in FORMATS:
+        rest = {"pattern": f"^(?:{FORMATS[rest['format']]})$"}
     if set(rest) == {"pattern"} and not properties and not patterns:
         _refuse_unreadable(rest["pattern"], f"{path}.propertyNames")
         patterns[rest["pattern"]] = more

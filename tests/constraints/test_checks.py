@@ -7,6 +7,7 @@ import json
 import pytest
 
 from langchain_specfuse.constraints import _backends, check
+from langchain_specfuse.constraints._referee import Ruling
 from langchain_specfuse.core.values import Constraint
 from langchain_specfuse.errors import UsageError
 
@@ -41,6 +42,8 @@ UNSAYABLE = [
     ({"type": "string", "pattern": "^(?=a)b"}, r"\(\?="),
     ({"type": "string", "pattern": "(a"}, "cannot be read"),
     ({"type": "thing"}, "no type"),
+    ({"type": "integer", "minimum": 10**20, "maximum": 10**21}, "minimum 1000.* no grammar counts"),
+    ({"type": "number", "exclusiveMaximum": -1e300}, "exclusiveMaximum .* no grammar counts"),
     ({"$ref": "#/$defs/Nowhere"}, "Nowhere"),
     ({"$ref": "https://example.org/schema.json"}, "not in this schema"),
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "two of its alternatives"),
@@ -104,3 +107,26 @@ def test_a_library_that_nobody_knows_is_refused(monkeypatch):
     monkeypatch.setenv(_backends.CHOSEN, "outlines")
     with pytest.raises(UsageError, match="outlines"):
         _backends.backend_named()
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "-5", "5.5"),
+        ({"type": "number", "minimum": -1.7e308, "maximum": 1.7e308}, "-0.25", "1e999"),
+        ({"type": "string", "pattern": r"^\p{Lu}\p{L}+$"}, '"Éa"', '"éa"'),
+        ({"type": "string", "format": "ipvanyaddress"}, '"10.0.0.1"', '"ten"'),
+        ({"type": "object", "propertyNames": {"format": "date"}, "additionalProperties": {"type": "integer"}},
+         '{"2024-02-29": 1}', '{"2023-02-29": 1}'),
+    ],
+)  # fmt: skip
+def test_what_pydantic_often_says_is_kept(schema, right, wrong):
+    check(json_schema(schema))
+    referee = Ruling(json_schema(schema))
+    assert referee.legal("", right) == len(right)
+    assert referee.may_end(right)
+    assert referee.legal("", wrong) < len(wrong)
+
+
+def test_a_long_enum_is_read_soon():
+    check(json_schema({"enum": [f"value {number}" for number in range(20_000)]}))
