@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
     out = sys.stdout
     try:
         told = sys.argv[1:] if argv is None else list(argv)
-        if told[:1] and told[0] in SUBCOMMANDS and told[1:]:
+        if told[:1] and told[0] in SUBCOMMANDS:
             return _subcommand(told[0], told[1:], members, out)
         given = parser().parse_args(told)
         with redirect_stdout(sys.stderr):  # whatever a library prints is not the answer
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
 
 
 def _subcommand(name: str, argv: Sequence[str], members: Sequence[Any] | None, out: TextIO) -> int:
-    """``specfuse eval ...`` or ``specfuse doctor ...``; the word alone, or after ``--``, is a question."""
+    """``specfuse eval ...`` or ``specfuse doctor ...``; after ``--`` the word is a question."""
     command = importlib.import_module(f"langchain_specfuse._command_{name}")
     if {"-h", "--help"} & set(argv):
         command.parser().parse_args(argv)

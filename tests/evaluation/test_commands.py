@@ -34,12 +34,17 @@ def call(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("word", ["eval", "doctor"])
-def test_the_word_alone_or_after_two_dashes_is_a_question(call, word):
+def test_the_word_after_two_dashes_or_in_a_sentence_is_a_question(call, word):
     heard = []
     member = ScriptedMember(lambda query: heard.append(query.turns[-1].text) or "Yes.", name="a")
-    assert call(word, by=[member])[0] == call("--", word, by=[member])[0] == FINE
+    assert call("--", word, by=[member])[0] == FINE
     assert call(f"{word} this", "-q", by=[member])[:2] == (FINE, "Yes.\n")
-    assert heard == [word, word, f"{word} this"]
+    assert heard == [word, f"{word} this"]
+
+
+def test_eval_alone_asks_for_a_task(call):
+    code, out, err = call("eval")
+    assert (code, out) == (MISUSED, "") and "task" in err.lower()
 
 
 def test_eval_prints_a_table_and_keeps_results_and_reports(call, tmp_path):
