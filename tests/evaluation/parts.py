@@ -1,0 +1,76 @@
+"""Members with known strengths, and tasks of sums: what the tests of this folder ask and who answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from langchain_specfuse.core.values import Draft, DraftJob, Failure, Query, Scored, ScoreJob, Settings
+from langchain_specfuse.evaluation import Plan, Task, chosen, jsonl
+from langchain_specfuse.members.scripted import ScriptedMember
+
+
+class Known(ScriptedMember):
+    """A scripted member whose script is a function: known by name, so that results are found again."""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"known": self.name}
+
+
+def sum_of(query: Query) -> int:
+    """The sum that is asked for; 0 where something else is asked."""
+    words = query.turns[-1].text.split("?")[0].split()
+    return int(words[0]) + int(words[2]) if len(words) == 3 and words[1] == "+" else 0
+
+
+def knows(name: str, right: Callable[[int], bool], confidence: float = 1.0) -> Known:
+    """A member that is right about the sums for which this holds."""
+
+    def answer(query: Query) -> str:
+        number = sum_of(query)
+        return f"The sum is {number if right(number) else number + 1}."
+
+    return Known(answer, name=name, confidence=confidence)
+
+
+def sums(folder: Path, count: int = 30) -> Task:
+    path = folder / "sums.jsonl"
+    lines = [json.dumps({"input": f"{at} + {at + 1}?", "reference": str(2 * at + 1)}) for at in range(count)]
+    path.write_text("\n".join(lines))
+    return jsonl(path, "number")
+
+
+def plan(task: Task, members: Sequence[Any], systems: Sequence[str] = ("singles", "ensemble"), **more: Any) -> Plan:
+    names = [member.name for member in members]
+    by_name = {member.name: member for member in members}
+    return Plan(task, tuple(chosen(systems, names, Settings(max_tokens=64))), by_name, **more)
+
+
+class Shifted(Known):
+    """Its scores are those of another text: what a server does that ignores what it is asked."""
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
+        return [Scored(tuple((-2.5,) * max(len(row), 1) for row in told.logprobs)) for told in super().score(jobs)]
+
+
+class Forgetful(Known):
+    """Goes on wrongly where it remembers: its cache is broken."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: set[str] = set()
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
+        told = [
+            Draft(" nonsense", False, (1,), (-9.0,)) if job.query.id in self.seen else draft
+            for job, draft in zip(jobs, super().draft(jobs), strict=True)
+        ]
+        self.seen |= {job.query.id for job in jobs}
+        return told
+
+    def forget(self, query_id: str) -> None:
+        self.seen.discard(query_id)
+        super().forget(query_id)
