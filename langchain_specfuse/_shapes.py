@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ._options import refuse_broken
 from ._schemas import is_schema, schema_of
 from ._tools import Toolbox, openai_tools, toolbox
 from .core.referee import FREE, Referee
@@ -71,6 +72,8 @@ def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
     shape = Shape(box, text_constraint(given))
     _refuse_conflicts(shape, given, stop)
     if (constraint := shape.constraint()) is not None:
+        for text in (constraint.body, *(tool.description for tool in shape.tools)):
+            refuse_broken(text)
         _check(constraint)
     return shape
 
@@ -149,7 +152,7 @@ def _refuse_more(given: Mapping[str, Any], known: set[str] | frozenset[str]) -> 
 def _constraint(schema: Mapping[str, Any]) -> Constraint:
     try:
         return Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         told = UsageError(f"the schema is no JSON: {error}")
         raise advised(told, "write it with texts, numbers, lists and dicts only") from error
 

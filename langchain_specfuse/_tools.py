@@ -83,6 +83,11 @@ def _openai_tool(tool: Any, place: int, strict: bool | None) -> dict[str, Any]:
     if not isinstance(parameters, Mapping):
         told = UsageError(f"tool {name!r} has no schema of its arguments")
         raise advised(told, f"if it takes none: 'parameters': {NO_ARGUMENTS}")
+    try:
+        json.dumps(_bare(parameters))
+    except (TypeError, ValueError, RecursionError) as error:
+        told = UsageError(f"the schema of tool {name!r} is no JSON: {error}")
+        raise advised(told, "write it with texts, numbers, lists and dicts only, not too deep") from error
     whole = {**function, "parameters": object_schema(parameters, f"tool {name!r}")}
     return {"type": "function", "function": whole}
 

@@ -283,6 +283,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "object", "properties": 7}}, "properties"),
     ({"response_format": {"type": "object", "default": {1, 2}}}, "the schema is no JSON"),
     ({"response_format": {"enum": []}}, "enum"),
+    ({"response_format": {"type": "object", "description": "half a pair: \ud800"}}, "is not valid UTF-8"),
+    ({"choice": ["yes", "\ud800"]}, "is not valid UTF-8"),
     ({"response_format": Joke, "stop": ["x"]}, "response_format=...: a stop string would cut"),
     ({"regex": "a+", "stop": ["x"]}, "regex=...: a stop string would cut"),
     ({"choice": ["a"], "stop": "x"}, "choice=...: a stop string would cut"),

@@ -179,6 +179,10 @@ def test_tools_and_a_format_at_once_are_a_call_or_an_object() -> None:
 
 # --- what is refused ----------------------------------------------------------------------------------------------
 
+DEEP: dict[str, Any] = {}
+for _ in range(300):
+    DEEP = {"type": "object", "properties": {"a": DEEP}}
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": add}, "tools must be a list"),
     ({"tools": "add"}, "tools must be a list"),
@@ -190,6 +194,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "add"}]}, "tool 'add' has no schema of its arguments"),
     ({"tools": [{"name": "add", "parameters": {"type": "string"}}]}, "is of type 'string', wanted 'object'"),
     ({"tools": [add, {**FUNCTION, "parameters": {"type": "object", "properties": {}}}]}, "two tools are called 'add'"),
+    ({"tools": [{"name": "add", "parameters": {"type": "object", "default": {1}}}]}, "of tool 'add' is no JSON"),
+    ({"tools": [{"name": "add", "parameters": DEEP}]}, "of tool 'add' is no JSON"),
+    ({"tools": [{"name": "add", "description": "\ud800", "parameters": NUMBERS}]}, "is not valid UTF-8"),
+    ({"tools": [{"name": "\ud800", "parameters": NUMBERS}]}, "is not valid UTF-8"),
     ({"tools": [add], "tool_choice": "sub"}, "tool_choice names 'sub', which is no tool; there are 'add'"),
     ({"tools": [add], "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice names 'sub'"),
     ({"tools": [add], "tool_choice": 7}, "tool_choice must be"),
