@@ -168,4 +168,6 @@ def _escaped(text: str) -> str:
 
 
 def _regex(pattern: str) -> str:
-    return "/(?:" + pattern.replace("/", r"\x2f") + ")/"
+    # A slash ends it, and one that is escaped already must not leave its backslash to the escape put there.
+    slashless = re.sub(r"\\(.)|/", lambda found: r"\x2f" if found[1] in (None, "/") else found[0], pattern, flags=re.S)
+    return f"/(?:{slashless})/"

@@ -172,6 +172,7 @@ def test_128_keys_are_forced_one_after_the_other():
     [
         (Constraint("regex", "^[a-z]+-[0-9]{2}$"), "ab-12", "ab-1x"),
         (Constraint("regex", "a/b\\$|c"), "a/b$", "a/c"),
+        (Constraint("regex", r"https?:\/\/[a-z]+\\/"), "https://a\\/", r"https:\x2f"),
         (Constraint("choice", '["a", "ab", "x.y*/\\"\\n"]'), 'x.y*/"\n', "abc"),
         (Constraint("grammar", 'root ::= "x" tail\ntail ::= "," root | "!"'), "x,x,x!", "x;"),
         (Constraint("json"), '{"a": [1, {"b": null}]}', "[1]"),
@@ -194,3 +195,22 @@ def test_where_no_short_way_is_found_the_answer_stays_as_it_was_streamed(monkeyp
     monkeypatch.setattr(_referee, "closed", lambda *told, **more: None)
     assert referee.closing("{") == ""
     assert "stays cut off" in caplog.text
+
+
+def test_a_call_that_was_made_already_may_not_be_made_again():
+    """Small models that are free to call repeat one call until the budget is gone."""
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}}
+    how = {"begin": "<call>", "end": "</call>", "between": "\n", "name_key": "name", "arguments_key": "arguments"}
+    calls = json.dumps({"tools": [tool], "parallel": True, **how})
+    referee = referee_for(Constraint("any_of", json.dumps([["prose", ""], ["calls", calls]])))
+
+    def call(value):
+        return f'<call>{{"name": "f", "arguments": {{"a": {value}}}}}</call>'
+
+    assert referee.legal("", call(1)) == len(call(1))
+    assert referee.legal(call(1), "\n" + call(2)) == len(call(2)) + 1
+    assert referee.legal(call(1), "\n" + call(1)) == referee.legal(call(1), "\n" + call("1.0")) == 0
+    assert referee.legal("", call(1) + "\n" + call(1)) == len(call(1))
+    three = "\n".join(map(call, (2, 3, 2)))
+    assert referee.legal(call(1), "\n" + three) == len("\n" + call(2) + "\n" + call(3))
+    assert referee.may_end(call(1)) and referee.legal("Words. ", "and words") == len("and words")
