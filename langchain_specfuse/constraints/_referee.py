@@ -53,7 +53,25 @@ class Ruling:
         data = draft.encode("utf-8", "surrogatepass")
         with self._lock:
             count = self._at(answer).fits(data)
-        return len(draft) if count == len(data) else len(data[:count].decode("utf-8", "ignore"))
+        legal = draft if count == len(data) else data[:count].decode("utf-8", "ignore")
+        return self._unrepeated(answer, legal)
+
+    def _unrepeated(self, answer: str, draft: str) -> int:
+        """How much of a legal draft comes before a call that was made already: small models repeat one without end."""
+        if self._calls is None or self._calls.begin not in draft:
+            return len(draft)
+        before = calls_of(self._constraint, answer).calls
+        known, made = set(map(canonical, before)), len(before)
+        ends = [at for at in range(1, len(draft) + 1) if draft.startswith(self._calls.end, at - len(self._calls.end))]
+        kept = 0
+        for at in ends:
+            calls = calls_of(self._constraint, answer + draft[:at]).calls
+            if len(calls) > made:
+                if canonical(calls[-1]) in known:
+                    return kept
+                known.add(canonical(calls[-1]))
+                made, kept = len(calls), at
+        return len(draft)
 
     def may_end(self, answer: str) -> bool:
         with self._lock:
