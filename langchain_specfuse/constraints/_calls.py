@@ -139,12 +139,13 @@ def _whole(value: Any) -> Any:
 class Position:
     """Where a text stands among its calls, byte by byte. Only ever given legal text."""
 
-    __slots__ = ("_begin", "_between", "_depth", "_end", "_left", "_place", "_quoted", "_slash")
+    __slots__ = ("_again", "_begin", "_between", "_depth", "_end", "_left", "_place", "_quoted", "_slash")
 
     def __init__(self, form: CallFormat) -> None:
         self._begin, self._end, self._between = (len(t.encode()) for t in (form.begin, form.end, form.between))
         self._place, self._left = "begin", self._begin
         self._depth, self._quoted, self._slash = 0, False, False
+        self._again = False
 
     def fork(self) -> Position:
         other = Position.__new__(Position)
@@ -154,7 +155,9 @@ class Position:
 
     @property
     def inside(self) -> bool:
-        """In a call: what begins it is written, what ends it is not."""
+        """In a call: what begins it is written, what ends it is not. What follows a call can only be another."""
+        if self._place == "begin":
+            return self._again
         return self._place in ("body", "end") and not (self._place == "end" and not self._left)
 
     def move(self, data: bytes) -> None:
@@ -171,7 +174,7 @@ class Position:
         if self._place == "begin" and not self._left:
             self._place = "body"
         elif self._place == "end" and not self._left and not written:
-            self._place, self._left = "begin", self._between + self._begin
+            self._place, self._left, self._again = "begin", self._between + self._begin, True
             self._settle()
 
     def _body(self, byte: int) -> None:

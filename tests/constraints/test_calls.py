@@ -143,3 +143,13 @@ def test_calls_or_an_answer_by_a_schema():
     assert referee.legal("", "x") == 0
     assert calls_of(constraint, '{"n": 1}') == ('{"n": 1}', [], "")
     assert [call.name for call in calls_of(constraint, ADD).calls] == ["add"]
+
+
+def test_what_follows_a_call_is_inside_the_next_one_from_its_first_byte():
+    """So that the next call is drafted whole, and the vote, or a referee that knows it already, sees all of it."""
+    state = bytewise().grammar(calls()).start()
+
+    assert state.advance(ADD) == len(ADD) and not state.in_call
+    for byte in "\n<tool_call>\n":
+        state.advance(byte)
+        assert state.in_call

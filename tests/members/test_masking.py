@@ -312,10 +312,17 @@ def test_forced_text_inside_a_call_is_read_in_one_pass():
 
 def test_parallel_calls_are_voted_on_one_by_one():
     query = tiny.query(constraint=CHAT)
-    told = tiny.answered([following(query, f"{CALLED}\n{CALLED}")], query, Settings(max_tokens=300))
-    assert tiny.text_of(told) == f"{CALLED}\n{CALLED}"
+    other = CALLED.replace("22", "23")
+    told = tiny.answered([following(query, f"{CALLED}\n{other}")], query, Settings(max_tokens=300))
+    assert tiny.text_of(told) == f"{CALLED}\n{other}"
     assert told[0].segment.text == CALLED and not told[0].segment.ended
     assert told[-1].finish == "stop"
+
+
+def test_a_call_that_is_repeated_ends_the_answer():
+    query = tiny.query(constraint=CHAT)
+    told = tiny.answered([following(query, "\n".join([CALLED] * 9))], query, Settings(max_tokens=900))
+    assert (tiny.text_of(told), told[-1].finish, len(told)) == (CALLED, "stop", 2)
 
 
 def test_a_call_longer_than_its_budget_goes_on_in_the_next_draft():
