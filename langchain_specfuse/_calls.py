@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 
 from .core.values import CallFormat
 
+CLOSED = " {closed: the budget ended in this call]"
+"""Follows the arguments of a call that was closed by hand. LangChain completes JSON that is cut off; this it cannot
+complete (one bracket opens, another closes), so the call is an invalid one, and nobody executes it."""
+
 
 @dataclass(slots=True)
 class Piece:
@@ -35,7 +39,8 @@ class Splitter:
     """Fed with the text of one answer, piece by piece.
 
     ``anywhere``: a call may follow words; otherwise it begins the answer, or there is none (JSON text may hold
-    whatever a call begins with). An answer that its budget cuts has been closed: its last call is whole too.
+    whatever a call begins with). An answer that its budget cuts has been closed: its last call is whole too, with
+    ``CLOSED`` behind its arguments.
 
     >>> splitter = Splitter(CallFormat(begin="<call>", end="</call>"), anywhere=True)
     >>> splitter.feed("So: <ca").said, splitter.feed('ll>{"name": "add", "arguments": {"a": 1}}</call>').pieces[0].name
@@ -49,6 +54,9 @@ class Splitter:
         self._anywhere = anywhere
         self._state = self._opening
         self._rest = ""
+        self._fed = self._sound = 0
+        """How much text there was, and how much of it members wrote."""
+        self._cut = False
         self._done = 0
         self._arguments = Arguments()
 
@@ -57,12 +65,16 @@ class Splitter:
         """How many calls are whole."""
         return self._done
 
-    def feed(self, text: str, last: bool = False) -> Parted:
-        """What is new. ``last``: nothing follows."""
+    def feed(self, text: str, last: bool = False, *, cut: bool = False, closed: str = "") -> Parted:
+        """What is new. ``last``: nothing follows; ``cut``: more might have; ``closed``: what was put there by hand."""
         self._rest += text
+        self._fed += len(text)
+        self._sound, self._cut = self._fed - len(closed), cut
         parted = Parted()
         while self._state(parted, last):
             pass
+        if cut and self._state in (self._arguing, self._ending):  # nobody found a way to close it
+            self._write(parted, self._arguments.missing + CLOSED)
         return parted
 
     # Each state reads from the rest what it can, and says whether another one may go on.
@@ -80,7 +92,8 @@ class Splitter:
         if at >= 0:
             parted.said, self._rest = parted.said + self._rest[:at], self._rest[at:]
             return self._enter()
-        held = 0 if last or not self._anywhere else _overlap(self._rest, self.begin)
+        # What may begin a call is told if the answer ends with it, and dropped if it was cut off there.
+        held = _overlap(self._rest, self.begin) if self._anywhere and (self._cut or not last) else 0
         shown = len(self._rest) - held
         parted.said, self._rest = parted.said + self._rest[:shown], self._rest[shown:]
         return False
@@ -101,11 +114,7 @@ class Splitter:
         return True
 
     def _arguing(self, parted: Parted, last: bool) -> bool:
-        text = self._take(self._arguments.length(self._rest))
-        if parted.pieces and parted.pieces[-1].index == self._done:
-            parted.pieces[-1].arguments += text
-        elif text:
-            parted.pieces.append(Piece(self._done, arguments=text))
+        self._write(parted, self._take(self._arguments.length(self._rest)))
         if self._arguments.whole:
             self._state = self._ending
         return self._arguments.whole
@@ -114,6 +123,8 @@ class Splitter:
         if not self._rest.startswith(self.end):
             return False
         self._take(len(self.end))
+        if self._fed - len(self._rest) > self._sound:
+            self._write(parted, CLOSED)
         self._done += 1
         self._state = self._closed
         return True
@@ -124,6 +135,12 @@ class Splitter:
             self._take(len(self.between))
             return self._enter()
         return False
+
+    def _write(self, parted: Parted, arguments: str) -> None:
+        if parted.pieces and parted.pieces[-1].index == self._done:
+            parted.pieces[-1].arguments += arguments
+        elif arguments:
+            parted.pieces.append(Piece(self._done, arguments=arguments))
 
     def _take(self, length: int) -> str:
         taken, self._rest = self._rest[:length], self._rest[length:]
@@ -145,6 +162,11 @@ class Arguments:
             if self.whole:
                 return place + 1
         return len(text)
+
+    @property
+    def missing(self) -> str:
+        """What ends the text in quotes that it breaks off in, if it does."""
+        return ("\\" if self._escaped else "") + '"' if self._in_text else ""
 
     def _read(self, char: str) -> None:
         if self._in_text:

@@ -193,6 +193,8 @@ class SpecFuseFields(BaseChatModel):
 
 def members_list(given: Any, field: str) -> list[Any]:
     wanted = f"{field} must be a list of hub ids, folders, .gguf files, dicts or member objects"
+    if isinstance(given, SpecFuseFields):
+        raise advised(UsageError(f"{wanted}, got a chat model"), f"pass what it holds: {field}=llm.members")
     if not isinstance(given, list | tuple):
         raise advised(UsageError(f"{wanted}, got {given!r:.200}"), f"put it into a list: {field}=[...]")
     if not given and field == "members":

@@ -18,6 +18,8 @@ from .errors import UsageError, advised
 
 _JSON_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _SCHEMA_WORDS = frozenset({"properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "$defs", "items"})
+WRAPPED = frozenset({"name", "schema", "strict", "description"})
+"""What OpenAI's ``json_schema`` holds."""
 WANTED = "a pydantic class, a dataclass, a TypedDict or a JSON schema"
 
 
@@ -54,13 +56,21 @@ def _of_mapping(source: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(function, Mapping) and "name" in function:
         parameters = function.get("parameters", function.get("input_schema"))
         if isinstance(parameters, Mapping):
-            named = {"title": function["name"], "description": function.get("description")}
-            return {**{key: value for key, value in named.items() if value}, **parameters}
+            return titled(function, parameters)
+        inner = function.get("schema")
+        if isinstance(inner, Mapping) and function.keys() <= WRAPPED:
+            return titled(function, inner)
     if is_schema(source):
         return dict(source)
-    raise advised(
-        UsageError(f"a schema is {WANTED}, got {dict(source)!r:.200}"), "a JSON schema says at least its 'type'"
-    )
+    types = f"its 'type' is one of {', '.join(sorted(_JSON_TYPES))}"
+    advice = types if "type" in source else f"a JSON schema says at least its 'type'; {types}"
+    raise advised(UsageError(f"a schema is {WANTED}, got {dict(source)!r:.200}"), advice)
+
+
+def titled(named: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with the name and the description that stand beside it."""
+    beside = {"title": named.get("name"), "description": named.get("description")}
+    return {**{key: value for key, value in beside.items() if value}, **schema}
 
 
 def own_schema(source: Any, only_recursive: bool = False) -> dict[str, Any] | None:

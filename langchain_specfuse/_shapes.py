@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._options import refuse_broken
-from ._schemas import is_schema, schema_of
+from ._schemas import WRAPPED, is_schema, schema_of, titled
 from ._tools import Toolbox, openai_tools, toolbox
 from .core.referee import FREE, Referee
 from .core.values import CallFormat, Constraint, Tool
@@ -27,8 +27,6 @@ OPTIONS = frozenset((*TOOL_OPTIONS, *TEXT_OPTIONS))
 PROSE = Constraint("prose")
 COMMON = CallFormat()
 """How calls are written where the members have no format of their own, or not the same one."""
-
-_WRAPPED = frozenset({"name", "schema", "strict", "description"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +136,8 @@ def _json_schema(wrapped: Any) -> Constraint:
     if not isinstance(wrapped, Mapping) or not isinstance(wrapped.get("schema"), Mapping):
         error = UsageError(f"response_format has no schema: {wrapped!r:.200}")
         raise advised(error, "{'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}")
-    _refuse_more(wrapped, _WRAPPED)
-    named = {"title": wrapped.get("name"), "description": wrapped.get("description")}
-    return _constraint({**{key: value for key, value in named.items() if value}, **wrapped["schema"]})
+    _refuse_more(wrapped, WRAPPED)
+    return _constraint(titled(wrapped, wrapped["schema"]))
 
 
 def _refuse_more(given: Mapping[str, Any], known: set[str] | frozenset[str]) -> None:

@@ -43,13 +43,16 @@ def confidence(round: Round) -> float | None:
 
 def annotation(round: Round, start: int, end: int, *, runners_up: bool = False) -> dict[str, Any]:
     """Who wrote the characters ``start`` to ``end`` of the answer, and how sure the others were: plain JSON."""
+    return {**provenance(round, runners_up=runners_up), "start": start, "end": end}
+
+
+def provenance(round: Round, *, runners_up: bool = False) -> dict[str, Any]:
+    """Who wrote what this round added, and how sure the others were: plain JSON."""
     sure = confidence(round)
     value: dict[str, Any] = {
         "member": round.winner,
         "round": round.number,
         "margin": round.margin,
-        "start": start,
-        "end": end,
         "confidence": sure,
         # Where nobody voted, equal totals would look like a quarrel.
         "dissent": None if sure is None else round.dissent,

@@ -6,6 +6,7 @@ Knows LangChain's runnables and parsers and how a schema is asked for; what an a
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from operator import itemgetter
@@ -17,8 +18,11 @@ from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.json import parse_partial_json
 
+from ._calls import CLOSED
 from ._schemas import name_of, reader_of, schema_of
 from .errors import UsageError, advised
+
+log = logging.getLogger("langchain_specfuse")
 
 METHODS = ("json_schema", "json_mode", "function_calling")
 
@@ -36,12 +40,17 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
     """Makes the object. None: the data are all that is wanted."""
     call: str | None = None
     """The tool in whose arguments the data are. None: they are the text."""
+    warns: bool = True
+    """Whether the log tells of an object that was closed by hand; with ``include_raw`` the answer does."""
 
     @property
     def _type(self) -> str:
         return "specfuse-structured"
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        answer = getattr(result[0], "message", None)
+        if self.warns and answer and answer.response_metadata.get("specfuse", {}).get("closed"):
+            log.warning("the object was closed by hand because max_tokens ended: what it says may be cut short")
         try:
             data = self._data(result[0], partial)
             return data if self.read is None or data is None else self.read(data)
@@ -55,13 +64,30 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
         return self.parse_result([Generation(text=text)])
 
     def _data(self, generation: Generation, partial: bool) -> Any:
+        message = generation.message if isinstance(generation, ChatGeneration) else None
         if self.call is not None:
-            calls = getattr(generation.message, "tool_calls", []) if isinstance(generation, ChatGeneration) else []
-            return next((one["args"] for one in calls if one["name"] == self.call), None)
+            return _arguments(message, self.call)
         if not partial:
+            if not generation.text and (called := _called(message)):
+                raise ValueError(f"the answer is a call of {called!r}, not an object")
             return json.loads(generation.text)
         text = generation.text.lstrip()
         return parse_partial_json(_HALF.sub("", text)) if text else None
+
+
+def _arguments(message: Any, name: str) -> Any:
+    """What this tool is called with, in a call that was closed by hand too; None if it is not called."""
+    right = [one["args"] for one in getattr(message, "tool_calls", ()) if one["name"] == name]
+    if right:
+        return right[0]
+    broken = [one["args"] or "" for one in getattr(message, "invalid_tool_calls", ()) if one["name"] == name]
+    return json.loads(broken[0].removesuffix(CLOSED)) if broken else None
+
+
+def _called(message: Any) -> str | None:
+    """The tool that this message calls first."""
+    calls = [*getattr(message, "tool_calls", ()), *getattr(message, "invalid_tool_calls", ())]
+    return calls[0]["name"] if calls else None
 
 
 def structured(
@@ -83,6 +109,7 @@ def structured(
         raise advised(error, "pass a schema, or method='json_mode' for any JSON object")
     asked = _as_call(bind_tools, schema, strict, kwargs) if method == "function_calling" else None
     bound, reader = asked or _as_text(bind, schema, method, strict, kwargs)
+    reader.warns = not include_raw
     return _with_raw(bound, reader) if include_raw else bound | reader
 
 
@@ -102,7 +129,7 @@ def _as_call(
     bind_tools: Callable[..., Any], schema: Any, strict: bool | None, kwargs: Mapping[str, Any]
 ) -> tuple[Any, StructuredReader]:
     wanted = schema_of(schema, strict)
-    tool = schema if not isinstance(schema, Mapping) or "title" not in wanted else _function(wanted)
+    tool = _function({"title": name_of(schema), **wanted}) if isinstance(schema, Mapping) else schema
     told = _told(schema, wanted, "function_calling", strict)
     bound = bind_tools([tool], tool_choice=True, parallel_tool_calls=False, strict=strict, **kwargs, **told)
     name = bound.kwargs["tools"][0]["function"]["name"]

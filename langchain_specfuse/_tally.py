@@ -16,7 +16,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from ._calls import Parted, Piece, Splitter
 from ._messages import PROVIDER
-from ._signal import Ledger, annotation
+from ._signal import Ledger, annotation, provenance
 from .core.values import Draft, Effort, Round
 
 
@@ -103,7 +103,8 @@ class Tally:
     def _parted(self, round: Round) -> Parted:
         if self._splitter is None:
             return Parted(round.text)
-        return self._splitter.feed(round.text, last=bool(round.finish))
+        cut = round.finish in ("length", "stop_string")
+        return self._splitter.feed(round.text, bool(round.finish), cut=cut, closed=round.closed)
 
     # --- counting -----------------------------------------------------------------------------------------------
 
@@ -145,7 +146,7 @@ class Tally:
 
     def _called(self, round: Round, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """Blocks of calls; where one begins it says who wrote it (LangChain keeps no annotations of a call)."""
-        author = {"member": round.winner, "round": round.number, "margin": round.margin}
+        author = provenance(round, runners_up=self._runners_up)
         return [
             {"type": "tool_call_chunk", **self._call_chunk(piece)} | ({"extras": author} if piece.name else {})
             for piece in pieces

@@ -143,6 +143,9 @@ def chosen_tool(choice: Any, names: Sequence[str]) -> str:
     name = _named(choice)
     if name is None:
         error = UsageError(f"tool_choice must be 'auto', 'any', 'none' or a tool's name, got {choice!r:.200}")
+        own = getattr(choice, "name", None) or getattr(choice, "__name__", None)
+        if own in names:
+            raise advised(error, f"pass the tool's name: tool_choice={own!r} (tool.name)")
         raise advised(error, "for example tool_choice='any'; as a dict {'type': 'function', 'function': {'name': ...}}")
     if name in names:
         return name

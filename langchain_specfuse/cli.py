@@ -156,6 +156,10 @@ def _settings(given: argparse.Namespace) -> Any:
 
 def _form(given: argparse.Namespace) -> dict[str, Any]:
     """What the answer must look like, as the chat model's options have it."""
+    flags = [f"--{name}" for name in ("schema", "regex", "choice") if getattr(given, name) is not None]
+    if len(flags) > 1:
+        error = UsageError(f"{flags[0]} and {flags[1]} are both given; an answer has one shape")
+        raise advised(error, f"leave {flags[0]} or {flags[1]} out")
     asked = {"regex": given.regex, "choice": given.choice, "response_format": None}
     if given.schema is None:
         return asked

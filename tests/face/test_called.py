@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.tools import tool
 
 from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
+from langchain_specfuse._calls import CLOSED
 from langchain_specfuse._tally import Tally
 from langchain_specfuse.core.values import CallFormat, Draft, Effort, Round, Segment
 
@@ -124,10 +125,11 @@ def test_the_vote_decides_between_words_and_a_call() -> None:
     assert (message.text, message.tool_calls) == ("It is three I think.", [])
 
 
-def test_a_forced_call_is_made_whatever_members_would_say(llm: Make) -> None:
+def test_a_forced_call_is_written_whatever_members_would_say_and_is_none_of_theirs(llm: Make) -> None:
     message = llm("I would rather talk.").bind_tools([add], tool_choice="add").invoke("?")
-    (call,) = message.tool_calls
-    assert call["name"] == "add" and set(call["args"]) == {"a", "b"}
+    (call,) = message.invalid_tool_calls
+    assert call["name"] == "add" and set(json.loads(str(call["args"]).removesuffix(CLOSED))) == {"a", "b"}
+    assert message.tool_calls == []
     summary = message.response_metadata["specfuse"]
     assert summary["forced"] > 0
     assert message.text == ""
@@ -156,12 +158,78 @@ def test_a_stop_string_ends_prose_and_cuts_no_call(llm: Make, stop: str) -> None
     assert message.response_metadata["finish_reason"] == "stop_string"
 
 
-def test_a_call_that_the_budget_cuts_is_closed_and_says_so(llm: Make) -> None:
-    message = llm(BOTH, max_tokens=5).bind_tools([add, say], tool_choice="say").invoke("?")
-    (call,) = message.tool_calls
-    assert call["name"] == "say" and isinstance(call["args"]["what"], str)
+def closed(message: AIMessage, version: str) -> list[dict[str, Any]]:
+    """The arguments of the calls that were closed by hand; they are nowhere among the others."""
     assert message.response_metadata["finish_reason"] == "length"
     assert message.response_metadata["specfuse"]["closed"] is True
+    args = [str(call["args"]) for call in message.invalid_tool_calls]
+    assert all(one.endswith(CLOSED) for one in args)
+    blocks = [block for block in message.content_blocks if block["type"] == "tool_call"]
+    assert [block["id"] for block in blocks] == [call["id"] for call in message.tool_calls]
+    return [json.loads(one.removesuffix(CLOSED)) for one in args]
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize("budget", range(1, 14))
+async def test_a_call_that_the_budget_cuts_is_closed_and_invalid(llm: Make, version: str, budget: int) -> None:
+    bound = llm(BOTH, max_tokens=budget, output_version=version).bind_tools([add, say], tool_choice="say")
+    for message in await every_message(bound):
+        if message.response_metadata["finish_reason"] != "length":
+            assert (len(message.tool_calls), message.invalid_tool_calls) == (1, [])
+            continue
+        ((args),) = closed(message, version)
+        assert isinstance(args["what"], str) and SAID["what"].startswith(args["what"])
+        assert message.tool_calls == []
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize("words", ["", "So: "])
+async def test_calls_that_were_whole_stay_valid_wherever_the_budget_ends(llm: Make, words: str, version: str) -> None:
+    text = words + written(("add", {"a": 1, "b": 2}), ("say", SAID))
+    seen = set()
+    for budget in range(1, 30):
+        bound = llm(text, max_tokens=budget, output_version=version, segment_tokens=2).bind_tools([add, say])
+        for message in await every_message(bound):
+            assert message.text in ("So:", words) and "<" not in message.text
+            right, wrong = [call["name"] for call in message.tool_calls], message.invalid_tool_calls
+            if message.response_metadata["specfuse"]["closed"]:
+                closed(message, version)
+            assert right == ["add", "say"][: len(right)] and len(wrong) <= 1
+            seen.add((len(right), len(wrong)))
+    assert seen == {(0, 0), (0, 1), (1, 1), (2, 0)} or seen == {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)}
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+async def test_a_closed_call_is_invalid_in_every_stream_of_events(llm: Make, version: str) -> None:
+    bound = llm("So: " + BOTH, max_tokens=9, output_version=version).bind_tools([add, say])
+    events = await asked(bound, "astream_events")
+    told = [event["data"]["output"] for event in events if event["event"] == "on_chat_model_end"]
+    native = bound.stream_events("?", version="v3").output
+    for message in [*told, native]:
+        assert message.tool_calls == []
+        (call,) = message.invalid_tool_calls
+        assert call["name"] == "say" and call["args"].endswith(CLOSED)
+
+
+def test_an_agent_does_not_run_a_closed_call() -> None:
+    from langchain.agents import create_agent
+
+    paid: list[tuple[float, str]] = []
+
+    @tool
+    def pay(amount: float, to: str) -> str:
+        """Pay money."""
+        paid.append((amount, to))
+        return "paid"
+
+    script = written(("pay", {"amount": 100.0, "to": "ann and bob and cyd and dan and eve"}))
+    for version in ("v0", "v1"):
+        for budget in range(1, 8):
+            members = [ScriptedMember(script, name=name) for name in "ab"]
+            agent = create_agent(SpecFuseChatModel(members=members, max_tokens=budget, output_version=version), [pay])
+            state = agent.invoke({"messages": [HumanMessage("Pay ann.")]})
+            assert [message.type for message in state["messages"]] == ["human", "ai"]
+    assert paid == []
 
 
 def test_usage_counts_what_members_wrote_and_not_what_was_forced(llm: Make) -> None:
