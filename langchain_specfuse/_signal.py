@@ -98,6 +98,8 @@ class Ledger:
         """What was released: what the reader has."""
         self._agreed = ""
         self._pieces: list[Piece] = []
+        self._sound: int | None = None
+        """From where on the text was put by hand."""
 
     def note(self, round: Round) -> None:
         """One more round, in order."""
@@ -113,6 +115,7 @@ class Ledger:
         if round.closed:
             # A stop string may have cut off what was agreed before it.
             self._agreed = self._text[: len(self._text) - len(round.closed)]
+            self._sound = len(self._agreed)
             self._pieces = [piece for piece in self._pieces if piece.start < len(self._agreed)]
             self._put(round.closed, "closed")
 
@@ -132,7 +135,8 @@ class Ledger:
 
     def fields(self) -> dict[str, dict[str, Any]] | None:
         """path -> ``confidence`` and ``how`` (see :func:`how_sure`); None if the answer has no fields."""
-        found = {f.path: f for f in fields_in(self._text, self._constraint) if len(f.path) <= MOST_PATH}
+        every = fields_in(self._text, self._constraint, self._sound)
+        found = {f.path: f for f in every if len(f.path) <= MOST_PATH}
         if not found:
             return None
         told = {path: self._told(one) for path, one in found.items()}
@@ -192,22 +196,23 @@ def _doubt(how: How, sure: float | None) -> float:
 # --- where an answer has fields ---------------------------------------------------------------------------------
 
 
-def fields_in(text: str, constraint: Constraint | None) -> Iterator[Field]:
+def fields_in(text: str, constraint: Constraint | None, sound: int | None = None) -> Iterator[Field]:
     """The fields of an answer of this form.
 
     Of JSON: ``city``, ``items[2].name``; the path of an answer that is one bare value is "". Of tool calls, as they
-    stand in the message: ``tool_calls[0].name``, ``tool_calls[0].args.city``.
+    stand in the message: ``tool_calls[0].name``, ``tool_calls[0].args.city``; ``invalid_tool_calls[0].name`` if the
+    call ends in what was put by hand, from ``sound`` on.
     """
     if constraint is None:
         return
     if constraint.kind in ("json", "json_schema"):
         yield from fields_at(text)
     elif constraint.kind == "calls":
-        yield from _call_fields(text, _call_format(constraint))
+        yield from _call_fields(text, _call_format(constraint), len(text) if sound is None else sound)
     elif constraint.kind == "any_of":
         parts = sorted(_parts(constraint), key=lambda part: part.kind != "calls")
         for part in parts:
-            found = list(fields_in(text, part))
+            found = list(fields_in(text, part, sound))
             if found:
                 yield from found
                 return
@@ -231,7 +236,7 @@ def _call_format(constraint: Constraint) -> CallFormat:
     return CallFormat(**known)
 
 
-def _call_fields(text: str, form: CallFormat) -> Iterator[Field]:
+def _call_fields(text: str, form: CallFormat, sound: int) -> Iterator[Field]:
     at = number = 0
     while (begun := text.find(form.begin or "{", at)) >= 0:
         call = value_at(text, begun + len(form.begin))
@@ -240,7 +245,8 @@ def _call_fields(text: str, form: CallFormat) -> Iterator[Field]:
         at = max(call.end, begun + 1)
         if form.name_key not in call.children:
             continue
-        path = f"tool_calls[{number}]"
+        closed = call.end + len(form.end) > sound and text.startswith(form.end, call.end)
+        path = "invalid_tool_calls[0]" if closed else f"tool_calls[{number}]"
         yield from fields_of(call.children[form.name_key], f"{path}.name")
         if form.arguments_key in call.children:
             yield from fields_of(call.children[form.arguments_key], f"{path}.args")

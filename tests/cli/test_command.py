@@ -280,7 +280,9 @@ def test_a_choice_and_a_pattern_are_kept(ask, argv, said):
     ("argv", "told"),
     [
         (("--schema", "/nowhere.json"), "nowhere.json"),
-        (("--choice", "a", "--regex", "b"), "choice"),
+        (("--choice", "a", "--regex", "b"), "--regex and --choice are both given"),
+        (("--schema", "/nowhere.json", "--regex", "b"), "--schema and --regex are both given"),
+        (("--schema", "/nowhere.json", "--choice", "b"), "--schema and --choice are both given"),
         (("--regex", "("), "regex"),
         (("--choice", ""), "choice"),
         (("--choice", "a", "--stop", "x"), "stop"),

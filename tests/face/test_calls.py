@@ -6,10 +6,12 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.utils.json import parse_partial_json
 
-from langchain_specfuse._calls import Parted, Splitter
+from langchain_specfuse._calls import CLOSED, Parted, Splitter
 from langchain_specfuse.core.values import CallFormat
 
 FORMAT = CallFormat()
@@ -71,6 +73,36 @@ def test_the_beginning_of_a_call_is_held_back_only_until_it_is_clear(prose: str,
         seen += part.said
         assert prose.startswith(seen)
     assert "".join(part.said for part in fed(Splitter(FORMAT, anywhere=True), prose, cuts)) == prose
+
+
+@pytest.mark.parametrize("size", range(1, len(FORMAT.begin)))
+def test_the_beginning_of_a_call_that_ends_an_answer_is_told_only_if_the_answer_was_not_cut(size: int) -> None:
+    text = "So: " + FORMAT.begin[:size]
+    for cut, said in ((False, text), (True, "So: ")):
+        for at in (0, 2, 5):
+            splitter = Splitter(FORMAT, anywhere=True)
+            parts = [splitter.feed(text[:at]), splitter.feed(text[at:], last=True, cut=cut)]
+            assert joined(parts) == (said, [])
+    assert Splitter(FORMAT, anywhere=True).feed(FORMAT.begin[:size], last=True, cut=True) == Parted()
+
+
+@given(ARGUMENTS, st.integers(1, 400), CUTS)
+def test_a_call_that_was_closed_by_hand_or_not_at_all_can_be_read_by_nobody(
+    arguments: Any, size: int, cuts: list[int]
+) -> None:
+    whole = written("add", arguments)
+    size = min(size, len(whole) - 1)
+    for text, closed in ((whole, whole[size:]), (whole[:size], "")):
+        places = [0, *sorted({cut for cut in cuts if 0 < cut < size}), len(text)]
+        splitter = Splitter(FORMAT, anywhere=True)
+        pieces = [text[a:b] for a, b in pairwise(places)]
+        parts = [splitter.feed(piece) for piece in pieces[:-1]]
+        parts.append(splitter.feed(pieces[-1], last=True, cut=True, closed=closed))
+        _, calls = joined(parts)
+        assert calls or not closed
+        for _, told in calls:
+            assert told.endswith(CLOSED)
+            assert parse_partial_json(told) is None
 
 
 def test_what_looks_like_a_call_inside_a_text_that_is_none_stays_text() -> None:

@@ -21,6 +21,7 @@ from langchain_specfuse import (
     EnsembleError,
     MemberError,
     ScriptedMember,
+    SpecFuseChatModel,
     UsageError,
     adecide,
     decide,
@@ -60,6 +61,12 @@ def judges(**opinions: Any) -> list[Any]:
 
 
 # --- decide -----------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_model_in_place_of_its_members_is_told_where_they_are() -> None:
+    with pytest.raises(UsageError, match="members must be a list .* got a chat model") as error:
+        decide("Is it so?", ["yes", "no"], members=SpecFuseChatModel(members=judges(ann={})))  # type: ignore[arg-type]
+    assert error.value.__notes__[0] == "-> pass what it holds: members=llm.members"
 
 
 def test_a_decision_is_the_weighted_mean_of_what_the_members_think() -> None:

@@ -15,6 +15,7 @@ from members import tiny
 from pydantic import BaseModel, Field
 
 from langchain_specfuse import SpecFuseChatModel
+from langchain_specfuse._calls import CLOSED
 
 from .conftest import asked
 
@@ -72,19 +73,34 @@ def test_every_forced_call_has_the_tool_s_arguments(temperature: float) -> None:
     for number in range(6):
         llm = fused(temperature=temperature, seed=number, max_tokens=8 * number + 1)
         message = llm.bind_tools([get_weather, now], tool_choice="any").invoke(f"Question {number}?")
-        (call,) = message.tool_calls
-        assert message.invalid_tool_calls == [] and message.text == ""
+        (call,) = [*message.tool_calls, *message.invalid_tool_calls]
+        assert bool(message.invalid_tool_calls) is message.response_metadata["specfuse"]["closed"]
+        assert message.text == ""
+        args = json.loads(str(call["args"]).removesuffix(CLOSED)) if message.invalid_tool_calls else call["args"]
         if call["name"] == "now":
-            assert call["args"] == {}
+            assert args == {}
         else:
-            get_weather.args_schema.model_validate(call["args"])  # type: ignore[union-attr]
+            get_weather.args_schema.model_validate(args)  # type: ignore[union-attr]
+
+
+OBJECTS = [one for one in MANY if one.get("type") == "object"]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_object_that_is_asked_for_as_a_call_satisfies_its_schema(part: int) -> None:
+    llm = fused(max_tokens=16)
+    for number in range(part, len(OBJECTS), 4):
+        asked = llm.with_structured_output(OBJECTS[number], method="function_calling", include_raw=True)
+        result = asked.invoke("Tell me something.")
+        assert result["parsing_error"] is None
+        assert_satisfies(json.dumps(result["parsed"]), OBJECTS[number])
 
 
 @pytest.mark.parametrize("number", range(6))
 def test_free_to_call_every_call_is_right_and_nothing_of_it_is_in_the_words(number: int) -> None:
     llm = fused(temperature=2.0, seed=number)
     message = llm.bind_tools([get_weather, now]).invoke("What now?")
-    assert message.invalid_tool_calls == []
+    assert not message.invalid_tool_calls or message.response_metadata["specfuse"]["closed"]
     assert "<tool_call>\n" not in message.text
     assert all(call["name"] in ("get_weather", "now") for call in message.tool_calls)
 

@@ -66,6 +66,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "function": (FUNCTION, DATA),
     "openai": ({"type": "function", "function": FUNCTION}, DATA),
 }
+UNTITLED = {"type": "object", "properties": {key: {"type": "string"} for key in DATA}, "required": list(DATA)}
 METHODS = ["json_schema", "json_mode", "function_calling"]
 
 
@@ -324,6 +325,12 @@ def test_a_schema_that_cannot_be_is_refused_where_it_is_bound(schema: Any, optio
     assert error.value.__notes__[0].startswith("-> ")
 
 
+def test_a_type_that_does_not_exist_is_told_those_that_do() -> None:
+    with pytest.raises(UsageError) as error:
+        SpecFuseChatModel(members=["nobody/has-this-model"]).with_structured_output({"type": "strng"})
+    assert "array, boolean, integer, null, number, object, string" in error.value.__notes__[0]
+
+
 def test_without_the_extra_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     from langchain_specfuse.constraints import _backends, _referee
 
@@ -337,11 +344,55 @@ def test_without_the_extra_package_it_says_what_to_install(monkeypatch: pytest.M
         assert 'pip install "langchain-specfuse[structured]"' in error.value.__notes__[0]
 
 
-def test_budgets_of_any_size_end_in_a_whole_object(joker: Any) -> None:
+@pytest.mark.parametrize("schema", [Joke, {"name": "Joke", "schema": UNTITLED, "strict": True}, UNTITLED])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_schema_needs_no_title_and_may_stand_in_openais_inner_form(joker: Any, schema: Any, method: str) -> None:
+    name = "answer" if schema is UNTITLED else "Joke"
+    llm = joker(method, name).with_structured_output(schema, method=method)
+    assert llm.invoke("?") == (Joke(**DATA) if schema is Joke else DATA)
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize("method", METHODS)
+async def test_the_log_tells_once_of_an_object_that_was_closed_by_hand(
+    joker: Any, method: str, version: str, caplog: Any
+) -> None:
+    def told() -> int:
+        count = len([one for one in caplog.records if "closed by hand" in one.message])
+        caplog.clear()
+        return count
+
+    def asked(**options: Any) -> Any:
+        return joker(method, max_tokens=6, output_version=version).with_structured_output(
+            Joke, method=method, **options
+        )
+
+    assert isinstance(asked().invoke("?"), Joke) and told() == 1
+    assert isinstance(list(asked().stream("?"))[-1], Joke) and told() == 1
+    assert isinstance([one async for one in asked().astream("?")][-1], Joke) and told() == 1
+    assert isinstance(asked(include_raw=True).invoke("?")["parsed"], Joke) and told() == 0
+    assert joker(method).with_structured_output(Joke, method=method).invoke("?") and told() == 0
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_a_call_where_an_object_was_wanted_is_an_error_that_says_so(joker: Any, version: str) -> None:
+    tools = [{"name": "look", "parameters": {"type": "object", "properties": {}}}]
+    llm = joker("function_calling", "look", "{}", output_version=version)
+    with pytest.raises(OutputParserException, match="the answer is a call of 'look', not an object"):
+        llm.with_structured_output(Joke, tools=tools).invoke("?")
+    result = llm.with_structured_output(Joke, tools=tools, include_raw=True).invoke("?")
+    assert result["parsed"] is None and "a call of 'look'" in str(result["parsing_error"])
+    assert result["raw"].tool_calls[0]["name"] == "look"
+    told = joker("json_schema").with_structured_output(Joke, tools=tools).invoke("?")
+    assert told == Joke(**DATA)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_budgets_of_any_size_end_in_a_whole_object(joker: Any, method: str) -> None:
     for max_tokens in range(1, 20):
-        llm = joker("json_schema", max_tokens=max_tokens).with_structured_output(Joke, include_raw=True)
+        llm = joker(method, max_tokens=max_tokens).with_structured_output(Joke, include_raw=True, method=method)
         result = llm.invoke("?")
         assert isinstance(result["parsed"], Joke), max_tokens
         metadata = result["raw"].response_metadata
         assert metadata["specfuse"]["closed"] is (metadata["finish_reason"] == "length")
-    assert metadata["finish_reason"] == "stop"
+    assert metadata["finish_reason"] == ("tool_calls" if method == "function_calling" else "stop")

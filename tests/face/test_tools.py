@@ -228,6 +228,13 @@ def test_a_wrong_tool_or_choice_is_refused_where_it_is_bound_and_where_it_is_ask
     assert member.draft_calls == 0
 
 
+@pytest.mark.parametrize(("choice", "name"), [(add, "add"), (Add, "Add"), (plain_add, "plain_add")])
+def test_a_tool_as_the_choice_is_told_to_be_named(choice: Any, name: str) -> None:
+    with pytest.raises(UsageError, match="tool_choice must be") as error:
+        SpecFuseChatModel(members=["example/a"]).bind_tools([choice], tool_choice=choice)
+    assert f"tool_choice={name!r}" in error.value.__notes__[0]
+
+
 def test_nothing_is_loaded_for_a_wrong_tool() -> None:
     llm = SpecFuseChatModel(members=["nobody/has-this-model"])
     with pytest.raises(UsageError, match="no schema"):
