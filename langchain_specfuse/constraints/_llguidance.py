@@ -14,7 +14,14 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from ._rules import Calls, Choice, Ebnf, Json, Mask, Pattern, Rules
 
 _BYTES = [bytes([byte]) for byte in range(256)]
-_SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+_WRITTEN = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    # Not "u": the library would take a control character's number and nothing else behind it.
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+"""How JSON is written: one way, so that what is not said is forced, and equal strings are equal text."""
 
 
 class LLGuidance:
@@ -156,7 +163,7 @@ def _calls(rules: Calls) -> str:
 
 
 def _json(schema: Any) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": _SPACING}, ensure_ascii=False)
+    return "%json " + json.dumps({**schema, "x-guidance": _WRITTEN}, ensure_ascii=False)
 
 
 def _text(text: str) -> str:

@@ -53,12 +53,26 @@ class Ruling:
         data = draft.encode("utf-8", "surrogatepass")
         with self._lock:
             count = self._at(answer).fits(data)
-        legal = draft if count == len(data) else data[:count].decode("utf-8", "ignore")
-        return self._unrepeated(answer, legal)
+        legal = draft if count == len(data) else _unescaped(data[:count].decode("utf-8", "ignore"))
+        if self._calls is None:
+            return len(legal)
+        return self._without_beginning(answer, legal[: self._unrepeated(answer, legal)])
+
+    def _without_beginning(self, answer: str, draft: str) -> int:
+        """A legal draft without what only begins another call behind a finished one: a line break is no promise."""
+        assert self._calls is not None
+        text = answer + draft
+        behind = text.rfind(self._calls.end) + len(self._calls.end) if self._calls.end else len(text)
+        tail = text[behind:]
+        begins = bool(tail) and (self._calls.between + self._calls.begin).startswith(tail)
+        if begins and calls_of(self._constraint, text[:behind]).rest == "" and len(tail) <= len(draft):
+            return len(draft) - len(tail)
+        return len(draft)
 
     def _unrepeated(self, answer: str, draft: str) -> int:
         """How much of a legal draft comes before a call that was made already: small models repeat one without end."""
-        if self._calls is None or self._calls.begin not in draft:
+        assert self._calls is not None
+        if self._calls.begin not in draft:
             return len(draft)
         before = calls_of(self._constraint, answer).calls
         known, made = set(map(canonical, before)), len(before)
@@ -157,6 +171,11 @@ class Ruling:
         while len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
         return state
+
+
+def _unescaped(text: str) -> str:
+    """A text that was cut, without the beginning of an escape at its end."""
+    return text[:-1] if (len(text) - len(text.rstrip("\\"))) % 2 else text
 
 
 def _alike(forced: str, draft: str, at: int) -> int:

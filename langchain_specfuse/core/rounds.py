@@ -105,7 +105,7 @@ def call_for_drafts(
     jobs = dict.fromkeys(panel.drafters, job)
     replies = yield Ask(jobs, number)
     clock.lap("draft", replies)
-    if answer.segments and all(isinstance(r, Failure) and r.kind == "overflow" for r in replies.values()):
+    if number > 1 and all(isinstance(r, Failure) and r.kind == "overflow" for r in replies.values()):
         # Everybody's context is full: nobody leaves, and nobody has more to say. The answer ends here.
         return panel, {name: Draft("") for name in panel.drafters}
     panel = _without_failed(panel, jobs, replies, answer, number)

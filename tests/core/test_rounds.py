@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from langchain_specfuse.core.referee import Unbound
 from langchain_specfuse.core.values import (
     PRESETS,
     Draft,
@@ -350,3 +351,15 @@ def test_who_only_votes_is_told_that_it_need_not_think():
     played = play(speakers(a=BLUE, b=GREY, c=BLUE), seats=seats)
     asked = {n: job.thinks for ask in played.asks for n, job in ask.jobs.items() if isinstance(job, ScoreJob)}
     assert asked == {"a": True, "b": True, "c": False}
+
+
+def test_a_prompt_that_is_too_long_for_all_is_an_error_also_where_the_answer_begins_by_force():
+    """What a constraint forces is no answer of anybody's."""
+
+    class Forces(Unbound):
+        def forced(self, answer):
+            return "" if answer else '{"a": '
+
+    full = Failure("overflow", "too long")
+    played = play({"a": lambda job, number: full, "b": lambda job, number: full}, referee=Forces())
+    assert isinstance(played.error, EnsembleError) and not played.rounds

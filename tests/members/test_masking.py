@@ -312,7 +312,7 @@ def test_forced_text_inside_a_call_is_read_in_one_pass():
 
 def test_parallel_calls_are_voted_on_one_by_one():
     query = tiny.query(constraint=CHAT)
-    other = CALLED.replace("22", "23")
+    other = CALLED.replace("22", "333")
     told = tiny.answered([following(query, f"{CALLED}\n{other}")], query, Settings(max_tokens=300))
     assert tiny.text_of(told) == f"{CALLED}\n{other}"
     assert told[0].segment.text == CALLED and not told[0].segment.ended
