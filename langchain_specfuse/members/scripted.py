@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core.answer import first_stop
 from ..core.member import Probe
-from ..core.values import Draft, DraftJob, Effort, Failure, Query, Scored, ScoreJob
+from ..core.values import KINDS, Draft, DraftJob, Effort, Failure, Query, Scored, ScoreJob
+from ._fitting import fitted
+from ._script import call_text, lines_of, said_by
 
-Script = str | Sequence[str] | Callable[[Query], str]
+Script = str | Mapping[str, Any] | Callable[[Query], Any] | Sequence[Any] | Any
+"""A text; a dict, said as JSON; a message with ``text`` and ``tool_calls``; a function that makes one; a list."""
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 SURE, UNSURE = -0.1, -3.0
 """The log-probability of a word as the script has it, and of any other."""
@@ -32,9 +35,15 @@ class ScriptedMember:
     >>> llm.invoke("What is blue?").text
     'The sky is blue.'
 
-    ``answer`` is a text, a list of texts (one per question, in turn), or a function of the query. It goes on at the
-    place where the agreed answer stands in words: after four agreed words it proposes its fifth and following ones.
-    Under a constraint, where an agreed text may end inside a word, it goes on there, as long as the text is its own.
+    ``answer`` is a text, or a function of the query that returns one, or a list of these: one for each answer of the
+    conversation. The first is said while nothing has been answered, the second after one turn of the assistant (a
+    tool call is one), and so on; past the end of the list the last one stays. A dict is said as JSON, an ``AIMessage``
+    as its text and its calls; :meth:`call` writes a call.
+
+    It goes on at the place where the agreed answer stands in words: after four agreed words it proposes its fifth and
+    following ones. Under a constraint, where an agreed text may end inside a word, it goes on there, as long as the
+    text is its own. A script that is the JSON or the calls wanted, in another spelling (spaces, order of keys, escapes,
+    a fence), is said in the legal one; of a script that does not fit, the logger ``langchain_specfuse`` warns.
 
     ``confidence`` scales its log-probabilities (0: sure of itself, 1: as above, more: unsure). ``fails_in`` is the
     number of a draft call (from 1) in which it raises ``error``; ``draft_only`` takes its vote away.
@@ -52,6 +61,7 @@ class ScriptedMember:
         error: BaseException | None = None,
     ) -> None:
         self.answer = answer
+        self._lines = lines_of(answer)
         self.name = name or f"scripted-{next(_COUNT)}"
         self.device = device
         self.confidence = confidence
@@ -66,11 +76,22 @@ class ScriptedMember:
     def __repr__(self) -> str:
         return f"ScriptedMember(name={self.name!r})"
 
+    @staticmethod
+    def call(tool: str, /, **arguments: Any) -> str:
+        """A script that calls this tool. Several calls at once are several of these, joined by a new line.
+
+        >>> print(ScriptedMember.call("get_weather", city="Rome"))
+        <tool_call>
+        {"name": "get_weather", "arguments": {"city": "Rome"}}
+        </tool_call>
+        """
+        return call_text(tool, arguments)
+
     @property
     def spec(self) -> dict[str, Any]:
         """What tells this member's answers from another's: for caches."""
-        script = self.answer if isinstance(self.answer, (str, list, tuple)) else repr(self.answer)
-        return {"scripted": script, "confidence": self.confidence, "draft_only": self.draft_only}
+        lines = [line if isinstance(line, str) else repr(line) for line in self._lines]
+        return {"scripted": lines, "confidence": self.confidence, "draft_only": self.draft_only}
 
     def probe(self) -> Probe:
         return Probe(model=self.name, scores=not self.draft_only, detail="scripted")
@@ -83,11 +104,11 @@ class ScriptedMember:
         self.draft_calls += 1
         if self.draft_calls == self.fails_in:
             raise self.error
-        return [self._draft(job) for job in jobs]
+        return [self._draft(job) if (failure := self._unsaid(job)) is None else failure for job in jobs]
 
     def score(self, jobs: Sequence[ScoreJob]) -> Sequence[Scored | Failure]:
         self.score_calls += 1
-        return [self._score(job) for job in jobs]
+        return [self._score(job) if (failure := self._unsaid(job)) is None else failure for job in jobs]
 
     def forget(self, query_id: str) -> None:
         self.open_queries.pop(query_id, None)
@@ -132,18 +153,22 @@ class ScriptedMember:
             return place, _WORD.findall(script[len(said) :])
         return place, _WORD.findall(script)[place:]
 
+    def _unsaid(self, job: DraftJob | ScoreJob) -> Failure | None:
+        """Why there is nothing to say: the script's function raised, or returned no text."""
+        try:
+            self._whole(job.query)
+        except Exception as error:
+            kind = getattr(error, "kind", "error")
+            told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return Failure(kind if kind in KINDS else "error", told, error)
+        return None
+
     def _whole(self, query: Query) -> str:
         if query.id not in self.open_queries:
-            self.open_queries[query.id] = self._script(query)
+            answered = sum(turn.role == "assistant" for turn in query.turns)
+            script = said_by(self._lines[min(answered, len(self._lines) - 1)], query)
+            self.open_queries[query.id] = fitted(script, query.constraint, self.name)
         return self.open_queries[query.id]
-
-    def _script(self, query: Query) -> str:
-        if callable(self.answer):
-            return self.answer(query)
-        if isinstance(self.answer, str):
-            return self.answer
-        asked = sum(turn.role == "user" for turn in query.turns)
-        return self.answer[(asked - 1) % len(self.answer)]
 
 
 def _ends(words: Sequence[str]) -> tuple[int, ...]:
