@@ -45,10 +45,21 @@ def schema_of(source: Any, strict: bool | None = None) -> dict[str, Any]:
         raise advised(UsageError(f"a schema is {WANTED}, got {source!r:.200}"), "for example a class of pydantic's")
     try:
         own = own_schema(source, only_recursive=True) if not _is_typed_dict(source) else None
-        return own if own is not None else convert_to_json_schema(source, strict=strict)
+        schema = own if own is not None else convert_to_json_schema(source, strict=strict)
+        return schema if reader_of(source) is None else _with_lists_for_sets(schema)
     except Exception as error:
         told = UsageError(f"{source.__name__} has no JSON schema: {error}")
         raise advised(told, "declare its fields with types that JSON knows") from error
+
+
+def _with_lists_for_sets(part: Any) -> Any:
+    """The schema without ``uniqueItems``: no grammar can keep it, and the class merges doubles when it reads them."""
+    if isinstance(part, list):
+        return [_with_lists_for_sets(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    merged = part.get("uniqueItems") is True and part.get("minItems", 0) < 2
+    return {key: _with_lists_for_sets(value) for key, value in part.items() if not (merged and key == "uniqueItems")}
 
 
 def _of_mapping(source: Mapping[str, Any]) -> dict[str, Any]:

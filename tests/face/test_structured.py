@@ -396,3 +396,14 @@ def test_budgets_of_any_size_end_in_a_whole_object(joker: Any, method: str) -> N
         metadata = result["raw"].response_metadata
         assert metadata["specfuse"]["closed"] is (metadata["finish_reason"] == "length")
     assert metadata["finish_reason"] == ("tool_calls" if method == "function_calling" else "stop")
+
+
+def test_sets_are_written_as_lists_and_read_as_sets():
+    class Tags(BaseModel):
+        tags: set[str]
+
+    text = '{"tags": ["a", "b", "a"]}'
+    llm = SpecFuseChatModel(members=[ScriptedMember(text)])
+    assert llm.with_structured_output(Tags).invoke("x") == Tags(tags={"a", "b"})
+    with pytest.raises(UsageError, match="uniqueItems"):
+        llm.with_structured_output(Tags.model_json_schema())  # nobody would merge what is read as a list
