@@ -64,7 +64,7 @@ def judges(**opinions: Any) -> list[Any]:
 
 
 def test_a_chat_model_in_place_of_its_members_is_told_where_they_are() -> None:
-    with pytest.raises(UsageError, match="members must be a list .* got a chat model") as error:
+    with pytest.raises(UsageError, match=r"members must be a list .* got a chat model") as error:
         decide("Is it so?", ["yes", "no"], members=SpecFuseChatModel(members=judges(ann={})))  # type: ignore[arg-type]
     assert error.value.__notes__[0] == "-> pass what it holds: members=llm.members"
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import RunnableBinding, RunnableLambda
+from langchain_core.runnables import ConfigurableField, RunnableBinding, RunnableLambda
 from langchain_core.tools import StructuredTool, tool
 from pydantic import BaseModel, Field
 from pydantic.v1 import BaseModel as OldModel
@@ -263,6 +263,29 @@ def test_tools_may_come_with_the_call_or_with_bind(caller: Any) -> None:
         llm.bind_tools([add]).bind(tool_choice="any").invoke("?"),
     ):
         assert isinstance(message, AIMessage) and message.tool_calls[0]["args"] == {"a": 1, "b": 2}
+
+
+def test_options_given_in_one_go_all_hold(caller: Any) -> None:
+    llm = caller("add", {"a": 1, "b": 2})
+    shape = {"title": "Sum", **NUMBERS}
+    raw = llm.with_structured_output(shape, tools=[add], include_raw=True).invoke("?")["raw"]
+    assert raw.tool_calls[0]["args"] == {"a": 1, "b": 2}
+    brief = llm.bind_tools([add], max_tokens=2, tool_choice="add")
+    assert brief.invoke("?").response_metadata["finish_reason"] == "length"
+    behind = llm.bind_tools([add], tool_choice="add").bind(max_tokens=2)
+    assert behind.invoke("?").response_metadata["finish_reason"] == "length"
+    choosable = llm.configurable_fields(max_tokens=ConfigurableField(id="budget")).bind(tools=[add], tool_choice="add")
+    for budget, finish in ((2, "length"), (50, "tool_calls")):
+        message = choosable.with_config(configurable={"budget": budget}).invoke("?")
+        assert message.response_metadata["finish_reason"] == finish
+
+
+@pytest.mark.parametrize("shape", [{"choice": ["yes", "no"]}, {"regex": "yes|no"}])
+def test_beside_tools_a_shape_is_that_of_an_answer_that_is_no_call(caller: Any, shape: dict[str, Any]) -> None:
+    called = caller("add", {"a": 1, "b": 2}).bind_tools([add], **shape).invoke("?")
+    assert (called.text, called.tool_calls[0]["name"]) == ("", "add")
+    said = SpecFuseChatModel(members=[ScriptedMember("yes")]).bind_tools([add], **shape).invoke("?")
+    assert (said.text, said.tool_calls) == ("yes", [])
 
 
 def test_no_tools_at_all_are_none(caller: Any) -> None:
