@@ -95,10 +95,12 @@ class ToolFirst(AgentMiddleware):
 
 @WAYS
 async def test_a_middleware_chooses_when_tools_are_called(way: str) -> None:
-    """The members would do the opposite of both."""
+    """The members would do the opposite of both: they call only where they must."""
 
     def contrary(query: Query) -> str:
-        return called(("weather", {"city": "Rome"})) if query.turns[-1].role == "tool" else "I know it already."
+        must = query.constraint is not None and query.constraint.kind == "calls"
+        call = called(("weather", {"city": "Rome"}))
+        return call if must or query.turns[-1].role == "tool" else "I know it already."
 
     llm = model(contrary, contrary)
     state = await asked(create_agent(llm, [weather], middleware=[ToolFirst()]), way)

@@ -134,10 +134,11 @@ class ToolFirst(AgentMiddleware):
 
 @WAYS
 async def test_a_middleware_chooses_between_tool_and_object(way: str) -> None:
-    """The members would say the object at once, and call their tool for ever after."""
+    """The members would say the object at once where they may, and call their tool for ever after."""
 
     def contrary(query: Query) -> str:
-        return called(("weather", {"city": "Rome"})) if query.turns[-1].role == "tool" else json.dumps(FACTS)
+        must = query.constraint is not None and query.constraint.kind == "calls"
+        return called(("weather", {"city": "Rome"})) if must or query.turns[-1].role == "tool" else json.dumps(FACTS)
 
     agent = create_agent(model(contrary), [weather], middleware=[ToolFirst()], response_format=ProviderStrategy(Report))
     state = await asked(agent, way)
