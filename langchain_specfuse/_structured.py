@@ -128,6 +128,10 @@ def _as_text(
 def _as_call(
     bind_tools: Callable[..., Any], schema: Any, strict: bool | None, kwargs: Mapping[str, Any]
 ) -> tuple[Any, StructuredReader]:
+    if kwargs.get("tools"):
+        error = UsageError("tools and method='function_calling' are both given: the object would be one more call")
+        raise advised(error, "leave method out: the answer is then a call of a tool, or the object")
+    kwargs = {name: value for name, value in kwargs.items() if name != "tools"}
     wanted = schema_of(schema, strict)
     tool = _function({"title": name_of(schema), **wanted}) if isinstance(schema, Mapping) else schema
     told = _told(schema, wanted, "function_calling", strict)

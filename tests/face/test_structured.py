@@ -307,6 +307,7 @@ def test_a_shape_that_cannot_be_is_refused_before_anything_runs(options: dict[st
     [
         (Joke, {"method": "yaml"}, "method must be one of 'json_schema', 'json_mode', 'function_calling'"),
         (None, {}, "method='json_schema' needs a schema"),
+        (Joke, {"method": "function_calling", "tools": [FUNCTION]}, "tools and method='function_calling' are both"),
         ({"name": "x"}, {}, "a schema is a pydantic class"),
         ({}, {}, "a schema is a pydantic class"),
         (7, {}, "a schema is a pydantic class"),
