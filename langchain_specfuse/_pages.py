@@ -46,9 +46,7 @@ def recorded(
     try:
         yield _noted(rounds, trace)
     except BaseException as error:
-        trace.error = (
-            "interrupted" if isinstance(error, KeyboardInterrupt) else f"{error or type(error).__name__}"
-        )
+        trace.error = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{error or type(error).__name__}"
         try:
             _save(trace, given)
         except (OSError, UsageError) as unsaved:  # what happened first is told by the command

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,6 +13,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel, demo_members
+from langchain_specfuse.core.values import Query
 
 BOTH_VERSIONS = pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
 """As the suite itself has it, where it is overridden."""
@@ -51,13 +54,27 @@ class Answers(ChatModelIntegrationTests):
         return "another-name"
 
 
+def says(text: str) -> Callable[[Query], str]:
+    """A script that says this whatever it is asked, and calls the first tool where it must call one."""
+
+    def script(query: Query) -> str:
+        if query.constraint is None or query.constraint.kind != "calls":
+            return text
+        wanted = json.loads(query.tools[0].parameters).get("properties", {})
+        return ScriptedMember.call(
+            query.tools[0].name, **{key: 1 if one.get("type") == "integer" else "x" for key, one in wanted.items()}
+        )
+
+    return script
+
+
 class TestScripted(Answers):
-    """Members that say one thing, whatever they are asked: their calls and objects are what a grammar leaves of it."""
+    """Members that say one thing, whatever they are asked: their objects are what a grammar leaves of it."""
 
     def ensemble(self) -> list[Any]:
         return [
-            ScriptedMember("Hello! I am one of several members that write this answer.", name="first"),
-            ScriptedMember("Hello! I am one of the members that write this answer together.", name="second"),
+            ScriptedMember(says("Hello! I am one of several members that write this answer."), name="first"),
+            ScriptedMember(says("Hello! I am one of the members that write this answer together."), name="second"),
         ]
 
     @BOTH_VERSIONS
