@@ -10,7 +10,7 @@ QUESTION ?= Why is the sky blue?
 FACE   := tests/face tests/agents tests/docs tests/cli tests/test_standard.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick test-newest check fix bench docs browser wheel clean
+.PHONY: help install demo test test-all test-quick test-newest check fix bench docs browser wheel clean
 .DELETE_ON_ERROR:
 
 help: ## print this
@@ -21,8 +21,11 @@ demo: $(READY) ## watch two real language models write one answer (QUESTION="...
 	$(BIN)/specfuse "$$QUESTION"
 export QUESTION
 
-test: $(READY) ## every test, also those with real models
+test: $(READY) ## the tests, also those with real models
 	$(BIN)/python -m pytest
+
+test-all: $(READY) ## every test: LangChain's whole standard suite with the demo ensemble too, ten minutes more
+	$(BIN)/python -m pytest -m "long or not long"
 
 test-quick: $(READY) ## the tests that need no real models
 	$(BIN)/python -m pytest -m "not real"

