@@ -120,7 +120,7 @@ def grid() -> Iterator[Cell]:
 
 
 def experiments() -> Iterator[Cell]:
-    """Other ways to count and to reward; nobody leaves, so that they are told apart by the vote alone."""
+    """Other ways to count and to reward; first nobody leaves, so that they are told apart by the vote alone."""
     strong = {"exit": "never", "feedback": "anytime", "learning_rate": 1.0}
     for count in COUNTS:
         yield {"exit": "never", "feedback": "off"}, (count, "by_wins")
@@ -129,6 +129,8 @@ def experiments() -> Iterator[Cell]:
         yield strong, ("plain", reward)
     for count, reward in itertools.product(("calibrated", "surest", "gated"), ("by_all", "by_own")):
         yield strong, (count, reward)
+    for chosen in ({}, {"min_members": 1}, {"segment_tokens": 4}, {"segment_tokens": 16}, {"score": "mean_prob"}):
+        yield chosen, ("plain", "by_all")
 
 
 def label(cell: Cell) -> str:
