@@ -78,7 +78,7 @@ class Recipe:
 def recipes(mode: str = "vague", seed: int = 0) -> list[Recipe]:
     return [
         Recipe("sums", "llama", "bytes", 700, 64, 3, mode, seed, steps=750),
-        Recipe("turning", "llama", "bytes", 1500, 64, 3, mode, seed, steps=700),
+        Recipe("turning", "llama", "bytes", 1500, 64, 3, "vague", seed, steps=700),
         Recipe("capitals", "llama", "pieces", 1500, 64, 2, mode, seed),
         Recipe("opposites", "llama", "bytes", 1000, 72, 2, mode, seed, steps=600),
         Recipe("young", "llama", "pieces", 700, 80, 2, mode, seed, steps=600),
