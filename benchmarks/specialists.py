@@ -139,7 +139,9 @@ def label(cell: Cell) -> str:
     return " ".join(words) or "defaults"
 
 
-def measured(world: dict[str, Any], mode: str, which: Sequence[str], singles: int, mixed: int) -> Iterator[None]:
+def measured(
+    world: dict[str, Any], mode: str, which: Sequence[str], singles: int, mixed: int, only: Sequence[str] = ()
+) -> Iterator[None]:
     """Fill in the cells that are not there yet; after each, whoever called may save."""
     one_by_one = members(mode)
     ensemble = Ensemble(one_by_one)
@@ -158,7 +160,8 @@ def measured(world: dict[str, Any], mode: str, which: Sequence[str], singles: in
             cells[f"alone {one.name}"] = cell_of(Ensemble([one]), asked, {}, ("", ""))
             yield
     for cell in itertools.chain.from_iterable(plans[name] for name in which):
-        if label(cell) not in cells:
+        wanted = not only or label(cell) in only
+        if wanted and label(cell) not in cells:
             cells[label(cell)] = cell_of(ensemble, asked, *cell)
             yield
 
@@ -177,6 +180,7 @@ def main() -> None:
     parser.add_argument("--mode", default="vague", choices=("vague", "misled"))
     parser.add_argument("--singles", type=int, default=12)
     parser.add_argument("--mixed", type=int, default=30)
+    parser.add_argument("--only", nargs="*", default=(), help="only the cells of these labels")
     parser.add_argument("--show", metavar="N", type=int, nargs="*", help="print the rounds of these questions")
     parser.add_argument("--page", action="store_true", help="only write docs/study.md from the results")
     told = parser.parse_args()
@@ -187,7 +191,8 @@ def main() -> None:
         return
     if not told.page:
         world = results.setdefault(told.mode, {})
-        for _ in measured(world, told.mode, [p for p in told.parts.split(",") if p], told.singles, told.mixed):
+        which = [name for name in told.parts.split(",") if name]
+        for _ in measured(world, told.mode, which, told.singles, told.mixed, told.only):
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             name, cell = list(world["cells"].items())[-1]
             print(f"{name}: {sum(m.count('1') for m in cell['marks'])} {cell['seconds']} s", flush=True)

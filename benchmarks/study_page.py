@@ -63,6 +63,17 @@ def parts_right(world: World, name: str) -> list[bool]:
     return [mark == "1" for marks, kind in pairs if mixed(kind) for mark in marks]
 
 
+def led(world: World, name: str) -> list[bool]:
+    """Where the specialist led, among the skills that have one: it must get half of them right alone."""
+    kinds = [kind for kind in world["kinds"] if single(kind)]
+    masters = {skill for skill in ASKED if 2 * sum(_alone(world, skill)) >= len(_alone(world, skill))}
+    return [mark == "1" for mark, kind in zip(world["cells"][name]["leads"], kinds, strict=True) if kind in masters]
+
+
+def _alone(world: World, skill: str) -> list[bool]:
+    return whole(world, f"alone {skill}", lambda kind: kind == skill)
+
+
 def routed(world: World) -> list[bool]:
     """The single questions, each as the specialist for it, alone, got it: what a perfect router would reach."""
     pairs = enumerate(world["kinds"])
@@ -115,7 +126,7 @@ def rows_of_cells(world: World, names: Sequence[str]) -> list[list[str]]:
                 paired(whole(world, name, anything), whole(world, "defaults", anything)),
                 paired(whole(world, name, anything), whole(world, top, anything)),
                 paired(whole(world, name, single), routed(world)),
-                share([mark == "1" for mark in cell["leads"]]),
+                share(led(world, name)),
                 f"{cell['members_a_round']:.2f}",
             ]
         )
@@ -175,7 +186,7 @@ INTRODUCTION = """# The study: does the vote find out who knows?
 
 Written by `benchmarks/specialists.py --page` from what it measured: no number in a table is typed in by hand.
 
-Five tiny models, trained from scratch, each with a tokenizer of its own. Four master one skill each: two-digit sums
+Five tiny models, trained from scratch, each with a tokenizer of its own. Four are to master one skill each: two-digit sums
 digit by digit, capitals, opposites, the young of animals. The fifth was to turn lists of words round and did not
 learn to in the time given: a member of little use, and it is not asked about lists. All have read the other skills
 in the same form, but with only 0, 25 or 50% of the facts right. So it is known who should be heard. An answer counts
