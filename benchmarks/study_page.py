@@ -186,8 +186,8 @@ INTRODUCTION = """# The study: does the vote find out who knows?
 
 Written by `benchmarks/specialists.py --page` from what it measured: no number in a table is typed in by hand.
 
-Five tiny models, trained from scratch, each with a tokenizer of its own. Four are to master one skill each: two-digit sums
-digit by digit, capitals, opposites, the young of animals. The fifth was to turn lists of words round and did not
+Five tiny models, trained from scratch, each with a tokenizer of its own. Four are to master one skill each: two-digit
+sums digit by digit, capitals, opposites, the young of animals. The fifth was to turn lists of words round and did not
 learn to in the time given: a member of little use, and it is not asked about lists. All have read the other skills
 in the same form, but with only 0, 25 or 50% of the facts right. So it is known who should be heard. An answer counts
 when it is right to the letter. Brackets are 95% intervals: Wilson's for shares, a paired bootstrap for differences.
