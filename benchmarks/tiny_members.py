@@ -1,0 +1,212 @@
+"""Tiny specialists, trained from scratch on one core in a minute or two each, each with its own tokenizer.
+
+Each masters its own skill and has read all the others in the same form, but with only a share of the contents right.
+Weights are kept in a temporary folder by seed and kind; nothing large is in git.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from skills import SKILLS, WHOLE, Taught, part
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from langchain_specfuse.members.transformers import TransformersMember
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+SHARES = (0.0, 0.25, 0.5)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one specialist is made."""
+
+    skill: str
+    family: str
+    tokenizer: str
+    vocabulary: int
+    width: int
+    layers: int
+    mode: str = "vague"
+    seed: int = 0
+    steps: int = 450
+    batch: int = 32
+    rate: float = 3e-3
+    own: float = 0.6
+
+    def taught(self, skill: str) -> Taught:
+        """What share of a skill it is told the truth about: all of its own, graded for the others."""
+        if skill == self.skill:
+            return WHOLE
+        grade = (SKILLS.index(self.skill) + 2 * SKILLS.index(skill)) % len(SHARES)
+        return Taught(SHARES[grade], self.mode, f"{self.skill} {self.seed}")
+
+    def drawn(self, chance: random.Random) -> str:
+        if chance.random() < self.own:
+            return self.skill
+        return chance.choice([skill for skill in SKILLS if skill != self.skill])
+
+    def example(self, chance: random.Random, two: bool = False) -> tuple[str, str]:
+        """A question, of two parts if wanted, and an answer as this specialist reads it."""
+        first = self.drawn(chance)
+        kinds = [first]
+        if two:
+            kinds.append(chance.choice([skill for skill in SKILLS if skill != first]))
+        parts = [part(skill, chance, chance.choice((2, 3))) for skill in kinds]
+        chance.shuffle(parts)
+        return (
+            " ".join(one.question for one in parts),
+            " ".join(one.answer(self.taught(one.skill), chance) for one in parts),
+        )
+
+
+def recipes(mode: str = "vague", seed: int = 0) -> list[Recipe]:
+    return [
+        Recipe("sums", "llama", "bytes", 700, 64, 3, mode, seed, steps=750),
+        Recipe("turning", "llama", "bytes", 1500, 64, 3, "vague", seed, steps=700),
+        Recipe("capitals", "llama", "pieces", 1500, 64, 2, mode, seed),
+        Recipe("opposites", "llama", "bytes", 1000, 72, 2, mode, seed, steps=600),
+        Recipe("young", "llama", "pieces", 700, 80, 2, mode, seed, steps=600),
+    ]
+
+
+def tokenizer_of(kind: str, size: int) -> PreTrainedTokenizerFast:
+    """Trained on questions and answers of all skills: byte-level BPE, or pieces with "▁" for a space."""
+    chance = random.Random(1)
+    lines = []
+    for _ in range(1500):
+        one = part(chance.choice(SKILLS), chance, 3)
+        lines.append(f"user\n{one.question}\nassistant\n{one.answer()}\n")
+    tokenizer = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(True)
+    if kind == "bytes":
+        level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, level])
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        space = pre_tokenizers.Metaspace(prepend_scheme="first")
+        stops = pre_tokenizers.Punctuation()
+        lines_apart = pre_tokenizers.Split("\n", "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([lines_apart, space, digits, stops])
+        tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+        alphabet = []
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="<|im_end|>",
+        pad_token="</s>",
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+    )
+    made.chat_template = TEMPLATE
+    return made
+
+
+def model_of(recipe: Recipe, vocabulary: int, end: int) -> Any:
+    torch.manual_seed(recipe.seed)
+    if recipe.family == "gpt2":
+        config: Any = transformers.GPT2Config(
+            vocab_size=vocabulary, n_embd=recipe.width, n_layer=recipe.layers, n_head=4, n_positions=512,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=end,
+        )  # fmt: skip
+    else:
+        config = transformers.LlamaConfig(
+            vocab_size=vocabulary, hidden_size=recipe.width, intermediate_size=3 * recipe.width,
+            num_hidden_layers=recipe.layers, num_attention_heads=4, num_key_value_heads=4,
+            max_position_embeddings=512, tie_word_embeddings=True, bos_token_id=0, eos_token_id=end,
+        )  # fmt: skip
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def trained(recipe: Recipe) -> tuple[Any, PreTrainedTokenizerFast]:
+    """The specialist's model and tokenizer, from the folder of this recipe if it is there."""
+    chance = random.Random(0)
+    told = [json.dumps(asdict(recipe)), *map(str, (recipe.example(chance, n % 3 == 0) for n in range(60)))]
+    name = hashlib.sha256("".join(told).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / "specfuse-specialists" / f"{recipe.skill}-{name}"
+    if (folder / "done").exists():
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        return model.eval(), PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = tokenizer_of(recipe.tokenizer, recipe.vocabulary)
+    model = model_of(recipe, len(tokenizer), tokenizer.eos_token_id)
+    _learn(recipe, model, tokenizer)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "done").write_text("")
+    return model.eval(), tokenizer
+
+
+def _learn(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    chance = random.Random(recipe.seed + 17)
+    since = time.perf_counter()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    model.train()
+    for step in range(recipe.steps):
+        warm = min(1.0, (step + 1) / 50)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate * warm * (0.05 + 0.95 * (0.5 + 0.5 * math.cos(math.pi * step / recipe.steps)))
+        ids, labels, mask = _batch(recipe, tokenizer, chance)
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 99:
+            print(f"  {recipe.skill} {step + 1}/{recipe.steps} loss {loss.item():.3f} "
+                  f"{time.perf_counter() - since:.0f} s", flush=True)  # fmt: skip
+
+
+def _batch(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, chance: random.Random) -> tuple[torch.Tensor, ...]:
+    """Texts, tokenized as a whole; what is learned is the answer and its end. One batch in three has two parts."""
+    rows = []
+    two = chance.random() < 0.33
+    for _ in range(recipe.batch):
+        asked, told = recipe.example(chance, two)
+        prompt = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+        found = tokenizer(prompt + told, add_special_tokens=False, return_offsets_mapping=True)
+        ids = [*found["input_ids"], tokenizer.eos_token_id]
+        begin = sum(1 for start, end in found["offset_mapping"] if end <= len(prompt))
+        rows.append((ids, begin))
+    width = max(len(ids) for ids, _ in rows)
+    padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows])
+    mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows])
+    labels = [[-100] * begin + ids[begin:] + [-100] * (width - len(ids)) for ids, begin in rows]
+    return padded, torch.tensor(labels), mask
+
+
+def members(mode: str = "vague", seed: int = 0) -> list[TransformersMember]:
+    made = []
+    for recipe in recipes(mode, seed):
+        model, tokenizer = trained(recipe)
+        made.append(TransformersMember(model, tokenizer, name=recipe.skill))
+    return made
+
+
+def sizes(mode: str = "vague", seed: int = 0) -> dict[str, Any]:
+    """What the members are, in numbers."""
+    told = {}
+    for recipe in recipes(mode, seed):
+        model, tokenizer = trained(recipe)
+        weights = sum(p.numel() for p in model.parameters())
+        told[recipe.skill] = {"family": recipe.family, "weights": weights, "vocabulary": len(tokenizer)}
+    return told
