@@ -107,7 +107,7 @@ class Real(Answers):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {**super().chat_model_params, "max_tokens": 48}
+        return {**super().chat_model_params, "max_tokens": 32}
 
     @BOTH_VERSIONS
     @pytest.mark.xfail(reason=FREE_CHOICE)

@@ -28,6 +28,7 @@ def test_the_checks_find_the_demo_s_members_well(members):
         assert [one for one in examined(member, probe) if one.verdict != "good"] == []
 
 
+@pytest.mark.long
 def test_an_evaluation_of_real_members_is_repeatable(members, tmp_path):
     task = prompts().first(4)
     systems = chosen(["singles", "ensemble"], list(members), Settings(max_tokens=8))

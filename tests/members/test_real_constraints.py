@@ -57,8 +57,9 @@ def asked(text, constraint):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_answer_parses(members, name, kind):
-    for text in QUESTIONS:
+@pytest.mark.parametrize("texts", [QUESTIONS[:1], pytest.param(QUESTIONS[1:], marks=pytest.mark.long)], ids=len)
+def test_every_answer_parses(members, name, kind, texts):
+    for text in texts:
         query, drafts = asked(text, KINDS[kind]), []
         told = tiny.answered(
             [members[name]],
@@ -81,7 +82,7 @@ def test_every_answer_parses(members, name, kind):
             assert set(json.loads(answer)) >= {"name"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
 def test_every_reply_equals_one_without_memory(members, name):
     doubled = Doubled(members[name])
     other = next(one for key, one in members.items() if key != name)
