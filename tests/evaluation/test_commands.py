@@ -116,7 +116,8 @@ def test_a_checker_that_cannot_be_used_stops_the_run_unless_it_raises(call, tmp_
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
 from langchain_specfuse.cli import main
 from tests.evaluation.parts import Known, knows
 
