@@ -20,7 +20,7 @@ from langchain_core.tracers.schemas import Run
 from langsmith import Client
 from urllib3.util import Retry
 
-from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel, UsageError
+from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel, UsageError
 
 from .conftest import BLUE, WIDE, FailingMember, SlowMember
 from .recording import Endpoint, recorded
@@ -335,12 +335,14 @@ async def astopped(llm: SpecFuseChatModel, config: Any) -> None:
 
 
 async def cancelled(llm: SpecFuseChatModel, config: Any) -> None:
+    begun = asyncio.Event()
+
     async def read() -> None:
         async for _ in llm.astream("Why?", config):
-            pass
+            begun.set()
 
     task = asyncio.create_task(read())
-    await asyncio.sleep(0.07)
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -385,14 +387,16 @@ async def test_an_answer_that_breaks_off_leaves_no_run_open(end: Callable[..., A
 
 async def test_a_cancelled_invocation_leaves_no_child_open() -> None:
     """LangChain itself never ends the chat model's run of an ``ainvoke`` that is cancelled; what is ours has ended."""
+    here, begun = asyncio.get_running_loop(), asyncio.Event()
+    listener = SpecFuseCallbackHandler(on_round=lambda _: here.call_soon_threadsafe(begun.set))
     with recorded() as (tracer, endpoint):
-        task = asyncio.create_task(slow().ainvoke("Why?", {"callbacks": [tracer]}))
-        await asyncio.sleep(0.07)
+        task = asyncio.create_task(slow().ainvoke("Why?", {"callbacks": [tracer, listener]}))
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     children = endpoint.children(endpoint.model)
-    assert children[-1]["error"].startswith("CancelledError")
+    assert children[-1]["error"].startswith(("CancelledError", "GeneratorExit"))
     assert all(child["end_time"] for child in children)
 
 
