@@ -14,11 +14,10 @@ import json
 import time
 from collections.abc import Sequence
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 import torch
-from latency import CLOCK, clock, count_processor_seconds, machine
+from latency import CLOCK, clock, machine, reported
 
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.referee import FREE
@@ -109,13 +108,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cpu-time", action="store_true")
     told = parser.parse_args()
-    if told.cpu_time:
-        count_processor_seconds()
-    results = []
-    for dtype in told.dtype:
-        results.append(measured(dtype, told.max_tokens, told.repeats))
-        print(json.dumps(results[-1], indent=2))
-    Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+    reported(__file__, told, lambda dtype: measured(dtype, told.max_tokens, told.repeats))
 
 
 if __name__ == "__main__":

@@ -295,20 +295,24 @@ def measured(dtype: str, repeats: int) -> dict[str, Any]:
     }
 
 
+def reported(script: str, told: argparse.Namespace, measured: Callable[[str], dict[str, Any]]) -> None:
+    """What was measured in each precision: printed, and kept beside the script."""
+    if told.cpu_time:
+        count_processor_seconds()
+    results = []
+    for dtype in told.dtype:
+        results.append(measured(dtype))
+        print(json.dumps(results[-1], indent=2))
+    Path(script).with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--cpu-time", action="store_true")
     told = parser.parse_args()
-    if told.cpu_time:
-        count_processor_seconds()
-    results = []
-    for dtype in told.dtype:
-        print(dtype)
-        results.append(measured(dtype, told.repeats))
-        print(json.dumps(results[-1], indent=2))
-    Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+    reported(__file__, told, lambda dtype: measured(dtype, told.repeats))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,12 @@ rows against eight steps of one row, with the members' own weights). The answers
 from __future__ import annotations
 
 import argparse
-import json
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from latency import CLOCK, clock, count_processor_seconds, machine, settled
+from latency import CLOCK, clock, machine, reported, settled
 from transformers import DynamicCache
 
 from langchain_specfuse.core.values import Query, Settings, Turn
@@ -110,13 +108,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--cpu-time", action="store_true")
     told = parser.parse_args()
-    if told.cpu_time:
-        count_processor_seconds()
-    results = []
-    for dtype in told.dtype:
-        results.append(measured(dtype, told.queries, told.max_tokens))
-        print(json.dumps(results[-1], indent=2))
-    Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+    reported(__file__, told, lambda dtype: measured(dtype, told.queries, told.max_tokens))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What ``specfuse eval`` and ``specfuse doctor`` let one choose alike: members, settings, starting weights.
+"""What the commands let one choose alike: members, settings, starting weights.
 
 Knows arguments and turns them into members and settings; what is done with those is not known here.
 """
@@ -14,6 +14,7 @@ from typing import Any, get_args
 from . import _options, _registry
 from .core.member import Member
 from .core.values import PRESETS, ExitKind, FeedbackKind, ScoreKind, Settings
+from .engine.ensemble import Ensemble
 from .errors import UsageError, advised
 
 CODES = "exit codes: 0 fine, 1 no question could be answered, 2 a mistake in the call, 130 interrupted"
@@ -25,13 +26,7 @@ def add_choices(made: argparse.ArgumentParser) -> None:
     who.add_argument("--members", nargs="+", metavar="M", help="hub ids, folders or .gguf files (default: the demo's)")
     who.add_argument("--verifiers", nargs="+", metavar="M", help="members that vote, but never write")
     who.add_argument("--prior", metavar="FILE", help="JSON with the voting weights to begin with, as doctor saves it")
-    how = made.add_argument_group("how they agree")
-    how.add_argument("--preset", choices=tuple(PRESETS), default="robust", help="settings by name (default: robust)")
-    how.add_argument("--score", choices=get_args(ScoreKind), help="how a draft is scored")
-    how.add_argument("--exit", choices=get_args(ExitKind), help="when a member leaves")
-    how.add_argument("--feedback", choices=get_args(FeedbackKind), help="how weights learn")
-    how.add_argument("--min-members", type=int, metavar="N", help="this many always stay (default: the preset's)")
-    how.add_argument("--segment-tokens", type=int, metavar="N", help="length of a draft (default: 10)")
+    how = add_method(made)
     how.add_argument("--max-tokens", type=int, metavar="N", help="budget of an answer (default: the task's)")
     how.add_argument("--temperature", type=float, metavar="T", help="0 (the default) is greedy and repeatable")
     how.add_argument("--top-p", type=float, metavar="P", help="sample from the likeliest tokens of this mass")
@@ -39,26 +34,48 @@ def add_choices(made: argparse.ArgumentParser) -> None:
     how.add_argument("--timeout", type=float, metavar="S", help="seconds for one answer; what takes longer is wrong")
 
 
-def settings_of(given: argparse.Namespace, max_tokens: int) -> Settings:
-    """The settings that were chosen, with the task's budget where none was."""
+def add_method(made: argparse.ArgumentParser) -> Any:
+    """Arguments about the method; the group, for more."""
+    how = made.add_argument_group("how they agree")
+    how.add_argument("--preset", choices=tuple(PRESETS), default="robust", help="settings by name (default: robust)")
+    how.add_argument("--score", choices=get_args(ScoreKind), help="how a draft is scored")
+    how.add_argument("--exit", choices=get_args(ExitKind), help="when a member leaves")
+    how.add_argument("--feedback", choices=get_args(FeedbackKind), help="how weights learn")
+    how.add_argument("--min-members", type=int, metavar="N", help="this many always stay (default: the preset's)")
+    how.add_argument("--segment-tokens", type=int, metavar="N", help="length of a draft (default: 10)")
+    return how
+
+
+def chosen_settings(given: argparse.Namespace, **defaults: Any) -> Settings:
+    """The settings that were chosen, over these defaults."""
     unset = dict.fromkeys((*_options.METHOD, *_options.SAMPLING, "seed", "stop"))
     chosen = {name: value for name, value in vars(given).items() if name in unset or name == "preset"}
+    return _options.settings(unset | {"temperature": 0.0} | defaults | _options.checked(chosen, (*unset, "preset")))
+
+
+def settings_of(given: argparse.Namespace, max_tokens: int) -> Settings:
+    """The settings that were chosen, with the task's budget where none was."""
     _options.checked({"timeout": given.timeout}, ("timeout",))
     if given.at_once < 1:
         raise advised(UsageError(f"--at-once must be at least 1, got {given.at_once}"), "16 is the default")
-    defaults = {"temperature": 0.0, "max_tokens": max_tokens, "seed": 0}
-    return _options.settings(unset | defaults | _options.checked(chosen, (*unset, "preset")))
+    return chosen_settings(given, max_tokens=max_tokens, seed=0)
 
 
 def members_of(
     given: argparse.Namespace, stand_ins: Sequence[Any] | None
 ) -> tuple[dict[str, Member], list[str], list[str]]:
     """All members by name, the names of those that write, and of those that only vote. Loads nothing."""
+    members = ensemble_of(given, stand_ins).members
+    names = list(members)
+    writing = len(names) - len(given.verifiers or ())
+    return members, names[:writing], names[writing:]
+
+
+def ensemble_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> Ensemble:
+    """Who was named, else ``stand_ins``, else the demo's. Loads nothing."""
     chosen: Sequence[Any] = given.members or stand_ins or _demo()
     checked = [_registry.checked_member(one) for one in (*chosen, *(given.verifiers or ()))]
-    members = _registry.ensemble_for(checked[: len(chosen)], checked[len(chosen) :]).members
-    names = list(members)
-    return members, names[: len(chosen)], names[len(chosen) :]
+    return _registry.ensemble_for(checked[: len(chosen)], checked[len(chosen) :])
 
 
 def _demo() -> Sequence[Any]:

@@ -135,7 +135,7 @@ _SCOPE: ContextVar[RunScope] = ContextVar("specfuse_run_scope", default=_SILENCE
 
 def events(round: Round) -> Iterator[tuple[str, dict[str, Any]]]:
     """A round's custom events, name and plain JSON: the round itself, then one per member that left in it."""
-    data = {**round.as_dict(), "margin": round.margin}
+    data = round.as_dict()
     yield ROUND_EVENT, data
     for departure in data["left"]:
         yield EXIT_EVENT, {**departure, "weights": data["weights"]}

@@ -17,11 +17,12 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, redirect_stdout
-from typing import Any, NoReturn, TextIO, get_args
+from typing import Any, NoReturn, TextIO
 
-from . import _options, _pages, _registry, _shapes
+from . import _options, _pages, _shapes
+from ._command_choices import add_method, chosen_settings, ensemble_of
 from ._version import __version__
-from .core.values import PRESETS, ExitKind, FeedbackKind, Query, Round, ScoreKind, Turn
+from .core.values import Query, Round, Turn
 from .engine.ensemble import Ensemble
 from .errors import MemberError, SpecFuseError, UsageError, advised
 from .show.live import LiveView, fits
@@ -93,13 +94,7 @@ def parser() -> argparse.ArgumentParser:
     who = made.add_argument_group("who answers")
     who.add_argument("--members", nargs="+", metavar="M", help="hub ids, folders or .gguf files (after the question)")
     who.add_argument("--verifiers", nargs="+", metavar="M", help="members that vote, but never write")
-    how = made.add_argument_group("how they agree")
-    how.add_argument("--preset", choices=tuple(PRESETS), default="robust", help="settings by name (default: robust)")
-    how.add_argument("--score", choices=get_args(ScoreKind), help="how a draft is scored")
-    how.add_argument("--exit", choices=get_args(ExitKind), help="when a member leaves")
-    how.add_argument("--feedback", choices=get_args(FeedbackKind), help="how weights learn")
-    how.add_argument("--min-members", type=int, metavar="N", help="this many always stay (default: the preset's)")
-    how.add_argument("--segment-tokens", type=int, metavar="N", help="length of a draft (default: 10)")
+    add_method(made)
     what = made.add_argument_group("the answer")
     what.add_argument("--max-tokens", type=int, metavar="N", help=f"its budget (default: {MAX_TOKENS})")
     what.add_argument("--temperature", type=float, metavar="T", help="0 (the default) is greedy and repeatable")
@@ -127,14 +122,14 @@ def run(given: argparse.Namespace, members: Sequence[Any] | None, out: TextIO) -
     _pages.check(given)
     if given.kept:
         return _pages.redraw(given)
-    settings = _settings(given)
+    settings = chosen_settings(given, max_tokens=MAX_TOKENS)
     question = _question(given)
     for text in (question, given.system or "", *(given.stop or ())):
         _options.refuse_broken(text)
     turns = [Turn("system", given.system)] if given.system else []
     constraint = _shapes.shape_of(_form(given), settings.stop).constraint()
     query = Query(uuid.uuid4().hex, (*turns, Turn("user", question)), constraint=constraint)
-    ensemble = _ensemble(given, members)
+    ensemble = ensemble_of(given, members)
     referee = _shapes.referee_of(constraint)
     answered = ensemble.rounds(query, settings, referee=referee)
     with closing(answered) as rounds, _progress(given, ensemble):  # type: ignore[type-var]
@@ -145,13 +140,6 @@ def run(given: argparse.Namespace, members: Sequence[Any] | None, out: TextIO) -
 
 
 # --- what was asked ---------------------------------------------------------------------------------------------
-
-
-def _settings(given: argparse.Namespace) -> Any:
-    unset = dict.fromkeys((*_options.METHOD, *_options.SAMPLING, "seed", "stop"))
-    chosen = {name: value for name, value in vars(given).items() if name in unset or name == "preset"}
-    defaults = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
-    return _options.settings(unset | defaults | _options.checked(chosen, (*unset, "preset")))
 
 
 def _form(given: argparse.Namespace) -> dict[str, Any]:
@@ -193,19 +181,6 @@ def _question(given: argparse.Namespace) -> str:
     if not text.strip():
         raise advised(UsageError(f"the question is empty, got {text!r}"), f"{EXAMPLE} (before --members, if any)")
     return text
-
-
-def _ensemble(given: argparse.Namespace, members: Sequence[Any] | None) -> Ensemble:
-    chosen: Sequence[Any] = given.members or members or _demo()
-    verifiers = given.verifiers or ()
-    checked = [_registry.checked_member(one) for one in (*chosen, *verifiers)]
-    return _registry.ensemble_for(checked[: len(chosen)], checked[len(chosen) :])
-
-
-def _demo() -> Sequence[Any]:
-    from .demo import demo_members
-
-    return demo_members()
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------

@@ -135,17 +135,17 @@ def _without_failed(
     panel: Panel, jobs: Mapping[str, DraftJob | ScoreJob], replies: Replies, answer: Answer, number: int
 ) -> Panel:
     """The panel without the members that failed or returned nonsense. Nobody left: the answer cannot be finished."""
-    failures = {name: failure for name, job in jobs.items() if (failure := _failure(job, replies[name]))}
+    failures = {name: failure for name, job in jobs.items() if (failure := failure_of(job, replies[name]))}
     panel = panel.without([Departure(name, f.kind, f.message, number, f.cause) for name, f in failures.items()])
     if panel.drafters:
         return panel
     told = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
-    errors = tuple(_member_error(gone) for gone in panel.left if gone.kind != "exit")
+    errors = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")
     error = EnsembleError(f"no member is left to go on in round {number}: {told}", text=answer.text, failures=errors)
     raise advised(error, _ADVICE["overflow" if {e.kind for e in errors} == {"overflow"} else "other"])
 
 
-def _failure(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
+def failure_of(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
     """Why this is not a reply to this job, if it is not: a member's nonsense must not hurt the others."""
     if isinstance(reply, Failure):
         return reply
@@ -172,7 +172,7 @@ def _nonsense(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
     return Failure("nan", f"returned {bad[0]} as a log-probability (wanted a number of at most 0)") if bad else None
 
 
-def _member_error(gone: Departure) -> MemberError:
+def member_error(gone: Departure) -> MemberError:
     error = MemberError(gone.reason, member=gone.member, round=gone.round, kind=gone.kind)
     error.__cause__ = gone.cause
     return error

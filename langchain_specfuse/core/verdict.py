@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import EnsembleError, UsageError, advised
 from .panel import Panel
-from .rounds import _failure, _member_error
+from .rounds import failure_of, member_error
 from .values import Ask, Candidate, Departure, Effort, Failure, Query, Replies, Reply, Scored, ScoreJob
 from .voting import FLOOR
 
@@ -100,11 +100,11 @@ def decided(query: Query, labels: Sequence[str], panel: Panel) -> Deciding:
     sums: dict[str, list[float]] = {name: [] for name in panel.verifiers}
     efforts: dict[str, Effort] = {}
     for some in _parts(labels):
-        job = ScoreJob(query, (), tuple(Candidate(label, True, ()) for label in some))
-        jobs = dict.fromkeys(panel.verifiers, job)
+        candidates, writers = tuple(Candidate(label, True, ()) for label in some), set(panel.drafters)
+        jobs = {name: ScoreJob(query, (), candidates, thinks=name in writers) for name in panel.verifiers}
         replies = yield Ask(jobs, 1)
         assert replies is not None
-        failures = {name: failed for name in jobs if (failed := _unfit(job, replies[name]))}
+        failures = {name: failed for name, job in jobs.items() if (failed := _unfit(job, replies[name]))}
         panel = panel.without([Departure(n, f.kind, f.message, 1, f.cause) for n, f in failures.items()])
         if not panel.verifiers:
             raise _nobody(panel)
@@ -153,7 +153,7 @@ def probabilities(sums: Sequence[float]) -> list[float]:
 
 def _unfit(job: ScoreJob, reply: Reply) -> Failure | None:
     """Why these are no scores of these labels, if they are not."""
-    if failed := _failure(job, reply):
+    if failed := failure_of(job, reply):
         return failed
     assert isinstance(reply, Scored)
     short = min(map(len, reply.logprobs))
@@ -164,7 +164,7 @@ def _unfit(job: ScoreJob, reply: Reply) -> Failure | None:
 
 def _nobody(panel: Panel) -> EnsembleError:
     told = "; ".join(f"{gone.member} ({gone.kind}): {gone.reason}" for gone in panel.left)
-    error = EnsembleError(f"no member is left to decide: {told}", failures=tuple(map(_member_error, panel.left)))
+    error = EnsembleError(f"no member is left to decide: {told}", failures=tuple(map(member_error, panel.left)))
     return advised(error, "what each member raised is in .failures, with its cause; try them one by one")
 
 

@@ -159,3 +159,9 @@ def test_a_verdict_is_plain_json():
     told = found.as_dict()
     assert json.loads(json.dumps(told)) == told
     assert told["label"] == "yes" and told["left"][0]["kind"] == "nan" and told["dissent"] is None
+
+
+def test_who_only_votes_need_not_think():
+    answerers = {"ann": opinion(yes=0.6, no=0.2), "bob": opinion(yes=0.1, no=0.3)}
+    _, asks = ruled(answerers, ["yes", "no"], [Seat("ann"), Seat("bob", drafts=False)])
+    assert {name: job.thinks for name, job in asks[0].jobs.items()} == {"ann": True, "bob": False}
