@@ -135,6 +135,7 @@ def _finished(block: Event) -> Event:
     if block["type"] != "tool_call_chunk":
         return block
     call = {"id": block.get("id") or "", "name": block.get("name") or ""}
+    call |= {"extras": block["extras"]} if "extras" in block else {}  # who wrote it, and how sure the others were
     raw = block.get("args") or ""
     try:
         arguments = json.loads(raw or "{}")

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
-from langchain_specfuse import SpecFuseCallbackHandler, SpecFuseChatModel
+from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse._native_events import NativeEvents, Telling
 
 from .conftest import BLUE
@@ -204,3 +204,12 @@ def test_a_block_that_is_no_more_what_it_was_takes_its_place() -> None:
 
 def test_a_message_that_never_began_has_no_events() -> None:
     assert list(Telling(None).end()) == []
+
+
+def test_a_call_keeps_its_author() -> None:
+    members = [ScriptedMember(ScriptedMember.call("add", a=1), name="ann")]
+    adding = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "add", "parameters": adding}}
+    stream = SpecFuseChatModel(members=members).bind_tools([tool]).stream_events("Why?", version="v3")
+    (call,) = [e["content"] for e in stream if e["event"] == "content-block-finish"]
+    assert (call["type"], call["args"], call["extras"]["member"]) == ("tool_call", {"a": 1}, "ann")
