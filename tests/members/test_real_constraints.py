@@ -1,16 +1,12 @@
 """Constraints on real weights: SmolLM2-135M-Instruct and Gemma-3-270M, whose answers must always parse."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from constraints.schemas import schemas
-from constraints.walks import assert_satisfies, json_schema
 
 from langchain_specfuse import demo
 from langchain_specfuse.constraints import calls_of, referee_for
 from langchain_specfuse.core.values import Constraint, DraftJob, Query, Sampling, Settings, Tool, Turn
-from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.transformers import TransformersMember
 
 from . import tiny
@@ -104,19 +100,3 @@ def test_bound_and_unbound_queries_share_a_batch(members, name):
         member.forget(job.query.id)
         assert tiny.difference(reply, member.draft([job])[0]) < NEAR
         member.forget(job.query.id)
-
-
-@pytest.mark.long
-def test_two_hundred_schemas_are_kept_by_both_together_with_sixteen_tokens(members):
-    ensemble = Ensemble(list(members.values()))
-
-    def asked_for(schema):
-        constraint = json_schema(schema)
-        query = Query(tiny.query().id, (Turn("user", "Make something up."),), (), constraint)
-        told = ensemble.rounds(query, Settings(max_tokens=16), referee=referee_for(constraint))
-        return "".join(round.text for round in told)
-
-    wanted = schemas(200)
-    with ThreadPoolExecutor(16) as pool:
-        for schema, text in zip(wanted, pool.map(asked_for, wanted), strict=True):
-            assert_satisfies(text, schema)
