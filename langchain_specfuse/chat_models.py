@@ -131,7 +131,7 @@ class SpecFuseChatModel(NativeEvents, Counting):
         response_format: Any = None,
         **kwargs: Any,
     ) -> Runnable[Any, AIMessage]:
-        """This chat model with tools that it may call: functions, ``@tool``s, pydantic classes, TypedDicts, dicts.
+        """This chat model with tools that it may call: functions, ``@tool`` objects, pydantic classes, dicts.
 
         ``tool_choice``: ``"auto"`` (the members' vote decides), ``"any"``, ``"none"`` or a tool's name. Free to call,
         members may make several calls; made to call, one, unless ``parallel_tool_calls=True``. With

@@ -9,7 +9,7 @@ The promises of an implementation (``tests/members/contract.py`` checks them on 
    disturb the others; raising fails the whole batch.
 4. *Text is conserved.* The draft's text is exactly what its tokens add to the agreed text, white space and all, and is
    valid UTF-8; a character whose bytes are not complete is held back.
-5. *A draft that ends the answer is never cut*; others stop at a safe boundary (:func:`..core.answer.kept_tokens`).
+5. *A draft that ends the answer is never cut*; others stop at a safe boundary (:func:`.kept_tokens`).
 6. *The end is an event.* For an ended candidate the last log-probability is that of the end of the turn.
 7. *Scores are the model's own* log-probabilities: before temperature, penalties and masks.
 """

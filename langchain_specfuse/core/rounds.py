@@ -1,7 +1,7 @@
 """THE LOOP. Read this first: several members write one answer, segment by segment.
 
-It is one generator and does no work itself: it yields an :class:`Ask` (who should do what), is sent the replies, and
-yields a frozen :class:`Round` when a segment is agreed. So the same code serves threads, asyncio and tests, and knows
+It is one generator and does no work itself: it yields an :class:`.Ask` (who should do what), is sent the replies, and
+yields a frozen :class:`.Round` when a segment is agreed. So the same code serves threads, asyncio and tests, and knows
 nothing of torch, devices, time-outs or LangChain. ``engine.drive`` pumps it.
 """
 

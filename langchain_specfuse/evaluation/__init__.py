@@ -1,9 +1,7 @@
 """Does the ensemble help, on your own questions? Tasks, systems, a run that can be stopped, statistics, reports.
 
-    task = jsonl("questions.jsonl", "number")
-    plan = Plan(task, tuple(chosen(["singles", "ensemble"], ["a", "b"], Settings())), {"a": ..., "b": ...})
-    with Results("out") as results:
-        print(table(summary(plan, run(plan, results))))
+A ``Task`` and some ``System`` make a ``Plan``; ``run`` finds its ``Result``, ``summary`` a ``Report`` of them, and
+``table`` or ``page`` show that. The page ``docs/evaluation.md`` does all of it in twenty lines.
 
 ``specfuse eval`` and ``specfuse doctor`` are this room's commands. It knows members and rounds, never LangChain's face.
 """

@@ -19,6 +19,8 @@ ALIKE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Advice:
+    """Whether to use an ensemble, and why."""
+
     verdict: str
     """``ensemble``, ``alone``, ``cannot tell``, or ``none``: nobody to advise about."""
     lines: tuple[str, ...]

@@ -29,6 +29,8 @@ WITHOUT = "without "
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
+    """What the doctor found, measured and advises."""
+
     findings: tuple[Finding, ...]
     report: Report | None
     """None: no member could be loaded."""

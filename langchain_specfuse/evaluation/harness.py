@@ -178,7 +178,7 @@ class SpecFuseLM(LM):  # type: ignore[misc]
         return _MARK if chat_template else ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The turns as text that :func:`turns_of` reads again."""
+        """The turns as text that ``turns_of`` reads again."""
         return _MARK + json.dumps(chat_history)
 
 

@@ -66,6 +66,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """What a plan's results say: a row per system, and who is better than whom."""
+
     task: str
     measure: str
     questions: int
