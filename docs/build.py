@@ -28,6 +28,7 @@ ROOT = DOCS.parent
 PACKAGE = ROOT / "langchain_specfuse"
 sys.path.insert(0, str(DOCS))
 
+import costs  # noqa: E402
 from picture import drawn  # noqa: E402
 
 QUESTION = "List five things to pack for a weekend at the beach."
@@ -236,8 +237,20 @@ def _json(data: Any) -> str:
     return "```json\n{\n" + ",\n".join(lines) + "\n}\n```\n"
 
 
+def cost_run() -> str:
+    """What the recorded answer took."""
+    return costs.one_answer(json.loads(RUN.read_text()))
+
+
+def cost_traces() -> str:
+    """What traces take."""
+    return costs.traces(_results("tracing"))
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "numbers": numbers,
+    "cost-run": cost_run,
+    "cost-traces": cost_traces,
     "paper": paper,
     "options": options,
     "errors": errors,

@@ -1,0 +1,51 @@
+"""The numbers of the page about costs, as tables: what one recorded answer took, what traces take.
+
+Knows recorded rounds and a benchmark's results; ``build.py`` puts the tables in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Rounds = Sequence[Mapping[str, Any]]
+
+
+def one_answer(run: Mapping[str, Any]) -> str:
+    """What the recorded answer took, member by member."""
+    rounds: Rounds = run["rounds"]
+    agreed = sum(item["drafts"][item["winner"]]["tokens"] for item in rounds)
+    drafted = sum(draft["tokens"] for item in rounds for draft in item["drafts"].values())
+    told = f"The answer of the [recorded run](pictures/run.html), `{run['command']}`: {len(rounds)} rounds,"
+    told += f" {agreed} tokens agreed, {drafted} drafted, {drafted - agreed} of them in vain."
+    shares = {phase: sum(item["seconds"].get(phase, 0.0) for item in rounds) for phase in ("draft", "verify")}
+    told += f" Drafting took {shares['draft'] / sum(shares.values()):.0%} of the time, voting the rest."
+    head = "| member | read for its first draft, prompt and all | for later drafts | to vote | reused from its cache |"
+    rows = [head, "|---|---|---|---|---|", *(_row(name, rounds) for name in rounds[0]["drafts"])]
+    return "\n".join([told, "", *rows, "", "(Tokens, each member's own.)", ""])
+
+
+def _row(name: str, rounds: Rounds) -> str:
+    first, *later = [item["tokens"]["draft"][name] for item in rounds]
+    votes = [item["tokens"]["verify"][name] for item in rounds if "verify" in item["tokens"]]
+    reused = sum(effort["reused"] for effort in (first, *later, *votes))
+    read = sum(effort["read"] for effort in later), sum(effort["read"] for effort in votes)
+    return f"| {name} | {first['read']} | {read[0]} | {read[1]} | {reused} |"
+
+
+def traces(results: Sequence[Mapping[str, Any]]) -> str:
+    """What a round costs the reading thread, by how deep traces go."""
+    if not results:
+        return "No numbers yet: `make bench` makes them.\n"
+    run = results[0]
+    rows = ["| `trace` | a round, in the median | nine of ten rounds, at most |", "|---|---|---|"]
+    rows += [
+        f"| `{depth!r}` | {_ms(spent['median'])} | {_ms(spent['nine_of_ten'])} |".replace("'", '"')
+        for depth, spent in run["microseconds_per_round"].items()
+    ]
+    told = f"Beside it, a round of these members took {run['round_ms']:.0f} ms ({run['dtype']}; {run['machine']})."
+    return "\n".join([*rows, "", f"{told} Made by `benchmarks/tracing.py`.", ""])
+
+
+def _ms(microseconds: float) -> str:
+    return f"{microseconds / 1000:.2f} ms"
