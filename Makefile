@@ -49,8 +49,10 @@ bench: $(READY) ## measure: every script of benchmarks/, numbers beside it as JS
 	  echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
 	done
 
-docs: $(READY) ## make the generated parts of the documentation again
-	$(if $(wildcard docs/build.py),$(BIN)/python docs/build.py,@echo "nothing in docs/ is generated")
+docs: $(READY) ## make the generated parts of the documentation again, and the site in docs/_site
+	$(BIN)/python docs/build.py
+	$(BIN)/python -m sphinx -b html -q -E -W --keep-going -d build/doctrees docs docs/_site
+	@echo "the site: docs/_site/index.html"
 
 browser: $(READY) ## install a Chromium, which the tests of the page open it in (apt: about 100 MB)
 	constraints/browser $(BIN)/python
@@ -62,7 +64,7 @@ install: $(READY) ## make .venv with everything that development needs
 	@echo "ready: $(VENV)"
 
 clean: ## remove what these targets made, .venv too
-	rm -rf $(VENV) $(VENV)-newest dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newest dist build docs/_site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Without what these declare: two are only model files to us, and one of them compiles C++; the others want triton.
 $(READY): pyproject.toml constraints/dev.in constraints/dev.txt
