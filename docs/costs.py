@@ -26,11 +26,16 @@ def one_answer(run: Mapping[str, Any]) -> str:
 
 
 def _row(name: str, rounds: Rounds) -> str:
-    first, *later = [item["tokens"]["draft"][name] for item in rounds]
-    votes = [item["tokens"]["verify"][name] for item in rounds if "verify" in item["tokens"]]
+    first, *later = _efforts("draft", name, rounds)
+    votes = _efforts("verify", name, rounds)
+    drafting, voting = (sum(effort["read"] for effort in some) for some in (later, votes))
     reused = sum(effort["reused"] for effort in (first, *later, *votes))
-    read = sum(effort["read"] for effort in later), sum(effort["read"] for effort in votes)
-    return f"| {name} | {first['read']} | {read[0]} | {read[1]} | {reused} |"
+    return f"| {name} | {first['read']} | {drafting} | {voting} | {reused} |"
+
+
+def _efforts(phase: str, name: str, rounds: Rounds) -> list[Mapping[str, Any]]:
+    """What a member did in this phase of each round, as long as it was in."""
+    return [item["tokens"][phase][name] for item in rounds if name in item["tokens"].get(phase, {})]
 
 
 def traces(results: Sequence[Mapping[str, Any]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -79,3 +80,21 @@ def test_numbers_come_from_the_benchmarks_files_or_there_are_none(build, tmp_pat
 def test_every_number_of_the_table_is_one_that_its_benchmark_writes(build):
     for name, key, _ in build.NUMBERS:
         assert f'"{key}":' in (ROOT / "benchmarks" / f"{name}.py").read_text()
+
+
+def test_the_costs_of_an_answer_add_up(build):
+    told = build.scripted_run()
+    text = build.costs.one_answer(told)
+    agreed, drafted, vain = map(
+        int, re.search(r"(\d+) tokens agreed, (\d+) drafted, (\d+) of them in vain", text).groups()
+    )
+    assert agreed == sum(item["drafts"][item["winner"]]["tokens"] for item in told["rounds"])
+    assert drafted - vain == agreed and vain > agreed  # three wrote, one was heard
+    rows = {row.split(" | ")[0].lstrip("| "): row for row in text.splitlines() if row.startswith("| ")}
+    assert {"ann", "bob", "cyd"} < set(rows)
+
+
+def test_the_costs_of_traces_are_those_of_the_benchmark_or_none(build):
+    assert "make bench" in build.costs.traces([])
+    assert '"microseconds_per_round":' in (ROOT / "benchmarks" / "tracing.py").read_text()
+    assert all(f'`"{depth}"`' in build.cost_traces() for depth in ("off", "summary", "rounds", "members"))
