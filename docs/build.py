@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,9 @@ ROOT = DOCS.parent
 PACKAGE = ROOT / "langchain_specfuse"
 sys.path.insert(0, str(DOCS))
 
+import commands  # noqa: E402
 import costs  # noqa: E402
+import marks  # noqa: E402
 from picture import drawn  # noqa: E402
 
 QUESTION = "List five things to pack for a weekend at the beach."
@@ -143,41 +147,7 @@ def _setting(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 def paper() -> str:
     """All places of the code marked ``Paper:``, where it differs from the paper or from its published reference."""
-    rows = ["| where | how |", "|---|---|"]
-    for file in sorted(PACKAGE.rglob("*.py")):
-        source = file.read_text()
-        for number, line in enumerate(source.splitlines(), 1):
-            if re.match(r"\s*(#\s*)?Paper:", line):
-                name = file.relative_to(PACKAGE).as_posix()
-                rows.append(f"| `{name}`, `{_home(source, number)}` | {_paragraph(source, number)} |")
-    return "\n".join([*rows, ""])
-
-
-def _home(source: str, number: int) -> str:
-    """The innermost definition (or assignment) that holds this line."""
-    named: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(source)):
-        end = getattr(node, "end_lineno", None) or 0
-        if getattr(node, "lineno", number + 1) > number or end < number:
-            continue
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            named.append((node.lineno, node.name))
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.col_offset == 0:
-            named.append((node.lineno, node.target.id))
-    return max(named)[1] if named else "module"
-
-
-def _paragraph(source: str, number: int) -> str:
-    """The words behind ``Paper:`` up to the end of their paragraph."""
-    words = []
-    comment = source.splitlines()[number - 1].lstrip().startswith("#")
-    for line in source.splitlines()[number - 1 :]:
-        text = line.strip()
-        if not text or text.startswith('"""') or comment != text.startswith("#"):
-            break
-        words.append(text.lstrip("# ").split('"""')[0])
-    told = " ".join(words).removeprefix("Paper:").strip().replace("``", "`").replace("|", "\\|")
-    return told[0].upper() + told[1:]
+    return marks.table(PACKAGE)
 
 
 def options() -> str:
@@ -247,7 +217,16 @@ def cost_traces() -> str:
     return costs.traces(_results("tracing"))
 
 
+def command(name: str) -> str:
+    """The options of ``specfuse`` or of one of its subcommands."""
+    module = importlib.import_module(f"langchain_specfuse.{name}")
+    return commands.options(module.parser())
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
+    "command": partial(command, "cli"),
+    "command-eval": partial(command, "_command_eval"),
+    "command-doctor": partial(command, "_command_doctor"),
     "numbers": numbers,
     "cost-run": cost_run,
     "cost-traces": cost_traces,
@@ -263,7 +242,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+    return [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("reference/*.md"))]
 
 
 def made() -> Iterator[tuple[Path, str]]:

@@ -98,3 +98,12 @@ def test_the_costs_of_traces_are_those_of_the_benchmark_or_none(build):
     assert "make bench" in build.costs.traces([])
     assert '"microseconds_per_round":' in (ROOT / "benchmarks" / "tracing.py").read_text()
     assert all(f'`"{depth}"`' in build.cost_traces() for depth in ("off", "summary", "rounds", "members"))
+
+
+def test_every_option_of_the_commands_is_in_their_tables(build):
+    for part in ("command", "command-eval", "command-doctor"):
+        table = build.PARTS[part]()
+        assert "`--members` `M`" in table and "%(" not in table
+    assert (
+        "`--html` `FILE`" in build.PARTS["command"]() and "`specfuse`, `specem`, `robust`" in build.PARTS["command"]()
+    )
