@@ -1,4 +1,4 @@
-"""All places of the code marked ``Paper:``: where it differs from the paper or its published reference. Reads source."""
+"""All places of the code marked ``Paper:``: where it differs from the paper or its published reference."""
 
 from __future__ import annotations
 
