@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from . import _options, _registry
 from .core.member import Member
-from .core.values import PRESETS, ExitKind, FeedbackKind, ScoreKind, Settings
+from .core.values import PRESETS, ExitKind, FeedbackKind, RewardKind, ScoreKind, Settings, VoiceKind
 from .engine.ensemble import Ensemble
 from .errors import UsageError, advised
 
@@ -39,6 +39,8 @@ def add_method(made: argparse.ArgumentParser) -> Any:
     how = made.add_argument_group("how they agree")
     how.add_argument("--preset", choices=tuple(PRESETS), default="robust", help="settings by name (default: robust)")
     how.add_argument("--score", choices=get_args(ScoreKind), help="how a draft is scored")
+    how.add_argument("--voice", choices=get_args(VoiceKind), help="whether the unsure say less")
+    how.add_argument("--reward", choices=get_args(RewardKind), help="what a draft earns its writer")
     how.add_argument("--exit", choices=get_args(ExitKind), help="when a member leaves")
     how.add_argument("--feedback", choices=get_args(FeedbackKind), help="how weights learn")
     how.add_argument("--min-members", type=int, metavar="N", help="this many always stay (default: the preset's)")

@@ -66,9 +66,13 @@ class SpecFuseFields(BaseChatModel):
     """Makes sampling repeatable. None: another seed for every call; the one that was used is in the metadata."""
 
     preset: str = "robust"
-    """``robust`` (ours), ``specfuse`` or ``specem`` (the two versions of the paper): what the next six are."""
+    """``robust`` (ours), ``specfuse`` or ``specem`` (the two versions of the paper): what the next eight are."""
     score: str | None = None
     """``mean_prob``, ``mean_logprob`` or ``logprob_per_byte``."""
+    voice: str | None = None
+    """``equal``: every verifier's vote counts by its weight; ``assured``: less, while it finds no draft probable."""
+    reward: str | None = None
+    """What a draft earns its writer: ``wins`` (as third parties compare), ``margins`` (by how clearly all do)."""
     feedback: str | None = None
     """How voting weights follow success: ``published``, ``anytime`` or ``off``."""
     learning_rate: float | None = None

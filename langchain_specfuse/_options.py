@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from ._story import Depth
-from .core.values import PRESETS, ExitKind, FeedbackKind, Sampling, ScoreKind, Settings
+from .core.values import PRESETS, ExitKind, FeedbackKind, RewardKind, Sampling, ScoreKind, Settings, VoiceKind
 from .errors import UsageError, advised
 
 
@@ -72,6 +72,8 @@ RULES: Mapping[str, Rule] = {
     "score": _one_of(get_args(ScoreKind), _PRESET),
     "feedback": _one_of(get_args(FeedbackKind), _PRESET),
     "exit": _one_of(get_args(ExitKind), _PRESET),
+    "voice": _one_of(get_args(VoiceKind), _PRESET),
+    "reward": _one_of(get_args(RewardKind), _PRESET),
     "learning_rate": Rule("a number of at least 0", lambda v: _number(v) and v >= 0, _PRESET),
     "min_members": _at_least_one("at least one member always stays"),
     "loop_guard": Rule("True or False", lambda v: isinstance(v, bool), _PRESET),
@@ -92,6 +94,8 @@ METHOD = (
     "max_tokens",
     "max_rounds",
     "score",
+    "voice",
+    "reward",
     "feedback",
     "learning_rate",
     "exit",

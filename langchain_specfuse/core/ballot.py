@@ -5,7 +5,6 @@ Knows the drafts and the verifiers' numbers of one round; remembers nothing beyo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from .answer import continues_loop
 from .referee import FREE, Referee
 from .values import Candidate, Draft, Scored, Segment, Settings
-from .voting import raw_score, totals, votes, win_rates
+from .voting import raw_score, rewards, totals, voices, votes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Ballot:
 
     def __init__(self, settings: Settings, drafts: Mapping[str, Draft], answer: str, referee: Referee = FREE) -> None:
         self.drafts = drafts
-        self.kind = settings.score
+        self.kind, self._voice, self._reward = settings.score, settings.voice, settings.reward
         self._answer, self._referee = answer, referee
         writers: dict[Hashable, list[str]] = {}
         for name, draft in drafts.items():
@@ -63,13 +62,11 @@ class Ballot:
     def counted(self, scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Vote:
         """Weigh the votes. A draft that was not eligible has total and reward 0."""
         ballots = {judge: votes(self.kind, row) for judge, row in scores.items()}
-        sums = totals(ballots, _shares(weights, ballots), len(self.eligible))
-        rates = win_rates(ballots, [c.authors for c in self.eligible])
+        sums = totals(ballots, voices(self._voice, self.kind, scores, weights), len(self.eligible))
         if not ballots:
             sums = [1.0 / len(self.eligible)] * len(self.eligible)
-        if len(self.eligible) == 1:
-            rates = [1.0]
-        total, reward = self._by_member(sums), self._by_member(rates)
+        earned = rewards(self._reward, ballots, [c.authors for c in self.eligible])
+        total, reward = self._by_member(sums), self._by_member(earned)
         order = list(self.drafts)
 
         def rank(name: str) -> tuple[float, float, int]:
@@ -144,9 +141,3 @@ def unforced(
         free = [not any(a <= begin < end <= b for a, b in spans) for begin, end in zip(begins, ends, strict=False)]
         known = [value for value, counts in zip(known, free, strict=False) if counts] + known[len(free) :]
     return known or list(logprobs)
-
-
-def _shares(weights: Mapping[str, float], judges: Mapping[str, object]) -> dict[str, float]:
-    """The judges' weights, so that they sum to 1 (a draft-only member's vote is left out)."""
-    whole = math.fsum(weights[judge] for judge in judges)
-    return {judge: weights[judge] / whole for judge in judges}

@@ -19,6 +19,8 @@ PATIENCE = 2
 """Rounds in a row under the threshold before a member leaves."""
 FIRST_EXIT = 3
 """No exit before this many scored rounds."""
+HEAT = 3.0
+"""The factor of the studentized policy's temperature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ def observed(panel: Panel, totals: Mapping[str, float], winner: str) -> Panel:
 def keep_probabilities(kind: ExitKind, panel: Panel) -> dict[str, float]:
     """p = softmax(Q / τ) over the drafting members.
 
-    ``studentized``: τ_t = 3 · H · sqrt(t), where H is the entropy of (wins + 1) / Σ divided by ln n.
+    ``studentized``: τ_t = HEAT · H · sqrt(t), where H is the entropy of (wins + 1) / Σ divided by ln n.
     ``literal``: Q = sum of totals, τ = H · sqrt(t). ``fixed``: the same Q, τ = 1.
 
     Paper: the paper's closed form is not public. ``studentized`` is our reconstruction (the increments have unit
@@ -172,7 +174,7 @@ def keep_probabilities(kind: ExitKind, panel: Panel) -> dict[str, float]:
     quality = record.quality if kind == "studentized" else record.sums
     spread = _win_entropy([record.wins.get(name, 0) + 1 for name in names])
     root = math.sqrt(max(record.rounds, 1))
-    tau = {"studentized": 3 * spread * root, "literal": spread * root, "fixed": 1.0}[kind]
+    tau = {"studentized": HEAT * spread * root, "literal": spread * root, "fixed": 1.0}[kind]
     best = max(quality.get(name, 0.0) for name in names)
     shares = {name: math.exp((quality.get(name, 0.0) - best) / max(tau, 1e-6)) for name in names}
     whole = math.fsum(shares.values())
@@ -200,10 +202,10 @@ _READY: Mapping[str, Callable[[Mapping[str, int], int], list[str]]] = {
 
 
 def dismissed(kind: ExitKind, panel: Panel, min_members: int, round: int) -> Panel:
-    """The panel after this round's exit: the lowest member leaves when its keep-probability is under 0.5 / n.
+    """The panel after this round's exits: members leave whose keep-probability is under 0.5 / n.
 
-    Under ``studentized`` it must have been so in two rounds running and at least three rounds must have been scored.
-    One leaves per round at most; ``min_members`` (at least one) stay.
+    Under ``studentized`` it must have been so in two rounds running and at least three rounds must have been scored;
+    all of whom that is true go at once, under the other policies only the lowest. ``min_members`` (at least one) stay.
     """
     names = panel.drafters
     if kind == "never" or len(names) <= max(min_members, 1):
@@ -213,8 +215,7 @@ def dismissed(kind: ExitKind, panel: Panel, min_members: int, round: int) -> Pan
     low = {name: panel.record.low.get(name, 0) + 1 if keep[name] < threshold else 0 for name in names}
     panel = replace(panel, record=replace(panel.record, low=low))
     ready = _READY[kind](low, panel.record.rounds)
-    if not ready:
-        return panel
-    loser = min(ready, key=lambda name: (keep[name], panel.weights[name], -names.index(name)))
-    reason = f"its drafts kept losing: keep-probability {keep[loser]:.3f}, under {threshold:.3f}"
-    return panel.without([Departure(loser, "exit", reason, round)])
+    ready.sort(key=lambda name: (keep[name], panel.weights[name], -names.index(name)))
+    most = len(names) - max(min_members, 1) if kind == "studentized" else 1
+    told = "its drafts kept losing: keep-probability {:.3f}, under {:.3f}"
+    return panel.without([Departure(n, "exit", told.format(keep[n], threshold), round) for n in ready[:most]])

@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 ScoreKind = Literal["mean_prob", "mean_logprob", "logprob_per_byte"]
+VoiceKind = Literal["equal", "assured"]
+RewardKind = Literal["wins", "margins"]
 FeedbackKind = Literal["off", "published", "anytime"]
 ExitKind = Literal["studentized", "literal", "fixed", "never"]
 Finish = Literal["stop", "stop_string", "length"]
@@ -102,6 +104,10 @@ class Settings:
     max_rounds: int | None = None
     stop: tuple[str, ...] = ()
     score: ScoreKind = "mean_logprob"
+    voice: VoiceKind = "equal"
+    """``assured``: whoever finds no draft probable says less in this round's vote."""
+    reward: RewardKind = "wins"
+    """What a draft earns its writer: ``wins``, as third parties compare; ``margins``, by how clearly everybody does."""
     feedback: FeedbackKind = "published"
     learning_rate: float = 1.0
     exit: ExitKind = "studentized"

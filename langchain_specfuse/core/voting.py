@@ -6,9 +6,9 @@ Drafts are known here only by an index; who wrote them matters for rewards alone
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from .values import ScoreKind
+from .values import RewardKind, ScoreKind, VoiceKind
 
 FLOOR = -1e4
 """Log-probabilities below this (minus infinity too) count as this: votes stay finite."""
@@ -71,6 +71,72 @@ def totals(by_verifier: Mapping[str, Sequence[float]], weights: Mapping[str, flo
     [0.625, 0.375]
     """
     return [math.fsum(weights[judge] * row[i] for judge, row in by_verifier.items()) for i in range(drafts)]
+
+
+def voices(
+    voice: VoiceKind, kind: ScoreKind, scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]
+) -> dict[str, float]:
+    """How much each verifier's votes count in this round: the weights of those who voted, made to sum to 1.
+
+    ``assured``: w_j a_j instead of w_j, where a_j is the probability a token (or a byte) that j gives the draft it
+    likes best. Who is at a loss, its own draft included, leaves the decision to those who are not.
+
+    >>> scores = {"a": [math.log(0.9), math.log(0.1)], "b": [math.log(0.2), math.log(0.3)], "c": [-1.0, -1.0]}
+    >>> equal = {"a": 0.5, "b": 0.5}
+    >>> two = {name: scores[name] for name in "ab"}
+    >>> voices("equal", "mean_logprob", two, equal)
+    {'a': 0.5, 'b': 0.5}
+    >>> {name: round(share, 2) for name, share in voices("assured", "mean_logprob", two, equal).items()}
+    {'a': 0.75, 'b': 0.25}
+
+    Paper: there every verifier's votes count by its weight alone.
+    """
+    loud = {name: _assurance(kind, row) if voice == "assured" else 1.0 for name, row in scores.items()}
+    said = {name: weights[name] * loud[name] for name in scores}
+    whole = math.fsum(said.values())
+    if whole <= 0:  # everybody finds every draft impossible
+        said, whole = {name: weights[name] for name in scores}, math.fsum(weights[name] for name in scores)
+    return {name: share / whole for name, share in said.items()}
+
+
+def _assurance(kind: ScoreKind, row: Sequence[float]) -> float:
+    return max(row) if kind == "mean_prob" else math.exp(min(max(row), 0.0))
+
+
+def rewards(
+    kind: RewardKind, by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]
+) -> list[float]:
+    """What each draft earns its writers: :func:`win_rates` or :func:`margins`; the only draft earns 1."""
+    if len(authors) == 1:
+        return [1.0]
+    return win_rates(by_verifier, authors) if kind == "wins" else margins(by_verifier, authors)
+
+
+def margins(by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]) -> list[float]:
+    """Reward r_i of each draft: how clearly all verifiers, the writers too, prefer it to the other drafts.
+
+    The mean over all verifiers j and other drafts k of 1/2 + (s_ji - s_jk) / (2 (s_ji + s_jk)).
+
+    >>> [round(r, 3) for r in margins({"a": [0.7, 0.3], "b": [0.6, 0.4]}, [["a"], ["b"]])]
+    [0.65, 0.35]
+
+    One verifier that knows outweighs two that hardly tell the drafts apart, though both prefer another one:
+
+    >>> rows = {"a": [0.9, 0.05, 0.05], "b": [0.33, 0.34, 0.33], "c": [0.33, 0.34, 0.33]}
+    >>> [round(r, 2) for r in margins(rows, [["a"], ["b"], ["c"]])]
+    [0.65, 0.43, 0.42]
+
+    Paper: there only others judge, and a narrow win counts as much as a clear one. Who knows nothing of a question
+    compares drafts that are all equally strange to it, and that is noise (docs/study.md).
+    """
+    if not by_verifier:
+        return [0.5] * len(authors)
+    return [_margin(i, by_verifier.values()) for i in range(len(authors))]
+
+
+def _margin(i: int, rows: Iterable[Sequence[float]]) -> float:
+    pairs = [(row[i], row[k]) for row in rows for k in range(len(row)) if k != i]
+    return math.fsum(a / (a + b) if a + b > 0 else 0.5 for a, b in pairs) / len(pairs)
 
 
 def win_rates(by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]) -> list[float]:

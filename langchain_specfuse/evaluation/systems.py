@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, get_args
 
-from ..core.values import PRESETS, ExitKind, FeedbackKind, Sampling, ScoreKind, Settings
+from ..core.values import PRESETS, ExitKind, FeedbackKind, RewardKind, Sampling, ScoreKind, Settings, VoiceKind
 from ..errors import UsageError, advised
 from .tasks import digest
 
@@ -145,6 +145,8 @@ KEYS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "max_tokens": _count,
         "max_rounds": _count,
         "score": _one_of(ScoreKind),
+        "voice": _one_of(VoiceKind),
+        "reward": _one_of(RewardKind),
         "feedback": _one_of(FeedbackKind),
         "learning_rate": _above_zero,
         "exit": _one_of(ExitKind),
@@ -152,7 +154,7 @@ KEYS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "loop_guard": _truth,
     }
 )
-PRESET_KEYS = ("score", "feedback", "learning_rate", "exit", "min_members", "loop_guard")
+PRESET_KEYS = ("score", "voice", "reward", "feedback", "learning_rate", "exit", "min_members", "loop_guard")
 """What a preset decides."""
 SAMPLING: Mapping[str, Callable[[str], Any]] = MappingProxyType(
     {

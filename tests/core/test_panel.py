@@ -120,11 +120,14 @@ def test_studentized_runs_a_spread_of_five_at_about_3_members():
     assert mean > statistics.mean(whole_answer(SPREAD, seed, rounds=100)[0] for seed in range(20))
 
 
-def test_studentized_dismisses_nobody_before_the_third_scored_round_and_one_at_a_time():
-    for seed in range(40):
-        left = whole_answer([0, 0, 0, -4, -4], seed)[1]
-        assert left[0].round >= 3
-        assert len({gone.round for gone in left}) == len(left)
+def test_studentized_dismisses_nobody_before_the_third_scored_round():
+    assert all(whole_answer([0, 0, 0, -4, -4], seed)[1][0].round >= 3 for seed in range(40))
+
+
+def test_studentized_dismisses_all_at_once_who_have_fallen_too_far():
+    together = [whole_answer([0, 0, 0, -4, -4], seed)[1][:2] for seed in range(40)]
+    assert sum(one.round == other.round for one, other in together) > 20
+    assert all({one.member, other.member} == {"m3", "m4"} for one, other in together)
 
 
 def test_never_means_never():

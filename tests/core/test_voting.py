@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.core.voting import raw_score, totals, votes, win_rates
+from langchain_specfuse.core.voting import margins, raw_score, rewards, totals, voices, votes, win_rates
 
 KINDS = ["mean_prob", "mean_logprob", "logprob_per_byte"]
 logprob = st.one_of(
@@ -111,3 +111,57 @@ def test_a_tie_counts_one_half():
 
 def test_without_judges_everybody_earns_the_same():
     assert win_rates({}, [["a"], ["b"]]) == [0.5, 0.5]
+
+
+# --- margins, and whose vote is loud ------------------------------------------------------------------------------
+
+
+@given(ballots)
+def test_margins_lie_between_0_and_1_and_average_one_half(matrix):
+    judges = {f"m{j}": row for j, row in enumerate(matrix)}
+    earned = margins(judges, [[name] for name in judges]) if len(matrix) > 1 else [0.5]
+    assert all(0 <= reward <= 1 for reward in earned)
+    assert math.fsum(earned) / len(earned) == pytest.approx(0.5)
+
+
+def test_a_clear_preference_earns_more_than_several_narrow_ones():
+    judges = {"knows": [0.9, 0.05, 0.05], "b": [0.33, 0.34, 0.33], "c": [0.33, 0.34, 0.33]}
+    authors = [["knows"], ["b"], ["c"]]
+    assert max(range(3), key=margins(judges, authors).__getitem__) == 0
+    assert max(range(3), key=win_rates(judges, authors).__getitem__) == 1
+
+
+def test_of_two_drafts_the_margin_is_the_mean_vote():
+    judges = {"a": [0.9, 0.1], "b": [0.4, 0.6]}
+    assert margins(judges, [["a"], ["b"]]) == pytest.approx([0.65, 0.35])
+
+
+@pytest.mark.parametrize("kind", ["wins", "margins"])
+def test_the_only_draft_earns_1_and_an_unjudged_one_a_half(kind):
+    assert rewards(kind, {"a": [1.0]}, [["a", "b"]]) == [1.0]
+    assert rewards(kind, {}, [["a"], ["b"]]) == [0.5, 0.5]
+
+
+def test_votes_of_nothing_tell_nothing_by_margin():
+    assert margins({"a": [0.0, 0.0]}, [["a"], ["b"]]) == [0.5, 0.5]
+
+
+@given(ballots, st.sampled_from(["mean_prob", "mean_logprob", "logprob_per_byte"]))
+def test_equal_voices_are_the_weights(matrix, kind):
+    scores = {f"m{j}": row for j, row in enumerate(matrix)}
+    weights = {name: 1.0 + j for j, name in enumerate(scores)}
+    told = voices("equal", kind, scores, weights)
+    assert told == pytest.approx({name: w / sum(weights.values()) for name, w in weights.items()})
+
+
+@pytest.mark.parametrize(
+    ("kind", "sure", "lost"), [("mean_prob", 0.8, 0.2), ("mean_logprob", math.log(0.8), math.log(0.2))]
+)
+def test_an_assured_voice_is_the_probability_of_the_draft_that_one_likes_best(kind, sure, lost):
+    told = voices("assured", kind, {"a": [sure, lost / 2 - 1], "b": [lost, lost]}, {"a": 0.5, "b": 0.5})
+    assert told == pytest.approx({"a": 0.8, "b": 0.2})
+
+
+def test_voices_sum_to_1_though_everybody_finds_everything_impossible():
+    told = voices("assured", "mean_logprob", {"a": [-1e4, -1e4], "b": [-1e4, -1e4]}, {"a": 0.75, "b": 0.25})
+    assert told == {"a": 0.75, "b": 0.25}
