@@ -1,0 +1,152 @@
+"""Does the vote find out who knows, with a real language model? LoRA specialists of SmolLM2-135M, and the model itself.
+
+Four members were tuned to one skill each (``tuned_members.py``), the fifth is the untuned model. Every cell answers the
+same held-out questions: of one skill, and of two skills in one. Told are the answers right to the letter, whether the
+question's specialist leads the weights, how many members draft in a round.
+
+    python benchmarks/tuned.py [--singles 25] [--twos 24] [--only LABEL...]
+
+Results are kept in ``tuned.json`` cell by cell: started again, it goes on. ``--page`` writes ``docs/study-tuned.md``,
+``--show N...`` prints the rounds of these questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from specialists import answered, rounds_of, summed
+from tuned_members import members, training
+from tuned_rules import OWN, exits
+from tuned_skills import Part, questions
+
+from langchain_specfuse.core.values import Round, Settings
+from langchain_specfuse.engine import Ensemble
+
+HERE = Path(__file__)
+RESULTS = HERE.with_suffix(".json")
+BASE: dict[str, Any] = {"max_tokens": 80, "min_members": 2}
+"""The defaults (preset ``robust``) but for the budget: no right answer is longer."""
+
+Cell = tuple[dict[str, Any], tuple[str, str], dict[str, float]]
+"""What is chosen of the settings, of the ways to count and to reward, and of the exit's constants."""
+METHOD = ("", "")
+
+
+def cells() -> Iterator[Cell]:
+    """The most telling ones first."""
+    yield {}, METHOD, {}
+    for count in ("surest", "calibrated", "gated", *OWN):
+        yield {}, (count, "by_wins"), {}
+    yield {}, ("surest", "by_own"), {}
+    yield {"exit": "never"}, METHOD, {}
+    for tokens in (4, 16, 8):
+        yield {"segment_tokens": tokens}, METHOD, {}
+    for reward, rate in itertools.product(("by_all", "by_own", "by_margins"), (1.0, 3.0)):
+        yield {"learning_rate": rate}, ("plain", reward), {}
+    yield {"learning_rate": 3.0}, METHOD, {}
+    for feedback in ("off", "anytime"):
+        yield {"feedback": feedback}, METHOD, {}
+    for score in ("mean_prob", "logprob_per_byte"):
+        yield {"score": score}, METHOD, {}
+    for tokens, constants in itertools.product((10, 4), QUICKER):
+        yield {"segment_tokens": tokens}, METHOD, constants
+
+
+QUICKER: tuple[dict[str, float], ...] = (
+    {"factor": 1.0},
+    {"patience": 1, "first": 2},
+    {"factor": 1.0, "patience": 1, "first": 2},
+    {"factor": 1.0, "patience": 1, "first": 1},
+)
+
+
+def label(cell: Cell) -> str:
+    chosen, how, constants = cell
+    words = [f"{key}={value}" for key, value in (chosen | constants).items()]
+    return " ".join([*words, *(["/".join(how)] if how[0] else [])]) or "defaults"
+
+
+def opened(asked: Sequence[tuple[Part, ...]], told: Sequence[list[Round]]) -> str:
+    """Of which single questions the specialist wrote the first segment, alone or with others."""
+    return "".join(
+        str(int(parts[0].skill in rounds[0].authors))
+        for parts, rounds in zip(asked, told, strict=True)
+        if len(parts) == 1
+    )
+
+
+def cell_of(ensemble: Ensemble, asked: Sequence[tuple[Part, ...]], cell: Cell) -> dict[str, Any]:
+    chosen, how, constants = cell
+    since = time.perf_counter()
+    with exits(**constants):  # type: ignore[arg-type]
+        told = answered(ensemble, asked, Settings(**(BASE | chosen)), how)  # type: ignore[arg-type]
+    made = summed(asked, told, time.perf_counter() - since)  # type: ignore[arg-type]
+    return {"settings": BASE | chosen, "how": list(how), "exit": constants, "opened": opened(asked, told)} | made
+
+
+def measured(world: dict[str, Any], singles: int, twos: int, only: Sequence[str]) -> Iterator[str]:
+    """Fill in the cells that are not there yet; after each, whoever called may save."""
+    everybody = members()
+    asked = questions(singles, twos)
+    kinds = ["+".join(p.skill for p in parts) for parts in asked]
+    if world.get("kinds") != kinds:  # cells of other questions cannot be compared in pairs
+        world["cells"] = {}
+    world.update(singles=singles, twos=twos, kinds=kinds, training=training())
+    done = world.setdefault("cells", {})
+    together = Ensemble(everybody)
+    plans = [(f"alone {one.name}", Ensemble([one]), ({}, METHOD, {})) for one in everybody]
+    plans += [(label(cell), together, cell) for cell in cells()]
+    for name, ensemble, cell in plans:
+        if name not in done and (not only or name in only):
+            done[name] = cell_of(ensemble, asked, cell)
+            for one in everybody:
+                one.save()
+            yield name
+
+
+def show(asked: Sequence[tuple[Part, ...]]) -> None:
+    """The rounds of some questions, to see what happens in them."""
+    ensemble = Ensemble(members())
+    for parts in asked:
+        print(f"\n{[p.question for p in parts]}\n  wanted: {[p.answer() for p in parts]}")
+        for r in rounds_of(ensemble, parts, Settings(**BASE), METHOD):  # type: ignore[arg-type]
+            print(f"round {r.number}: {r.winner} {r.segment.text!r}")
+            for name, draft in r.drafts.items():
+                scores = {judge: f"{row[name]:.2f}" for judge, row in r.scores.items() if name in row}
+                print(f"   {name:8} {draft.text!r:50} total {r.totals[name]:.3f} reward {r.rewards[name]:.2f} "
+                      f"weight {r.weights_before[name]:.3f} {scores}")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--singles", type=int, default=25)
+    parser.add_argument("--twos", type=int, default=24)
+    parser.add_argument("--only", nargs="*", default=(), help="only the cells of these labels")
+    parser.add_argument("--show", metavar="N", type=int, nargs="*", help="print the rounds of these questions")
+    parser.add_argument("--page", action="store_true", help="only write docs/study-tuned.md from the results")
+    told = parser.parse_args()
+    torch.set_num_threads(1)
+    if told.show is not None:
+        show([questions(told.singles, told.twos)[n] for n in told.show])
+        return
+    world = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if not told.page:
+        for name in measured(world, told.singles, told.twos, told.only):
+            RESULTS.write_text(json.dumps(world, indent=1) + "\n")
+            cell = world["cells"][name]
+            right = sum("0" not in mark for mark in cell["marks"])
+            print(f"{name}: {right} right, {cell['members_a_round']} members, {cell['seconds']} s", flush=True)
+    from tuned_page import page
+
+    (HERE.parent.parent / "docs" / "study-tuned.md").write_text(page(world))
+
+
+if __name__ == "__main__":
+    main()
