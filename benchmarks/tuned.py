@@ -44,7 +44,8 @@ def cells() -> Iterator[Cell]:
     yield {}, METHOD, {}
     for count in ("surest", "calibrated", "gated", *OWN):
         yield {}, (count, "by_wins"), {}
-    yield {}, ("surest", "by_own"), {}
+    for count in ("surest", "likely"):
+        yield {}, (count, "by_own"), {}
     yield {"exit": "never"}, METHOD, {}
     for tokens in (4, 16, 8):
         yield {"segment_tokens": tokens}, METHOD, {}
@@ -55,8 +56,10 @@ def cells() -> Iterator[Cell]:
         yield {"feedback": feedback}, METHOD, {}
     for score in ("mean_prob", "logprob_per_byte"):
         yield {"score": score}, METHOD, {}
-    for tokens, constants in itertools.product((10, 4), QUICKER):
-        yield {"segment_tokens": tokens}, METHOD, constants
+    for how, constants in itertools.product((METHOD, ("surest", "by_own")), QUICKER):
+        yield {}, how, constants
+    for count, constants in itertools.product(("surest", "likely"), ({}, QUICKER[-1])):
+        yield {"segment_tokens": 4}, (count, "by_own"), constants
 
 
 QUICKER: tuple[dict[str, float], ...] = (

@@ -16,17 +16,14 @@ from langchain_specfuse.core import panel as panels
 from langchain_specfuse.core.voting import votes
 
 
-def own_score(judge: str, row: list[float], authors: Authors) -> float:
-    """A verifier's score of what it wrote itself; minus infinity where it wrote nothing."""
-    return max((row[i] for i, who in enumerate(authors) if judge in who), default=-math.inf)
+def likely(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows:
+    """The probability a token itself, not its share: who finds no draft probable, its own neither, hardly votes."""
+    return {judge: [math.exp(min(score, 0.0)) for score in row] for judge, row in scores.items()}
 
 
-def voiced(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows:
-    """A verifier's votes count by the probability a token that it gives to its own draft."""
-    return {
-        judge: [math.exp(min(own_score(judge, list(row), authors), 0.0)) * vote for vote in votes(kind, row)]  # type: ignore[arg-type]
-        for judge, row in scores.items()
-    }
+def likelier(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows:
+    """As ``likely``, of four tokens: between a vote and ``surest``, to which it comes as the power grows."""
+    return {judge: [math.exp(min(4 * score, 0.0)) for score in row] for judge, row in scores.items()}
 
 
 def pooled(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows:
@@ -51,7 +48,7 @@ def by_others(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows
     return {judge: cast(judge, list(row)) for judge, row in scores.items()}
 
 
-OWN: dict[str, Count] = {f.__name__: f for f in (voiced, pooled, sharp, by_others)}
+OWN: dict[str, Count] = {f.__name__: f for f in (likely, likelier, pooled, sharp, by_others)}
 COUNTS.update(OWN)
 
 
