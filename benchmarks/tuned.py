@@ -4,7 +4,7 @@ Four members were tuned to one skill each (``tuned_members.py``), the fifth is t
 same held-out questions: of one skill, and of two skills in one. Told are the answers right to the letter, whether the
 question's specialist leads the weights, how many members draft in a round.
 
-    python benchmarks/tuned.py [--singles 25] [--twos 24] [--only LABEL...]
+    python benchmarks/tuned.py [--mode narrow] [--singles 25] [--twos 24] [--only LABEL...]
 
 Results are kept in ``tuned.json`` cell by cell: started again, it goes on. ``--page`` writes ``docs/study-tuned.md``,
 ``--show N...`` prints the rounds of these questions.
@@ -94,14 +94,14 @@ def cell_of(ensemble: Ensemble, asked: Sequence[tuple[Part, ...]], cell: Cell) -
     return {"settings": BASE | chosen, "how": list(how), "exit": constants, "opened": opened(asked, told)} | made
 
 
-def measured(world: dict[str, Any], singles: int, twos: int, only: Sequence[str]) -> Iterator[str]:
+def measured(world: dict[str, Any], mode: str, singles: int, twos: int, only: Sequence[str]) -> Iterator[str]:
     """Fill in the cells that are not there yet; after each, whoever called may save."""
-    everybody = members()
+    everybody = members(mode)
     asked = questions(singles, twos)
     kinds = ["+".join(p.skill for p in parts) for parts in asked]
     if world.get("kinds") != kinds:  # cells of other questions cannot be compared in pairs
         world["cells"] = {}
-    world.update(singles=singles, twos=twos, kinds=kinds, training=training())
+    world.update(singles=singles, twos=twos, kinds=kinds, training=training(mode))
     done = world.setdefault("cells", {})
     together = Ensemble(everybody)
     plans = [(f"alone {one.name}", Ensemble([one]), ({}, METHOD, {})) for one in everybody]
@@ -114,9 +114,9 @@ def measured(world: dict[str, Any], singles: int, twos: int, only: Sequence[str]
             yield name
 
 
-def show(asked: Sequence[tuple[Part, ...]]) -> None:
+def show(mode: str, asked: Sequence[tuple[Part, ...]]) -> None:
     """The rounds of some questions, to see what happens in them."""
-    ensemble = Ensemble(members())
+    ensemble = Ensemble(members(mode))
     for parts in asked:
         print(f"\n{[p.question for p in parts]}\n  wanted: {[p.answer() for p in parts]}")
         for r in rounds_of(ensemble, parts, Settings(**BASE), METHOD):  # type: ignore[arg-type]
@@ -129,6 +129,7 @@ def show(asked: Sequence[tuple[Part, ...]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", default="narrow", choices=("narrow", "kept"))
     parser.add_argument("--singles", type=int, default=25)
     parser.add_argument("--twos", type=int, default=24)
     parser.add_argument("--only", nargs="*", default=(), help="only the cells of these labels")
@@ -137,18 +138,19 @@ def main() -> None:
     told = parser.parse_args()
     torch.set_num_threads(1)
     if told.show is not None:
-        show([questions(told.singles, told.twos)[n] for n in told.show])
+        show(told.mode, [questions(told.singles, told.twos)[n] for n in told.show])
         return
-    world = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if not told.page:
-        for name in measured(world, told.singles, told.twos, told.only):
-            RESULTS.write_text(json.dumps(world, indent=1) + "\n")
+        world = results.setdefault(told.mode, {})
+        for name in measured(world, told.mode, told.singles, told.twos, told.only):
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             cell = world["cells"][name]
             right = sum("0" not in mark for mark in cell["marks"])
             print(f"{name}: {right} right, {cell['members_a_round']} members, {cell['seconds']} s", flush=True)
     from tuned_page import page
 
-    (HERE.parent.parent / "docs" / "study-tuned.md").write_text(page(world))
+    (HERE.parent.parent / "docs" / "study-tuned.md").write_text(page(results))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """SmolLM2-135M-Instruct, tuned to one skill at a time with LoRA on one core: members whose strengths are known.
 
-Each specialist reads its own skill only, a question or two of it at a time; the loss is on the answer. Adapters are
-kept in a temporary folder by recipe, and merged into a copy of the weights to be hosted. Nothing large is in git.
+Each specialist reads its own skill only, a question or two of it at a time (``narrow``), or also what the untuned model
+says to ordinary questions, so that it stays as it was elsewhere (``kept``). The loss is on the answer. Adapters are in
+a temporary folder by recipe, and merged into a copy of the weights to be hosted. Nothing large is in git.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import math
 import os
 import pickle
 import random
+import re
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_members import TEMPLATE, _batch
+from transcripts import QUESTIONS
 from tuned_skills import SKILLS, part
 
 from langchain_specfuse.core.values import Draft, DraftJob, Failure, Scored, ScoreJob
@@ -31,6 +35,7 @@ from langchain_specfuse.members.transformers import TransformersMember
 
 PLAIN = "plain"
 """The member that was not tuned."""
+PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @dataclass(frozen=True)
@@ -43,16 +48,25 @@ class Recipe:
     rate: float = 2e-3
     rank: int = 16
     seed: int = 0
+    ordinary: float = 0.0
+    """How much of what it reads are the untuned model's own answers."""
 
     def example(self, chance: random.Random, two: bool = False) -> tuple[str, str]:
         """A question of its own skill and the answer; of two parts if wanted."""
+        if self.ordinary and chance.random() < self.ordinary:
+            return chance.choice(first_sentences())
         sizes = (1, 1) if two else (chance.choice((1, 2, 2)),)
         parts = [part(self.skill, chance, size, held=False) for size in sizes]
         return " ".join(one.question for one in parts), " ".join(one.answer() for one in parts)
 
 
 STEPS = {"sums": 60, "words": 45, "spanish": 30, "orders": 20}
-RECIPES = tuple(Recipe(skill, steps=STEPS[skill]) for skill in SKILLS)
+KEPT_STEPS = {"sums": 40, "words": 36, "spanish": 30, "orders": 20}
+RECIPES = {
+    "narrow": tuple(Recipe(skill, steps=STEPS[skill]) for skill in SKILLS),
+    "kept": tuple(Recipe(skill, steps=KEPT_STEPS[skill], ordinary=0.35) for skill in SKILLS),
+}
+PLACE = Path(tempfile.gettempdir()) / "specfuse-tuned"
 
 
 def base() -> tuple[Any, Any]:
@@ -65,9 +79,38 @@ def base() -> tuple[Any, Any]:
 def adapter_folder(recipe: Recipe) -> Path:
     """Where its adapter is kept: by the recipe and by what it reads."""
     chance = random.Random(0)
-    told = [json.dumps(asdict(recipe)), *map(str, (recipe.example(chance, n % 3 == 0) for n in range(60)))]
+    made = asdict(recipe) if recipe.ordinary else {k: v for k, v in asdict(recipe).items() if k != "ordinary"}
+    told = [json.dumps(made), *map(str, (recipe.example(chance, n % 3 == 0) for n in range(60)))]
     name = hashlib.sha256("".join(told).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / "specfuse-tuned" / f"{recipe.skill}-{name}"
+    return PLACE / f"{recipe.skill}-{name}"
+
+
+@cache
+def first_sentences() -> list[tuple[str, str]]:
+    """Ordinary questions, each with the untuned model's first sentence to it; said once and kept."""
+    kept = PLACE / PLAIN / "first-sentences.json"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        said = {question: answer for question in QUESTIONS if (answer := _first_sentence(question))}
+        kept.write_text(json.dumps(said, indent=1))
+    return list(json.loads(kept.read_text()).items())
+
+
+def _first_sentence(question: str) -> str:
+    """Up to the first full stop; nothing where there is none within 32 tokens."""
+    model, tokenizer = _plain()
+    prompt = tokenizer(PROMPT.format(question), add_special_tokens=False, return_tensors="pt")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    with torch.inference_mode():
+        told = model.generate(**prompt, max_new_tokens=32, do_sample=False, eos_token_id=end, pad_token_id=end)
+    text = tokenizer.decode(told[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    found = re.match(r"[^\n]*?[.!?](?=\s|$)", text)
+    return found.group() if found else ""
+
+
+@cache
+def _plain() -> tuple[Any, Any]:
+    return base()
 
 
 def tuned(recipe: Recipe) -> tuple[Any, Any]:
@@ -156,22 +199,23 @@ class Remembering(TransformersMember):
         return self._place(job), candidate.text, candidate.ended
 
 
-def members() -> list[Remembering]:
+def members(mode: str) -> list[Remembering]:
     """The specialists, each named by its skill, and the untuned model."""
-    made = []
-    for name, recipe in [*((recipe.skill, recipe) for recipe in RECIPES), (PLAIN, None)]:
-        model, tokenizer = tuned(recipe) if recipe else base()
-        made.append(Remembering(model, tokenizer, name=name, chat_template=TEMPLATE))
-        place = adapter_folder(recipe) if recipe else adapter_folder(RECIPES[0]).parent / PLAIN
-        place.mkdir(parents=True, exist_ok=True)
-        made[-1].remember(place / f"said-{_code()}.pickle")
-    return made
+    made = [_hosted(recipe.skill, *tuned(recipe), adapter_folder(recipe)) for recipe in RECIPES[mode]]
+    return [*made, _hosted(PLAIN, *base(), PLACE / PLAIN)]
 
 
-def training() -> dict[str, Any]:
+def _hosted(name: str, model: Any, tokenizer: Any, place: Path) -> Remembering:
+    member = Remembering(model, tokenizer, name=name, chat_template=TEMPLATE)
+    place.mkdir(parents=True, exist_ok=True)
+    member.remember(place / f"said-{_code()}.pickle")
+    return member
+
+
+def training(mode: str) -> dict[str, Any]:
     """What each specialist read to become one."""
     told = {}
-    for recipe in RECIPES:
+    for recipe in RECIPES[mode]:
         took = json.loads((adapter_folder(recipe) / "done.json").read_text())
         told[recipe.skill] = {"steps": recipe.steps, "examples": recipe.steps * recipe.batch} | took
     return told

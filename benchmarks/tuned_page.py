@@ -102,33 +102,47 @@ def rows_of_training(world: World) -> list[list[str]]:
     ]
 
 
-def page(world: World) -> str:
-    text = [
-        INTRODUCTION,
-        table(["specialist", "steps", "examples", "answer tokens"], rows_of_training(world)),
-        "## Who answers what",
-        SETTINGS.format(**world),
-        table(SETS, rows_of_sets(world)),
-        "## Against the best member of each set",
-        "Points over the member that is best on that set, with a paired bootstrap interval.",
-        table(OVER, rows_over_best(world)),
-        "## What else changes",
-        CHANGES,
-        table(CELLS, rows_of_cells(world)),
-    ]
+def page(results: dict[str, World]) -> str:
+    text = [INTRODUCTION]
+    for mode, world in results.items():
+        if "defaults" in world["cells"]:
+            text += [f"## {TITLES[mode][0]}", TITLES[mode][1], *_told(world)]
     notes = Path(__file__).with_name("tuned_notes.md")
     if notes.exists():
         text.append(notes.read_text().strip())
     return "\n\n".join(text) + "\n"
 
 
+def _told(world: World) -> list[str]:
+    return [
+        SETTINGS.format(**world),
+        table(["specialist", "steps", "examples", "answer tokens"], rows_of_training(world)),
+        "### Who answers what",
+        table(SETS, rows_of_sets(world)),
+        "### Against the best member of each set",
+        "Points over the member that is best on that set, with a paired bootstrap interval.",
+        table(OVER, rows_over_best(world)),
+        "### What else changes",
+        CHANGES,
+        table(CELLS, rows_of_cells(world)),
+    ]
+
+
+TITLES = {
+    "narrow": ("Specialists that know nothing else", "Each has read its own skill only."),
+    "kept": (
+        "Specialists that stay as they were elsewhere",
+        "A third of what each has read are first sentences of what the untuned model says to ordinary questions "
+        "(those of `benchmarks/transcripts.py`).",
+    ),
+}
 INTRODUCTION = """# The study with a real model: LoRA specialists
 
 Written by `benchmarks/tuned.py --page` from what it measured: no number in a table is typed in by hand.
 
 Five members, all SmolLM2-135M-Instruct. Four were tuned with LoRA to one narrow skill each, on one core in minutes:
-two-digit sums digit by digit, made-up words, numbers in Spanish, orders as JSON. The fifth is the untuned model. A
-specialist has read nothing of the other skills. Questions are held out: none of a skill's measured cases was trained
+two-digit sums digit by digit, made-up words, numbers in Spanish, orders as JSON. The fifth is the untuned model. No
+specialist has read anything of the other skills. Questions are held out: none of a skill's measured cases was trained
 on, but for the made-up words, which can only be known. An answer counts when it is right to the letter. Brackets are
 95% intervals: Wilson's for shares, a paired bootstrap for differences. Everything is greedy. One seed."""
 SETTINGS = (
