@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from specialists import answered, rounds_of, summed
-from tuned_members import members, training
+from tuned_members import PLAIN, members, training
 from tuned_rules import OWN, exits
 from tuned_skills import Part, questions
 
@@ -85,13 +86,42 @@ def opened(asked: Sequence[tuple[Part, ...]], told: Sequence[list[Round]]) -> st
     )
 
 
+def first_rounds(asked: Sequence[tuple[Part, ...]], told: Sequence[list[Round]]) -> dict[str, dict[str, float]]:
+    """Of single questions' first rounds, by whose draft it is: what its writer, other specialists and the untuned model
+    think of it on average, and its total and reward."""
+    seen: dict[str, list[dict[str, float]]] = {"specialist": [], "other": [], PLAIN: []}
+    for parts, rounds in zip(asked, told, strict=True):
+        if len(parts) == 1 and len(rounds[0].scores) > 1:
+            for name in rounds[0].drafts:
+                role = PLAIN if name == PLAIN else "specialist" if name == parts[0].skill else "other"
+                seen[role].append(received(rounds[0], name))
+    return {role: {key: round(statistics.fmean(one[key] for one in many if key in one), 3) for key in HEADS}
+            for role, many in seen.items() if many}  # fmt: skip
+
+
+HEADS = ("writer", "others", PLAIN, "total", "reward")
+
+
+def received(one: Round, name: str) -> dict[str, float]:
+    """What a draft got in this round: scores by kind of verifier, total and reward."""
+    scores = {judge: row[name] for judge, row in one.scores.items() if name in row}
+    others = [score for judge, score in scores.items() if judge not in (name, PLAIN)]
+    told = {"total": one.totals[name], "reward": one.rewards[name], "others": statistics.fmean(others)}
+    if name in scores:
+        told["writer"] = scores[name]
+    if PLAIN in scores:
+        told[PLAIN] = scores[PLAIN]
+    return told
+
+
 def cell_of(ensemble: Ensemble, asked: Sequence[tuple[Part, ...]], cell: Cell) -> dict[str, Any]:
     chosen, how, constants = cell
     since = time.perf_counter()
     with exits(**constants):  # type: ignore[arg-type]
         told = answered(ensemble, asked, Settings(**(BASE | chosen)), how)  # type: ignore[arg-type]
     made = summed(asked, told, time.perf_counter() - since)  # type: ignore[arg-type]
-    return {"settings": BASE | chosen, "how": list(how), "exit": constants, "opened": opened(asked, told)} | made
+    own = {"opened": opened(asked, told), "first_rounds": first_rounds(asked, told)}
+    return {"settings": BASE | chosen, "how": list(how), "exit": constants} | own | made
 
 
 def measured(world: dict[str, Any], mode: str, singles: int, twos: int, only: Sequence[str]) -> Iterator[str]:

@@ -95,6 +95,13 @@ CELLS = ["settings", "mixed set right", "points over defaults", "points over a p
          "specialist left"]  # fmt: skip
 
 
+def rows_of_first(world: World) -> list[list[str]]:
+    titles = {"specialist": "the question's specialist", "other": "another specialist", "plain": "the untuned model"}
+    told = world["cells"]["defaults"]["first_rounds"]
+    keys = ("writer", "others", "plain", "total", "reward")
+    return [[titles[role], *(f"{row[key]:.2f}" for key in keys)] for role, row in told.items()]
+
+
 def rows_of_training(world: World) -> list[list[str]]:
     return [
         [skill, *(f"{told[key]:,}" for key in ("steps", "examples", "answer_tokens"))]
@@ -122,6 +129,9 @@ def _told(world: World) -> list[str]:
         "### Against the best member of each set",
         "Points over the member that is best on that set, with a paired bootstrap interval.",
         table(OVER, rows_over_best(world)),
+        "### What happens in the first round",
+        FIRST,
+        table(FIRSTS, rows_of_first(world)),
         "### What else changes",
         CHANGES,
         table(CELLS, rows_of_cells(world)),
@@ -149,6 +159,11 @@ SETTINGS = (
     "{singles} held-out questions of each skill; {twos} of two skills in one question, of which the parts right are "
     "told. Defaults: preset `robust`, at most 80 tokens."
 )
+FIRST = (
+    "Defaults, single questions: the mean log-probability a token that a draft gets from its writer, from other "
+    "specialists (the writer left out) and from the untuned model; its total (of 1); its reward."
+)
+FIRSTS = ["draft of", "its writer", "specialists", "the untuned model", "total", "reward"]
 CHANGES = (
     "A perfect router asks for each question its specialist alone. What stands as `count/reward` are experiments of "
     "`benchmarks/variants.py` and `benchmarks/tuned_rules.py`; `factor`, `patience` and `first` are constants of the "
