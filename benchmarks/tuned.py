@@ -45,8 +45,9 @@ def cells() -> Iterator[Cell]:
     yield {}, METHOD, {}
     for count in ("surest", "calibrated", "gated", *OWN):
         yield {}, (count, "by_wins"), {}
-    for count in ("surest", "likely"):
+    for count in ("likelier", "surest", "likely"):
         yield {}, (count, "by_own"), {}
+    yield {"feedback": "off"}, ("likelier", "by_wins"), {}
     yield {"exit": "never"}, METHOD, {}
     for tokens in (4, 16, 8):
         yield {"segment_tokens": tokens}, METHOD, {}

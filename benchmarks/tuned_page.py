@@ -80,6 +80,7 @@ def rows_of_cells(world: World) -> list[list[str]]:
             paired(whole(world, name, single), by_router(world)),
             share(parts_right(world, name)),
             share([mark == "1" for mark in cell["opened"]]),
+            "{} of {}, {} of {}".format(*_after(world, name)),
             share([mark == "1" for mark in cell["leads"]]),
             f"{cell['members_a_round']:.2f}",
             f"{cell['specialist_left']} of {len(singles)}",
@@ -88,11 +89,18 @@ def rows_of_cells(world: World) -> list[list[str]]:
     return [row(name) for name in together(world)]
 
 
+def _after(world: World, name: str) -> tuple[int, int, int, int]:
+    """How many answers are right whose first segment the specialist wrote, of how many; and of the others."""
+    pairs = list(zip(whole(world, name, single), world["cells"][name]["opened"], strict=True))
+    own, others = [hit for hit, mark in pairs if mark == "1"], [hit for hit, mark in pairs if mark == "0"]
+    return sum(own), len(own), sum(others), len(others)
+
+
 SETS = ["", *SKILLS, "all single (mixed set)", "parts of two-part questions", "two-part questions"]
 OVER = ["settings", *SKILLS, "mixed set", "parts of two-part questions"]
 CELLS = ["settings", "mixed set right", "points over defaults", "points over a perfect router", "parts right",
-         "specialist wrote the first segment", "specialist leads in 4", "members a round",
-         "specialist left"]  # fmt: skip
+         "specialist wrote the first segment", "right if it did, if not",
+         "specialist leads in 4", "members a round", "specialist left"]  # fmt: skip
 
 
 def rows_of_first(world: World) -> list[list[str]]:
