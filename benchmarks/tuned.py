@@ -4,7 +4,7 @@ Four members were tuned to one skill each (``tuned_members.py``), the fifth is t
 same held-out questions: of one skill, and of two skills in one. Told are the answers right to the letter, whether the
 question's specialist leads the weights, how many members draft in a round.
 
-    python benchmarks/tuned.py [--mode narrow] [--singles 25] [--twos 24] [--only LABEL...]
+    python benchmarks/tuned.py [--mode narrow] [--singles 12] [--twos 12] [--only LABEL...]
 
 Results are kept in ``tuned.json`` cell by cell: started again, it goes on. ``--page`` writes ``docs/study-tuned.md``,
 ``--show N...`` prints the rounds of these questions.
@@ -161,8 +161,8 @@ def show(mode: str, asked: Sequence[tuple[Part, ...]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", default="narrow", choices=("narrow", "kept"))
-    parser.add_argument("--singles", type=int, default=25)
-    parser.add_argument("--twos", type=int, default=24)
+    parser.add_argument("--singles", type=int, default=12)
+    parser.add_argument("--twos", type=int, default=12)
     parser.add_argument("--only", nargs="*", default=(), help="only the cells of these labels")
     parser.add_argument("--show", metavar="N", type=int, nargs="*", help="print the rounds of these questions")
     parser.add_argument("--page", action="store_true", help="only write docs/study-tuned.md from the results")
