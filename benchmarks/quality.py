@@ -4,7 +4,7 @@ Every cell is a set, a panel (who answers) and what differs from the defaults. T
 answers ended, who wrote them, and, of some cells, every draft with what each verifier said of it, so that other ways to
 choose can be tried on the same drafts (``quality_choices.py``).
 
-    python benchmarks/quality.py [--parts main,whole,variants,grid,panels,long] [--only TEXT...] [--keep FOLDER]
+    python benchmarks/quality.py [--parts main,whole,...] [--only TEXT...] [--keep FOLDER]
 
 Results are kept in ``quality.json`` cell by cell: started again, it goes on. ``--page`` writes ``docs/study-real.md``;
 ``--show SET N...`` prints the rounds of some questions.
@@ -100,8 +100,10 @@ def summed(task: Task, told: Sequence[Answered]) -> dict[str, Any]:
             wins[name] += int(member["wins"])
             left[name] += int(member["left"])
     open_rounds = sum(run["open"] for run in runs)
+    grades = {one.question.id: task.grade(one.question, one.text) for one in told}
     return {
-        "scores": {one.question.id: round(task.grade(one.question, one.text).score, 3) for one in told},
+        "scores": {question: round(grade.score, 3) for question, grade in grades.items()},
+        "numbers": means([grade.numbers for grade in grades.values()]),
         "finish": dict(Counter(run["finish"] for run in runs)),
         "tokens": round(statistics.fmean(run["tokens"] for run in runs), 1),
         "rounds": round(count / len(runs), 2),
@@ -164,7 +166,7 @@ def mark(cell: Cell, asks: Set, members: Members) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
     parser.add_argument("--only", nargs="*", default=(), help="only cells whose names hold one of these")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write all rounds there, for people to read")

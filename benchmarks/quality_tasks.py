@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quality_long import recall, steps, stories
 
-from langchain_specfuse.evaluation import Question, Task, gsm8k, human_eval, if_eval, jsonl
+from langchain_specfuse.evaluation import Grade, Question, Task, gsm8k, human_eval, if_eval, jsonl
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "tests" / "data"
@@ -50,6 +50,25 @@ def cut(task: Task, count: int, tokens: int, wanted: Callable[[Question], bool] 
     return replace(task, questions=chosen, max_tokens=tokens)
 
 
+def in_chinese(task: Task) -> Task:
+    """The task, with the share of an answer's letters that are Chinese told beside its grade."""
+
+    def grade(question: Question, answer: str) -> Grade:
+        return replace(task.checker(question, answer), numbers={"in Chinese": chinese(answer)})
+
+    return replace(task, checker=grade)
+
+
+def chinese(text: str) -> float:
+    """The share of the letters that are Chinese.
+
+    >>> chinese("天空是蓝色的。"), chinese("The sky 天空"), chinese("42")
+    (1.0, 0.25, 0.0)
+    """
+    letters = [letter for letter in text if letter.isalpha()]
+    return sum("\u4e00" <= letter <= "\u9fff" for letter in letters) / max(len(letters), 1)
+
+
 def short(letters: int) -> Callable[[Question], bool]:
     return lambda question: len(question.text) <= letters
 
@@ -63,7 +82,7 @@ def sets() -> Mapping[str, Set]:
     """Every set by name, the most telling first."""
     return {
         "ours": Set(cut(jsonl(SETS / "ours.jsonl"), 60, 32), "short questions in English", ours=True),
-        "chinese": Set(cut(jsonl(SETS / "chinese.jsonl"), 32, 32), "short questions in Chinese", ours=True),
+        "chinese": Set(in_chinese(cut(jsonl(SETS / "chinese.jsonl"), 44, 32)), "short questions in Chinese", ours=True),
         "ifeval": Set(
             cut(if_eval(DATA / "ifeval-even.jsonl"), 32, 128, _quick),
             "IFEval, prompts of at most 400 characters that can be followed in 128 tokens",
