@@ -190,13 +190,16 @@ def judges(choice: Choice) -> list[str]:
     return [name for name in names if all(name in draft.numbers for draft in choice.drafts)]
 
 
-def voted(number: Callable[[Numbers, Judged], float], *, share: bool = False) -> Rule:
-    """Every verifier's numbers made into votes, and summed."""
+def voted(number: Callable[[Numbers, Judged], float], *, share: bool = False, double: str = "") -> Rule:
+    """Every verifier's numbers made into votes, and summed; one of them may count double."""
 
     def rule(choice: Choice) -> list[float]:
-        rows = [[number(draft.numbers[judge], draft) for draft in choice.drafts] for judge in judges(choice)]
+        names = judges(choice)
+        rows = [[number(draft.numbers[judge], draft) for draft in choice.drafts] for judge in names]
         cast = [[value / (sum(row) or 1.0) for value in row] if share else softmax(row) for row in rows]
-        return [math.fsum(column) for column in zip(*cast, strict=True)]
+        loud = [2 if name == double else 1 for name in names]
+        columns = zip(*cast, strict=True)
+        return [math.fsum(times * vote for times, vote in zip(loud, column, strict=True)) for column in columns]
 
     return rule
 
@@ -246,6 +249,7 @@ def rules(members: Sequence[str]) -> dict[str, Rule]:
         "the writer who is surest of its own": own,
         "each draft as those judge it who did not write it": others,
         "what the question adds (against a neutral one)": contrast,
+        **{f"votes, {name}'s counts double": voted(lambda one, draft: one.mean, double=name) for name in members},
         **{f"{name} decides": alone(name) for name in members},
         **{f"always {name}'s": by(name) for name in members},
         "the shorter one": lambda choice: [-float(draft.size) for draft in choice.drafts],

@@ -91,6 +91,7 @@ def conduct_rows(cells: Cells, asks: Mapping[str, Set]) -> Iterator[list[str]]:
                     f"{cell['rounds']:.1f}",
                     _percent(cell["coinciding"]),
                     f"{100 * cell['wins'].get(GEMMA, 0.0):.0f}%" if panel == "both" else "",
+                    ", ".join(f"{what} {100 * value:.0f}%" for what, value in cell.get("numbers", {}).items()),
                 ]
 
 
@@ -180,7 +181,17 @@ def page(results: Mapping[str, Any], asks: Mapping[str, Set]) -> str:
             ["set (questions)", *BEST, "oracle", "both, defaults", "over the best member"], list(main_rows(cells, asks))
         ),
         table(
-            ["set", "who", "tokens", "ended by itself", "said again", "rounds", "drafts coincide", f"{GEMMA} won"],
+            [
+                "set",
+                "who",
+                "tokens",
+                "ended by itself",
+                "said again",
+                "rounds",
+                "drafts coincide",
+                f"{GEMMA} won",
+                "also",
+            ],
             list(conduct_rows(cells, asks)),
         ),
         "## Who can judge?",

