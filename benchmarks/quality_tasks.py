@@ -82,6 +82,7 @@ def sets() -> Mapping[str, Set]:
     """Every set by name, the most telling first."""
     return {
         "ours": Set(cut(jsonl(SETS / "ours.jsonl"), 60, 32), "short questions in English", ours=True),
+        "facts": Set(cut(jsonl(SETS / "facts.jsonl"), 104, 24), "capitals, opposites, symbols and the like", ours=True),
         "chinese": Set(in_chinese(cut(jsonl(SETS / "chinese.jsonl"), 44, 32)), "short questions in Chinese", ours=True),
         "ifeval": Set(
             cut(if_eval(DATA / "ifeval-even.jsonl"), 32, 128, _quick),
