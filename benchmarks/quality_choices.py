@@ -239,8 +239,8 @@ def contrast(choice: Choice) -> list[float]:
     ]
 
 
-def rules(members: Sequence[str]) -> dict[str, Rule]:
-    """Every rule by what it is called on the page."""
+def rules(members: Sequence[str], *, neutral: bool = True) -> dict[str, Rule]:
+    """Every rule by what it is called on the page. Not ``neutral``: without the one that needs a neutral question."""
     return {
         "votes by mean log-probability (the default)": voted(lambda one, draft: one.mean),
         "votes by mean probability": voted(lambda one, draft: one.prob / max(one.tokens, 1), share=True),
@@ -248,7 +248,7 @@ def rules(members: Sequence[str]) -> dict[str, Rule]:
         "votes by the whole log-probability, not divided": voted(lambda one, draft: one.logprob),
         "the writer who is surest of its own": own,
         "each draft as those judge it who did not write it": others,
-        "what the question adds (against a neutral one)": contrast,
+        **({"what the question adds (against a neutral one)": contrast} if neutral else {}),
         **{f"votes, {name}'s counts double": voted(lambda one, draft: one.mean, double=name) for name in members},
         **{f"{name} decides": alone(name) for name in members},
         **{f"always {name}'s": by(name) for name in members},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quality_choices import Choice, Rule, decided, gaps, rules
+from quality_choices import Choice, decided, gaps, rules
 from quality_members import GEMMA, SMOL
 from quality_tasks import Set
 
@@ -20,6 +21,10 @@ BEST = (SMOL, GEMMA)
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+
+
+def _headed(rows: Iterator[list[str]]) -> str:
+    return table(next(rows), list(rows))
 
 
 def name(set: str, panel: str = "both", chosen: str = "defaults") -> str:
@@ -131,20 +136,36 @@ HEAD = [
 ]
 
 
-def choice_rows(cells: Cells) -> Iterator[list[str]]:
-    """Rules on the same whole answers: how often the right one of two is taken, where one is right and one is not."""
-    sets = [set for set in ("ours", "chinese", "ifeval") if _choices(cells, name(set, "both", "segment_tokens=all"))]
-    for told, rule in rules(BEST).items():
-        yield [told, *(_right(_choices(cells, name(set, "both", "segment_tokens=all")), rule) for set in sets)]
+JUDGED = ("ours", "facts", "chinese", "ifeval")
+
+
+def choice_rows(cells: Cells, chosen: str, pairs: Callable[[Cells, str], list[Choice]]) -> Iterator[list[str]]:
+    """Rules on the same drafts: how often the better one is taken, where one is right and one is not."""
+    by_set = {set: pairs(cells, set) for set in JUDGED if "choices" in cells.get(name(set, "both", chosen), {})}
+    yield ["who chooses", *by_set, "all"]
+    for told, rule in rules(BEST, neutral=chosen != "defaults").items():
+        rights = [decided(choices, rule) for choices in by_set.values()]
+        yield [told, *(f"{sum(one)} of {len(one)}" for one in (*rights, [hit for one in rights for hit in one]))]
+
+
+def whole_answers(cells: Cells, set: str) -> list[Choice]:
+    """Whole answers, each graded."""
+    return _choices(cells, name(set, "both", "segment_tokens=all"))
+
+
+def first_drafts(cells: Cells, set: str) -> list[Choice]:
+    """The first round's drafts, each graded by the answer that its writer gives alone."""
+    alone = {member: cell["scores"] for member, cell in singles(cells, set).items()}
+
+    def graded(choice: Choice) -> Choice:
+        told = [replace(d, right=max(alone[who][choice.question] for who in d.authors)) for d in choice.drafts]
+        return replace(choice, drafts=tuple(told))
+
+    return [graded(choice) for choice in _choices(cells, name(set)) if choice.round == 1]
 
 
 def _choices(cells: Cells, key: str) -> list[Choice]:
     return [Choice.read(told) for told in cells.get(key, {}).get("choices", ())]
-
-
-def _right(choices: Sequence[Choice], rule: Rule) -> str:
-    told = decided(choices, rule)
-    return f"{sum(told)} of {len(told)}"
 
 
 def gap_rows(cells: Cells) -> Iterator[list[str]]:
@@ -170,8 +191,6 @@ def page(results: Mapping[str, Any], asks: Mapping[str, Set]) -> str:
         [set, one.about + (" (ours)" if one.ours else ""), str(len(one.task.questions)), str(one.task.max_tokens)]
         for set, one in asks.items()
     ]
-    whole = list(choice_rows(cells))
-    sets = [set for set in ("ours", "chinese", "ifeval") if name(set, "both", "segment_tokens=all") in cells]
     parts = [
         INTRODUCTION.format(dtype=results.get("dtype", "")),
         table(["set", "what it is", "questions", "tokens an answer"], about),
@@ -196,7 +215,9 @@ def page(results: Mapping[str, Any], asks: Mapping[str, Set]) -> str:
         ),
         "## Who can judge?",
         JUDGES,
-        table(["who chooses", *sets], whole),
+        _headed(choice_rows(cells, "segment_tokens=all", whole_answers)),
+        FIRST_DRAFTS,
+        _headed(choice_rows(cells, "defaults", first_drafts)),
         GAPS,
         table(["set", "drafts are", "votes", *BEST, f"{GEMMA} won"], list(gap_rows(cells))),
         "## Settings",
@@ -222,6 +243,8 @@ MAIN = """With the defaults. Against the best member: the interval holds whoever
 "worse" are corrected for having picked the best on the same questions ([evaluation](evaluation.md))."""
 JUDGES = """Whole answers of both members, one of them to be chosen: the cell with one round. Only questions count on
 which one answer is right and the other is not. All rules choose among the same answers with the same numbers."""
+FIRST_DRAFTS = """The same for the first round of the default: drafts of about ten tokens, each called right if the
+answer that its writer gives alone is."""
 GAPS = """How far each verifier puts its own draft above the other's, in mean log-probability, by member; the larger
 one decides a vote of two. And how often Gemma's draft is chosen."""
 SETTINGS = "One thing changed at a time; the intervals are paired, on the questions that both were asked."
