@@ -196,9 +196,19 @@ def measure(results: dict[str, Any], asks: Mapping[str, Set], members: Members, 
             continue
         found = measured(cell, asks[cell.set], members, given.keep)
         results["cells"][cell.name] = {"set": cell.set, "panel": cell.panel, "mark": own, **found}
-        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        RESULTS.write_text(as_text(results))
         score = statistics.fmean(found["scores"].values())
         print(f"{cell.name}: {score:.3f}, {found['seconds']} s ({found['cpu_seconds']} s of processor)", flush=True)
+
+
+def as_text(results: Mapping[str, Any]) -> str:
+    """The results as JSON, a line for each cell.
+
+    >>> as_text({"dtype": "float32", "cells": {"a": {"scores": {}}}}).split("\\n")
+    ['{"dtype": "float32", "cells": {', '"a": {"scores": {}}', '}}', '']
+    """
+    cells = (f"{json.dumps(name)}: {json.dumps(cell, ensure_ascii=False)}" for name, cell in results["cells"].items())
+    return f'{{"dtype": {json.dumps(results["dtype"])}, "cells": {{\n' + ",\n".join(cells) + "\n}}\n"
 
 
 def show(task: Task, ids: Sequence[str], members: Members) -> None:
