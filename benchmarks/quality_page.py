@@ -80,6 +80,24 @@ def main_rows(cells: Cells, asks: Mapping[str, Set]) -> Iterator[list[str]]:
         ]
 
 
+def fate_rows(cells: Cells, asks: Mapping[str, Set]) -> Iterator[list[str]]:
+    """What becomes of questions that both members, one, or none of them got right alone."""
+    every: dict[int, list[float]] = {2: [], 1: [], 0: []}
+    for set, one in asks.items():
+        alone, whole = singles(cells, set), cells.get(name(set))
+        if len(alone) == len(BEST) and whole and not one.task.graded:
+            by_right: dict[int, list[float]] = {2: [], 1: [], 0: []}
+            for question, score in whole["scores"].items():
+                by_right[int(sum(cell["scores"][question] for cell in alone.values()))].append(score)
+            every = {right: every[right] + by_right[right] for right in every}
+            yield [set, *(_of(by_right[right]) for right in every)]
+    yield ["all", *(_of(scores) for scores in every.values())]
+
+
+def _of(scores: Sequence[float]) -> str:
+    return f"{sum(scores):.0f} of {len(scores)}"
+
+
 def conduct_rows(cells: Cells, asks: Mapping[str, Set]) -> Iterator[list[str]]:
     """How answers came about, not how good they are."""
     for set in asks:
@@ -136,6 +154,17 @@ HEAD = [
 ]
 
 
+CONDUCT = (
+    "set",
+    "who",
+    "tokens",
+    "ended by itself",
+    "said again",
+    "rounds",
+    "drafts coincide",
+    f"{GEMMA} won",
+    "also",
+)
 JUDGED = ("ours", "facts", "chinese", "ifeval")
 
 
@@ -145,7 +174,7 @@ def choice_rows(cells: Cells, chosen: str, pairs: Callable[[Cells, str], list[Ch
     yield ["who chooses", *by_set, "all"]
     for told, rule in rules(BEST, neutral=chosen != "defaults").items():
         rights = [decided(choices, rule) for choices in by_set.values()]
-        yield [told, *(f"{sum(one)} of {len(one)}" for one in (*rights, [hit for one in rights for hit in one]))]
+        yield [told, *(_of(one) for one in (*rights, [hit for one in rights for hit in one]))]
 
 
 def whole_answers(cells: Cells, set: str) -> list[Choice]:
@@ -199,20 +228,9 @@ def page(results: Mapping[str, Any], asks: Mapping[str, Set]) -> str:
         table(
             ["set (questions)", *BEST, "oracle", "both, defaults", "over the best member"], list(main_rows(cells, asks))
         ),
-        table(
-            [
-                "set",
-                "who",
-                "tokens",
-                "ended by itself",
-                "said again",
-                "rounds",
-                "drafts coincide",
-                f"{GEMMA} won",
-                "also",
-            ],
-            list(conduct_rows(cells, asks)),
-        ),
+        FATES,
+        table(["set", "both right alone", "one right alone", "none right alone"], list(fate_rows(cells, asks))),
+        table(CONDUCT, list(conduct_rows(cells, asks))),
         "## Who can judge?",
         JUDGES,
         _headed(choice_rows(cells, "segment_tokens=all", whole_answers)),
@@ -241,6 +259,7 @@ or worse is open. Sets that are ours were written for this study, by the same pe
 about published ones."""
 MAIN = """With the defaults. Against the best member: the interval holds whoever is truly the best, and "better" and
 "worse" are corrected for having picked the best on the same questions ([evaluation](evaluation.md))."""
+FATES = """How often the ensemble is right where both members are right alone, where one is, and where none is."""
 JUDGES = """Whole answers of both members, one of them to be chosen: the cell with one round. Only questions count on
 which one answer is right and the other is not. All rules choose among the same answers with the same numbers."""
 FIRST_DRAFTS = """The same for the first round of the default: drafts of about ten tokens, each called right if the

@@ -182,6 +182,7 @@ def test_the_page_tells_every_system_s_share_and_who_is_worse_on_the_same_questi
     alone, other, oracle, whole, against = (part.strip() for part in row.strip("| ").split(" | ")[1:])
     assert [alone[:3], other[:2], oracle[:3], whole[:4]] == ["100", "25", "100", "**20"]
     assert against.startswith("-80") and "(worse)" in against
+    assert "| s | 4 of 5 | 0 of 15 | 0 of 0 |" in quality.page({"cells": cells}, asks)
 
 
 def cell_of(name: str, scores: dict) -> dict:
