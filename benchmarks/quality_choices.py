@@ -276,3 +276,9 @@ def gaps(choices: Sequence[Choice], member: str) -> list[float]:
         if mine and rest:
             told.append(max(mine) - max(rest))
     return told
+
+
+def said_of(choices: Sequence[Choice], judge: str, author: str) -> list[float]:
+    """A verifier's mean log-probabilities of the drafts that only this other member wrote."""
+    drafts = [draft for choice in choices for draft in choice.drafts if draft.authors == (author,)]
+    return [draft.numbers[judge].mean for draft in drafts if judge in draft.numbers]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quality_choices import Choice, decided, gaps, rules
+from quality_choices import Choice, decided, gaps, rules, said_of
 from quality_members import GEMMA, SMOL
 from quality_tasks import Set
 
@@ -198,17 +198,20 @@ def _choices(cells: Cells, key: str) -> list[Choice]:
 
 
 def gap_rows(cells: Cells) -> Iterator[list[str]]:
-    for key, cell in cells.items():
-        choices = _choices(cells, key) if "choices" in cell else []
-        if choices:
-            set, _, chosen = key.split(" | ")
-            yield [
-                set,
-                "whole answers" if chosen != "defaults" else "segments",
-                str(len(choices)),
-                *(f"{statistics.fmean(gaps(choices, member)):.2f}" for member in BEST),
-                f"{100 * statistics.fmean(choice.winner == GEMMA for choice in choices):.0f}%",
-            ]
+    """How loud each verifier's vote is, and what it says of the other's drafts."""
+    for set in JUDGED:
+        every = _choices(cells, name(set))
+        kinds = {"first drafts": [c for c in every if c.round == 1], "all segments": every}
+        for kind, choices in {**kinds, "whole answers": whole_answers(cells, set)}.items():
+            if choices:
+                yield [
+                    set,
+                    kind,
+                    str(len(choices)),
+                    *(f"{statistics.fmean(gaps(choices, member)):.2f}" for member in BEST),
+                    *(f"{statistics.fmean(said_of(choices, *pair)):.2f}" for pair in ((GEMMA, SMOL), (SMOL, GEMMA))),
+                    f"{100 * statistics.fmean(choice.winner == GEMMA for choice in choices):.0f}%",
+                ]
 
 
 # --- the page ---------------------------------------------------------------------------------------------------
@@ -237,7 +240,7 @@ def page(results: Mapping[str, Any], asks: Mapping[str, Set]) -> str:
         FIRST_DRAFTS,
         _headed(choice_rows(cells, "defaults", first_drafts)),
         GAPS,
-        table(["set", "drafts are", "votes", *BEST, f"{GEMMA} won"], list(gap_rows(cells))),
+        table(GAP_HEAD, list(gap_rows(cells))),
         "## Settings",
         SETTINGS,
         table(HEAD, list(setting_rows(cells, asks, lambda panel, chosen: panel == "both" and chosen != "defaults"))),
@@ -264,6 +267,16 @@ JUDGES = """Whole answers of both members, one of them to be chosen: the cell wi
 which one answer is right and the other is not. All rules choose among the same answers with the same numbers."""
 FIRST_DRAFTS = """The same for the first round of the default: drafts of about ten tokens, each called right if the
 answer that its writer gives alone is."""
-GAPS = """How far each verifier puts its own draft above the other's, in mean log-probability, by member; the larger
-one decides a vote of two. And how often Gemma's draft is chosen."""
+GAPS = """How far each verifier puts its own draft above the other's, in mean log-probability: the larger gap decides a
+vote of two. Then what each says of the other's drafts, and how often Gemma's is chosen."""
+GAP_HEAD = (
+    "set",
+    "drafts",
+    "votes",
+    f"gap of {SMOL}",
+    f"gap of {GEMMA}",
+    f"{GEMMA} of {SMOL}'s",
+    f"{SMOL} of {GEMMA}'s",
+    f"{GEMMA} won",
+)
 SETTINGS = "One thing changed at a time; the intervals are paired, on the questions that both were asked."

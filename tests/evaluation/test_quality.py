@@ -107,6 +107,7 @@ def test_the_louder_verifier_decides_a_vote_of_two_and_the_surer_writer_may_be_t
     assert choices.decided([told], known["votes by mean log-probability (the default)"]) == [False]
     assert choices.decided([told], choices.own) == [True]
     assert choices.gaps([told], "a") == [pytest.approx(3.5)]
+    assert choices.said_of([told], "b", "a") == [pytest.approx(-0.8)]
 
 
 def test_a_choice_among_equally_good_drafts_says_nothing_about_a_rule(choices):
