@@ -46,6 +46,8 @@ class Cell:
         return Settings(sampling=sampling, **told)
 
 
+PAPER = {"voice": "equal", "reward": "wins", "learning_rate": 1.0}
+"""How loud verifiers are, and what earns weight, under the published method."""
 SHORT = ("ours", "chinese")
 FIRST = {"ours": 40, "facts": 48, "chinese": 32, "ifeval": 20}
 """The grid asks fewer questions."""
@@ -53,30 +55,30 @@ FIRST = {"ours": 40, "facts": 48, "chinese": 32, "ifeval": 20}
 
 def main_cells() -> Iterator[Cell]:
     for name in SHORT:
-        yield from (Cell(name, SMOL), Cell(name, GEMMA), Cell(name, listens=True))
+        yield from (Cell(name, SMOL), Cell(name, GEMMA), Cell(name), Cell(name, chosen=PAPER, listens=True))
 
 
 def more_cells() -> Iterator[Cell]:
     """The published sets, and one more of ours."""
     for name in ("ifeval", "facts", "gsm8k", "humaneval"):
-        yield from (Cell(name, SMOL), Cell(name, GEMMA), Cell(name, listens=name in ("ifeval", "facts")))
-    yield Cell("facts", chosen={"segment_tokens": "all"}, listens=True)
+        yield from (Cell(name, SMOL), Cell(name, GEMMA), Cell(name))
+        yield Cell(name, chosen=PAPER, listens=name in ("ifeval", "facts"))
+    yield Cell("facts", chosen=PAPER | {"segment_tokens": "all"}, listens=True)
 
 
 def whole_cells() -> Iterator[Cell]:
     """One round: whole answers are drafted, and one of them is chosen."""
     for name in (*SHORT, "ifeval"):
-        yield Cell(name, chosen={"segment_tokens": "all"}, listens=True)
+        yield Cell(name, chosen=PAPER | {"segment_tokens": "all"}, listens=True)
 
 
 def variant_cells() -> Iterator[Cell]:
     """Other ways to count and to reward."""
     tried: list[tuple[dict[str, Any], tuple[str, str]]] = [
-        ({}, ("surest", "by_wins")),
-        ({}, ("calibrated", "by_wins")),
-        ({}, ("plain", "by_all")),
-        ({"learning_rate": 3.0}, ("plain", "by_all")),
-        ({"learning_rate": 3.0}, ("plain", "by_own")),
+        ({"voice": "equal"}, ("", "")),
+        ({"reward": "wins", "learning_rate": 1.0}, ("", "")),
+        (PAPER, ("surest", "by_wins")),
+        (PAPER, ("calibrated", "by_wins")),
     ]
     for chosen, how in tried:
         yield from (Cell(name, chosen=chosen, how=how, first=FIRST[name]) for name in ("ours", "facts", "chinese"))

@@ -14,6 +14,7 @@ from typing import Any
 
 from langchain_specfuse.core.rounds import Loop
 from langchain_specfuse.core.values import Ask, Candidate, Draft, Query, Round, Scored, ScoreJob, Turn
+from langchain_specfuse.core.voting import assurances, totals, voices
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.evaluation import Question, Task
 
@@ -204,6 +205,13 @@ def voted(number: Callable[[Numbers, Judged], float], *, share: bool = False, do
     return rule
 
 
+def assured(choice: Choice) -> list[float]:
+    """The default's first round: votes as loud as the core's voices, at equal weights."""
+    scores = {j: [draft.numbers[j].mean for draft in choice.drafts] for j in judges(choice)}
+    spoken = voices(assurances("assured", "mean_logprob", scores), dict.fromkeys(scores, 1.0))
+    return totals({judge: softmax(row) for judge, row in scores.items()}, spoken, len(choice.drafts))
+
+
 def alone(member: str) -> Rule:
     """One verifier decides."""
     return lambda choice: [draft.numbers[member].mean for draft in choice.drafts]
@@ -242,7 +250,8 @@ def contrast(choice: Choice) -> list[float]:
 def rules(members: Sequence[str], *, neutral: bool = True) -> dict[str, Rule]:
     """Every rule by what it is called on the page. Not ``neutral``: without the one that needs a neutral question."""
     return {
-        "votes by mean log-probability (the default)": voted(lambda one, draft: one.mean),
+        "votes by mean log-probability, who is sure is louder (the default)": assured,
+        "votes by mean log-probability, all equally loud (as published)": voted(lambda one, draft: one.mean),
         "votes by mean probability": voted(lambda one, draft: one.prob / max(one.tokens, 1), share=True),
         "votes by log-probability per byte": voted(lambda one, draft: one.logprob / max(draft.size, 1)),
         "votes by the whole log-probability, not divided": voted(lambda one, draft: one.logprob),

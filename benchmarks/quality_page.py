@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quality_cells import PAPER
 from quality_choices import Choice, decided, gaps, rules, said_of
 from quality_members import GEMMA, SMOL
 from quality_tasks import Set
@@ -25,6 +26,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _headed(rows: Iterator[list[str]]) -> str:
     return table(next(rows), list(rows))
+
+
+HEARD = " ".join(f"{key}={value}" for key, value in PAPER.items())
+"""The cells whose votes were written down: all verifiers equally loud, as published."""
 
 
 def name(set: str, panel: str = "both", chosen: str = "defaults") -> str:
@@ -172,14 +177,14 @@ def choice_rows(cells: Cells, chosen: str, pairs: Callable[[Cells, str], list[Ch
     """Rules on the same drafts: how often the better one is taken, where one is right and one is not."""
     by_set = {set: pairs(cells, set) for set in JUDGED if "choices" in cells.get(name(set, "both", chosen), {})}
     yield ["who chooses", *by_set, "all"]
-    for told, rule in rules(BEST, neutral=chosen != "defaults").items():
+    for told, rule in rules(BEST, neutral=chosen != HEARD).items():
         rights = [decided(choices, rule) for choices in by_set.values()]
         yield [told, *(_of(one) for one in (*rights, [hit for one in rights for hit in one]))]
 
 
 def whole_answers(cells: Cells, set: str) -> list[Choice]:
     """Whole answers, each graded."""
-    return _choices(cells, name(set, "both", "segment_tokens=all"))
+    return _choices(cells, name(set, "both", f"{HEARD} segment_tokens=all"))
 
 
 def first_drafts(cells: Cells, set: str) -> list[Choice]:
@@ -190,7 +195,7 @@ def first_drafts(cells: Cells, set: str) -> list[Choice]:
         told = [replace(d, right=max(alone[who][choice.question] for who in d.authors)) for d in choice.drafts]
         return replace(choice, drafts=tuple(told))
 
-    return [graded(choice) for choice in _choices(cells, name(set)) if choice.round == 1]
+    return [graded(choice) for choice in _choices(cells, name(set, "both", HEARD)) if choice.round == 1]
 
 
 def _choices(cells: Cells, key: str) -> list[Choice]:
@@ -200,7 +205,7 @@ def _choices(cells: Cells, key: str) -> list[Choice]:
 def gap_rows(cells: Cells) -> Iterator[list[str]]:
     """How loud each verifier's vote is, and what it says of the other's drafts."""
     for set in JUDGED:
-        every = _choices(cells, name(set))
+        every = _choices(cells, name(set, "both", HEARD))
         kinds = {"first drafts": [c for c in every if c.round == 1], "all segments": every}
         for kind, choices in {**kinds, "whole answers": whole_answers(cells, set)}.items():
             if choices:
@@ -236,9 +241,9 @@ def page(results: Mapping[str, Any], asks: Mapping[str, Set]) -> str:
         table(CONDUCT, list(conduct_rows(cells, asks))),
         "## Who can judge?",
         JUDGES,
-        _headed(choice_rows(cells, "segment_tokens=all", whole_answers)),
+        _headed(choice_rows(cells, f"{HEARD} segment_tokens=all", whole_answers)),
         FIRST_DRAFTS,
-        _headed(choice_rows(cells, "defaults", first_drafts)),
+        _headed(choice_rows(cells, HEARD, first_drafts)),
         GAPS,
         table(GAP_HEAD, list(gap_rows(cells))),
         "## Settings",
@@ -265,7 +270,7 @@ MAIN = """With the defaults. Against the best member: the interval holds whoever
 FATES = """How often the ensemble is right where both members are right alone, where one is, and where none is."""
 JUDGES = """Whole answers of both members, one of them to be chosen: the cell with one round. Only questions count on
 which one answer is right and the other is not. All rules choose among the same answers with the same numbers."""
-FIRST_DRAFTS = """The same for the first round of the default: drafts of about ten tokens, each called right if the
+FIRST_DRAFTS = """The same for the first round: drafts of about ten tokens, each called right if the
 answer that its writer gives alone is."""
 GAPS = """How far each verifier puts its own draft above the other's, in mean log-probability: the larger gap decides a
 vote of two. Then what each says of the other's drafts, and how often Gemma's is chosen."""

@@ -13,7 +13,6 @@ Results are kept in ``tuned.json`` cell by cell: started again, it goes on. ``--
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import time
@@ -22,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from specialists import answered, rounds_of, summed
+from specialists import PAPER, answered, rounds_of, summed
 from tuned_members import PLAIN, members, training
 from tuned_rules import OWN, exits
 from tuned_skills import Part, questions
 
-from langchain_specfuse.core.values import Round, Settings
+from langchain_specfuse.core.values import PRESETS, Round, Settings
 from langchain_specfuse.engine import Ensemble
 
 HERE = Path(__file__)
 RESULTS = HERE.with_suffix(".json")
-BASE: dict[str, Any] = {"max_tokens": 80, "min_members": 2}
+BASE: dict[str, Any] = {"max_tokens": 80, **PRESETS["robust"]}
 """The defaults (preset ``robust``) but for the budget: no right answer is longer."""
 
 Cell = tuple[dict[str, Any], tuple[str, str], dict[str, float]]
@@ -43,25 +42,26 @@ METHOD = ("", "")
 def cells() -> Iterator[Cell]:
     """The most telling ones first."""
     yield {}, METHOD, {}
-    for count in ("surest", "calibrated", "gated", *OWN):
-        yield {}, (count, "by_wins"), {}
-    for count in ("likelier", "surest", "likely"):
-        yield {}, (count, "by_own"), {}
-    yield {"feedback": "off"}, ("likelier", "by_wins"), {}
+    yield PAPER, METHOD, {}
+    yield {"voice": "equal"}, METHOD, {}
+    yield {"reward": "wins", "learning_rate": 1.0}, METHOD, {}
     yield {"exit": "never"}, METHOD, {}
-    for tokens in (4, 16, 8):
+    yield {"min_members": 1}, METHOD, {}
+    for count in ("surest", "calibrated", "gated", *OWN):
+        yield PAPER, (count, "by_wins"), {}
+    for count in ("plain", "surest", "likelier"):
+        yield PAPER | {"learning_rate": 3.0}, (count, "by_own"), {}
+    yield PAPER | {"learning_rate": 3.0}, ("plain", "by_all"), {}
+    for tokens in (4, 16):
         yield {"segment_tokens": tokens}, METHOD, {}
-    for reward, rate in itertools.product(("by_all", "by_own", "by_margins"), (1.0, 3.0)):
-        yield {"learning_rate": rate}, ("plain", reward), {}
-    yield {"learning_rate": 3.0}, METHOD, {}
+    for rate in (1.0, 10.0):
+        yield {"learning_rate": rate}, METHOD, {}
     for feedback in ("off", "anytime"):
         yield {"feedback": feedback}, METHOD, {}
     for score in ("mean_prob", "logprob_per_byte"):
         yield {"score": score}, METHOD, {}
-    for how, constants in itertools.product((METHOD, ("surest", "by_own")), QUICKER):
-        yield {}, how, constants
-    for count, constants in itertools.product(("surest", "likely"), ({}, QUICKER[-1])):
-        yield {"segment_tokens": 4}, (count, "by_own"), constants
+    for constants in QUICKER:
+        yield {"min_members": 1}, METHOD, constants
 
 
 QUICKER: tuple[dict[str, float], ...] = (

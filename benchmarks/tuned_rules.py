@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from variants import COUNTS, Authors, Count, Memory, Rows
@@ -56,22 +56,13 @@ COUNTS.update(OWN)
 
 
 @contextmanager
-def exits(factor: float = 3.0, patience: int = 2, first: int = 3) -> Iterator[None]:
+def exits(
+    factor: float = panels.HEAT, patience: int = panels.PATIENCE, first: int = panels.FIRST_EXIT
+) -> Iterator[None]:
     """The studentized exit with other constants: ``factor`` of its temperature, rounds in a row, first round."""
-    before = panels.keep_probabilities, panels.PATIENCE, panels.FIRST_EXIT
-    panels.keep_probabilities = sharpened(before[0], 3.0 / factor)  # type: ignore[assignment]
-    panels.PATIENCE, panels.FIRST_EXIT = patience, first
+    before = panels.HEAT, panels.PATIENCE, panels.FIRST_EXIT
+    panels.HEAT, panels.PATIENCE, panels.FIRST_EXIT = factor, patience, first
     try:
         yield
     finally:
-        panels.keep_probabilities, panels.PATIENCE, panels.FIRST_EXIT = before
-
-
-def sharpened(keep: Callable[..., Mapping[str, float]], power: float) -> Callable[..., dict[str, float]]:
-    """Keep-probabilities at a temperature ``power`` times lower: a softmax raised to a power is a softmax."""
-
-    def kept(kind: str, panel: panels.Panel) -> dict[str, float]:
-        raised = {name: share**power for name, share in keep(kind, panel).items()}
-        return {name: share / math.fsum(raised.values()) for name, share in raised.items()}
-
-    return kept
+        panels.HEAT, panels.PATIENCE, panels.FIRST_EXIT = before

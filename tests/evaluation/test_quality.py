@@ -104,7 +104,7 @@ def test_the_louder_verifier_decides_a_vote_of_two_and_the_surer_writer_may_be_t
     # a puts its own far above b's; b is surer of its own, and finds a's nearly as good.
     told = choice_of(choices, {"a": -5.0, "b": -8.0}, {"a": -40.0, "b": -2.0}, (0.0, 1.0))
     known = choices.rules(("a", "b"))
-    assert choices.decided([told], known["votes by mean log-probability (the default)"]) == [False]
+    assert choices.decided([told], known["votes by mean log-probability, all equally loud (as published)"]) == [False]
     assert choices.decided([told], choices.own) == [True]
     assert choices.gaps([told], "a") == [pytest.approx(3.5)]
     assert choices.said_of([told], "b", "a") == [pytest.approx(-0.8)]

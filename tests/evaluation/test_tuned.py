@@ -101,6 +101,6 @@ def test_another_factor_is_another_temperature_and_nothing_stays_behind(rules, f
     with rules.exits(factor=factor, patience=1, first=1):
         inside = panels.keep_probabilities("studentized", panel)
         assert (panels.PATIENCE, panels.FIRST_EXIT) == (1, 1)
-    assert inside["a"] / inside["c"] == pytest.approx((before["a"] / before["c"]) ** (3.0 / factor))
+    assert inside["a"] / inside["c"] == pytest.approx((before["a"] / before["c"]) ** (panels.HEAT / factor))
     assert constants == (panels.PATIENCE, panels.FIRST_EXIT)
     assert panels.keep_probabilities("studentized", panel) == before
