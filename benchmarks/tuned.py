@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from specialists import PAPER, answered, rounds_of, summed
 from tuned_members import PLAIN, members, training
-from tuned_rules import OWN, exits
+from tuned_rules import OWN, constants
 from tuned_skills import Part, questions
 
 from langchain_specfuse.core.values import PRESETS, Round, Settings
@@ -35,7 +35,7 @@ BASE: dict[str, Any] = {"max_tokens": 80, **PRESETS["robust"]}
 """The defaults (preset ``robust``) but for the budget: no right answer is longer."""
 
 Cell = tuple[dict[str, Any], tuple[str, str], dict[str, float]]
-"""What is chosen of the settings, of the ways to count and to reward, and of the exit's constants."""
+"""What is chosen of the settings, of the ways to count and to reward, and of the method's constants."""
 METHOD = ("", "")
 
 
@@ -60,8 +60,10 @@ def cells() -> Iterator[Cell]:
         yield {"feedback": feedback}, METHOD, {}
     for score in ("mean_prob", "logprob_per_byte"):
         yield {"score": score}, METHOD, {}
-    for constants in QUICKER:
-        yield {"min_members": 1}, METHOD, constants
+    for tokens in (1, 4, 16):
+        yield {}, METHOD, {"spoken": tokens}
+    for quicker in QUICKER:
+        yield {"min_members": 1}, METHOD, quicker
 
 
 QUICKER: tuple[dict[str, float], ...] = (
@@ -73,8 +75,8 @@ QUICKER: tuple[dict[str, float], ...] = (
 
 
 def label(cell: Cell) -> str:
-    chosen, how, constants = cell
-    words = [f"{key}={value}" for key, value in (chosen | constants).items()]
+    chosen, how, other = cell
+    words = [f"{key}={value}" for key, value in (chosen | other).items()]
     return " ".join([*words, *(["/".join(how)] if how[0] else [])]) or "defaults"
 
 
@@ -116,13 +118,13 @@ def received(one: Round, name: str) -> dict[str, float]:
 
 
 def cell_of(ensemble: Ensemble, asked: Sequence[tuple[Part, ...]], cell: Cell) -> dict[str, Any]:
-    chosen, how, constants = cell
+    chosen, how, other = cell
     since = time.perf_counter()
-    with exits(**constants):  # type: ignore[arg-type]
+    with constants(**other):  # type: ignore[arg-type]
         told = answered(ensemble, asked, Settings(**(BASE | chosen)), how)  # type: ignore[arg-type]
     made = summed(asked, told, time.perf_counter() - since)  # type: ignore[arg-type]
     own = {"opened": opened(asked, told), "first_rounds": first_rounds(asked, told)}
-    return {"settings": BASE | chosen, "how": list(how), "exit": constants} | own | made
+    return {"settings": BASE | chosen, "how": list(how), "constants": other} | own | made
 
 
 def measured(world: dict[str, Any], mode: str, singles: int, twos: int, only: Sequence[str]) -> Iterator[str]:

@@ -9,6 +9,8 @@ from typing import Any
 from study_page import mixed, paired, parts_right, share, single, table, whole
 from tuned_skills import SKILLS
 
+from langchain_specfuse.core import panel, voting
+
 World = dict[str, Any]
 
 
@@ -175,5 +177,6 @@ FIRSTS = ["draft of", "its writer", "specialists", "the untuned model", "total",
 CHANGES = (
     "A perfect router asks for each question its specialist alone. What stands as `count/reward` are experiments of "
     "`benchmarks/variants.py` and `benchmarks/tuned_rules.py`; `factor`, `patience` and `first` are constants of the "
-    "studentized exit (3, 2 and 3 in `core/panel.py`)."
+    f"studentized exit ({panel.HEAT}, {panel.PATIENCE} and {panel.FIRST_EXIT} in `core/panel.py`), `spoken` is how many "
+    f"tokens an assured voice is the probability of ({voting.SPOKEN} in `core/voting.py`)."
 )

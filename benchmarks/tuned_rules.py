@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from variants import COUNTS, Authors, Count, Memory, Rows
 
 from langchain_specfuse.core import panel as panels
+from langchain_specfuse.core import voting
 from langchain_specfuse.core.voting import votes
 
 
@@ -52,17 +53,21 @@ OWN: dict[str, Count] = {f.__name__: f for f in (likely, likelier, pooled, sharp
 COUNTS.update(OWN)
 
 
-# --- exits ------------------------------------------------------------------------------------------------------
+# --- constants ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def exits(
-    factor: float = panels.HEAT, patience: int = panels.PATIENCE, first: int = panels.FIRST_EXIT
+def constants(
+    factor: float = panels.HEAT,
+    patience: int = panels.PATIENCE,
+    first: int = panels.FIRST_EXIT,
+    spoken: int = voting.SPOKEN,
 ) -> Iterator[None]:
-    """The studentized exit with other constants: ``factor`` of its temperature, rounds in a row, first round."""
-    before = panels.HEAT, panels.PATIENCE, panels.FIRST_EXIT
-    panels.HEAT, panels.PATIENCE, panels.FIRST_EXIT = factor, patience, first
+    """Other constants of the method: the studentized exit's ``factor`` of temperature, its rounds in a row, its first
+    round; and how many tokens an assured voice is the probability of."""
+    before = panels.HEAT, panels.PATIENCE, panels.FIRST_EXIT, voting.SPOKEN
+    panels.HEAT, panels.PATIENCE, panels.FIRST_EXIT, voting.SPOKEN = factor, patience, first, spoken
     try:
         yield
     finally:
-        panels.HEAT, panels.PATIENCE, panels.FIRST_EXIT = before
+        panels.HEAT, panels.PATIENCE, panels.FIRST_EXIT, voting.SPOKEN = before

@@ -98,7 +98,7 @@ def test_another_factor_is_another_temperature_and_nothing_stays_behind(rules, f
     for _ in range(3):
         panel = panels.observed(panel, {"a": 0.5, "b": 0.3, "c": 0.2}, "a")
     before, constants = panels.keep_probabilities("studentized", panel), (panels.PATIENCE, panels.FIRST_EXIT)
-    with rules.exits(factor=factor, patience=1, first=1):
+    with rules.constants(factor=factor, patience=1, first=1):
         inside = panels.keep_probabilities("studentized", panel)
         assert (panels.PATIENCE, panels.FIRST_EXIT) == (1, 1)
     assert inside["a"] / inside["c"] == pytest.approx((before["a"] / before["c"]) ** (panels.HEAT / factor))
