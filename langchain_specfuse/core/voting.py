@@ -15,8 +15,8 @@ FLOOR = -1e4
 SPOKEN = 8
 """How many tokens an assured verifier's voice is the probability of."""
 BYTES_A_TOKEN = 4
-TINY = 1e-100
-"""The faintest voice: where everybody is at a loss, votes still count."""
+WHISPER = 0.1
+"""The faintest voice. Among those who are all at a loss, how much so says little: they count alike."""
 
 
 def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
@@ -81,19 +81,19 @@ def totals(by_verifier: Mapping[str, Sequence[float]], weights: Mapping[str, flo
 def assurances(voice: VoiceKind, kind: ScoreKind, scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """How loud each verifier speaks in this round, from 0 to 1.
 
-    ``equal``: 1. ``assured``: a_j = p^8, where p is the probability a token that j gives the draft it likes best: the
-    probability of eight such tokens. Who is at a loss, also with its own draft, leaves the decision to those who know.
+    ``equal``: 1. ``assured``: a_j = 0.1 + 0.9 p^8, where p is the probability a token that j gives the draft it likes
+    best. Who is at a loss, also with its own draft, leaves the decision to those who know; if all are, all count alike.
 
     >>> scores = {"a": [math.log(0.95), -3.0], "b": [math.log(0.5), math.log(0.3)]}
     >>> {name: round(a, 3) for name, a in assurances("assured", "mean_logprob", scores).items()}
-    {'a': 0.663, 'b': 0.004}
+    {'a': 0.697, 'b': 0.104}
 
     Paper: there every verifier's votes count by its weight alone. A member that knows the answer prefers it by far, but
     members that know nothing prefer their own drafts by far too, and there are more of those (docs/study.md).
     """
     if voice == "equal":
         return dict.fromkeys(scores, 1.0)
-    return {name: max(_a_token(kind, max(row)) ** SPOKEN, TINY) for name, row in scores.items()}
+    return {name: WHISPER + (1 - WHISPER) * _a_token(kind, max(row)) ** SPOKEN for name, row in scores.items()}
 
 
 def _a_token(kind: ScoreKind, score: float) -> float:
