@@ -16,7 +16,8 @@ from langchain_specfuse.core.values import (
 )
 from langchain_specfuse.members import _layers, _slab
 from langchain_specfuse.members._slab import Slab
-from langchain_specfuse.members._stores import Fan, Read, Rereading, Snapshots
+from langchain_specfuse.members._snapshots import Snapshots
+from langchain_specfuse.members._stores import Fan, Read, Rereading
 from langchain_specfuse.members._trial import right
 
 from . import tiny
