@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 LEAST = 64
-"""Fewer tokens than this are read again. A template's header is all that unrelated questions share: to spare it would
-save nothing, and have the last bits of one answer hang on another."""
+"""Fewer tokens than this are read again. A chat template's header is all that unrelated questions share: to spare that
+would save little, and have the last bits of one answer hang on another."""
 MOST = 256
 """So many prefixes are looked through for each new query."""
 ALIKE = 8

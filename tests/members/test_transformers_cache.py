@@ -285,7 +285,7 @@ def test_a_batch_too_big_for_the_budget_is_parted():
     assert len(parts) == 3
 
 
-def test_memory_goes_back_when_the_last_query_is_forgotten():
+def test_the_slabs_memory_goes_back_when_the_last_query_is_forgotten():
     member = tiny.member("llama")
     query = Query("only", (Turn("user", "Why?"),))
     member.draft([DraftJob(query, (), 3, 9, Sampling())])
