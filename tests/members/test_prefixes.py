@@ -61,10 +61,10 @@ def test_every_turn_of_a_conversation_equals_a_fresh_reading(arch):
     doubled = Doubled(tiny.member(arch, 1))
     others = companions(arch)
     query = tiny.query(STORY * 2 + "Why?")
-    for then in ("And at night?", "Write a list.", "天空?"):
-        answer = tiny.relayed([doubled, *others], query, 3, turns=4)
+    for then in ("And at night?", "天空?", ""):
+        answer = tiny.relayed([doubled, *others], query, 3, turns=3)
         query = turned(query, answer, then)
-    assert doubled.compared == 24
+    assert doubled.compared == 18
     assert doubled.worst < NEAR
 
 
@@ -410,7 +410,8 @@ def test_nothing_of_a_pass_that_broke_off_is_ever_used(arch, at):
         if len(calls) == at:
             raise RuntimeError("the device is gone")
 
-    hook = member.store.read.model.get_output_embeddings().register_forward_pre_hook(breaks)
+    # Between two layers: the first has written down what it read, the second has not.
+    hook = member.store.read.model.model.layers[-1].register_forward_pre_hook(breaks)
     with pytest.raises(RuntimeError, match="gone"):
         drafted(member, query)
     hook.remove()
@@ -444,7 +445,7 @@ def test_when_memory_runs_out_what_other_members_keep_on_the_device_goes_too(mon
 @torch.inference_mode()
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral", "gpt2", "qwen3-next"])
 def test_a_stores_random_life_with_prefixes(arch):
-    """As the slab's own, with lists of tokens that begin alike."""
+    """As the slab's own, with lists of tokens that begin alike, and now and then go back and on otherwise."""
     chance = random.Random(11)
     model, _ = tiny.made(arch)
     read, limit = Read(model), 200_000
@@ -460,7 +461,9 @@ def test_a_stores_random_life_with_prefixes(arch):
         for key in keys:
             base = chance.choice(old)
             fresh = base[: chance.randrange(len(base) + 1)] + tokens(chance.randrange(1, 20))
-            texts[key] = texts.get(key, fresh) + tokens(chance.randrange(0, 5))
+            kept = texts.get(key, fresh)
+            kept = kept[: chance.randrange(1, len(kept) + 1)] if chance.random() < 0.3 else kept
+            texts[key] = kept + tokens(chance.randrange(0, 5))
             old.append(texts[key])
         wants = [(key, texts[key]) for key in keys]
         check(store.lead(wants, exact=True), truth.lead(wants), turn)
@@ -475,6 +478,20 @@ def test_a_stores_random_life_with_prefixes(arch):
                 texts.pop(key)
         assert store.prefixes.bytes <= limit
     assert store.reused > 200
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_what_followed_a_text_that_was_taken_back_does_not_follow_another(arch):
+    model, _ = tiny.made(arch)
+    store, truth = Slab(Read(model), Slab.windows_of(model.config), None, 10**6), Rereading(Read(model))
+    first, other = list(range(20, 40)), list(range(60, 90))
+    store.lead([("a", first)])
+    store.lead([("a", first[:10] + other)])
+    store.forget("a")
+    wants = [("b", (first[:10] + other)[: len(first)])]
+    check(store.lead(wants), truth.lead(wants), 0)
+    assert store.found["b"] == len(first) - 1
 
 
 def test_prefixes_are_kept_once_and_the_shorter_gives_way():
