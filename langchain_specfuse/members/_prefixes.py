@@ -17,7 +17,8 @@ would save little, and have the last bits of one answer hang on another."""
 MOST = 256
 """So many prefixes are looked through for each new query."""
 ALIKE = 8
-"""A prefix of which less than an eighth is its own goes when one that shares the rest comes."""
+"""A prefix goes when one comes that has where its prompt ended, and all of it but an eighth: it was an earlier
+turn of the same conversation."""
 ENDS = 4
 """At so many ends of prompts the logits are kept: they are as long as the vocabulary."""
 
@@ -127,4 +128,5 @@ class Prefixes:
 
     def _needless(self, old: Prefix, new: Prefix) -> bool:
         own = len(old.ids) - common_prefix(old.ids, new.ids)
-        return not self.whole and own * ALIKE < len(old.ids)
+        asked = max(old.ends, default=0)  # where its prompt ended: asked again, it must be found
+        return not self.whole and own * ALIKE < len(old.ids) and (not asked or asked in new.ends)

@@ -166,11 +166,12 @@ def test_drawn_text_is_the_same_after_others(arch):
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen3-next", "mamba"])
-def test_a_question_asked_again_is_answered_to_the_bit(arch):
+@pytest.mark.parametrize("long", [1, 8])
+def test_a_question_asked_again_is_answered_to_the_bit(arch, long):
     """Its prompt is not read another time, in other pieces: so no rounding differs, and no near-tie falls otherwise."""
     member = tiny.member(arch, 1)
-    others = [tiny.query(STORY + text) for text in ("Why is that?", "Tell me more.", "")]
-    first, again = tiny.query(STORY + "Why?"), tiny.query(STORY + "Why?")
+    others = [tiny.query(STORY * long + text) for text in ("Why is that?", "Tell me more.", "")]
+    first, again = tiny.query(STORY * long + "Why?"), tiny.query(STORY * long + "Why?")
     one = drafted(member, first, 8)
     member.forget(first.id)
     for other in others:
