@@ -135,15 +135,15 @@ def test_a_round_costs_its_new_tokens_and_the_prompt_is_read_once(members):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_next_turn_of_a_chat_equals_a_fresh_reading_and_reads_what_is_new(members, name):
-    member, other = members[name], next(one for key, one in members.items() if key != name)
-    doubled, query = Doubled(member), tiny.query("Hello there! " * 60 + QUESTIONS[0])
-    answer = tiny.relayed([doubled, other], query, 4, turns=2)
-    said = Turn("assistant", "".join(segment.text for segment in answer))
-    later = tiny.query("And at night?", *query.turns, said)
-    (first,) = doubled.draft([DraftJob(later, (), 4, 30, Sampling())])
-    assert doubled.compared == 5 and doubled.worst < NEAR
-    assert first.effort.prompt - 40 < first.effort.reused < first.effort.prompt
-    member.forget(later.id)
+    member, query = members[name], tiny.query("Hello there! " * 25 + QUESTIONS[0])
+    (draft,) = member.draft([DraftJob(query, (), 6, 30, Sampling())])
+    member.forget(query.id)
+    said = Turn("assistant", f"{draft.text} and nothing else.")
+    job = DraftJob(tiny.query("And at night?", *query.turns, said), (), 2, 30, Sampling())
+    (warm,), (fresh,) = member.draft([job]), tiny.rereading(member).draft([job])
+    assert tiny.difference(warm, fresh) < NEAR
+    assert warm.effort.prompt - 40 < warm.effort.reused < warm.effort.prompt
+    member.forget(job.query.id)
 
 
 @pytest.mark.parametrize("name", NAMES)
