@@ -249,6 +249,8 @@ def round_cost(rounds: Sequence[Round], at: range) -> float:
 
 def measured(dtype: str, repeats: int) -> dict[str, Any]:
     members = demo_members(dtype=dtype)
+    for member in members:
+        member.prefix_cache = False  # every repeat reads its prompt; what is spared otherwise is told by prefix.py
     ensemble = Ensemble(members)
     ensemble.loaded().result()
     bare = [Uncached(**twin_of(member)) for member in members]

@@ -190,6 +190,7 @@ def _seam(member: Any, foreign: str) -> str:
         answer = (Segment(first.text, tokens={member.name: first.tokens}), Segment(foreign))
         warm = _draft(member, query, answer)
         member.forget(query.id)
+        getattr(member, "drop_prefixes", lambda: None)()  # else it would go on from what it read for this very query
         cold = _draft(member, query, answer)
         if isinstance(warm, Failure) or isinstance(cold, Failure):
             return f"cannot go on after {foreign!r}"

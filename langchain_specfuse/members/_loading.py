@@ -19,6 +19,7 @@ import torch
 
 from ..errors import MemberError, UsageError, advised
 from ._placement import free_memory, placed, weights_of
+from ._stores import Stores
 
 log = logging.getLogger("langchain_specfuse")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -52,6 +53,8 @@ class Weights:
     device: str
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Tells two models in memory apart, which have no name to do so."""
+    stores: Stores = field(default_factory=Stores)
+    """The memories of all members with these weights."""
 
 
 _LOADED: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()

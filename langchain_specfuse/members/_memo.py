@@ -18,6 +18,8 @@ class Memo:
     asked: int = 0
     """How much of that is the prompt."""
     thought: str = ""
+    found: int | None = None
+    """How much of the prompt was known already when the thought began; None where there is none, or it was told."""
     settled: tuple[Segment, ...] = ()
     """The answer up to the last own segment: what comes before it never changes again."""
     settled_ids: list[int] = field(default_factory=list)

@@ -3,7 +3,8 @@
 A row holds the tokens of one query, each at its own column; columns behind them hold branches: other ways to go on,
 read in one pass with a mask that lets every branch see the row up to its own beginning and nothing of its siblings.
 The branch that wins is moved to where it belongs, so agreed text is never read twice. Rows are ragged; what is padding
-is written to a scratch column that no mask ever shows.
+is written to a scratch column that no mask ever shows. A query that begins as another did, over or under way, gets a
+copy of what was read there; what is kept of queries that are over lies apart, and so slows down no pass.
 
 Knows token ids and tensors; nothing of text, jobs, votes or sampling. Which models it is right for is decided by trying
 (:func:`._trial.right`), never by name.
@@ -11,8 +12,9 @@ Knows token ids and tensors; nothing of text, jobs, votes or sampling. Which mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +22,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from ._layers import SlabLayer, Where, causal, tree, within
-from ._stores import Fan, Read, Store, common_prefix
+from ._prefixes import ENDS, Prefix, Prefixes, closest, common_prefix
+from ._stores import Fan, Read, Store
 
 COLUMNS = 128
 """Rows grow by this many columns at least."""
@@ -50,13 +53,22 @@ class Row:
     logits: dict[int, Tensor] = field(default_factory=dict)
     """Next-token logits after the first n tokens, for the few n that will be asked for again."""
     branches: list[Branch] = field(default_factory=list)
+    ends: dict[int, Tensor] = field(default_factory=dict)
+    """The same where prompts ended, of this query and of those that it goes on from."""
+
+    def cut(self, length: int) -> None:
+        """Only the first tokens."""
+        self.ids = self.ids[:length]
+        self.logits = {n: logits for n, logits in self.logits.items() if n <= length}
+        self.ends = {n: logits for n, logits in self.ends.items() if n <= length}
+        self.branches = []
 
 
 class Slab(Store):
     """Many queries' keys and values, read together."""
 
-    def __init__(self, read: Read, windows: Sequence[int | None], budget: int | None = None) -> None:
-        super().__init__(read)
+    def __init__(self, read: Read, windows: Sequence[int | None], budget: int | None = None, limit: int = 0) -> None:
+        super().__init__(read, Prefixes(limit))
         self.where = Where()
         self.windows = list(windows)
         self.cache = Cache(layers=[SlabLayer(self.where, window) for window in self.windows])
@@ -78,7 +90,23 @@ class Slab(Store):
     # --- the three ways to read (see Store) -------------------------------------------------------------------
 
     def lead(self, wants: Sequence[tuple[str, list[int]]], exact: bool = False) -> list[Tensor]:
+        new = {key for key, _ in wants if key not in self.rows} if self.prefixes.limit else set()
+        # Held while rows are made: what gives its memory up for them may be what they begin with.
+        spared = [prefix for key, ids in wants if key in new and (prefix := closest(self._prefixes_of_kin(), ids)[0])]
         self._seat([key for key, _ in wants], max(len(ids) for _, ids in wants))
+        waiting = list(wants)
+        while waiting:
+            for key, ids in waiting:
+                if key in new:
+                    self._begin(self.rows[key], ids, spared)
+            now, waiting = self._parted(waiting, new)
+            self._read_missing(now, exact)
+        for key, ids in wants:
+            if key in new:
+                _remember(self.rows[key].ends, len(ids), self.rows[key].logits[len(ids)], ENDS)
+        return [self.rows[key].logits[len(ids)] for key, ids in wants]
+
+    def _read_missing(self, wants: Sequence[tuple[str, list[int]]], exact: bool) -> None:
         missing = []
         for key, ids in wants:
             row = self.rows[key]
@@ -86,14 +114,14 @@ class Slab(Store):
             known = common_prefix(row.ids, ids)
             complete = known == len(ids) and known in row.logits
             known = known if complete else min(known, len(ids) - 1)
+            self.found[key] = known
             self.reused += known
             if exact or not complete:
-                self._crop(row, known)
+                row.cut(known)
             if not complete:
                 missing.append((row, ids[known:]))
         for group in _adjacent(missing):
             self._feed(group)
-        return [self.rows[key].logits[len(ids)] for key, ids in wants]
 
     def step(self, keys: Sequence[str], tokens: Sequence[int]) -> Tensor:
         rows = [self.rows[key] for key in keys]
@@ -115,7 +143,7 @@ class Slab(Store):
         return logits if count == len(rows) and _ordered(rows) else logits[[row.index - first for row in rows]]
 
     def pin(self, key: str, length: int, logits: Tensor) -> None:
-        _remember(self.rows[key], length, logits)
+        _remember(self.rows[key].logits, length, logits)
 
     def fan(self, wants: Sequence[Fan]) -> list[list[Tensor]]:
         self.lead([(want.key, want.ids) for want in wants])
@@ -127,24 +155,82 @@ class Slab(Store):
         return self._read_branches(wants, plans)
 
     def forget(self, key: str) -> None:
-        gone = self.rows.pop(key, None)
-        if gone is None:
-            return
+        if key in self.rows:
+            self._keep(self.rows[key])
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        gone = self.rows.pop(key)
+        self.found.pop(key, None)
         if not self.rows:
             return self._resize(0, 0)
         last = max(self.rows.values(), key=lambda row: row.index)
         if last.index > gone.index:
             # Rows stay dense: the last one moves into the hole.
             width = max([len(last.ids)] + [b.column + len(b.ids) for b in last.branches])
-            for layer in self.cache.layers:
-                if layer.is_initialized:
-                    for memory in (layer.keys, layer.values):
-                        memory[gone.index, :, :width] = memory[last.index, :, :width]
+            for memory in self._memories():
+                memory[gone.index, :, :width] = memory[last.index, :, :width]
             last.index = gone.index
 
     def clear(self) -> None:
         self.rows.clear()
+        self.prefixes.clear()
         self._resize(0, 0)
+
+    # --- prefixes -----------------------------------------------------------------------------------------------
+
+    def _begin(self, row: Row, ids: list[int], spared: Sequence[Prefix]) -> None:
+        """A new row begins with a copy of what has been read of the same tokens, here or by the row's kin."""
+        rows = [
+            Prefix(other.ids, partial(slab._tensors_of, other), ends=other.ends)
+            for slab in self._family()
+            for other in slab.rows.values()
+            if other is not row
+        ]
+        found, shared = closest([*spared, *self._prefixes_of_kin(), *rows], ids)
+        if found is None or shared < self.prefixes.least or shared <= len(row.ids):
+            return
+        self.prefixes.use(found)
+        for memory, old in zip(self._memories(), found.memory(), strict=True):
+            memory[row.index, :, :shared] = old[:, :shared]
+        row.ids, row.logits = ids[:shared], {n: logits for n, logits in found.ends.items() if n <= shared}
+        row.ends = dict(row.logits)
+
+    def _parted(self, wants: Sequence[tuple[str, list[int]]], new: set[str]) -> tuple[Any, Any]:
+        """Whom to read now, and who does better to wait for one of them, of whom a long beginning can be copied."""
+        now: list[tuple[str, list[int]]] = []
+        later: list[tuple[str, list[int]]] = []
+        for key, ids in wants:
+            alike = max((common_prefix(ids, other) for one, other in now if one in new), default=0)
+            waits = key in new and alike - len(self.rows[key].ids) >= self.prefixes.least
+            (later if waits else now).append((key, ids))
+        return now, later
+
+    def _keep(self, row: Row) -> None:
+        """The row's tokens as a prefix for queries to come, as many as fit."""
+        per_token = self._bytes_per_token()
+        rest = self._bytes() if len(self.rows) > 1 else 0  # of the slab, when this row is gone
+        room = self.prefixes.limit if self.budget is None else min(self.prefixes.limit, self.budget - rest)
+        size = min(len(row.ids), max(room, 0) // per_token if per_token else 0)
+        ends = {n: logits.clone() for n, logits in row.ends.items() if n <= size}
+        made = Prefix(row.ids[:size], None, size * per_token + sum(one.nbytes for one in ends.values()), ends)
+
+        def memory() -> Callable[[], list[Tensor]]:
+            apart = [one[:, :size].clone() for one in self._tensors_of(row)]
+            return lambda: apart
+
+        try:
+            self.prefixes.keep(made, memory, room, self._prefixes_of_kin())
+        except torch.OutOfMemoryError:
+            self.prefixes.clear()
+
+    def _tensors_of(self, row: Row) -> list[Tensor]:
+        """The row's keys and values of every layer: (heads, columns, dim)."""
+        return [memory[row.index] for memory in self._memories()]
+
+    def _memories(self) -> list[Tensor]:
+        layers = [layer for layer in self.cache.layers if layer.is_initialized]
+        return [memory for layer in layers for memory in (layer.keys, layer.values)]
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
@@ -165,7 +251,7 @@ class Slab(Store):
             victim = next((key for key in self.rows if key not in keys), None)
             if victim is None:
                 break
-            self.forget(victim)
+            self._drop(victim)
         for key in new:
             self.rows[key] = Row(key, len(self.rows))
         self._room(length)
@@ -175,12 +261,10 @@ class Slab(Store):
         return self.budget is not None and rows * columns * self._bytes_per_token() > self.budget
 
     def _bytes_per_token(self) -> int:
-        layers = [layer for layer in self.cache.layers if layer.is_initialized]
-        return sum(
-            memory.shape[1] * memory.shape[3] * memory.element_size()
-            for layer in layers
-            for memory in (layer.keys, layer.values)
-        )
+        return sum(memory.shape[1] * memory.shape[3] * memory.element_size() for memory in self._memories())
+
+    def _bytes(self) -> int:
+        return self.capacity[0] * self.capacity[1] * self._bytes_per_token()
 
     def _room(self, length: int) -> None:
         rows, columns = self.capacity
@@ -192,13 +276,10 @@ class Slab(Store):
 
     def _resize(self, rows: int, columns: int) -> None:
         self.capacity = (rows, columns)
+        if self.budget is not None:  # queries under way come first
+            self.prefixes.shrink(self.budget - self._bytes())
         for layer in self.cache.layers:
             layer.resize(rows, columns)
-
-    def _crop(self, row: Row, length: int) -> None:
-        row.ids = row.ids[:length]
-        row.logits = {n: logits for n, logits in row.logits.items() if n <= length}
-        row.branches = []
 
     def _settle(self, row: Row, ids: list[int]) -> None:
         """If a branch is how the text went on, make it part of the row."""
@@ -210,15 +291,13 @@ class Slab(Store):
         if best is None:
             return
         count = length - best.start
-        for layer in self.cache.layers:
-            for memory in (layer.keys, layer.values):
-                source = memory[row.index, :, best.column : best.column + count].clone()
-                memory[row.index, :, best.start : length] = source
-        row.ids = row.ids[: best.start] + best.ids[:count]
-        row.logits = {n: logits for n, logits in row.logits.items() if n <= best.start}
+        for memory in self._memories():
+            source = memory[row.index, :, best.column : best.column + count].clone()
+            memory[row.index, :, best.start : length] = source
+        row.cut(best.start)
+        row.ids += best.ids[:count]
         if count == len(best.ids) and best.logits is not None:
             row.logits[length] = best.logits
-        row.branches = []
 
     # --- passes ---------------------------------------------------------------------------------------------------
 
@@ -249,7 +328,7 @@ class Slab(Store):
         self.passed += sum(len(new) for _, new in group)
         for i, (row, new) in enumerate(group):
             if new:
-                _remember(row, len(row.ids), logits[i, ends.index(len(new) - 1)])
+                _remember(row.logits, len(row.ids), logits[i, ends.index(len(new) - 1)])
 
     def _planned(self, row: Row, want: Fan) -> list[Branch]:
         """Where each branch begins and which tokens it must read."""
@@ -323,14 +402,24 @@ class Slab(Store):
 
     def _pass(self, ids: Tensor, positions: Tensor, view: tuple[Tensor, Tensor], keep: list[int] | None) -> Tensor:
         mask = self._mask(*view, positions)
-        return self.read(ids, position_ids=positions, attention_mask=mask, cache=self.cache, keep=keep)
+        try:
+            return self.read(ids, position_ids=positions, attention_mask=mask, cache=self.cache, keep=keep)
+        except BaseException:
+            self._void()
+            raise
+
+    def _void(self) -> None:
+        """A pass broke off: its rows may lack what they say they hold."""
+        for row in self.rows.values():
+            if self.where.first <= row.index < self.where.first + self.where.count:
+                row.cut(0)
 
 
-def _remember(row: Row, length: int, logits: Tensor) -> None:
-    row.logits.pop(length, None)
-    row.logits[length] = logits
-    while len(row.logits) > 3:
-        del row.logits[next(iter(row.logits))]
+def _remember(known: dict[int, Tensor], length: int, logits: Tensor, most: int = 3) -> None:
+    known.pop(length, None)
+    known[length] = logits
+    while len(known) > most:
+        del known[next(iter(known))]
 
 
 def _mask_kinds(config: Any, windows: Sequence[int | None]) -> dict[str, int | None]:

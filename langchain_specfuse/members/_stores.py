@@ -1,31 +1,26 @@
-"""What a member's memory can do, and the two slower kinds that are right for every model.
+"""What a member's memory can do, and the slowest kind, which is right for every model.
 
 A *store* reads tokens of many queries and remembers them. Three ways to read: ``lead`` (the text so far), ``step`` (one
 more token of a draft), ``fan`` (several ways to go on, for scoring). :class:`._slab.Slab` does all of it in few passes
-for attention layers of any kind; :class:`Snapshots` copies the model's own cache, for layers with a recurrent state
-that cannot be cut back; :class:`Rereading` keeps nothing. Which of them a model agrees with is tried (``_trial``).
+for attention layers of any kind; :class:`._snapshots.Snapshots` copies the model's own cache, for layers with a
+recurrent state that cannot be cut back; :class:`Rereading` keeps nothing. Which of them a model agrees with is tried
+(``_trial``).
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two lists share from the beginning."""
-    size = min(len(one), len(other))
-    if one[:size] == other[:size]:
-        return size
-    return next(i for i in range(size) if one[i] != other[i])
+from ._prefixes import Prefix, Prefixes, common_prefix
 
 
 @dataclass(frozen=True)
@@ -87,13 +82,37 @@ class Read:
         return logits if narrow or keep is None else logits[:, keep]
 
 
+class Stores:
+    """Stores that are to find each other, for as long as each lives. May be read while another thread adds one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: list[ref[Store]] = []
+
+    def add(self, store: Store) -> None:
+        with self._lock:
+            self._known = [*(one for one in self._known if one()), ref(store)]
+
+    def __iter__(self) -> Iterator[Store]:
+        return iter([store for one in self._known if (store := one()) is not None])
+
+
+EVERY = Stores()
+
+
 class Store(ABC):
     """The memory of one member. ``reused`` and ``passed`` count context tokens found and tokens read."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, prefixes: Prefixes | None = None) -> None:
         self.read = read
         self.reused = 0
         self.passed = 0
+        self.found: dict[str, int] = {}
+        """Per key, how many tokens of the text so far were there when it was last asked for."""
+        self.prefixes = prefixes or Prefixes()
+        self.kin: Iterable[Store] = ()
+        """The stores of these weights: what one has read another need not. They share a desk, so a thread."""
+        EVERY.add(self)
 
     @abstractmethod
     def lead(self, wants: Sequence[tuple[str, list[int]]], exact: bool = False) -> list[Tensor]:
@@ -109,11 +128,19 @@ class Store(ABC):
 
     @abstractmethod
     def forget(self, key: str) -> None:
-        """Free what is kept for this key."""
+        """This query is over: its memory is free for others, or kept as a prefix while nobody needs the room."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Free everything."""
+        """Free everything, prefixes too."""
+
+    def relieve(self) -> None:
+        """The device is out of memory: free everything here, and what others on the device keep for later."""
+        self.clear()
+        for store in EVERY:
+            if store.read.device == self.read.device:  # so it is at our desk, and not at work
+                store.prefixes.clear()
+        torch.cuda.empty_cache()
 
     def pin(self, key: str, length: int, logits: Tensor) -> None:
         """The logits after the first ``length`` tokens are these; they will be asked for again."""
@@ -122,6 +149,13 @@ class Store(ABC):
     def batches(self, sizes: Sequence[int]) -> list[slice]:
         """Which of these many lengths to take at once."""
         return [slice(0, len(sizes))]
+
+    def _family(self) -> list[Any]:
+        """This store, and those of its kind that go with the same weights."""
+        return [self, *(store for store in self.kin if store is not self and type(store) is type(self))]
+
+    def _prefixes_of_kin(self) -> list[Prefix]:
+        return [prefix for store in self._family() for prefix in store.prefixes.kept]
 
 
 class Rereading(Store):
@@ -134,6 +168,7 @@ class Rereading(Store):
     def lead(self, wants: Sequence[tuple[str, list[int]]], exact: bool = False) -> list[Tensor]:
         for key, ids in wants:
             self._ids[key] = list(ids)
+            self.found[key] = 0
         return [self._whole(ids)[-1] for _, ids in wants]
 
     def step(self, keys: Sequence[str], tokens: Sequence[int]) -> Tensor:
@@ -142,10 +177,12 @@ class Rereading(Store):
         return torch.stack([self._whole(self._ids[key])[-1] for key in keys])
 
     def fan(self, wants: Sequence[Fan]) -> list[list[Tensor]]:
+        self.found.update((want.key, 0) for want in wants)
         return [[self._whole(ids)[common_prefix(want.ids, ids) - 1 :] for ids in want.branches] for want in wants]
 
     def forget(self, key: str) -> None:
         self._ids.pop(key, None)
+        self.found.pop(key, None)
 
     def clear(self) -> None:
         self._ids.clear()
@@ -153,99 +190,3 @@ class Rereading(Store):
     def _whole(self, ids: list[int]) -> Tensor:
         self.passed += len(ids)
         return self.read(torch.tensor([ids]))[0]
-
-
-@dataclass
-class Snapshot:
-    """The model's own cache after ``ids``, and the logits there."""
-
-    ids: list[int]
-    cache: Any
-    logits: Tensor
-
-
-class Snapshots(Store):
-    """Copies of the model's own cache, one query at a time: for recurrent states, which cannot be cut back.
-
-    ``whole``: whether this model reads several tokens at once into a cache that is not empty as it should.
-    """
-
-    def __init__(self, read: Read, whole: bool = True) -> None:
-        super().__init__(read)
-        self.whole = whole
-        self._kept: dict[str, list[Snapshot]] = {}
-        self._drafts: dict[str, Snapshot] = {}
-
-    def lead(self, wants: Sequence[tuple[str, list[int]]], exact: bool = False) -> list[Tensor]:
-        found = []
-        for key, ids in wants:
-            base = self._at(key, ids)
-            # What is kept is a prefix of everything that can still be asked for.
-            self._kept[key] = [base]
-            if exact:
-                self._drafts[key] = Snapshot(list(base.ids), copy.deepcopy(base.cache), base.logits)
-            found.append(base.logits)
-        return found
-
-    def step(self, keys: Sequence[str], tokens: Sequence[int]) -> Tensor:
-        for key, token in zip(keys, tokens, strict=True):
-            self._drafts[key] = self._fed(self._drafts[key], [token])
-        return torch.stack([self._drafts[key].logits for key in keys])
-
-    def fan(self, wants: Sequence[Fan]) -> list[list[Tensor]]:
-        self.lead([(want.key, want.ids) for want in wants])
-        return [self._branches(want) for want in wants]
-
-    def _branches(self, want: Fan) -> list[Tensor]:
-        base = self._kept[want.key][0]
-        told = []
-        for ids in want.branches:
-            shared = common_prefix(want.ids, ids)
-            start = base if shared == len(want.ids) else self._fed(None, ids[:shared])
-            snapshot, logits = self._traced(start, ids[shared:])
-            told.append(logits)
-            self._kept[want.key].append(snapshot)
-        return told
-
-    def forget(self, key: str) -> None:
-        self._kept.pop(key, None)
-        self._drafts.pop(key, None)
-
-    def clear(self) -> None:
-        self._kept.clear()
-        self._drafts.clear()
-
-    def _at(self, key: str, ids: list[int]) -> Snapshot:
-        """A snapshot at exactly these tokens, from the longest that is a prefix of them."""
-        kept = [*self._kept.get(key, []), *([self._drafts[key]] if key in self._drafts else [])]
-        fits = [s for s in kept if len(s.ids) <= len(ids) and s.ids == ids[: len(s.ids)]]
-        best = max(fits, key=lambda s: len(s.ids), default=None)
-        self._drafts.pop(key, None)
-        if best is None:
-            return self._fed(None, ids)
-        self.reused += len(best.ids)
-        return best if len(best.ids) == len(ids) else self._fed(best, ids[len(best.ids) :])
-
-    def _traced(self, start: Snapshot, ids: list[int]) -> tuple[Snapshot, Tensor]:
-        """The snapshot after these tokens on a copy of ``start``, and the logits before each and after the last."""
-        here = Snapshot(start.ids, copy.deepcopy(start.cache), start.logits)
-        rows = [start.logits[None]]
-        for piece in self._pieces(here, ids):
-            here, logits = self._read(here, piece)
-            rows.append(logits)
-        return here, torch.cat(rows)
-
-    def _fed(self, start: Snapshot | None, ids: list[int]) -> Snapshot:
-        """``start`` itself, moved on by these tokens."""
-        here = start or Snapshot([], DynamicCache(config=self.read.model.config), torch.empty(0))
-        for piece in self._pieces(here, ids):
-            here, _ = self._read(here, piece)
-        return here
-
-    def _pieces(self, here: Snapshot, ids: list[int]) -> list[list[int]]:
-        return [ids] if ids and (self.whole or not here.ids) else [[token] for token in ids]
-
-    def _read(self, here: Snapshot, ids: list[int]) -> tuple[Snapshot, Tensor]:
-        self.passed += len(ids)
-        logits = self.read(torch.tensor([ids]), cache=here.cache)[0]
-        return Snapshot(here.ids + ids, here.cache, logits[-1]), logits

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import OutOfMemoryError, cuda, stack
+from torch import OutOfMemoryError, stack
 
 from ..core.answer import continues_loop
 from ..core.values import Sampling
@@ -77,8 +77,7 @@ class Thinking:
         try:
             self.think(thoughts)
         except OutOfMemoryError:
-            self.store.clear()
-            cuda.empty_cache()
+            self.store.relieve()
             if len(thoughts) < 2:
                 raise
             for thought in thoughts:

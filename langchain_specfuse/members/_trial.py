@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ._slab import Slab
-from ._stores import Fan, Read, Rereading, Snapshots, Store
+from ._snapshots import Snapshots
+from ._stores import Fan, Read, Rereading, Store
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -24,6 +25,7 @@ def right(store: Store, vocabulary: Sequence[int]) -> bool:
     that is wrong far above it.
     """
     limit = 1e-3 if store.read.model.dtype == torch.float32 else 0.12
+    least, store.prefixes.least = store.prefixes.least, 1
     try:
         told = _trial(store, vocabulary)
         truth = _read_afresh(store.read, [ids for ids, _ in told])
@@ -33,6 +35,7 @@ def right(store: Store, vocabulary: Sequence[int]) -> bool:
         return False
     finally:
         store.clear()
+        store.prefixes.least = least
         store.reused = store.passed = 0
 
 
@@ -63,6 +66,9 @@ def _trial(store: Store, v: Sequence[int]) -> list[tuple[list[int], Tensor]]:
     step(v[0], after={"short": [*ways[1], v[1]], "long": ways[0]})
     store.forget("short")
     lead(long=[*ways[0], v[0], v[3]])
+    # Who begins as another did gets a copy: of a query that is over, and of one under way.
+    at["over"], at["under way"] = [*at["short"], *ways[1], v[2]], [*at["long"], *ways[0], v[2], v[5 % len(v)]]
+    lead(over=[], **{"under way": []})
     return told
 
 
@@ -86,16 +92,16 @@ def _error(one: Tensor, other: Tensor) -> float:
     return error if torch.isfinite(one).all() else float("inf")
 
 
-def best_store(read: Read, vocabulary: Sequence[int], budget: int, name: str) -> Store:
-    """The fastest store that agrees with a fresh reading of the same tokens."""
+def best_store(read: Read, vocabulary: Sequence[int], budget: int, limit: int, name: str) -> Store:
+    """The fastest store that agrees with a fresh reading of the same tokens. ``limit``: of bytes for prefixes."""
     windows = None
     if read.can_place:
         try:
             windows = Slab.windows_of(read.model.config)
         except Exception as error:  # a config that transformers cannot lay out as a cache
             log.debug("%s: no slab: %s", name, error)
-    stores: list[Store] = [Slab(read, windows, budget)] if windows else []
-    stores += [Snapshots(read, whole=True), Snapshots(read, whole=False)]
+    stores: list[Store] = [Slab(read, windows, budget, limit)] if windows else []
+    stores += [Snapshots(read, True, limit), Snapshots(read, False, limit)]
     best = next((store for store in stores if right(store, vocabulary)), None)
     if best is None:
         log.warning("%s: no cache agrees with a fresh reading; everything is read anew: right, but slow", name)

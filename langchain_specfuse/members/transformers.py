@@ -52,6 +52,8 @@ log = logging.getLogger("langchain_specfuse")
 
 CACHE_SHARE = 0.3
 """The part of the memory that is free after loading that a member's cache may take."""
+PREFIX_SHARE = 3
+"""A third of that is what prefixes may take, unless told otherwise: they stay when nobody asks anything."""
 THINKING_TOKENS = 1024
 """A reasoning model's thought is closed after so many tokens."""
 
@@ -67,7 +69,9 @@ class TransformersMember:
     ``device``/``device_map`` place it (default: a GPU that it fits on, else the CPU). ``system_prompt`` and ``seed``
     set members of one model apart (they share the weights); a ``system_prompt`` takes the place of the conversation's
     system messages. ``chat_template`` may be ``"plain"``, for base models. ``cache_bytes`` bounds its cache; when it is
-    short, the least recently used query is dropped and read again from its job: slower, never wrong. A reasoning model
+    short, the least recently used query is dropped and read again from its job: slower, never wrong. What was read for
+    a query stays for others that begin alike, the next turn of a chat above all, while nobody needs the room:
+    ``prefix_cache`` bounds it in bytes (``True``: a third of the cache; ``False``: nothing stays). A reasoning model
     thinks for itself before its first word, for at most ``thinking_tokens`` (0: never; others never do).
     """
 
@@ -92,6 +96,7 @@ class TransformersMember:
         seed: int = 0,
         thinking_tokens: int = THINKING_TOKENS,
         cache_bytes: int | None = None,
+        prefix_cache: bool | int = True,
     ) -> None:
         in_memory = not isinstance(model, (str, os.PathLike))
         if in_memory and tokenizer is None:
@@ -124,12 +129,15 @@ class TransformersMember:
         self.seed = seed
         self.thinking_tokens = thinking_tokens
         self.cache_bytes = cache_bytes
+        self.prefix_cache = _checked_bytes(prefix_cache)
         self._memos: dict[str, Memo] = {}
         self._ready: Probe | None = None
         self._grammars: Vocabulary | None = None
 
     def __repr__(self) -> str:
-        return f"TransformersMember({self.source.model!r}, name={self.name!r})"
+        told = self.prefixes
+        kept = f", {told['tokens']} tokens kept in {told['bytes'] / 1e6:.1f} MB" if told["prefixes"] else ""
+        return f"TransformersMember({self.source.model!r}, name={self.name!r}{kept})"
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -175,6 +183,18 @@ class TransformersMember:
         if self._ready is not None:
             self.store.forget(query_id)
 
+    @property
+    def prefixes(self) -> dict[str, int]:
+        """What is kept of queries that are over: how many prefixes, of how many tokens, and the bytes they hold."""
+        kept = self.store.prefixes.kept if self._ready is not None else []
+        held = sum(prefix.bytes for prefix in kept)
+        return {"prefixes": len(kept), "tokens": sum(len(prefix.ids) for prefix in kept), "bytes": held}
+
+    def drop_prefixes(self) -> None:
+        """Let go of all that is kept of queries that are over. At the member's desk, as everything that it does."""
+        if self._ready is not None:
+            self.store.prefixes.clear()
+
     def unload(self) -> None:
         """Free the weights and all caches (weights given in memory stay yours). The next job loads them again."""
         self._weights, self._ready, self._grammars = self._in_memory, None, None
@@ -208,7 +228,11 @@ class TransformersMember:
 
     def _probed(self, weights: Weights) -> Probe:
         read = Read(weights.model)
-        self.store = best_store(read, self._vocabulary(weights), self._budget(), self.name)
+        budget = self._budget()
+        limit = budget // PREFIX_SHARE if self.prefix_cache is True else min(budget, int(self.prefix_cache))
+        self.store = best_store(read, self._vocabulary(weights), budget, limit, self.name)
+        weights.stores.add(self.store)
+        self.store.kin = weights.stores
         self.drawing = Drawing(self.words, self.store, self.stops, self.template.end_text)
         self.scoring = Scoring(self.stops, self.end_ids)
         self.thinking = Thinking(self.words, self.store, self.stops, Sampling(repetition_penalty=self.penalty))
@@ -275,7 +299,7 @@ class TransformersMember:
             raise
         for key, thought in new.items():
             memo = self._memos[key]
-            memo.prompt, memo.thought = thought.ids, thought.text
+            memo.prompt, memo.thought, memo.found = thought.ids, thought.text, self.store.found.get(key, 0)
 
     def _context(self, job: DraftJob | ScoreJob) -> list[int]:
         return self._memo(job.query).read(self.name, self.words, job.answer)
@@ -320,8 +344,7 @@ class TransformersMember:
         try:
             return work([(job, context) for _, job, context in batch])
         except torch.OutOfMemoryError as error:
-            self.store.clear()
-            torch.cuda.empty_cache()
+            self.store.relieve()
             if len(batch) == 1:
                 return [Failure("error", f"out of memory on {self.device}", error)]
             return [reply for one in batch for reply in self._safely([one], work)]
@@ -330,13 +353,14 @@ class TransformersMember:
 
     def _draft_batch(self, batch: Sequence[tuple[DraftJob, list[int]]]) -> list[Draft | Failure]:
         clock = time.time()
-        since, read, reused = time.perf_counter(), self.store.passed, self.store.reused
+        since, read = time.perf_counter(), self.store.passed
         pens = [self._pen(job, context) for job, context in batch]
         logits = self.store.lead([(pen.key, pen.context + pen.tokens) for pen in pens], exact=True)
+        found = {pen.key: min(self.store.found[pen.key], len(pen.context)) for pen in pens}
         self.drawing.draw(pens, dict(zip((pen.key for pen in pens), logits, strict=True)))
         seconds, many = time.perf_counter() - since, len(pens)
-        share = Effort((self.store.passed - read) // many, (self.store.reused - reused) // many, 0, seconds, clock)
-        return [pen.failure or self._drafted(pen, share) for pen in pens]
+        share = Effort((self.store.passed - read) // many, 0, 0, seconds, clock)
+        return [pen.failure or self._drafted(pen, replace(share, reused=found[pen.key])) for pen in pens]
 
     def _pen(self, job: DraftJob, context: list[int]) -> Pen:
         memo = self._memo(job.query)
@@ -388,6 +412,8 @@ class TransformersMember:
         if pen.ended and pen.end_logprob is not None:
             logprobs = [*logprobs, pen.end_logprob]
         effort = replace(share, prompt=memo.asked)
+        if memo.found is not None:  # the thought came before: by now all of the prompt is known
+            effort, memo.found = replace(effort, reused=memo.found), None
         told = tuple(ends) if pen.bound else None
         # Told with the first draft, and with it again whenever that is asked for again.
         first = not any(segment.tokens for segment in pen.job.answer)
@@ -396,7 +422,7 @@ class TransformersMember:
     # --- scoring ----------------------------------------------------------------------------------------------------
 
     def _score_batch(self, batch: Sequence[tuple[ScoreJob, list[int]]]) -> list[Scored]:
-        since, read, reused = time.perf_counter(), self.store.passed, self.store.reused
+        since, read = time.perf_counter(), self.store.passed
         clock = time.time()
         fans, sizes = [], []
         for job, context in batch:
@@ -414,7 +440,8 @@ class TransformersMember:
             for (job, _), fan, lengths, per_branch in zip(batch, fans, sizes, told, strict=True)
         ]
         seconds, many = time.perf_counter() - since, len(batch)
-        effort = Effort((self.store.passed - read) // many, (self.store.reused - reused) // many, 0, seconds, clock)
+        share = Effort((self.store.passed - read) // many, 0, 0, seconds, clock)
+        efforts = [replace(share, reused=self.store.found[fan.key]) for fan in fans]
         ends = [
             tuple(
                 self.scoring.ends(self.words, ids, size, candidate.text, logits)
@@ -424,7 +451,7 @@ class TransformersMember:
             else None
             for (job, _), fan, lengths, per_branch in zip(batch, fans, sizes, told, strict=True)
         ]
-        return [Scored(row, effort, known) for row, known in zip(rows, ends, strict=True)]
+        return [Scored(*one) for one in zip(rows, efforts, ends, strict=True)]
 
     def _end_ids(self, query: Query) -> list[int]:
         """The words that end a turn, where the query's constraint leaves room for any."""
@@ -434,3 +461,9 @@ class TransformersMember:
         """Prompt, answer and candidate, tokenized as it would be if the candidate were agreed."""
         answer = (*job.answer, Segment(text)) if text else job.answer
         return self._memo(job.query).read(self.name, self.words, answer)
+
+
+def _checked_bytes(told: bool | int) -> bool | int:
+    if not isinstance(told, int) or told < 0:
+        raise advised(UsageError(f"prefix_cache={told!r} is neither True, False nor a number of bytes"), "leave it out")
+    return told

@@ -120,6 +120,8 @@ def test_text_is_conserved_between_two_tokenizers(members):
 def test_a_round_costs_its_new_tokens_and_the_prompt_is_read_once(members):
     query = tiny.query("Hello there! " * 30 + QUESTIONS[0])
     ready, before = list(members.values()), {one.name: one.store.passed for one in members.values()}
+    for one in ready:
+        one.drop_prefixes()
     prompts = {one.name: len(one._prompt_ids(query.turns)) for one in ready}
     told = tiny.answered(ready, query, Settings(segment_tokens=5, max_tokens=30, exit="never"))
     for one in ready:
@@ -129,3 +131,29 @@ def test_a_round_costs_its_new_tokens_and_the_prompt_is_read_once(members):
         assert read[0] >= prompts[one.name]
         assert max(read[1:], default=0) < 60
         assert one.store.passed - before[one.name] == sum(read)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_next_turn_of_a_chat_equals_a_fresh_reading_and_reads_what_is_new(members, name):
+    member, query = members[name], tiny.query("Hello there! " * 25 + QUESTIONS[0])
+    (draft,) = member.draft([DraftJob(query, (), 6, 30, Sampling())])
+    member.forget(query.id)
+    said = Turn("assistant", f"{draft.text} and nothing else.")
+    job = DraftJob(tiny.query("And at night?", *query.turns, said), (), 2, 30, Sampling())
+    (warm,), (fresh,) = member.draft([job]), tiny.rereading(member).draft([job])
+    assert tiny.difference(warm, fresh) < NEAR
+    assert warm.effort.prompt - 40 < warm.effort.reused < warm.effort.prompt
+    member.forget(job.query.id)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_question_asked_again_is_answered_to_the_bit(members, name):
+    member = members[name]
+    member.drop_prefixes()
+    drafts = []
+    for text in (QUESTIONS[0], QUESTIONS[1], QUESTIONS[0]):
+        query = tiny.query("Hello there! " * 30 + text)
+        drafts += member.draft([DraftJob(query, (), 8, 30, Sampling())])
+        member.forget(query.id)
+    assert drafts[0].logprobs == drafts[2].logprobs != drafts[1].logprobs
+    assert drafts[2].effort.reused == drafts[2].effort.prompt

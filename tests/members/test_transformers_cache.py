@@ -16,7 +16,8 @@ from langchain_specfuse.core.values import (
 )
 from langchain_specfuse.members import _layers, _slab
 from langchain_specfuse.members._slab import Slab
-from langchain_specfuse.members._stores import Fan, Read, Rereading, Snapshots
+from langchain_specfuse.members._snapshots import Snapshots
+from langchain_specfuse.members._stores import Fan, Read, Rereading
 from langchain_specfuse.members._trial import right
 
 from . import tiny
@@ -284,7 +285,7 @@ def test_a_batch_too_big_for_the_budget_is_parted():
     assert len(parts) == 3
 
 
-def test_memory_goes_back_when_the_last_query_is_forgotten():
+def test_the_slabs_memory_goes_back_when_the_last_query_is_forgotten():
     member = tiny.member("llama")
     query = Query("only", (Turn("user", "Why?"),))
     member.draft([DraftJob(query, (), 3, 9, Sampling())])
