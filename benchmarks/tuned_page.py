@@ -177,6 +177,6 @@ FIRSTS = ["draft of", "its writer", "specialists", "the untuned model", "total",
 CHANGES = (
     "A perfect router asks for each question its specialist alone. What stands as `count/reward` are experiments of "
     "`benchmarks/variants.py` and `benchmarks/tuned_rules.py`; `factor`, `patience` and `first` are constants of the "
-    f"studentized exit ({panel.HEAT}, {panel.PATIENCE} and {panel.FIRST_EXIT} in `core/panel.py`), `spoken` is how many "
-    f"tokens an assured voice is the probability of ({voting.SPOKEN} in `core/voting.py`)."
+    f"studentized exit ({panel.HEAT}, {panel.PATIENCE} and {panel.FIRST_EXIT} in `core/panel.py`), `spoken` is how "
+    f"many tokens an assured voice is the probability of ({voting.SPOKEN} in `core/voting.py`)."
 )

@@ -173,9 +173,9 @@ def test_equal_voices_are_the_weights(matrix, kind):
         ("logprob_per_byte", math.log(0.8) / 4, math.log(0.4) / 4),
     ],
 )
-def test_an_assured_voice_is_the_probability_of_eight_tokens_of_the_draft_that_one_likes_best(kind, sure, lost):
+def test_an_assured_voice_grows_with_the_probability_of_eight_tokens_of_the_draft_that_one_likes_best(kind, sure, lost):
     told = assurances("assured", kind, {"a": [sure, lost / 2 - 1], "b": [lost, lost]})
-    assert told == pytest.approx({"a": 0.8**8, "b": 0.4**8})
+    assert told == pytest.approx({"a": 0.1 + 0.9 * 0.8**8, "b": 0.1 + 0.9 * 0.4**8})
 
 
 @given(ballots, kinds)
@@ -199,4 +199,10 @@ def test_who_is_surer_of_its_favourite_speaks_louder(matrix):
 
 def test_voices_sum_to_1_though_everybody_finds_everything_impossible():
     scores = {"a": [-1e4, -1e4], "b": [-1e4, -1e4]}
-    assert voices(assurances("assured", "mean_logprob", scores), {"a": 0.75, "b": 0.25}) == {"a": 0.75, "b": 0.25}
+    told = voices(assurances("assured", "mean_logprob", scores), {"a": 0.75, "b": 0.25})
+    assert told == pytest.approx({"a": 0.75, "b": 0.25})
+
+
+def test_those_who_are_all_at_a_loss_count_alike():
+    told = assurances("assured", "mean_logprob", {"a": [-1.4, -3.0], "b": [-2.8, -1.8]})
+    assert told["a"] == pytest.approx(told["b"], rel=1e-3)
