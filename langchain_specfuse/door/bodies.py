@@ -25,7 +25,7 @@ async def body_of(request: Request, limits: Limits) -> Any:
             return _parsed(await _bytes(request, limits.most_bytes))
     except TimeoutError:
         late = f"the body did not arrive within {limits.body_s:g} s\n-> send it at once"
-        raise Fault(408, late, code="body_too_slow") from None
+        raise Fault(408, late, code="body_too_slow", closing=True) from None
 
 
 async def _bytes(request: Request, most: int) -> bytes:
@@ -36,12 +36,13 @@ async def _bytes(request: Request, most: int) -> bytes:
     async for piece in request.stream():
         read += piece
         if len(read) > most:  # it may say nothing of its length, or lie
-            raise _too_large(most)
+            raise _too_large(most, closing=True)
     return bytes(read)
 
 
-def _too_large(most: int) -> Fault:
-    return Fault(413, f"the body is larger than {most} bytes\n-> send a shorter conversation", code="body_too_large")
+def _too_large(most: int, *, closing: bool = False) -> Fault:
+    told = f"the body is larger than {most} bytes\n-> send a shorter conversation"
+    return Fault(413, told, code="body_too_large", closing=closing)
 
 
 def _parsed(body: bytes) -> Any:

@@ -16,13 +16,22 @@ class Fault(Exception):
     """Something that the client is told instead of an answer."""
 
     def __init__(
-        self, status: int, message: str, *, code: str, param: str | None = None, retry_after_s: int | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        closing: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s
+        self.closing = closing
+        """Whether the line is closed: there may be no end of what the client sends."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -38,9 +47,10 @@ class Fault(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """OpenAI's clients ask again by themselves after any 5xx; here that helps only where we say when."""
+        closing = {"connection": "close"} if self.closing else {}
         if self.retry_after_s is None:
-            return {"x-should-retry": "false"}
-        return {"x-should-retry": "true", "retry-after": str(self.retry_after_s)}
+            return {"x-should-retry": "false", **closing}
+        return {"x-should-retry": "true", "retry-after": str(self.retry_after_s), **closing}
 
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -56,7 +66,9 @@ def fault_of(error: BaseException) -> Fault:
     if isinstance(error, Fault):
         return error
     if isinstance(error, PromptTooLongError):
-        return Fault(400, _told(error), code="context_length_exceeded", param="messages")
+        # By these words LangChain's client knows it; not every version of OpenAI's tells it the code.
+        long = f"prompt is too long: {_told(error)}"
+        return Fault(400, long, code="context_length_exceeded", param="messages")
     if isinstance(error, UsageError):
         return Fault(400, _told(error), code="invalid_value", param=_option(error))
     if isinstance(error, TimeoutError):
@@ -74,13 +86,11 @@ def _told(error: BaseException) -> str:
     return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
-_OPTIONS = frozenset(
-    ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "max_tokens")
-    + ("tools", "tool_choice", "parallel_tool_calls", "response_format", "regex", "choice", "grammar")
-)
+_DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "max_tokens")
+_SHAPED = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "regex", "choice", "grammar")
 
 
 def _option(error: UsageError) -> str | None:
     """The option that a message of ours begins with, if it does."""
     first = str(error).partition(" ")[0].partition("=")[0]
-    return first if first in _OPTIONS else None
+    return first if first in _DRAWN + _SHAPED else None

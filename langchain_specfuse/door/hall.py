@@ -38,7 +38,7 @@ class Hall:
         self.limits = limits
         self.gate = Gate(limits)
         self.meters = Meters(self.gate)
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode()) for key in keys]
         self._hosts = frozenset(hosts)
         self._ensemble = _registry.ensemble_for(llm.members, llm.verifiers)
 
@@ -90,11 +90,11 @@ class Hall:
 
     def _has_key(self, told: str) -> bool:
         scheme, _, key = told.partition(" ")
-        digest = _digest(key.strip())
+        digest = _digest(key.strip().encode("latin-1"))  # bytes arrive as if they were Latin 1
         # All are compared, each in the same time, whatever is right about it.
         fits = [hmac.compare_digest(digest, one) for one in self._digests]
         return scheme.lower() == "bearer" and any(fits)
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

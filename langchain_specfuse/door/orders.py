@@ -23,10 +23,8 @@ PASSED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"
 """What the chat model takes by the same name."""
 BUDGETS = ("max_tokens", "max_completion_tokens")
 OWN = ("model", "messages", "stream", "stream_options", *BUDGETS)
-IGNORED = frozenset(
-    ("user", "metadata", "service_tier", "safety_identifier")
-    + ("prompt_cache_key", "prompt_cache_retention", "prediction")
-)
+_CACHING = ("prompt_cache_key", "prompt_cache_retention", "prediction")
+IGNORED = frozenset(("user", "metadata", "service_tier", "safety_identifier", *_CACHING))
 """What says nothing about the answer."""
 NEUTRAL: Mapping[str, tuple[Any, str]] = {
     "n": (1, "ask several times: questions at once are one batch"),
