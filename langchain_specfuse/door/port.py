@@ -30,6 +30,8 @@ class Certificate:
 def opened(host: str, port: int) -> Iterator[socket.socket]:
     """A socket that listens there."""
     try:
+        if not 0 <= port < 65536:  # create_server would leave a socket behind
+            raise OverflowError("a port is a number from 0 to 65535")
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         here = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError, UnicodeError) as error:

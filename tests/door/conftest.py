@@ -16,6 +16,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.door import app_of, port
+from langchain_specfuse.door.faults import Fault
 
 BLUE = "The sky is blue because the air scatters short waves more than long ones."
 WIDE = "The sky is wide because the air scatters short waves better than long ones."
@@ -101,6 +102,14 @@ def door() -> Iterator[Callable[..., Door]]:
             return made
 
         yield opened
+
+
+def tried(function: Callable[..., Any], *given: Any) -> tuple[Any, Fault | None]:
+    """What it returns, or the fault that it raises."""
+    try:
+        return function(*given), None
+    except Fault as fault:
+        return None, fault
 
 
 def events(response: httpx.Response) -> list[Any]:

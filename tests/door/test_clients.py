@@ -86,7 +86,8 @@ def test_the_first_segment_is_sent_before_the_last_is_made(door):
     first = next(iter(stream))
     assert BLUE.startswith(first.choices[0].delta.content)
     gate.set()
-    assert BLUE == first.choices[0].delta.content + "".join(c.choices[0].delta.content or "" for c in stream)
+    rest = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert first.choices[0].delta.content + rest == BLUE
 
 
 def test_usage_comes_last_and_on_request_only(door):
@@ -168,7 +169,7 @@ def test_a_call_that_the_budget_cuts_is_no_json(door):
     long = ScriptedMember.call("get_weather", city="a town with a very long name indeed in Wales")
     answer = asked(door(ensemble(long, long)).client(), tools=[TOOL], max_tokens=5)
     assert answer.choices[0].finish_reason == "length"
-    with pytest.raises(ValueError, match="Expecting|Extra data|delimiter"):
+    with pytest.raises(ValueError, match=r"Expecting|Extra data"):
         json.loads(answer.choices[0].message.tool_calls[0].function.arguments)
 
 

@@ -1,4 +1,4 @@
-"""Many at once: each stream is the answer that its question gets alone, and who does not fit in is told when to come."""
+"""Many at once: each stream is the answer that its question gets alone; who finds no place is told when to come."""
 
 from __future__ import annotations
 

@@ -35,13 +35,15 @@ def body(**options):
     return {"model": "specfuse", "messages": ASKED, **options}
 
 
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
 def sent(here, **options):
     """A connection over which a question has been sent, and nothing read."""
     told = json.dumps(body(**options)).encode()
     host, port = here.url.removeprefix("http://").split(":")
     line = socket.create_connection((host, int(port)))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(told)}"
-    line.sendall(head.encode() + b"\r\n\r\n" + told)
+    line.sendall(HEAD + f"content-length: {len(told)}\r\n\r\n".encode() + told)
     return line
 
 
@@ -80,7 +82,7 @@ def test_who_goes_in_the_middle_of_the_body_gives_up_the_place(slow):
     here, _ = slow
     host, port = here.url.removeprefix("http://").split(":")
     line = socket.create_connection((host, int(port)))
-    line.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+    line.sendall(HEAD)
     line.sendall(b"content-length: 1000\r\n\r\n{")
     assert until(lambda: here.hall.gate.inside == 1)
     line.close()
@@ -91,7 +93,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(door):
     here = door(limits=Limits(body_s=1))
     host, port = here.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as line:
-        line.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        line.sendall(HEAD)
         line.sendall(b"content-length: 1000\r\n\r\n{")
         assert line.recv(1000).startswith(b"HTTP/1.1 408")
     assert until(lambda: here.hall.gate.inside == 0, 2)

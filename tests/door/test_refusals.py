@@ -1,4 +1,4 @@
-"""What is wrong, too much or meant badly is refused with a reason, costs nobody else anything, and is told to no log."""
+"""What is wrong, too much or meant badly is refused with a reason, costs nobody else anything, and is in no log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.core.values import Failure
 from langchain_specfuse.door import Limits
-from langchain_specfuse.door.faults import Fault
 from langchain_specfuse.door.orders import KNOWN, Order
 
-from .conftest import ASKED, BLUE, ensemble, events, until
+from .conftest import ASKED, BLUE, ensemble, events, tried, until
 
 GOOD = {"model": "specfuse", "messages": ASKED}
 
@@ -174,11 +173,9 @@ values = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(sorted(KNOWN)) | st.text(max_size=8), values, max_size=6), st.booleans())
 def test_whatever_is_ordered_is_taken_or_refused_by_a_fault(told, good):
-    try:
-        order = Order.of({**told, **GOOD} if good else told, "specfuse", Limits())
-    except Fault as fault:
-        assert fault.status in (400, 404)
-        json.loads(fault.json)
+    order, fault = tried(Order.of, {**told, **GOOD} if good else told, "specfuse", Limits())
+    if fault:
+        assert fault.status in (400, 404) and json.loads(fault.json)
     else:
         assert set(order.options) <= KNOWN and "model" not in order.options
 
