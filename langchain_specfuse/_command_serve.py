@@ -60,6 +60,8 @@ def _add_bounds(made: argparse.ArgumentParser) -> None:
     most.add_argument("--at-once", type=int, metavar="N", help="answers under way together (default: 32)")
     most.add_argument("--waiting", type=int, metavar="N", help="questions that may wait for a seat (default: 64)")
     most.add_argument("--most-tokens", type=int, metavar="N", help="the largest budget of a client's (default: 4096)")
+    most.add_argument("--most-prompt-tokens", type=int, metavar="N", help="of one conversation, in tokens of the first "
+                      "member (default: what the members' contexts hold)")  # fmt: skip
     most.add_argument("--most-bytes", type=int, metavar="N", help="of one body (default: 2097152)")
     most.add_argument("--timeout", dest="timeout_s", type=float, metavar="S", help="of one answer (default: 300)")
     most.add_argument("--member-timeout", type=float, metavar="S", help="of one reply of one member (default: none)")
@@ -126,7 +128,7 @@ def _app(given: argparse.Namespace, llm: SpecFuseChatModel, *, near: bool) -> Fa
         _say(f"warning: {given.host} can be reached from other machines, and there is no key: everybody there may ask")
     # A page in a browser may lead its reader's machine here under another name; a key keeps it out as well.
     hosts = (*HERE, given.host.lower()) if near and not keys else ()
-    bounds = ("at_once", "waiting", "most_tokens", "most_bytes", "timeout_s")
+    bounds = ("at_once", "waiting", "most_tokens", "most_prompt_tokens", "most_bytes", "timeout_s")
     chosen = {name: getattr(given, name) for name in bounds if getattr(given, name) is not None}
     return app_of(llm, model=given.name, keys=keys, hosts=hosts, limits=Limits(**chosen))
 

@@ -38,7 +38,9 @@ def command() -> NoReturn:
     """What the console script calls."""
     _hush()
     code = main()
-    if code in (INTERRUPTED, UNREAD):
+    if code in (INTERRUPTED, UNREAD) or sys.argv[1:2] == ["serve"]:
+        if code != UNREAD:
+            sys.stdout.flush()
         # A desk may be deep in a matrix product; nobody wants its result, so nobody waits for it.
         os._exit(code)
     sys.exit(code)

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from .bodies import body_of
 from .faults import Fault, fault_of
-from .hall import Hall
+from .hall import LOADING_S, Hall
 from .orders import Order
 from .replies import DONE, Reply, encoded, event_bytes
 
@@ -43,8 +43,7 @@ class Answers:
         try:
             with hall.entered(request):
                 order = Order.of(await body_of(request, hall.limits), hall.model, hall.limits)
-                answer = Answer(hall, order, send, began)
-                await _unless_gone(answer, answer.given(), receive)
+                await Answer(hall, order, send, began).given(receive)
         except ClientDisconnect:
             hall.meters.refused("gone")
         except Fault:
@@ -65,16 +64,24 @@ class Answer:
         self._began = began
         self._reply = Reply(hall.model, with_usage=order.with_usage)
         self._started = False
-        self._bound: asyncio.Timeout | None = None
         self.said = False
         """Whether everything has been handed over; who goes then has missed nothing."""
 
-    async def given(self) -> None:
+    async def given(self, receive: Receive) -> None:
+        """Answer, as long as the client is there and the server has time."""
+        try:
+            await _unless_gone(self, self._given(), receive)
+        except asyncio.CancelledError:  # by the server, which stops: its time for answers under way is over
+            closing = Fault(503, "the door closes\n-> ask again", code="closing", retry_after_s=LOADING_S)
+            await self._tell(closing)
+
+    async def _given(self) -> None:
         """Wait for a seat, answer, and book how it ended."""
         async with self._hall.gate.seat():
             outcome = "gone"
             try:
-                async with asyncio.timeout(self._hall.limits.timeout_s + GRACE_S) as self._bound:
+                async with asyncio.timeout(self._hall.limits.timeout_s + GRACE_S):
+                    await self._hall.refuse_too_long(self._order)
                     await (self._streamed() if self._order.streamed else self._whole())
                 outcome = self._reply.finish or "stop"
             except Exception as error:
@@ -114,24 +121,27 @@ class Answer:
                 yield chunk
 
     async def _failed(self, error: Exception) -> str:
-        """Tell the client: with a status while nothing has been sent, else as the last event of its stream."""
+        """Log what went wrong, and tell the client. The code of it."""
         fault = fault_of(error)
         # The message of an error may quote the question: only who asks for it gets it into the log.
         level = logging.INFO if fault.status < 500 else logging.WARNING
         log.log(level, "answer %s: %s (%s)", self._reply.id, fault.code, type(error).__name__)
         log.debug("answer %s: what was raised", self._reply.id, exc_info=error)
-        self.said = True
-        if not self._started:
-            await self._start({"content-type": "application/json", **fault.headers}, fault.status)
-            await self._send({"type": "http.response.body", "body": fault.json})
-        elif not self._stuck:
-            await self._more(b"data: " + fault.json + b"\n\n", last=True)
+        await self._tell(fault)
         return fault.code
 
-    @property
-    def _stuck(self) -> bool:
-        """Whether the client has not read for so long that nothing more can be sent."""
-        return self._bound is not None and self._bound.expired()
+    async def _tell(self, fault: Fault) -> None:
+        """With a status while nothing has been sent, else as the last event of the stream."""
+        self.said = True
+        try:
+            async with asyncio.timeout(GRACE_S):
+                if self._started:
+                    await self._more(b"data: " + fault.json + b"\n\n", last=True)
+                else:
+                    await self._start({"content-type": "application/json", **fault.headers}, fault.status)
+                    await self._send({"type": "http.response.body", "body": fault.json})
+        except TimeoutError:
+            log.info("answer %s: its client does not read", self._reply.id)
 
     async def _more(self, told: bytes, *, last: bool = False) -> None:
         if not self._started:

@@ -5,6 +5,7 @@ Knows who may come in; nothing of what is asked.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,17 @@ class Hall:
         own = self.llm.timeout or self.limits.timeout_s
         budget = min(self.llm.max_tokens, self.limits.most_tokens)
         return {"max_tokens": budget, **order.options, "timeout": min(own, self.limits.timeout_s)}
+
+    async def refuse_too_long(self, order: Order) -> None:
+        """Reading a prompt cannot be broken off, and everybody waits for it."""
+        most = self.limits.most_prompt_tokens
+        if most is None:
+            return
+        count = self.llm.get_num_tokens_from_messages
+        tokens = await asyncio.to_thread(count, order.messages, order.options.get("tools"))
+        if tokens > most:
+            long = f"prompt is too long: {tokens} tokens, at most {most} are read here\n-> shorten the conversation"
+            raise Fault(400, long, code="context_length_exceeded", param="messages")
 
     # --- members ------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ class Limits:
     """Questions that wait for a seat; who comes then is told to come again (429)."""
     most_tokens: int = 4096
     """The largest budget that a client may ask for."""
+    most_prompt_tokens: int | None = None
+    """The longest conversation, in tokens of the first member; None: as long as a member's context is."""
     most_bytes: int = 2 * 1024 * 1024
     """Of one body."""
     most_shape_bytes: int = 128 * 1024
@@ -34,7 +36,9 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
             least = 0 if field.name == "waiting" else 1
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
                 error = UsageError(f"{field.name} must be a number of at least {least}, got {value!r:.80}")
-                raise advised(error, f"{field.default} is the default")
+                raise advised(error, "leave it out" if field.default is None else f"{field.default} is the default")

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from langchain_specfuse import ScriptedMember, cli
+from langchain_specfuse import ScriptedMember, _registry, cli
 class Slow(ScriptedMember):
     def draft(self, jobs):
         time.sleep(0.2)
@@ -37,16 +38,21 @@ class Slow(ScriptedMember):
 class Missing(ScriptedMember):
     def probe(self):
         raise OSError("no such file")
-kind = {{"slow": Slow, "missing": Missing}}.get(sys.argv[1], ScriptedMember)
-sys.exit(cli.main(sys.argv[2:], members=[kind({BLUE!r}, name="a")]))
+class Stuck(ScriptedMember):
+    def draft(self, jobs):
+        time.sleep(60)
+kind = {{"slow": Slow, "missing": Missing, "stuck": Stuck}}.get(sys.argv.pop(1), ScriptedMember)
+_registry._made = lambda arguments: kind({BLUE!r}, name=arguments["name"])
+cli.command()
 """
+"""The console script; what it would load plays a part."""
 
 
 class Served:
     """The command, running."""
 
     def __init__(self, *argv: str, kind: str = "quick", **environment: str) -> None:
-        command = [sys.executable, "-c", RUN, kind, "serve", "--port", "0", "--segment-tokens", "2", *argv]
+        command = [sys.executable, "-c", RUN, kind, "serve", "--members", "a", "--port", "0", *argv]
         environment = {**os.environ, **environment}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         self.told = ""
@@ -103,7 +109,7 @@ def test_it_says_where_it_listens_answers_and_stops_in_peace(serve):
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
 def test_an_answer_under_way_may_end_but_no_new_one_begins(serve, sign):
-    served = serve(kind="slow")
+    served = serve("--segment-tokens", "2", kind="slow")
     url = served.ready()
     body = {"model": "specfuse", "messages": ASKED, "stream": True}
     with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=30) as stream:
@@ -120,15 +126,36 @@ def test_an_answer_under_way_may_end_but_no_new_one_begins(serve, sign):
 
 
 def test_an_answer_that_takes_too_long_to_end_is_left(serve):
-    served = serve("--grace", "1", kind="slow")
-    body = {"model": "specfuse", "messages": [{"role": "user", "content": "Why?"}], "stream": True}
+    """Not even what a member computes is waited for: it may be deep in a matrix product."""
+    served = serve("--grace", "1", kind="stuck")
     url = served.ready()
-    began = time.monotonic()
-    with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=30) as stream:
-        next(stream.iter_lines())
+    with ThreadPoolExecutor() as asking:
+        answer = asking.submit(asked, url)
+        assert until(lambda: "specfuse_answers_in_flight 1.0" in httpx.get(f"{url}/../metrics").text)
+        began = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
         assert served.ended() == 0
-    assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 8
+        assert answer.result(10).json()["error"]["code"] == "closing"
+    assert "Traceback" not in served.told
+
+
+def test_a_stream_that_takes_too_long_to_end_is_told_so(serve):
+    served = serve("--grace", "1", "--segment-tokens", "1", kind="slow")
+    body = {"model": "specfuse", "messages": ASKED, "stream": True}
+    with httpx.stream("POST", f"{served.ready()}/chat/completions", json=body, timeout=30) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert served.ended() == 0 and "Traceback" not in served.told
+    assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "closing"
+
+
+def test_its_help_is_told_whole(serve):
+    served = serve("--help")
+    assert served.ended() == 0
+    assert "--most-prompt-tokens" in served.process.stdout.read().decode()
 
 
 def test_with_a_key_in_the_environment_nobody_gets_in_without(serve):
@@ -185,6 +212,7 @@ def test_it_speaks_https(serve, tmp_path):
         (["--host", "no.such.host.invalid"], "cannot be listened on"),
         (["--host", "x" * 300], "cannot be listened on"),
         (["--api-key-env", "DOOR_KEY_THAT_IS_NOT_SET"], "empty or not set"),
+        (["--most-prompt-tokens", "0"], "most_prompt_tokens must be a number of at least 1"),
         (["--at-once", "0"], "at_once must be a number of at least 1"),
         (["--timeout", "nan"], "timeout_s must be a number"),
         (["--grace", "-1"], "--grace must be at least 0"),

@@ -17,6 +17,7 @@ from langchain_specfuse.door.orders import KNOWN, Order
 
 from .conftest import ASKED, BLUE, ensemble, events, tried, until
 
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add two numbers, or more."}}]
 GOOD = {"model": "specfuse", "messages": ASKED}
 
 
@@ -152,6 +153,15 @@ def test_a_schema_that_never_ends_is_refused(fine):
     schema = {"type": "object", "properties": {f"key{number}": {"type": "string"} for number in range(300)}}
     wrapped = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     wrong(fine.asked(response_format=wrapped), 400, "shape_too_large")
+
+
+def test_a_conversation_that_is_longer_than_is_read_here_is_refused(door):
+    here = door(limits=Limits(most_prompt_tokens=10))
+    message = {"role": "user", "content": "word " * 9}
+    assert here.asked(messages=[message]).status_code == 200
+    for more in ({"messages": [message, message]}, {"messages": [message], "tools": TOOLS, "stream": True}):
+        error = wrong(here.asked(**more), 400, "context_length_exceeded")
+        assert "at most 10" in error["message"]
 
 
 def test_text_of_any_kind_arrives_as_it_is(door):
