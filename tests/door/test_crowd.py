@@ -54,6 +54,7 @@ async def test_thirty_two_streams_at_once_are_each_the_answer_alone(door):
     assert until(lambda: not any(member.open_queries for member in here.llm.members))
 
 
+@pytest.mark.slow
 async def test_thirty_two_streams_of_real_members_are_each_the_answer_alone(door):
     pytest.importorskip("torch")
     from members.tiny import member
