@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from langchain_specfuse import ScriptedMember
+from langchain_specfuse.core.values import Draft, Effort
 from langchain_specfuse.door import Limits
 
 from .conftest import ASKED, BLUE, ensemble, until
@@ -99,16 +100,25 @@ def test_a_body_that_does_not_come_is_not_waited_for(door):
     assert until(lambda: here.hall.gate.inside == 0, 2)
 
 
+class Flood(ScriptedMember):
+    """Says far more than what lies between two sockets takes up."""
+
+    def draft(self, jobs):
+        self.draft_calls += 1
+        self.open_queries |= {job.query.id: "" for job in jobs}
+        text = f"{self.draft_calls} " + "x" * 500_000 + " "
+        return [Draft(text, False, (1,), (-0.1,), Effort(read=1, prompt=1)) for _ in jobs]
+
+
 def test_a_client_that_never_reads_is_let_go(door, monkeypatch):
     from langchain_specfuse.door import answers
 
     monkeypatch.setattr(answers, "GRACE_S", 0.5)
-    # Far more than what lies between two sockets takes up.
-    flood = ScriptedMember(" ".join(["x" * 100_000] * 1000), name="flood")
-    here = door(ensemble(flood, segment_tokens=1, max_tokens=4000), limits=Limits(timeout_s=1))
+    flood = Flood("", name="flood")
+    here = door(ensemble(flood, max_tokens=4000), limits=Limits(timeout_s=2))
     line = sent(here, stream=True)
     assert until(lambda: here.hall.gate.answering == 1)
-    assert until(lambda: here.hall.gate.inside == 0 and not flood.open_queries, 6)
+    assert until(lambda: here.hall.gate.inside == 0 and not flood.open_queries, 10)
     line.close()
 
 
