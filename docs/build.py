@@ -217,6 +217,11 @@ def cost_traces() -> str:
     return costs.traces(_results("tracing"))
 
 
+def door() -> str:
+    """What the front door takes."""
+    return costs.door(_results("door"))
+
+
 def command(name: str) -> str:
     """The options of ``specfuse`` or of one of its subcommands."""
     module = importlib.import_module(f"langchain_specfuse.{name}")
@@ -227,6 +232,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "command": partial(command, "cli"),
     "command-eval": partial(command, "_command_eval"),
     "command-doctor": partial(command, "_command_doctor"),
+    "command-serve": partial(command, "_command_serve"),
+    "door": door,
     "numbers": numbers,
     "cost-run": cost_run,
     "cost-traces": cost_traces,

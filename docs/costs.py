@@ -1,4 +1,4 @@
-"""The numbers of the page about costs, as tables: what one recorded answer took, what traces take.
+"""The numbers of the page about costs, as tables: what one recorded answer took, what traces and the door take.
 
 Knows recorded rounds and a benchmark's results; ``build.py`` puts the tables in their places.
 """
@@ -50,6 +50,20 @@ def traces(results: Sequence[Mapping[str, Any]]) -> str:
     ]
     told = f"Beside it, a round of these members took {run['round_ms']:.0f} ms ({run['dtype']}; {run['machine']})."
     return "\n".join([*rows, "", f"{told} Made by `benchmarks/tracing.py`.", ""])
+
+
+def door(results: Sequence[Mapping[str, Any]]) -> str:
+    """What a segment costs the front door, alone and in a crowd."""
+    if not results:
+        return "No numbers yet: `make bench` makes them.\n"
+    rows = ["| streams at once | the door, for a segment | the chat model and scripted members |", "|---|---|---|"]
+    rows += [
+        f"| {run['streams']} | {run['door_ms_per_segment']:.2f} ms | {run['chat_model_ms_per_segment']:.2f} ms |"
+        for run in results
+    ]
+    told = f"Processor time of the server's process, the median of {results[0]['pairs']} and {results[-1]['pairs']} "
+    told += f"pairs ({results[0]['machine']}). The bound is {results[0]['most_ms']:g} ms. Made by `benchmarks/door.py`."
+    return "\n".join([*rows, "", told, ""])
 
 
 def _ms(microseconds: float) -> str:

@@ -30,7 +30,7 @@ from .show.terminal import Paint, legend, pieces, table, visible
 
 FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 MAX_TOKENS = 256
-SUBCOMMANDS = ("eval", "doctor")
+SUBCOMMANDS = ("eval", "doctor", "serve")
 EXAMPLE = 'for example: specfuse "Why is the sky blue?"'
 
 
@@ -38,7 +38,9 @@ def command() -> NoReturn:
     """What the console script calls."""
     _hush()
     code = main()
-    if code in (INTERRUPTED, UNREAD):
+    if code in (INTERRUPTED, UNREAD) or sys.argv[1:2] == ["serve"]:
+        if code != UNREAD:
+            sys.stdout.flush()
         # A desk may be deep in a matrix product; nobody wants its result, so nobody waits for it.
         os._exit(code)
     sys.exit(code)
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
 
 
 def _subcommand(name: str, argv: Sequence[str], members: Sequence[Any] | None, out: TextIO) -> int:
-    """``specfuse eval ...`` or ``specfuse doctor ...``; after ``--`` the word is a question."""
+    """``specfuse eval ...`` and its like; after ``--`` the word is a question."""
     command = importlib.import_module(f"langchain_specfuse._command_{name}")
     if {"-h", "--help"} & set(argv):
         command.parser().parse_args(argv)
@@ -87,7 +89,8 @@ def parser() -> argparse.ArgumentParser:
         description="Several language models write one answer together. Without --members the demo ensemble answers: "
         "SmolLM2-135M-Instruct and Gemma-3-270M, from packages, no network needed.",
         epilog="also: specfuse eval --help (does it help, on a task of yours?), specfuse doctor --help (are these "
-        "members good together?). exit codes: 0 fine, 1 the ensemble failed, 2 a mistake in the call, 130 interrupted",
+        "members good together?), specfuse serve --help (an endpoint for OpenAI's clients). exit "
+        "codes: 0 fine, 1 the ensemble failed, 2 a mistake in the call, 130 interrupted",
         allow_abbrev=False,
     )
     made.add_argument("question", nargs="?", help="what to ask; '-' or nothing: read it from standard input")

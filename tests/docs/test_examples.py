@@ -16,6 +16,7 @@ WORDS = {
     "agent": "tool: The museum is open from 10 to 5.",
     "async_batch": "1 2 3 4 5 6 7 8 9 done.",
     "decision": "dissent",
+    "door": "|\nwritten by {'ann': 1.0}",
     "events": "cyd left",
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
     "rag": "[2]",
