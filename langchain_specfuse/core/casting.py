@@ -8,10 +8,11 @@ and says nothing of weights or exits.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from .answer import continues_loop
+from .ballot import Vote
 from .panel import Panel
 from .values import Draft
 
@@ -21,7 +22,7 @@ FAR = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Casting:
-    """What an answer's rounds have shown so far, those in which several drafted."""
+    """What an answer's votes have shown so far."""
 
     wins: Mapping[str, int] = field(default_factory=dict)
     sureness: Mapping[str, tuple[float, int]] = field(default_factory=dict)
@@ -59,11 +60,11 @@ class Casting:
         usual = [whole / count for whole, count in (self.sureness[name] for name in members if name in self.sureness)]
         return max(usual) + math.log(FAR) if usual else math.inf
 
-    def after(self, drafts: Mapping[str, Draft], authors: Iterable[str]) -> Casting:
-        """With one more round, won by these. Who had nobody beside it has won nothing."""
-        if len(drafts) < 2:
+    def after(self, drafts: Mapping[str, Draft], vote: Vote) -> Casting:
+        """With one more round. Who was alone, or said what all said, has won nothing."""
+        if not vote.disputed:
             return self
-        wins = {name: self.wins.get(name, 0) + 1 for name in authors}
+        wins = {name: self.wins.get(name, 0) + 1 for name in vote.authors}
         told = {name: sure for name, draft in drafts.items() if math.isfinite(sure := sure_of(draft))}
         before = {name: self.sureness.get(name, (0.0, 0)) for name in told}
         sureness = {name: (before[name][0] + sure, before[name][1] + 1) for name, sure in told.items()}

@@ -59,7 +59,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         # 3. Select. The best draft, by weighted vote, becomes part of the answer.
         vote = ballot.counted(scores, panel.weights)
         answer = answer.plus(vote.segment, last=number == settings.max_rounds)
-        voted, casting = panel, casting.after(drafts, vote.authors)
+        voted, casting = panel, casting.after(drafts, vote)
         # 4. Feedback. Members whose drafts were well received gain weight.
         eta = learning_rate(settings.feedback, settings.learning_rate, number, len(panel.drafters))
         panel = hedged(panel, vote.rewards, eta)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from langchain_specfuse.core.ballot import Vote
 from langchain_specfuse.core.casting import FAR, Casting
 from langchain_specfuse.core.panel import Panel
-from langchain_specfuse.core.values import Departure, Draft, DraftJob, Failure, Scored, ScoreJob, Seat, Settings
+from langchain_specfuse.core.values import Departure, Draft, Failure, Scored, ScoreJob, Seat, Segment, Settings
 
 from .play import play, speakers
 from .test_promises import crowd
@@ -119,7 +120,11 @@ def test_twins_cast_one_answer_like_one_with_equal_weights():
     assert played.text == SCRIPTS["blue"]
     assert all(len(set(round.weights.values())) == 1 for round in played.rounds)
     assert played.jobs(ScoreJob) == []
-    assert len(played.jobs(DraftJob)) < 3 * len(played.rounds)
+
+
+def test_nobody_goes_on_alone_before_there_was_something_to_win():
+    played = play(speakers(**{name: f"One two three four five {name} seven eight nine." for name in "abc"}), ONE)
+    assert [len(round.drafts) for round in played.rounds] == [3, 3, 1]
 
 
 @given(st.integers(1, 4), st.integers(0, 10**6), st.sampled_from([0.0, 0.05]))
@@ -135,8 +140,13 @@ def drafts_of(**sure):
     return {name: Draft(" x", False, (1,), (value,)) for name, value in sure.items()}
 
 
+def won(casting, winner, **sure):
+    vote = Vote(winner, (winner,), Segment(" x"), {}, {}, {}, {}, disputed=True)
+    return casting.after(drafts_of(**sure), vote)
+
+
 def test_a_lone_draft_must_be_nearly_as_sure_as_the_surest_still_in_usually_is():
-    casting = Casting().after(drafts_of(a=-0.25, b=-1.0), ["b"]).after(drafts_of(a=-0.75, b=-1.0), ["b"])
+    casting = won(won(Casting(), "b", a=-0.25, b=-1.0), "b", a=-0.75, b=-1.0)
     panel, bar = Panel.of([Seat("a"), Seat("b")]), -0.5 + math.log(FAR)
     assert not casting.doubts(panel, drafts_of(b=bar + 0.01), "", True)
     assert casting.doubts(panel, drafts_of(b=bar - 0.01), "", True)
@@ -145,6 +155,6 @@ def test_a_lone_draft_must_be_nearly_as_sure_as_the_surest_still_in_usually_is()
 
 
 def test_a_draft_that_says_nothing_is_doubted_and_one_that_ends_the_answer_is_none_such():
-    casting, panel = Casting().after(drafts_of(a=-1.0, b=-1.0), ["a"]), Panel.of([Seat("a"), Seat("b")])
+    casting, panel = won(Casting(), "a", a=-1.0, b=-1.0), Panel.of([Seat("a"), Seat("b")])
     assert casting.doubts(panel, {"a": Draft("", False, (), (-0.1,))}, "", True)
     assert not casting.doubts(panel, {"a": Draft("", True, (), (-0.1,))}, "", True)
