@@ -28,14 +28,14 @@ from tiny_members import members, sizes
 from variants import COUNTS, REWARDS, varied
 
 from langchain_specfuse.core.panel import Panel
-from langchain_specfuse.core.values import Query, Round, Settings, Turn
+from langchain_specfuse.core.values import PRESETS, Query, Round, Settings, Turn
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.engine.drive import drive
 
 HERE = Path(__file__)
 RESULTS = HERE.with_suffix(".json")
-BASE: dict[str, Any] = {"segment_tokens": 8, "max_tokens": 160, "min_members": 2}
-"""The defaults but for a shorter segment: answers are short, and take several rounds so."""
+BASE: dict[str, Any] = {"max_tokens": 160, **PRESETS["robust"]}
+"""The defaults, with a budget that no right answer needs."""
 LEADS_BY = 4
 
 
@@ -104,33 +104,42 @@ def summed(asked: Sequence[tuple[Part, ...]], told: Sequence[list[Round]], secon
 # --- cells ------------------------------------------------------------------------------------------------------
 
 Cell = tuple[dict[str, Any], tuple[str, str]]
-FEEDBACK = [("off", 1.0), ("published", 1.0), ("published", 3.0), ("anytime", 1.0), ("anytime", 3.0)]
+FEEDBACK = [("off", 1.0), ("published", 1.0), ("published", 3.0), ("published", 10.0), ("anytime", 3.0)]
 SCORES = ("mean_prob", "mean_logprob", "logprob_per_byte")
 
 
+PAPER = {"voice": "equal", "reward": "wins", "learning_rate": 1.0}
+"""How loud verifiers are, and what earns weight, under the published method."""
+
+
 def grid() -> Iterator[Cell]:
-    """Score by feedback; then exit and segment length, by score."""
+    """One thing changed at a time; the published way to weigh first."""
+    plain = ("", "")
+    yield PAPER, plain
+    yield {"voice": "equal"}, plain
+    yield {"reward": "wins", "learning_rate": 1.0}, plain
+    for preset in ("specfuse", "specem"):
+        yield {**PRESETS[preset], "min_members": 2}, plain
     for score, (feedback, rate) in itertools.product(SCORES, FEEDBACK):
-        yield {"score": score, "feedback": feedback, "learning_rate": rate}, ("", "")
-    for score, kind, least in itertools.product(SCORES, ("never", "studentized", "literal", "fixed"), (1, 2)):
+        yield {"score": score, "feedback": feedback, "learning_rate": rate}, plain
+    for kind, least in itertools.product(("never", "studentized", "literal", "fixed"), (1, 2)):
         if (kind, least) not in (("studentized", 2), ("never", 1)):
-            yield {"score": score, "exit": kind, "min_members": least}, ("", "")
-    for tokens, score in itertools.product((4, 16), SCORES):
-        yield {"score": score, "segment_tokens": tokens}, ("", "")
+            yield {"exit": kind, "min_members": least}, plain
+    for tokens in (4, 16):
+        yield {"segment_tokens": tokens}, plain
+        yield {"segment_tokens": tokens, "exit": "never"}, plain
+        yield {"segment_tokens": tokens, "min_members": 1}, plain
+        yield PAPER | {"segment_tokens": tokens}, plain
 
 
 def experiments() -> Iterator[Cell]:
-    """Other ways to count and to reward; first nobody leaves, so that they are told apart by the vote alone."""
-    strong = {"exit": "never", "feedback": "anytime", "learning_rate": 1.0}
+    """Other ways to count and to reward, where nobody leaves, so that they are told apart by the vote alone."""
     for count in COUNTS:
         yield {"exit": "never", "feedback": "off"}, (count, "by_wins")
     for reward in REWARDS:
         yield {"exit": "never", "learning_rate": 3.0}, ("plain", reward)
-        yield strong, ("plain", reward)
-    for count, reward in itertools.product(("calibrated", "surest", "gated"), ("by_all", "by_own")):
-        yield strong, (count, reward)
-    for chosen in ({}, {"min_members": 1}, {"segment_tokens": 4}, {"segment_tokens": 16}, {"score": "mean_prob"}):
-        yield chosen, ("plain", "by_all")
+    for count, reward in itertools.product(("calibrated", "surest"), ("by_all", "by_own")):
+        yield {"exit": "never", "learning_rate": 3.0}, (count, reward)
 
 
 def label(cell: Cell) -> str:
@@ -149,7 +158,7 @@ def measured(
     cells = world.setdefault("cells", {})
     world.update(singles=singles, mixed=mixed, kinds=["+".join(p.skill for p in parts) for parts in asked])
     plans: dict[str, list[Cell]] = {
-        "main": [({}, ("", ""))],
+        "main": [({}, ("", "")), (PAPER, ("", ""))],
         "grid": list(grid()),
         "variants": list(experiments()),
     }

@@ -197,9 +197,9 @@ The members are tiny and the skills are narrow: what is found here says how the 
 answer."""
 SETTINGS = (
     "{singles} questions of each skill and {mixed} mixed ones of two skills; {least:,} to {most:,} weights a member. "
-    "Defaults but `segment_tokens=8`, as the answers are short; preset `robust`."
+    "Preset `robust`, the default."
 )
 EXPERIMENTS = (
     "Other ways to count the scores / to reward, as in `benchmarks/variants.py`; what is not "
-    "named is as by default. `plain/by_wins` is the method as it is."
+    "named is as by default, but that everybody is equally loud. `plain/by_wins` is the published way."
 )

@@ -12,7 +12,7 @@ from typing import Any
 from .answer import continues_loop
 from .referee import FREE, Referee
 from .values import Candidate, Draft, Scored, Segment, Settings
-from .voting import raw_score, rewards, totals, voices, votes
+from .voting import assurances, raw_score, rewards, totals, voices, votes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,11 @@ class Ballot:
     def counted(self, scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Vote:
         """Weigh the votes. A draft that was not eligible has total and reward 0."""
         ballots = {judge: votes(self.kind, row) for judge, row in scores.items()}
-        sums = totals(ballots, voices(self._voice, self.kind, scores, weights), len(self.eligible))
+        assured = assurances(self._voice, self.kind, scores)
+        sums = totals(ballots, voices(assured, weights), len(self.eligible))
         if not ballots:
             sums = [1.0 / len(self.eligible)] * len(self.eligible)
-        earned = rewards(self._reward, ballots, [c.authors for c in self.eligible])
+        earned = rewards(self._reward, ballots, [c.authors for c in self.eligible], assured)
         total, reward = self._by_member(sums), self._by_member(earned)
         order = list(self.drafts)
 

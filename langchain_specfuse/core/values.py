@@ -106,23 +106,26 @@ class Settings:
     max_rounds: int | None = None
     stop: tuple[str, ...] = ()
     score: ScoreKind = "mean_logprob"
-    voice: VoiceKind = "equal"
-    """``assured``: whoever finds no draft probable says less in this round's vote."""
-    reward: RewardKind = "wins"
+    voice: VoiceKind = "assured"
+    """``assured``: whoever finds no draft probable says less in this round's vote; ``equal``: weights alone count."""
+    reward: RewardKind = "margins"
     """What a draft earns its writer: ``wins``, as third parties compare; ``margins``, by how clearly everybody does."""
     feedback: FeedbackKind = "published"
-    learning_rate: float = 1.0
+    learning_rate: float = 3.0
     exit: ExitKind = "studentized"
     min_members: int = 1
     loop_guard: bool = True
     sampling: Sampling = Sampling()
 
 
+_PUBLISHED: Mapping[str, Any] = MappingProxyType(
+    {"score": "mean_prob", "voice": "equal", "reward": "wins", "learning_rate": 1.0, "loop_guard": False}
+)
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         # Paper: "specfuse" and "specem" follow the two versions of the paper; "robust" is ours.
-        "specfuse": {"score": "mean_prob", "feedback": "off", "exit": "studentized", "loop_guard": False},
-        "specem": {"score": "mean_prob", "feedback": "published", "exit": "never", "loop_guard": False},
+        "specfuse": {**_PUBLISHED, "feedback": "off", "exit": "studentized"},
+        "specem": {**_PUBLISHED, "feedback": "published", "exit": "never"},
         # Two stay under "robust": a member alone has nobody to save it from its loops (docs/log.md).
         "robust": {"min_members": 2},
     }

@@ -6,12 +6,17 @@ Drafts are known here only by an index; who wrote them matters for rewards alone
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from .values import RewardKind, ScoreKind, VoiceKind
 
 FLOOR = -1e4
 """Log-probabilities below this (minus infinity too) count as this: votes stay finite."""
+SPOKEN = 8
+"""How many tokens an assured verifier's voice is the probability of."""
+BYTES_A_TOKEN = 4
+TINY = 1e-100
+"""The faintest voice: where everybody is at a loss, votes still count."""
 
 
 def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
@@ -73,69 +78,81 @@ def totals(by_verifier: Mapping[str, Sequence[float]], weights: Mapping[str, flo
     return [math.fsum(weights[judge] * row[i] for judge, row in by_verifier.items()) for i in range(drafts)]
 
 
-def voices(
-    voice: VoiceKind, kind: ScoreKind, scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]
-) -> dict[str, float]:
-    """How much each verifier's votes count in this round: the weights of those who voted, made to sum to 1.
+def assurances(voice: VoiceKind, kind: ScoreKind, scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """How loud each verifier speaks in this round, from 0 to 1.
 
-    ``assured``: w_j a_j instead of w_j, where a_j is the probability a token (or a byte) that j gives the draft it
-    likes best. Who is at a loss, its own draft included, leaves the decision to those who are not.
+    ``equal``: 1. ``assured``: a_j = p^8, where p is the probability a token that j gives the draft it likes best: the
+    probability of eight such tokens. Who is at a loss, also with its own draft, leaves the decision to those who know.
 
-    >>> scores = {"a": [math.log(0.9), math.log(0.1)], "b": [math.log(0.2), math.log(0.3)], "c": [-1.0, -1.0]}
-    >>> equal = {"a": 0.5, "b": 0.5}
-    >>> two = {name: scores[name] for name in "ab"}
-    >>> voices("equal", "mean_logprob", two, equal)
-    {'a': 0.5, 'b': 0.5}
-    >>> {name: round(share, 2) for name, share in voices("assured", "mean_logprob", two, equal).items()}
-    {'a': 0.75, 'b': 0.25}
+    >>> scores = {"a": [math.log(0.95), -3.0], "b": [math.log(0.5), math.log(0.3)]}
+    >>> {name: round(a, 3) for name, a in assurances("assured", "mean_logprob", scores).items()}
+    {'a': 0.663, 'b': 0.004}
 
-    Paper: there every verifier's votes count by its weight alone.
+    Paper: there every verifier's votes count by its weight alone. A member that knows the answer prefers it by far, but
+    members that know nothing prefer their own drafts by far too, and there are more of those (docs/study.md).
     """
-    loud = {name: _assurance(kind, row) if voice == "assured" else 1.0 for name, row in scores.items()}
-    said = {name: weights[name] * loud[name] for name in scores}
+    if voice == "equal":
+        return dict.fromkeys(scores, 1.0)
+    return {name: max(_a_token(kind, max(row)) ** SPOKEN, TINY) for name, row in scores.items()}
+
+
+def _a_token(kind: ScoreKind, score: float) -> float:
+    """The probability a token that this score stands for."""
+    if kind == "mean_prob":
+        return min(score, 1.0)
+    return math.exp(min(score * (BYTES_A_TOKEN if kind == "logprob_per_byte" else 1.0), 0.0))
+
+
+def voices(assured: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    """How much each verifier's votes count in this round: w_j a_j, made to sum to 1 over those who voted.
+
+    >>> {name: round(v, 3) for name, v in voices({"a": 0.3, "b": 0.1}, {"a": 0.5, "b": 0.5, "mute": 1.0}).items()}
+    {'a': 0.75, 'b': 0.25}
+    """
+    said = {name: weights[name] * a for name, a in assured.items()}
     whole = math.fsum(said.values())
-    if whole <= 0:  # everybody finds every draft impossible
-        said, whole = {name: weights[name] for name in scores}, math.fsum(weights[name] for name in scores)
     return {name: share / whole for name, share in said.items()}
 
 
-def _assurance(kind: ScoreKind, row: Sequence[float]) -> float:
-    return max(row) if kind == "mean_prob" else math.exp(min(max(row), 0.0))
-
-
 def rewards(
-    kind: RewardKind, by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]
+    kind: RewardKind,
+    by_verifier: Mapping[str, Sequence[float]],
+    authors: Sequence[Sequence[str]],
+    assured: Mapping[str, float],
 ) -> list[float]:
     """What each draft earns its writers: :func:`win_rates` or :func:`margins`; the only draft earns 1."""
     if len(authors) == 1:
         return [1.0]
-    return win_rates(by_verifier, authors) if kind == "wins" else margins(by_verifier, authors)
+    return win_rates(by_verifier, authors) if kind == "wins" else margins(by_verifier, assured, len(authors))
 
 
-def margins(by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]) -> list[float]:
+def margins(by_verifier: Mapping[str, Sequence[float]], assured: Mapping[str, float], drafts: int) -> list[float]:
     """Reward r_i of each draft: how clearly all verifiers, the writers too, prefer it to the other drafts.
 
-    The mean over all verifiers j and other drafts k of 1/2 + (s_ji - s_jk) / (2 (s_ji + s_jk)).
+    The mean over all verifiers j (as loud as a_j) and other drafts k of s_ji / (s_ji + s_jk).
 
-    >>> [round(r, 3) for r in margins({"a": [0.7, 0.3], "b": [0.6, 0.4]}, [["a"], ["b"]])]
+    >>> [round(r, 3) for r in margins({"a": [0.7, 0.3], "b": [0.6, 0.4]}, {"a": 1.0, "b": 1.0}, 2)]
     [0.65, 0.35]
 
     One verifier that knows outweighs two that hardly tell the drafts apart, though both prefer another one:
 
     >>> rows = {"a": [0.9, 0.05, 0.05], "b": [0.33, 0.34, 0.33], "c": [0.33, 0.34, 0.33]}
-    >>> [round(r, 2) for r in margins(rows, [["a"], ["b"], ["c"]])]
+    >>> [round(r, 2) for r in margins(rows, {"a": 1.0, "b": 1.0, "c": 1.0}, 3)]
     [0.65, 0.43, 0.42]
 
     Paper: there only others judge, and a narrow win counts as much as a clear one. Who knows nothing of a question
     compares drafts that are all equally strange to it, and that is noise (docs/study.md).
     """
     if not by_verifier:
-        return [0.5] * len(authors)
-    return [_margin(i, by_verifier.values()) for i in range(len(authors))]
+        return [0.5] * drafts
+    whole = math.fsum(assured[judge] for judge in by_verifier)
+    return [
+        math.fsum(assured[judge] / whole * _margin(i, row) for judge, row in by_verifier.items()) for i in range(drafts)
+    ]
 
 
-def _margin(i: int, rows: Iterable[Sequence[float]]) -> float:
-    pairs = [(row[i], row[k]) for row in rows for k in range(len(row)) if k != i]
+def _margin(i: int, row: Sequence[float]) -> float:
+    pairs = [(row[i], other) for k, other in enumerate(row) if k != i]
     return math.fsum(a / (a + b) if a + b > 0 else 0.5 for a, b in pairs) / len(pairs)
 
 

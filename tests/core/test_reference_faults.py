@@ -52,7 +52,8 @@ def test_fault_4_ending_is_judged_as_the_text_of_a_full_stop():
 
 
 def test_fault_4_an_empty_draft_that_ends_competes_with_text():
-    played = play(speakers(a="One two", b="One two three", c="One two"), Settings(segment_tokens=2, max_tokens=9))
+    settings = Settings(segment_tokens=2, max_tokens=9, voice="equal", reward="wins", learning_rate=1.0)
+    played = play(speakers(a="One two", b="One two three", c="One two"), settings)
     assert table(played).splitlines()[-1] == "2 a: '' | a=0.52 b=0.48 c=0.52 | a=0.30 b=0.40 c=0.30 | stop"
     assert {name: draft.text for name, draft in played.rounds[-1].drafts.items()} == {"a": "", "b": " three", "c": ""}
     assert played.text == "One two"

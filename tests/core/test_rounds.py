@@ -33,8 +33,8 @@ def test_two_that_agree_outvote_one():
     played = play(speakers(a=GREY, b=BLUE, c=BLUE), Settings(segment_tokens=3))
     assert table(played) == (
         "1 a: 'The sky is' | a=1.00 b=1.00 c=1.00 | a=0.33 b=0.33 c=0.33\n"
-        "2 b: ' blue because of' | a=0.43 b=0.57 c=0.57 | a=0.33 b=0.33 c=0.33\n"
-        "3 b: ' Rayleigh scattering.' | a=0.38 b=0.62 c=0.62 | a=0.34 b=0.33 c=0.33 | stop"
+        "2 b: ' blue because of' | a=0.43 b=0.57 c=0.57 | a=0.29 b=0.36 c=0.36\n"
+        "3 b: ' Rayleigh scattering.' | a=0.34 b=0.66 c=0.66 | a=0.24 b=0.38 c=0.38 | stop"
     )
 
 
@@ -42,7 +42,7 @@ def test_a_draft_that_third_parties_prefer_earns_weight():
     far, light, looks = "because it is far away.", "because light scatters.", "since light scatters."
     played = play(
         speakers(a=f"The sky is blue {far}", b=f"The sky is blue {light}", c=f"The sky looks blue {looks}"),
-        Settings(segment_tokens=2),
+        Settings(segment_tokens=2, voice="equal", reward="wins", learning_rate=1.0),
     )
     assert table(played) == (
         "1 a: 'The sky' | a=1.00 b=1.00 c=1.00 | a=0.33 b=0.33 c=0.33\n"

@@ -43,7 +43,8 @@ def told(loop, seeds: int) -> list[Round]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_plain_experiment_is_the_method(variants, seed):
-    settings, panel = Settings(max_tokens=120, segment_tokens=6), Panel.of([Seat(f"m{n}") for n in range(4)])
+    settings = Settings(max_tokens=120, segment_tokens=6, voice="equal", reward="wins")
+    panel = Panel.of([Seat(f"m{n}") for n in range(4)])
     one = told(rounds(QUERY, settings, panel), seed)
     other = told(variants.varied(QUERY, settings, panel, variants.plain, variants.by_wins), seed)
     assert [r.text for r in one] == [r.text for r in other]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.core.voting import margins, raw_score, rewards, totals, voices, votes, win_rates
+from langchain_specfuse.core.voting import assurances, margins, raw_score, rewards, totals, voices, votes, win_rates
 
 KINDS = ["mean_prob", "mean_logprob", "logprob_per_byte"]
 logprob = st.one_of(
@@ -116,52 +116,87 @@ def test_without_judges_everybody_earns_the_same():
 # --- margins, and whose vote is loud ------------------------------------------------------------------------------
 
 
+def alike(judges):
+    return dict.fromkeys(judges, 1.0)
+
+
 @given(ballots)
 def test_margins_lie_between_0_and_1_and_average_one_half(matrix):
     judges = {f"m{j}": row for j, row in enumerate(matrix)}
-    earned = margins(judges, [[name] for name in judges]) if len(matrix) > 1 else [0.5]
+    earned = margins(judges, alike(judges), len(matrix)) if len(matrix) > 1 else [0.5]
     assert all(0 <= reward <= 1 for reward in earned)
     assert math.fsum(earned) / len(earned) == pytest.approx(0.5)
 
 
 def test_a_clear_preference_earns_more_than_several_narrow_ones():
     judges = {"knows": [0.9, 0.05, 0.05], "b": [0.33, 0.34, 0.33], "c": [0.33, 0.34, 0.33]}
-    authors = [["knows"], ["b"], ["c"]]
-    assert max(range(3), key=margins(judges, authors).__getitem__) == 0
-    assert max(range(3), key=win_rates(judges, authors).__getitem__) == 1
+    assert max(range(3), key=margins(judges, alike(judges), 3).__getitem__) == 0
+    assert max(range(3), key=win_rates(judges, [["knows"], ["b"], ["c"]]).__getitem__) == 1
 
 
 def test_of_two_drafts_the_margin_is_the_mean_vote():
     judges = {"a": [0.9, 0.1], "b": [0.4, 0.6]}
-    assert margins(judges, [["a"], ["b"]]) == pytest.approx([0.65, 0.35])
+    assert margins(judges, alike(judges), 2) == pytest.approx([0.65, 0.35])
+
+
+def test_a_loud_judge_s_margins_count_for_more():
+    judges = {"a": [0.9, 0.1], "b": [0.1, 0.9]}
+    assert margins(judges, {"a": 3.0, "b": 1.0}, 2) == pytest.approx([0.7, 0.3])
 
 
 @pytest.mark.parametrize("kind", ["wins", "margins"])
 def test_the_only_draft_earns_1_and_an_unjudged_one_a_half(kind):
-    assert rewards(kind, {"a": [1.0]}, [["a", "b"]]) == [1.0]
-    assert rewards(kind, {}, [["a"], ["b"]]) == [0.5, 0.5]
+    assert rewards(kind, {"a": [1.0]}, [["a", "b"]], {"a": 1.0}) == [1.0]
+    assert rewards(kind, {}, [["a"], ["b"]], {}) == [0.5, 0.5]
 
 
 def test_votes_of_nothing_tell_nothing_by_margin():
-    assert margins({"a": [0.0, 0.0]}, [["a"], ["b"]]) == [0.5, 0.5]
+    assert margins({"a": [0.0, 0.0]}, {"a": 1.0}, 2) == [0.5, 0.5]
 
 
-@given(ballots, st.sampled_from(["mean_prob", "mean_logprob", "logprob_per_byte"]))
+kinds = st.sampled_from(["mean_prob", "mean_logprob", "logprob_per_byte"])
+
+
+@given(ballots, kinds)
 def test_equal_voices_are_the_weights(matrix, kind):
     scores = {f"m{j}": row for j, row in enumerate(matrix)}
     weights = {name: 1.0 + j for j, name in enumerate(scores)}
-    told = voices("equal", kind, scores, weights)
+    told = voices(assurances("equal", kind, scores), weights)
     assert told == pytest.approx({name: w / sum(weights.values()) for name, w in weights.items()})
 
 
 @pytest.mark.parametrize(
-    ("kind", "sure", "lost"), [("mean_prob", 0.8, 0.2), ("mean_logprob", math.log(0.8), math.log(0.2))]
+    ("kind", "sure", "lost"),
+    [
+        ("mean_prob", 0.8, 0.4),
+        ("mean_logprob", math.log(0.8), math.log(0.4)),
+        ("logprob_per_byte", math.log(0.8) / 4, math.log(0.4) / 4),
+    ],
 )
-def test_an_assured_voice_is_the_probability_of_the_draft_that_one_likes_best(kind, sure, lost):
-    told = voices("assured", kind, {"a": [sure, lost / 2 - 1], "b": [lost, lost]}, {"a": 0.5, "b": 0.5})
-    assert told == pytest.approx({"a": 0.8, "b": 0.2})
+def test_an_assured_voice_is_the_probability_of_eight_tokens_of_the_draft_that_one_likes_best(kind, sure, lost):
+    told = assurances("assured", kind, {"a": [sure, lost / 2 - 1], "b": [lost, lost]})
+    assert told == pytest.approx({"a": 0.8**8, "b": 0.4**8})
+
+
+@given(ballots, kinds)
+def test_assured_voices_are_positive_and_sum_to_1(matrix, kind):
+    scores = {
+        f"m{j}": [math.log(value) * (kind != "mean_prob") or value for value in row] for j, row in enumerate(matrix)
+    }
+    told = voices(assurances("assured", kind, scores), dict.fromkeys(scores, 0.5))
+    assert math.fsum(told.values()) == pytest.approx(1)
+    assert min(told.values()) > 0
+
+
+@given(ballots)
+def test_who_is_surer_of_its_favourite_speaks_louder(matrix):
+    scores = {f"m{j}": [math.log(value) for value in row] for j, row in enumerate(matrix)}
+    told = assurances("assured", "mean_logprob", scores)
+    for one in scores:
+        for other in scores:
+            assert max(scores[one]) < max(scores[other]) or told[one] >= told[other] - 1e-12
 
 
 def test_voices_sum_to_1_though_everybody_finds_everything_impossible():
-    told = voices("assured", "mean_logprob", {"a": [-1e4, -1e4], "b": [-1e4, -1e4]}, {"a": 0.75, "b": 0.25})
-    assert told == {"a": 0.75, "b": 0.25}
+    scores = {"a": [-1e4, -1e4], "b": [-1e4, -1e4]}
+    assert voices(assurances("assured", "mean_logprob", scores), {"a": 0.75, "b": 0.25}) == {"a": 0.75, "b": 0.25}

@@ -78,11 +78,10 @@ def test_tiny_models_are_found_well(tiny, arch, scores):
 # --- advice ---------------------------------------------------------------------------------------------------------
 
 
-def advised(folder, *members, count: int = 60):
+def advised(folder, *members, count: int = 60, **chosen):
     with Results(folder) as results:
-        return diagnosed(
-            sums(folder, count), {member.name: member for member in members}, Settings(max_tokens=64), results
-        )
+        settings = Settings(max_tokens=64, **chosen)
+        return diagnosed(sums(folder, count), {member.name: member for member in members}, settings, results)
 
 
 def rows(told) -> dict[str, float]:
@@ -140,9 +139,9 @@ def test_members_that_know_different_things_make_a_good_ensemble(tmp_path):
 
 
 def test_a_member_that_hurts_is_told_to_leave(tmp_path):
-    """Two know everything, and speak softly; one knows next to nothing, and is heard."""
+    """Two know everything, and speak softly; one knows next to nothing, and is heard, as weights alone decide."""
     wise = [knows(name, lambda n: True, confidence=0.01) for name in ("ann", "bob")]
-    told = advised(tmp_path, *wise, knows("loud", lambda n: n % 16 == 1, confidence=9.0))
+    told = advised(tmp_path, *wise, knows("loud", lambda n: n % 16 == 1, confidence=9.0), voice="equal", reward="wins")
     assert rows(told)["without loud"] == 1.0 and rows(told)["ensemble"] < 0.2
     assert any(line.startswith("loud hurts: leave it out") for line in told.advice.lines)
 
