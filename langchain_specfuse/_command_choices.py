@@ -45,6 +45,7 @@ def add_method(made: argparse.ArgumentParser) -> Any:
     how.add_argument("--feedback", choices=get_args(FeedbackKind), help="how weights learn")
     how.add_argument("--min-members", type=int, metavar="N", help="this many always stay (default: the preset's)")
     how.add_argument("--segment-tokens", type=int, metavar="N", help="length of a draft (default: 10)")
+    how.add_argument("--drafters", type=int, metavar="N", help="so many draft, in doubt all (default: all, always)")
     return how
 
 

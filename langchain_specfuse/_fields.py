@@ -45,6 +45,9 @@ class SpecFuseFields(BaseChatModel):
 
     segment_tokens: int = 10
     """How long a proposal is, in its writer's tokens: short ones mix the members more finely and cost more rounds."""
+    drafters: int | None = None
+    """So many draft in a round, those who have won most often in this answer; when they are less sure than usual, all
+    do. 1 costs far fewer passes than the default, which is all in every round."""
     max_tokens: int = 512
     """Budget of the answer, in tokens of whoever wrote each segment."""
     max_rounds: int | None = None

@@ -58,6 +58,7 @@ RULES: Mapping[str, Rule] = {
         "a text", lambda v: isinstance(v, str), "it is only the name shown in traces; members= says who writes"
     ),
     "segment_tokens": _at_least_one("10 is a good length"),
+    "drafters": _at_least_one("leave it out to let every member draft in every round"),
     "max_tokens": _at_least_one("it is the budget of the whole answer"),
     "max_rounds": _at_least_one("leave it out to have no limit besides max_tokens"),
     "temperature": Rule("a number of at least 0", lambda v: _number(v) and v >= 0, "0 is greedy and repeatable"),
@@ -91,6 +92,7 @@ PER_CALL = frozenset(RULES) - {"streaming", "output_version", "max_retries"} | {
 
 METHOD = (
     "segment_tokens",
+    "drafters",
     "max_tokens",
     "max_rounds",
     "score",

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from ..errors import EnsembleError, MemberError, advised
 from .answer import Answer, lawful
 from .ballot import Ballot
+from .casting import Casting
 from .panel import Panel, dismissed, hedged, learning_rate, observed
 from .referee import FREE, Referee
 from .values import (
@@ -38,6 +39,8 @@ _ADVICE = {
     "overflow": "shorten the conversation, or use members with a longer context",
     "other": "what each member raised is in .failures, with its cause; try them one by one",
 }
+EVERYBODY = Casting()
+"""Nobody has won yet, so everybody drafts."""
 ROUNDING = 1e-3
 """A log-probability may be this far above 0: low precision."""
 
@@ -45,22 +48,23 @@ ROUNDING = 1e-3
 def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
     """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the next item."""
     answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
+    casting = EVERYBODY
     for number in range(1, (settings.max_rounds or settings.max_tokens) + 1):
         before, clock = panel, Clock()  # ``before`` came in, ``voted`` decides, ``panel`` goes on
-        # 1. Draft. Everyone proposes how to go on.
-        panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
+        # 1. Draft. Everyone proposes how to go on (or who has won so far; in doubt, everyone).
+        panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock, casting)
         # 2. Verify. Everyone scores everyone's draft.
         ballot = Ballot(settings, drafts, answer.text, referee)
         panel, scores = yield from call_for_scores(panel, query, answer, ballot, number, clock)
         # 3. Select. The best draft, by weighted vote, becomes part of the answer.
         vote = ballot.counted(scores, panel.weights)
         answer = answer.plus(vote.segment, last=number == settings.max_rounds)
-        voted = panel
+        voted, casting = panel, casting.after(drafts, vote)
         # 4. Feedback. Members whose drafts were well received gain weight.
         eta = learning_rate(settings.feedback, settings.learning_rate, number, len(panel.drafters))
         panel = hedged(panel, vote.rewards, eta)
         # 5. Exit. Members that keep losing leave for the rest of this answer.
-        if vote.disputed:
+        if vote.disputed and drafts.keys() >= set(panel.drafters):
             panel = observed(panel, vote.totals, vote.winner)
             panel = dismissed(settings.exit, panel, settings.min_members, number)
         yield Round(
@@ -91,9 +95,15 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
 
 
 def call_for_drafts(
-    panel: Panel, query: Query, settings: Settings, answer: Answer, number: int, clock: Clock
+    panel: Panel,
+    query: Query,
+    settings: Settings,
+    answer: Answer,
+    number: int,
+    clock: Clock,
+    casting: Casting = EVERYBODY,
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
-    """Every drafting member's proposal; members that fail have left the panel."""
+    """The proposals of those who are cast, and in doubt of the rest; members that fail have left the panel."""
     job = DraftJob(
         query,
         answer.segments,
@@ -102,15 +112,24 @@ def call_for_drafts(
         sampling=settings.sampling,
         stop=settings.stop,
     )
-    jobs = dict.fromkeys(panel.drafters, job)
+    jobs = dict.fromkeys(casting.cast(panel, settings.drafters), job)
     replies = yield Ask(jobs, number)
     clock.lap("draft", replies)
+    rest = dict.fromkeys([name for name in panel.drafters if name not in jobs], job)
+    if rest and casting.doubts(panel, _drafts(jobs, replies, answer), answer.text, settings.loop_guard):
+        more = yield Ask(rest, number)
+        clock.lap("draft", more)
+        jobs, replies = dict.fromkeys(panel.drafters, job), {**replies, **more}
     if number > 1 and all(isinstance(r, Failure) and r.kind == "overflow" for r in replies.values()):
         # Everybody's context is full: nobody leaves, and nobody has more to say. The answer ends here.
         return panel, {name: Draft("") for name in panel.drafters}
-    panel = _without_failed(panel, jobs, replies, answer, number)
-    told = {name: draft for name in panel.drafters if isinstance(draft := replies[name], Draft)}
-    return panel, {name: lawful(draft, answer) for name, draft in told.items()}
+    return _without_failed(panel, jobs, replies, answer, number), _drafts(jobs, replies, answer)
+
+
+def _drafts(jobs: Mapping[str, DraftJob], replies: Replies, answer: Answer) -> dict[str, Draft]:
+    """The drafts among these replies, as they may stand."""
+    told = {name: replies[name] for name, job in jobs.items() if not failure_of(job, replies[name])}
+    return {name: lawful(draft, answer) for name, draft in told.items() if isinstance(draft, Draft)}
 
 
 def call_for_scores(
@@ -189,6 +208,8 @@ class Clock:
 
     def lap(self, phase: str, replies: Replies) -> None:
         now = time.perf_counter()
-        self.seconds[phase], self._since = now - self._since, now
-        self.began[phase] = time.time() - self.seconds[phase]
-        self.efforts[phase] = {n: r.effort for n, r in replies.items() if isinstance(r, Draft | Scored)}
+        spent, self._since = now - self._since, now
+        self.began.setdefault(phase, time.time() - spent)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+        efforts = {n: r.effort for n, r in replies.items() if isinstance(r, Draft | Scored)}
+        self.efforts[phase] = {**self.efforts.get(phase, {}), **efforts}

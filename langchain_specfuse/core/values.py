@@ -99,6 +99,8 @@ class Settings:
     """Everything about the method that a caller may choose. ``preset(name)`` gives the named combinations."""
 
     segment_tokens: int = 10
+    drafters: int | None = None
+    """So many draft, those who have won most often in this answer; in doubt all. None: all, in every round."""
     max_tokens: int = 512
     """Budget of the answer, in tokens of whoever wrote each segment."""
     max_rounds: int | None = None

@@ -54,6 +54,7 @@ ABLATIONS: Mapping[str, str] = MappingProxyType(
         "no-loop-guard": "loop_guard=false",
         "mean-prob": "score=mean_prob",
         "per-byte": "score=logprob_per_byte",
+        "drafters-1": "drafters=1",
         "segment-4": "segment_tokens=4",
         "segment-8": "segment_tokens=8",
         "segment-16": "segment_tokens=16",
@@ -142,6 +143,7 @@ def _one_of(kind: Any) -> Callable[[str], str]:
 KEYS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
     {
         "segment_tokens": _count,
+        "drafters": _count,
         "max_tokens": _count,
         "max_rounds": _count,
         "score": _one_of(ScoreKind),

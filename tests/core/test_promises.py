@@ -20,6 +20,7 @@ kinds = st.fixed_dictionaries(
         "exit": st.sampled_from(["studentized", "literal", "fixed", "never"]),
         "min_members": st.integers(1, 3),
         "segment_tokens": st.integers(1, 4),
+        "drafters": st.sampled_from([None, None, 1, 2]),
         "stop": st.sampled_from([(), ("good good",), ("w1", " ")]),
     }
 )

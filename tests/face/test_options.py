@@ -16,6 +16,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, "temperature must be a number of at least 0, got -0.1"),
     ({"temperature": "hot"}, "temperature must be a number of at least 0, got 'hot'"),
     ({"temperature": float("nan")}, "temperature must be"),
+    ({"drafters": 0}, "drafters must be a whole number of at least 1, got 0"),
+    ({"drafters": "auto"}, "drafters must be a whole number of at least 1, got 'auto'"),
     ({"segment_tokens": 0}, "segment_tokens must be a whole number of at least 1, got 0"),
     ({"segment_tokens": 2.5}, "segment_tokens must be"),
     ({"segment_tokens": True}, "segment_tokens must be"),
