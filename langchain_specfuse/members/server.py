@@ -243,6 +243,6 @@ class ServerMember:
         except (MemberError, UsageError) as error:
             kind = getattr(error, "kind", "error")
             return Failure(kind if kind in KINDS else "error", str(error), error)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:  # a server may send anything
             message = f"the server's answer is not what it should be: {type(error).__name__}: {error}"
             return Failure("error", message, error)
