@@ -15,7 +15,7 @@ FACE   := tests/face tests/agents tests/docs tests/cli tests/test_standard.py
 
 help: ## print this
 	@echo "usage: make TARGET"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-15s%s\n", $$1, $$2 }'
 
 demo: $(READY) ## watch two real language models write one answer (QUESTION="..." asks another question)
 	$(BIN)/specfuse "$$QUESTION"
