@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -232,6 +233,18 @@ def test_a_choice_is_passed_on_as_what_is_left_of_it(serve: Serve) -> None:
     assert draft.logprobs is None  # those are after the mask: it is scored like any other
     assert server.asked[-1][1]["structured_outputs"] == {"choice": ["ue", "ack"]}
     assert rest(Constraint("json_schema", "{}"), '{"a') is None
+
+
+@pytest.mark.parametrize("company", [False, True], ids=["alone", "with one that masks"])
+def test_an_answer_under_a_schema_is_whole_whoever_writes(serve: Serve, company: bool) -> None:
+    _, member = serve("vllm", name="served")
+    here = [tiny.member("llama", 2, name="here")] if company else []
+    llm = SpecFuseChatModel(members=[member, *here], segment_tokens=6, max_tokens=40, exit="never")
+    values = {"color": {"enum": ["red", "blue"]}, "n": {"type": "integer", "minimum": 0, "maximum": 9}}
+    schema = {"type": "object", "properties": values, "required": [*values], "additionalProperties": False}
+    told = llm.invoke("Why?", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert set(json.loads(str(told.text))) == set(values)
+    assert told.response_metadata["specfuse"]["exits"] == []
 
 
 def test_the_key_comes_from_the_environment(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
