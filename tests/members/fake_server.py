@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,8 +30,12 @@ Reply = Mapping[str, Any]
 class FakeServer:
     """One engine with one model. ``asked`` keeps (path, body) of every question."""
 
-    def __init__(self, engine: str, model: Any, tokenizer: Any, *, name: str = "tiny", key: str = "") -> None:
+    def __init__(
+        self, engine: str, model: Any, tokenizer: Any, *, name: str = "tiny", key: str = "", tls: str = ""
+    ) -> None:
         self.engine, self.model, self.tokenizer, self.name, self.key = engine, model, tokenizer, name, key
+        self.tls = tls
+        """A file with a certificate and its key: https."""
         self.eos = [tokenizer.eos_token_id]
         if engine == "llama.cpp":  # it takes any token that looks like the end of something for one
             self.eos.append(tokenizer.convert_tokens_to_ids("<|im_end|>"))
@@ -47,11 +52,15 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}/v1"
 
     def start(self) -> None:
         self._server = _Listener(("127.0.0.1", self.port), _answering(self))
         self.port = self._server.server_address[1]
+        if self.tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.tls)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
 
     def stop(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,6 +194,24 @@ def test_jobs_are_asked_at_once(server: FakeServer) -> None:
     member.draft([DraftJob(tiny.query(id=f"q{k}"), (), 4, 4, Sampling()) for k in range(8)])
     member.unload()
     assert 2 <= most <= 4
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing makes a certificate here: no openssl")
+def test_a_certificate_that_nobody_vouches_for_is_refused(server: FakeServer, tmp_path: Path) -> None:
+    pem = str(tmp_path / "own.pem")
+    make = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=h -keyout {pem} -out {pem}.crt"
+    subprocess.run([*make.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    with open(pem, "a") as both:
+        both.write(Path(f"{pem}.crt").read_text())
+    secure = FakeServer("vllm", server.model, server.tokenizer, tls=pem)
+    try:
+        with pytest.raises(MemberError, match="CERTIFICATE_VERIFY_FAILED"):
+            ServerMember(secure.url, tokenizer=server.tokenizer, retries=0).probe()
+        trusting = ServerMember(secure.url, tokenizer=server.tokenizer, verify=pem)
+        assert trusting.probe().scores
+        trusting.unload()
+    finally:
+        secure.stop()
 
 
 @pytest.mark.parametrize(
