@@ -54,9 +54,9 @@ class Watched:
         self._post = wire.post
         wire.post = self.post  # type: ignore[method-assign]
 
-    def post(self, path: str, body: Any) -> Any:
+    def post(self, path: str, body: Any, final: Any = ()) -> Any:
         since = time.perf_counter()
-        told = self._post(path, body)
+        told = self._post(path, body, final)
         self.asked[path] = self.asked.get(path, 0) + 1
         if "complet" in path or "generate" in path:
             self.engine_s += time.perf_counter() - since

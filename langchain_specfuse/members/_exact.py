@@ -36,7 +36,7 @@ CHECKED_TOKENS = 6
 """So many tokens are drawn, and scored again, to see whether a way to score is right."""
 CLOSE_ENOUGH = 0.3
 """Mean difference of a log-probability: half precisions differ by less between two orders of one computation."""
-CHECK = Turn("user", "Write a short sentence about the sea.")
+CHECK = Turn("user", "Count from one to ten in words.")
 
 
 @dataclass

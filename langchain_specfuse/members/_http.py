@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -26,6 +26,12 @@ RETRIED = (429, 500, 502, 503, 504)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 SHOWN = 300
 """So many characters of what a server says about an error are passed on."""
+
+
+class Refused(MemberError):
+    """A server answered, and said no."""
+
+    status = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +80,9 @@ class Wire:
     def get(self, path: str) -> Any:
         return self._asked("GET", path, None)
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._asked("POST", path, body)
+    def post(self, path: str, body: Mapping[str, Any], final: Collection[int] = ()) -> Any:
+        """``final``: what is not asked again, beside what never is."""
+        return self._asked("POST", path, body, final)
 
     def url(self, path: str) -> str:
         """``/v1/...`` is the OpenAI interface, wherever the server has it; other paths are the engine's own."""
@@ -83,11 +90,11 @@ class Wire:
             return self.address.api + path.removeprefix("/v1")
         return self.address.root + path
 
-    def _asked(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    def _asked(self, method: str, path: str, body: Mapping[str, Any] | None, final: Collection[int] = ()) -> Any:
         deadline = time.monotonic() + self.address.timeout_s
         for pause in self._pauses():
             response, failure = self._tried(method, path, body, max(0.001, deadline - time.monotonic()))
-            if response is not None and response.status_code not in RETRIED:
+            if response is not None and (response.status_code not in RETRIED or response.status_code in final):
                 return self._read(response)
             wait = max(pause or 0.0, _retry_after(response))
             if pause is None or time.monotonic() + wait > deadline:
@@ -140,7 +147,8 @@ class Wire:
         status, told = response.status_code, _told(response)
         kind = "not_found" if status == 404 else "overflow" if _too_long(told) else "error"
         message = f"{self._who(response.url.path)} answered {status}: {told}"
-        error = MemberError(message, member=self.member, kind=kind)
+        error = Refused(message, member=self.member, kind=kind)
+        error.status = status
         if status in (401, 403):
             advised(error, f"put the server's key into the environment variable {self.address.api_key_env}")
         raise error

@@ -269,14 +269,20 @@ def _sglang_detokenize(server: FakeServer, body: Reply) -> Reply:
 
 
 def _llama(server: FakeServer, body: Reply) -> Reply:
-    forced = re.findall(r"<\[(\d+)\]>", body.get("grammar", ""))
-    bound = "grammar" in body and (forced or '""' in body["grammar"])
-    only = (lambda place, _: [int(forced[place])] if place < len(forced) else server.eos) if bound else None
+    forced = [int(token) for token in re.findall(r"<\[(\d+)\]>", body.get("grammar", ""))]
     ids = body["prompt"]
     if len(ids) >= LIMIT:
         raise Refused(400, f"request ({len(ids)} tokens) exceeds the available context size ({LIMIT} tokens)")
+    if any(_incomplete(server, forced[: place + 1]) for place in range(len(forced))):  # as the real one
+        raise Refused(500, "got exception: Unexpected empty grammar stack after accepting piece: . (30)")
+    only = None
+    if "grammar" in body:
+        only = lambda place, _: [forced[place]] if place < len(forced) else server.eos
+    if "logit_bias" in body:
+        only = lambda *_: [token for token, _ in body["logit_bias"]]
     count = max(1, body["n_predict"])  # as the real one: 0 draws one all the same
     tokens, rows, ended = server.drawn(ids, count, body["temperature"], body.get("seed", 0), [], only)
+    said = [tokens[: place + 1 - (ended and place + 1 == len(tokens))] for place in range(len(tokens))]
     return {
         "content": "",
         "tokens": tokens,
@@ -284,15 +290,20 @@ def _llama(server: FakeServer, body: Reply) -> Reply:
         "model": server.name,
         "truncated": False,
         "timings": {"cache_n": len(ids) - 1, "prompt_n": 1, "predicted_n": len(tokens)},
-        "completion_probabilities": [
+        "completion_probabilities": [  # as the real one: none where half a character is all there is
             {"id": token, "logprob": float(row[token]), "top_logprobs": _likely(row, body["n_probs"])}
-            for token, row in zip(tokens, rows, strict=True)
+            for token, row, before in zip(tokens, rows, said, strict=True)
+            if not _incomplete(server, before)
         ],
     }
 
 
+def _incomplete(server: FakeServer, tokens: Sequence[int]) -> bool:
+    return server.decode(tokens).endswith("\ufffd")
+
+
 def _likely(row: Any, count: int) -> list[dict[str, Any]]:
-    values, ids = row.topk(count)
+    values, ids = row.topk(min(count, len(row)))
     return [{"id": int(one), "logprob": float(value)} for value, one in zip(values, ids, strict=True)]
 
 

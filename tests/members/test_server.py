@@ -21,7 +21,6 @@ from langchain_specfuse.core.values import (
     Draft,
     DraftJob,
     Sampling,
-    Scored,
     ScoreJob,
     Segment,
     Settings,
@@ -64,9 +63,12 @@ def serve() -> Iterator[Serve]:
 @pytest.mark.parametrize("lends", [False, True], ids=["local tokenizer", "the server's tokenizer"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_answer_wherever_the_weights_are(serve: Serve, engine: str, lends: bool) -> None:
-    # With INST, one token ends a turn: what a server with its own tokenizer can know.
-    _, served = serve(engine, "llama", 2, lends, made_with={"chat_template": INST_END}, name="m")
-    here = tiny.member("llama", 2, made_with={"chat_template": INST_END}, name="m")
+    # With this template one token ends a turn: what a server with its own tokenizer can know. With this tokenizer no
+    # token is half a character, of which llama.cpp tells no numbers.
+    made_with = {"chat_template": INST_END} | ({"tokenizer": "unigram"} if engine == "llama.cpp" else {})
+    seed = 3 if engine == "llama.cpp" else 2
+    _, served = serve(engine, "llama", seed, lends, made_with=made_with, name="m")
+    here = tiny.member("llama", seed, made_with=made_with, name="m")
     for size in (3, 10):
         settings = Settings(segment_tokens=size, max_tokens=30)
         there, here_told = (tiny.answered([one], tiny.query(id="q"), settings) for one in (served, here))
@@ -88,6 +90,18 @@ def test_one_score_wherever_the_weights_are(serve: Serve, engine: str, arch: str
     texts = ((" blue because", False), ("", True), (" 天空 and\n\n- one", True), ("\nx", False))
     job = ScoreJob(tiny.query(id="q"), answer, tuple(Candidate(*one, ("x",)) for one in texts))
     assert tiny.difference(tiny.reply_of(served, job), tiny.reply_of(here, job)) < 1e-4
+
+
+def test_llama_cpp_scores_halves_of_characters_too(serve: Serve) -> None:
+    """There its grammar breaks, and no number is told of them: they are read token by token."""
+    made_with = {"chat_template": INST_END, "tokenizer": "pieces-bare"}
+    server, served = serve("llama.cpp", made_with=made_with, name="m")
+    here = tiny.member("llama", 1, made_with=made_with, name="m")
+    server.eos = server.eos[:1]  # one token ends a turn, here as there
+    texts = ((" 🎉 天鵡", False), ("Ω鵡", True))
+    job = ScoreJob(tiny.query(id="q"), (Segment("The sky"),), tuple(Candidate(*one, ("x",)) for one in texts))
+    assert tiny.difference(tiny.reply_of(served, job), tiny.reply_of(here, job)) < 1e-4
+    assert any("logit_bias" in body for _, body in server.asked if body)
 
 
 def test_both_ways_of_vllm_score_alike(serve: Serve) -> None:
@@ -290,10 +304,3 @@ def test_another_model_than_promised_is_told_with_what_is_served(serve: Serve) -
     with pytest.raises(MemberError, match="serves tiny; wanted Qwen/Qwen3-8B") as caught:
         member.probe()
     assert caught.value.kind == "not_found"
-
-
-def test_a_score_is_a_row_per_candidate(serve: Serve) -> None:
-    _, member = serve("llama.cpp", name="m")
-    candidates = tuple(Candidate(text, False, ("x",)) for text in (" is blue", " is"))
-    told = tiny.reply_of(member, ScoreJob(tiny.query(id="q"), (), candidates))
-    assert isinstance(told, Scored) and len(told.logprobs) == 2
