@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT)]
 
 from latency import NOTES, machine  # noqa: E402
 
-from langchain_specfuse.core.values import Candidate, DraftJob, Failure, Query, Sampling, ScoreJob, Segment, Turn  # noqa: E402
+from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Failure, Query, Sampling, ScoreJob, Segment, Turn  # noqa: E402
 from langchain_specfuse.members.server import ServerMember  # noqa: E402
 from tests.members import engines  # noqa: E402
 
@@ -65,7 +65,7 @@ class Watched:
 
 def measured(work: Callable[[int], Any], watched: Watched, repeats: int) -> dict[str, Any]:
     """Medians in milliseconds, and questions a call."""
-    whole, inside = [], []
+    whole, inside, tokens = [], [], []
     watched.asked.clear()
     for turn in range(repeats):
         watched.engine_s = 0.0
@@ -74,8 +74,10 @@ def measured(work: Callable[[int], Any], watched: Watched, repeats: int) -> dict
         whole.append(1000 * (time.perf_counter() - since))
         inside.append(1000 * watched.engine_s)
         assert not isinstance(reply, Failure), reply
+        tokens.append(len(reply.tokens) if isinstance(reply, Draft) else sum(map(len, reply.logprobs)))
     beside = [all_ - engine for all_, engine in zip(whole, inside, strict=True)]
     return {
+        "tokens": round(statistics.mean(tokens), 1),
         "ms": round(statistics.median(whole), 1),
         "beside_ms": round(statistics.median(beside), 1),
         "questions": {path: round(count / repeats, 1) for path, count in watched.asked.items()},
@@ -87,7 +89,7 @@ def of(member: ServerMember, length: int, repeats: int) -> dict[str, Any]:
     member.probe()
     watched = Watched(member)
     query = Query(f"q{length}", (Turn("user", question(int(length / 1.35))),))
-    answers = [(Segment(f"Note {turn}: there were lights on every coast."),) for turn in range(repeats)]
+    answers = [(Segment(f"Long ago, in the year {turn + 200}, the first of these"),) for turn in range(repeats)]
 
     def draft(turn: int) -> Any:
         return member.draft([DraftJob(query, answers[turn], 10, 10, Sampling())])

@@ -29,5 +29,10 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _row(one: Mapping[str, Any]) -> str:
     where = "here" if one["tokenizer"] == "local" else "the server's"
-    numbers = [f"{one[phase][key]:.0f} ms" for phase in ("draft", "vote") for key in ("ms", "beside_ms")]
+    numbers = [cell for phase in ("draft", "vote") for cell in _spent(one[phase])]
     return f"| {' | '.join([NAMES[one['engine']], str(one['prompt']), where, *numbers])} |"
+
+
+def _spent(phase: Mapping[str, Any]) -> list[str]:
+    """In all, with how many tokens, and what of it was not the engine's."""
+    return [f"{phase['ms']:.0f} ms ({phase['tokens']:.0f} tokens)", f"{phase['beside_ms']:.0f} ms"]
