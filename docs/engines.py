@@ -10,7 +10,7 @@ COLUMNS = (
     "engine",
     "prompt",
     "tokenizer",
-    "a draft of 10 tokens",
+    "a draft",
     "not the engine",
     "a vote on 3 drafts",
     "not the engine",
