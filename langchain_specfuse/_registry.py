@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeAlias
+from urllib.parse import urldefrag, urlsplit
 
 from .core.member import Member
 from .engine.desk import Task, desk_for
@@ -21,7 +22,7 @@ from .engine.ensemble import Ensemble
 from .errors import UsageError, advised
 
 Given: TypeAlias = Any
-"""A member as the user wrote it: a hub id, folder or file, a dict of ``TransformersMember``'s arguments, an object."""
+"""A member as the user wrote it: a hub id, folder, file or address, a dict of its arguments, an object."""
 
 FREEING_S = 30.0
 """A member that hangs frees what it holds when it comes back; nobody waits longer than this for it."""
@@ -52,7 +53,7 @@ def checked_member(given: Given) -> Given:
     # The type is asked, not the object: `device` may not be known before the member is loaded.
     missing = [need for need in ("probe", "draft", "score", "forget") if not callable(getattr(type(given), need, None))]
     if missing or not isinstance(getattr(given, "name", None), str):
-        wanted = "a hub id, a folder, a .gguf file, a dict or an object with the methods of Member"
+        wanted = "a hub id, a folder, a .gguf file, an address, a dict or an object with the methods of Member"
         error = UsageError(f"a member is {wanted}, got {given!r:.80} ({type(given).__name__})")
         raise advised(error, "a model that is loaded already: TransformersMember(model, tokenizer)")
     return given
@@ -63,10 +64,14 @@ def _checked_name(name: str) -> str:
         raise advised(
             UsageError(f"a member's name is empty, got {name!r}"), "name a model, for example 'Qwen/Qwen3-0.6B'"
         )
-    if name.startswith(("http://", "https://")):
-        error = UsageError(f"members on servers are not supported in this version, got {name!r}")
-        raise advised(error, "name a hub id, a local folder or a .gguf file; the model then runs in this process")
+    if is_server(name) and not urlsplit(name).hostname:
+        raise advised(UsageError(f"{name!r} names no server"), "for example 'http://localhost:8000/v1#my-model'")
     return name
+
+
+def is_server(name: Any) -> bool:
+    """Whether this is the address of a server: ``http://host:8000/v1#model``."""
+    return isinstance(name, str) and name.startswith(("http://", "https://"))
 
 
 def is_spec(given: Given) -> bool:
@@ -108,6 +113,9 @@ def _last_part(given: Given) -> str:
     source = given["model"] if isinstance(given, Mapping) else given
     if not isinstance(source, str):
         source = str(getattr(source, "name_or_path", "") or type(source).__name__)
+    if is_server(source):
+        url = urlsplit(source)
+        source = url.fragment or url.hostname or source
     last = os.path.basename(os.path.abspath(source))
     return last.removesuffix(".gguf") or source
 
@@ -174,17 +182,30 @@ def _written(given: str | Mapping[str, Any]) -> str:
 
 
 def _made(arguments: dict[str, Any]) -> Member:
+    kind = "ServerMember" if is_server(arguments["model"]) else "TransformersMember"
     try:
-        from .members.transformers import TransformersMember
+        make = _served if kind == "ServerMember" else _hosted
+        return make(arguments)
     except ModuleNotFoundError as error:
+        extra = "server" if kind == "ServerMember" else "transformers"
         missing = UsageError(f"a member named {arguments['name']!r} needs {error.name}, which is not installed")
-        raise advised(missing, 'pip install "langchain-specfuse[transformers]"') from error
-    try:
-        member: Member = TransformersMember(**arguments)
+        raise advised(missing, f'pip install "langchain-specfuse[{extra}]"') from error
     except TypeError as error:
         wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")
-        raise advised(wrong, "the keys of a member's dict are the arguments of TransformersMember") from error
-    return member
+        raise advised(wrong, f"the keys of a member's dict are the arguments of {kind}") from error
+
+
+def _hosted(arguments: dict[str, Any]) -> Member:
+    from .members.transformers import TransformersMember
+
+    return TransformersMember(**arguments)
+
+
+def _served(arguments: dict[str, Any]) -> Member:
+    from .members.server import ServerMember
+
+    address, model = urldefrag(arguments["model"])
+    return ServerMember(address, model or None, **{key: value for key, value in arguments.items() if key != "model"})
 
 
 def unload(*given: Given) -> None:

@@ -95,7 +95,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("question", nargs="?", help="what to ask; '-' or nothing: read it from standard input")
     who = made.add_argument_group("who answers")
-    who.add_argument("--members", nargs="+", metavar="M", help="hub ids, folders or .gguf files (after the question)")
+    who.add_argument(
+        "--members", nargs="+", metavar="M", help="hub ids, folders, .gguf files or servers (after the question)"
+    )
     who.add_argument("--verifiers", nargs="+", metavar="M", help="members that vote, but never write")
     add_method(made)
     what = made.add_argument_group("the answer")

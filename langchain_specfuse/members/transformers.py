@@ -44,7 +44,8 @@ from ._scoring import Scoring
 from ._stores import Fan, Read
 from ._template import Template, end_of_turn, stop_ids
 from ._text import Words
-from ._thinking import Thinking, Thought, opened
+from ._thinking import Thinking, Thought
+from ._thoughts import opened
 from ._tools import call_format, parts, speaks, trigger
 from ._trial import best_store
 

@@ -163,7 +163,7 @@ WRONG = {
     "no such folder": ["Why?", "--members", "./no/such/folder"],
     "no such file": ["Why?", "--members", "no-such.gguf"],
     "empty member": ["Why?", "--members", ""],
-    "a server": ["Why?", "--members", "http://127.0.0.1:1/v1#m"],
+    "no server": ["Why?", "--members", "http:///v1#m"],
 }
 
 

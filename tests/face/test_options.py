@@ -46,7 +46,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"members": "Qwen/Qwen3-0.6B"}, "members must be a list"),
     ({"members": [7]}, "a member is a hub id"),
     ({"members": ["  "]}, "a member's name is empty"),
-    ({"members": ["http://host:8000/v1#m"]}, "servers are not supported in this version"),
+    ({"members": ["http:///v1#m"]}, "names no server"),
     ({"members": [{"dtype": "bfloat16"}]}, "a member given as a dict needs a 'model'"),
     ({"verifiers": [None]}, "a member is a hub id"),
     ({"prior": {"nobody": 1.0}}, "prior names 'nobody', which is no member"),

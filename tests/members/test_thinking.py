@@ -5,7 +5,8 @@ import pytest
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.values import Candidate, Constraint, DraftJob, Sampling, ScoreJob, Segment, Settings, Turn
 from langchain_specfuse.members._template import Template
-from langchain_specfuse.members._thinking import Thinking, Thought, with_thought
+from langchain_specfuse.members._thinking import Thinking, Thought
+from langchain_specfuse.members._thoughts import with_thought
 
 from . import tiny
 from .test_masking import BOUND, following

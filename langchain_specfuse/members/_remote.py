@@ -1,0 +1,78 @@
+"""A server's own tokenizer, with the face of a local one: encode, decode, render, each one question to the server.
+
+So templates and seams work as they do in this process, at the price of a few short questions per draft. Knows nothing
+of what the text is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+KEPT = 8192
+"""So many texts and runs of tokens are remembered; the same ones are asked for again and again."""
+
+
+class RemoteTokenizer:
+    """What :class:`.Words` and :class:`.Template` need of a tokenizer."""
+
+    bos_token = None
+    """Unknown here; a chat template writes it where it belongs."""
+
+    def __init__(
+        self,
+        encode: Callable[[str], list[int]],
+        decode: Callable[[list[int]], str],
+        render: Callable[[Mapping[str, Any]], str],
+        chat_template: str = "the server's own",
+        eos_token: str = "",
+    ) -> None:
+        self.chat_template = self._own = chat_template
+        self.eos_token = eos_token
+        """Where the server tells it."""
+        self._encode = lru_cache(maxsize=KEPT)(lambda text: tuple(encode(text)))
+        self._decode = lru_cache(maxsize=KEPT)(lambda ids: decode(list(ids)))
+        self._render = render
+
+    def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
+        return {"input_ids": list(self._encode(text)) if text else []}
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return self._decode(tuple(ids)) if ids else ""
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Any],
+        *,
+        chat_template: str | None = None,
+        tokenize: bool = False,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        body: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        if tools:
+            body["tools"] = list(tools)
+        if kwargs:
+            body["chat_template_kwargs"] = kwargs
+        if chat_template not in (None, self._own):
+            body["chat_template"] = chat_template
+        return self._render(body)
+
+    def stops(self) -> list[int]:
+        """The tokens that are known to end a turn."""
+        marks = {self.end_of_turn(), self.eos_token} - {None, ""}
+        return sorted({ids[0] for mark in marks if mark and len(ids := self(mark)["input_ids"]) == 1})
+
+    def end_of_turn(self) -> str | None:
+        """The token that the template writes behind an assistant's text, if that looks like one made for it."""
+        mark = "specfuse-answer-mark"
+        turns = [("user", "x"), ("assistant", mark), ("user", "x")]  # some servers leave a last answer open
+        try:
+            told = self.apply_chat_template([{"role": role, "content": text} for role, text in turns])
+        except Exception:  # the template refuses; then it tells nothing
+            return None
+        tail = told.rpartition(mark)[2].lstrip()
+        first = self.decode(self(tail)["input_ids"][:1])
+        return first if len(first) > 2 and first[0] in "<[" and tail.startswith(first) else None

@@ -1,0 +1,446 @@
+"""A server in this process that behaves as vLLM, SGLang, llama-server or a plain chat API do, on tiny random weights.
+
+The numbers are the model's own, so whatever a member makes of them can be compared with the same weights in this
+process. What real engines get wrong or ignore, it gets wrong and ignores: unknown fields, ``echo`` (llama.cpp), nulls,
+log-probabilities after the temperature (SGLang). ``fault`` makes it ill.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+
+LIMIT = 1024
+INST_END = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>"
+    "{% endif %}{% endfor %}"
+)
+"""A template that ends a turn with the same token as the tokenizer."""
+Reply = Mapping[str, Any]
+
+
+class FakeServer:
+    """One engine with one model. ``asked`` keeps (path, body) of every question."""
+
+    def __init__(
+        self, engine: str, model: Any, tokenizer: Any, *, name: str = "tiny", key: str = "", tls: str = ""
+    ) -> None:
+        self.engine, self.model, self.tokenizer, self.name, self.key = engine, model, tokenizer, name, key
+        self.tls = tls
+        """A file with a certificate and its key: https."""
+        self.eos = [tokenizer.eos_token_id]
+        if engine == "llama.cpp":  # it takes any token that looks like the end of something for one
+            self.eos.append(tokenizer.convert_tokens_to_ids("<|im_end|>"))
+        self.asked: list[tuple[str, Any]] = []
+        self.fault: Callable[[str, int], Any] | None = None
+        """(path, how many questions came before) -> None, a status, bytes, a change of the reply, or "cut"."""
+        self.without: set[str] = set()
+        """Fields that this (older) engine does not know and silently ignores."""
+        self.said: list[list[int]] = []
+        self.go = threading.Event()
+        self._lock = threading.Lock()
+        self.port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}/v1"
+
+    def start(self) -> None:
+        self._server = _Listener(("127.0.0.1", self.port), _answering(self))
+        self.port = self._server.server_address[1]
+        if self.tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.tls)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
+
+    def stop(self) -> None:
+        self.go.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._server.hang_up()
+
+    def reply(self, path: str, body: Any) -> Any:
+        """What the engine says; KeyError: it does not know that path."""
+        body = {key: value for key, value in (body or {}).items() if key not in self.without}
+        with self._lock:
+            return ENGINES[self.engine][path](self, body)
+
+    # --- the model ----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def rows(self, ids: Sequence[int]) -> Any:
+        """Log-probabilities after every token, (tokens, vocabulary)."""
+        return self.model(torch.tensor([list(ids)])).logits[0].float().log_softmax(-1)
+
+    def drawn(
+        self, ids: Sequence[int], count: int, temperature: float, seed: int, stops: Sequence[int], only: Any = None
+    ) -> tuple[list[int], list[Any], bool]:
+        """(tokens with the one that ended, their raw rows, ended). ``only``: the ids allowed at each place."""
+        tokens: list[int] = []
+        rows: list[Any] = []
+        noise = torch.Generator().manual_seed(seed)
+        for place in range(count):
+            row = self.rows([*ids, *tokens])[-1]
+            seen = row.clone()
+            if only is not None:
+                mask = torch.full_like(seen, float("-inf"))
+                mask[list(only(place, tokens))] = 0.0
+                seen = seen + mask
+            weights = (seen / temperature).softmax(-1) if temperature > 0 else None
+            token = int(seen.argmax() if weights is None else torch.multinomial(weights, 1, generator=noise))
+            tokens.append(token)
+            rows.append(row)
+            if token in (*self.eos, *stops):
+                return tokens, rows, True
+        return tokens, rows, False
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int], special: bool = True) -> str:
+        return str(
+            self.tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        )
+
+    def reread(self, body: Mapping[str, Any]) -> list[int]:
+        """A chat as ids. Random weights write what no tokenizer would split so; trained ones seldom do: what was said
+        before is read as it was drawn."""
+        text = self.rendered(body)
+        for ids in self.said:
+            for count in range(len(ids), 0, -1):
+                if self.decode(ids[:count]) == text:
+                    return ids[:count]
+        return self.encode(text)
+
+    def rendered(self, body: Mapping[str, Any]) -> str:
+        """A chat as text; one whose last answer is to be continued is left open."""
+        messages, opened = list(body["messages"]), ""
+        if body.get("continue_final_message"):
+            opened = str(messages.pop()["content"])
+        more = {"tools": body["tools"]} if body.get("tools") else {}
+        generation = body.get("add_generation_prompt", True) or bool(opened)
+        return (
+            str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation, **more))
+            + opened
+        )
+
+
+class Refused(Exception):
+    """A reply with a status of its own."""
+
+    def __init__(self, status: int, told: str) -> None:
+        super().__init__(told)
+        self.status = status
+
+
+# --- all of them ------------------------------------------------------------------------------------------------
+
+
+def _models(server: FakeServer, body: Reply) -> Reply:
+    owner = {"llama.cpp": "llamacpp", "chat": "somebody"}.get(server.engine, server.engine)
+    return {"object": "list", "data": [{"id": server.name, "owned_by": owner, "max_model_len": LIMIT}]}
+
+
+def _chat(server: FakeServer, body: Reply) -> Reply:
+    ids = server.reread(body)
+    end = server.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    tokens, _, ended = server.drawn(ids, body["max_tokens"], body.get("temperature", 1.0), body.get("seed") or 0, [end])
+    said = tokens[: len(tokens) - ended]
+    text = server.decode([*ids, *said], special=False)[len(server.decode(ids, special=False)) :]
+    server.said.append(ids + said)
+    message = {"role": "assistant", "content": text.rstrip("\ufffd")}
+    return {"model": server.name, "choices": [{"message": message, "finish_reason": "stop" if ended else "length"}]}
+
+
+# --- vLLM -------------------------------------------------------------------------------------------------------
+
+
+def _vllm(server: FakeServer, body: Reply) -> Reply:
+    if body["model"] != server.name:
+        raise Refused(404, f"The model `{body['model']}` does not exist.")
+    if body["max_tokens"] < 1 and not body.get("echo"):
+        raise Refused(400, "max_tokens must be at least 1")
+    prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+    if max(map(len, prompts)) + body["max_tokens"] > LIMIT:
+        raise Refused(400, f"This model's maximum context length is {LIMIT} tokens.")
+    choices = [_vllm_choice(server, body, ids) | {"index": at} for at, ids in enumerate(prompts)]
+    return {"model": server.name, "choices": choices, "usage": {"prompt_tokens": sum(map(len, prompts))}}
+
+
+def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[str, Any]:
+    if body.get("echo"):
+        known = server.rows(ids)
+        told = [None, *(float(known[at - 1, ids[at]]) for at in range(1, len(ids)))]
+        return _vllm_shape(ids, told, [None] * len(ids), "length")
+    stops = body.get("stop_token_ids") or []
+    only = _spelling(server, body["structured_outputs"]["choice"]) if "structured_outputs" in body else None
+    tokens, rows, ended = server.drawn(ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, stops, only)
+    if only:  # as the real one: after the mask
+        told = [0.0] * len(tokens)
+    else:
+        told = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+    wanted = body.get("logprob_token_ids") or []
+    tops = [
+        {f"token_id:{one}": float(row[one]) for one in (token, *wanted)}
+        for token, row in zip(tokens, rows, strict=True)
+    ]
+    return _vllm_shape(tokens, told, tops, "stop" if ended else "length")
+
+
+def _vllm_shape(ids: Sequence[int], told: Sequence[Any], tops: Sequence[Any], finish: str) -> dict[str, Any]:
+    names = [f"token_id:{token}" for token in ids]
+    return {
+        "text": "",
+        "finish_reason": finish,
+        "logprobs": {"tokens": names, "token_logprobs": list(told), "top_logprobs": list(tops)},
+    }
+
+
+def _spelling(server: FakeServer, choices: Sequence[str]) -> Callable[[int, Sequence[int]], list[int]]:
+    """The ids that begin what is left of one of the choices, and the end behind it."""
+    spelled = [[*server.encode(text), server.eos[0]] for text in choices]
+
+    def allowed(place: int, tokens: Sequence[int]) -> list[int]:
+        return [ids[place] for ids in spelled if ids[:place] == list(tokens) and place < len(ids)] or server.eos
+
+    return allowed
+
+
+def _vllm_tokenize(server: FakeServer, body: Reply) -> Reply:
+    ids = server.encode(server.rendered(body) if "messages" in body else body["prompt"])
+    return {"tokens": ids, "count": len(ids), "max_model_len": LIMIT}
+
+
+def _vllm_detokenize(server: FakeServer, body: Reply) -> Reply:
+    return {"prompt": server.decode(body["tokens"])}
+
+
+# --- SGLang -----------------------------------------------------------------------------------------------------
+
+
+def _sglang(server: FakeServer, body: Reply) -> Any:
+    many = isinstance(body["input_ids"][0], list)
+    if not many:
+        return _sglang_one(server, body, body["input_ids"], body.get("logprob_start_len", -1))
+    starts = body.get("logprob_start_len") or [-1] * len(body["input_ids"])
+    return [_sglang_one(server, body, ids, start) for ids, start in zip(body["input_ids"], starts, strict=True)]
+
+
+def _sglang_one(server: FakeServer, body: Reply, ids: Sequence[int], start: int) -> Reply:
+    how = body["sampling_params"]
+    tokens, rows, ended = server.drawn(
+        ids, how["max_new_tokens"], how["temperature"], how.get("sampling_seed", 0), how.get("stop_token_ids") or []
+    )
+    if how["temperature"] > 0:  # as the real one: after the temperature
+        rows = [(row / how["temperature"]).log_softmax(-1) for row in rows]
+    wanted = body.get("token_ids_logprob") or []
+    meta = {
+        "finish_reason": {"type": "stop", "matched": tokens[-1]} if ended else {"type": "length"},
+        "cached_tokens": len(ids) - 1,
+        "output_token_logprobs": [[float(row[t]), t, None] for row, t in zip(rows, tokens, strict=True)],
+        "output_token_ids_logprobs": [[[float(row[one]), one, None] for one in wanted] for row in rows],
+    }
+    if start >= 0:
+        known = server.rows(ids)
+        told = [[float(known[at - 1, ids[at]]), ids[at], None] for at in range(start + 1, len(ids))]
+        meta["input_token_logprobs"] = [[None, ids[start], None], *told]
+    return {"text": "", "output_ids": tokens, "meta_info": meta}
+
+
+def _sglang_tokenize(server: FakeServer, body: Reply) -> Reply:
+    return _vllm_tokenize(server, body)
+
+
+def _sglang_detokenize(server: FakeServer, body: Reply) -> Reply:
+    return {"text": server.decode(body["tokens"], body.get("skip_special_tokens") is False)}
+
+
+# --- llama.cpp --------------------------------------------------------------------------------------------------
+
+
+def _llama(server: FakeServer, body: Reply) -> Reply:
+    forced = [int(token) for token in re.findall(r"<\[(\d+)\]>", body.get("grammar", ""))]
+    ids = body["prompt"]
+    if len(ids) >= LIMIT:
+        raise Refused(400, f"request ({len(ids)} tokens) exceeds the available context size ({LIMIT} tokens)")
+    if any(_incomplete(server, forced[: place + 1]) for place in range(len(forced))):  # as the real one
+        raise Refused(500, "got exception: Unexpected empty grammar stack after accepting piece: . (30)")
+    only = None
+    if "grammar" in body:
+        only = lambda place, _: [forced[place]] if place < len(forced) else server.eos
+    if "logit_bias" in body:
+        only = lambda *_: [token for token, _ in body["logit_bias"]]
+    count = max(1, body["n_predict"])  # as the real one: 0 draws one all the same
+    tokens, rows, ended = server.drawn(ids, count, body["temperature"], body.get("seed", 0), [], only)
+    said = [tokens[: place + 1 - (ended and place + 1 == len(tokens))] for place in range(len(tokens))]
+    return {
+        "content": "",
+        "tokens": tokens,
+        "stop_type": "eos" if ended else "limit",
+        "model": server.name,
+        "truncated": False,
+        "timings": {"cache_n": len(ids) - 1, "prompt_n": 1, "predicted_n": len(tokens)},
+        "completion_probabilities": [  # as the real one: none where half a character is all there is
+            {"id": token, "logprob": float(row[token]), "top_logprobs": _likely(row, body["n_probs"])}
+            for token, row, before in zip(tokens, rows, said, strict=True)
+            if not _incomplete(server, before)
+        ],
+    }
+
+
+def _incomplete(server: FakeServer, tokens: Sequence[int]) -> bool:
+    return server.decode(tokens).endswith("\ufffd")
+
+
+def _likely(row: Any, count: int) -> list[dict[str, Any]]:
+    values, ids = row.topk(min(count, len(row)))
+    return [{"id": int(one), "logprob": float(value)} for value, one in zip(values, ids, strict=True)]
+
+
+def _llama_template(server: FakeServer, body: Reply) -> Reply:
+    if body["messages"][-1]["role"] == "assistant":  # as the real one: a last answer is left open
+        body = {**body, "continue_final_message": True}
+    return {"prompt": server.rendered(body)}
+
+
+def _llama_props(server: FakeServer, body: Reply) -> Reply:
+    return {
+        "total_slots": 2,
+        "default_generation_settings": {"n_ctx": LIMIT},
+        "chat_template": server.tokenizer.chat_template or "",
+        "eos_token": server.tokenizer.eos_token,
+    }
+
+
+Answer = Callable[[FakeServer, Reply], Any]
+ENGINES: dict[str, dict[str, Answer]] = {
+    "vllm": {
+        "/v1/models": _models,
+        "/v1/completions": _vllm,
+        "/v1/chat/completions": _chat,
+        "/tokenize": _vllm_tokenize,
+        "/detokenize": _vllm_detokenize,
+    },
+    "sglang": {
+        "/v1/models": _models,
+        "/generate": _sglang,
+        "/v1/chat/completions": _chat,
+        "/v1/tokenize": _sglang_tokenize,
+        "/v1/detokenize": _sglang_detokenize,
+    },
+    "llama.cpp": {
+        "/v1/models": _models,
+        "/props": _llama_props,
+        "/completion": _llama,
+        "/v1/chat/completions": _chat,
+        "/tokenize": lambda server, body: {"tokens": server.encode(body["content"])},
+        "/detokenize": lambda server, body: {"content": server.decode(body["tokens"])},
+        "/apply-template": _llama_template,
+    },
+    "chat": {"/v1/models": _models, "/v1/chat/completions": _chat},
+}
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------
+
+
+class _Listener(ThreadingHTTPServer):
+    """Its connections end with it, as those of a process do."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, *args: Any) -> None:
+        self._open: set[socket.socket] = set()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def hang_up(self) -> None:
+        for one in self._open:
+            try:
+                one.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who has hung up is not waited for."""
+
+
+def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
+    class Answering(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # headers and body in one packet: else each reply waits for an acknowledgement
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            self._answer(None)
+
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _answer(self, body: Any) -> None:
+            before = len(server.asked)
+            server.asked.append((self.path, body))
+            ill = server.fault(self.path, before) if server.fault else None
+            if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":
+                return self._send(401, {"error": {"message": "Invalid API key"}})
+            if ill == "hang":
+                server.go.wait(30)
+                return None
+            if isinstance(ill, int):
+                return self._send(ill, {"error": {"message": "not now"}})
+            if isinstance(ill, bytes):
+                return self._bytes(200, ill)
+            try:
+                told = server.reply(self.path, body)
+            except KeyError as error:
+                return self._send(404, {"error": f"no such path or field: {error}"})
+            except Refused as error:
+                return self._send(error.status, {"error": {"message": str(error)}})
+            return self._send(200, ill(told) if callable(ill) else told, cut=ill == "cut")
+
+        def _send(self, status: int, told: Any, cut: bool = False) -> None:
+            self._bytes(status, json.dumps(told).encode(), cut)
+
+        def _bytes(self, status: int, data: bytes, cut: bool = False) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2] if cut else data)
+            self.wfile.flush()
+            if cut:
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    return Answering
+
+
+def later(after: int, ill: Any, path: str = "", times: int = 10**6) -> Callable[[str, int], Any]:
+    """A fault that begins after so many questions to a path, and lasts for so many."""
+    count = 0
+
+    def fault(asked: str, _: int) -> Any:
+        nonlocal count
+        if path not in asked:
+            return None
+        count += 1
+        return ill if after < count <= after + times else None
+
+    return fault

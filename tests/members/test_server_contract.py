@@ -1,0 +1,73 @@
+"""The members' contract, on servers that speak as each engine does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+pytest.importorskip("httpx")
+
+from langchain_specfuse.core.member import Member
+from langchain_specfuse.members.server import ServerMember
+
+from . import tiny
+from .contract import MemberContract
+from .fake_server import FakeServer
+
+
+class Served(MemberContract):
+    engine = ""
+    arch, seed = "llama", 1
+    tokenizer: str | None = None
+    """Another than the architecture's own."""
+    lends = False
+    """Whether the server's own tokenizer is used."""
+    settles = False
+
+    @pytest.fixture
+    def make_member(self) -> Iterator[Callable[[], Member]]:
+        model, tokenizer = tiny.cached(
+            self.arch, self.seed, **({"tokenizer": self.tokenizer} if self.tokenizer else {})
+        )
+        server = FakeServer(self.engine, model, tokenizer)
+        own = None if self.lends else tokenizer
+        made: list[ServerMember] = []
+
+        def make() -> ServerMember:
+            made.append(ServerMember(server.url, "tiny", tokenizer=own))
+            return made[-1]
+
+        yield make
+        for one in made:
+            one.unload()
+        server.stop()
+
+
+class TestVLLM(Served):
+    engine = "vllm"
+    arch = "gemma3"
+
+
+class TestVLLMWithItsOwnTokenizer(Served):
+    engine = "vllm"
+    lends = True
+
+
+class TestSGLangWithAPlainTemplate(Served):
+    engine = "sglang"
+    arch = "gpt2"
+
+
+class TestLlamaCppWithItsOwnTokenizer(Served):
+    engine = "llama.cpp"
+    lends = True
+    tokenizer = "unigram"  # without halves of characters, of which it tells no numbers
+
+
+class TestChat(Served):
+    engine = "chat"
+    lends = True
+
+    def test_an_answer_written_alone_is_the_same_however_it_is_cut(self, member: Member) -> None:
+        pytest.skip("text alone: its own words are read again, as other tokens")
