@@ -37,8 +37,7 @@ class SpecFuseFields(BaseChatModel):
     """The fields of ``SpecFuseChatModel``."""
 
     members: list[Any]
-    """Who writes: hub ids, local folders, ``.gguf`` files, servers (``"http://host:8000/v1#model"``), dicts of a member's
-    arguments, or objects."""
+    """Who writes: hub ids, folders, ``.gguf`` files, servers' addresses, dicts of a member's arguments, or objects."""
     verifiers: list[Any] = Field(default_factory=list)
     """Who only votes. Written like ``members``."""
     model: str | None = None
