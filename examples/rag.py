@@ -44,6 +44,6 @@ prompt = ChatPromptTemplate.from_template("{notes}\n\nAnswer in one sentence fro
 llm = SpecFuseChatModel(members=demo_members()).bind(regex=r"[A-Z][^.!?\[\]\n]{9,140}\.")
 chain = {"notes": notes, "question": RunnablePassthrough()} | prompt | llm | cited
 
-for text in chain.stream("How do I get from the station to the harbour?"):
+for text in chain.stream("How often does the bus from the station to the harbour go?"):
     print(text, end="", flush=True)
 print()
