@@ -116,20 +116,22 @@ def call_for_drafts(
     replies = yield Ask(jobs, number)
     clock.lap("draft", replies)
     rest = dict.fromkeys([name for name in panel.drafters if name not in jobs], job)
-    if rest and casting.doubts(panel, _drafts(jobs, replies, answer), answer.text, settings.loop_guard):
+    sound = [name for name, job in jobs.items() if rest and not failure_of(job, replies[name])]
+    if rest and casting.doubts(panel, _drafts(sound, replies, answer), answer.text, settings.loop_guard):
         more = yield Ask(rest, number)
         clock.lap("draft", more)
         jobs, replies = dict.fromkeys(panel.drafters, job), {**replies, **more}
     if number > 1 and all(isinstance(r, Failure) and r.kind == "overflow" for r in replies.values()):
         # Everybody's context is full: nobody leaves, and nobody has more to say. The answer ends here.
         return panel, {name: Draft("") for name in panel.drafters}
-    return _without_failed(panel, jobs, replies, answer, number), _drafts(jobs, replies, answer)
+    panel = _without_failed(panel, jobs, replies, answer, number)
+    return panel, _drafts([name for name in panel.drafters if name in jobs], replies, answer)
 
 
-def _drafts(jobs: Mapping[str, DraftJob], replies: Replies, answer: Answer) -> dict[str, Draft]:
-    """The drafts among these replies, as they may stand."""
-    told = {name: replies[name] for name, job in jobs.items() if not failure_of(job, replies[name])}
-    return {name: lawful(draft, answer) for name, draft in told.items() if isinstance(draft, Draft)}
+def _drafts(names: Sequence[str], replies: Replies, answer: Answer) -> dict[str, Draft]:
+    """What these members drafted, as it may stand."""
+    told = {name: draft for name in names if isinstance(draft := replies[name], Draft)}
+    return {name: lawful(draft, answer) for name, draft in told.items()}
 
 
 def call_for_scores(

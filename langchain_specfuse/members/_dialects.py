@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ..core.values import Constraint, Sampling
 from ..errors import MemberError
+from ._http import Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +143,9 @@ def same(told: Sequence[int], asked: Sequence[int], who: str) -> None:
     """The tokens that came back must be those that were asked about: some servers ignore what they do not know."""
     if list(told) != list(asked):
         raise MemberError(f"{who} was asked about the tokens {list(asked)[:8]}, and told of {list(told)[:8]}")
+
+
+def context_of(wire: Wire, model: str) -> int | None:
+    """How long a context the server gives this model, where its list of models tells."""
+    served = wire.get("/v1/models").get("data", ())
+    return next((one.get("max_model_len") for one in served if one.get("id") == model), None)

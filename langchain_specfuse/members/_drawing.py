@@ -20,10 +20,7 @@ from ..core.values import DraftJob, Failure, Sampling
 from ._bound import Bound, cut_in_structure, masked
 from ._sampling import chosen, end_logprobs, logprobs_of
 from ._stores import Fan, Store
-from ._text import Words
-
-OVERTIME = 2
-"""A draft without a safe boundary may go on to this many times its length, and a few tokens more."""
+from ._text import OVERTIME, Words, complete, tail_of
 
 
 @dataclass
@@ -136,15 +133,15 @@ class Drawing:
         if self._ends_in_words(pen, text, ends):
             return
         open_end = len(text) - held_back(text, (self.end_text, hold))
-        if first_stop(_tail(pen.job) + text, pen.job.stop) is not None or size >= pen.limit:
-            pen.done, pen.kept = True, _complete(ends)
+        if first_stop(tail_of(pen.job) + text, pen.job.stop) is not None or size >= pen.limit:
+            pen.done, pen.kept = True, complete(ends)
         elif size >= wanted:
             # What may be the beginning of the end in words is not offered yet: the next tokens will tell.
             whole = sum(end <= open_end for end in ends)
             pen.kept = kept_tokens(text, ends, min(wanted, whole)) or kept_tokens(text, ends, whole)
             overtime = size >= OVERTIME * wanted + 8
             pen.done = pen.kept > 0 or overtime
-            pen.kept = pen.kept or _complete(ends)
+            pen.kept = pen.kept or complete(ends)
 
     def _look_bound(self, pen: Pen) -> None:
         """The same under a constraint: the grammar says where calls begin and end and where there is no choice."""
@@ -166,7 +163,7 @@ class Drawing:
         elif bound.free:
             self._look(pen, bound.begin)
         else:
-            stops = bound.newly_forced() and _complete(self.words.told(pen.context, pen.tokens)[1]) == size
+            stops = bound.newly_forced() and complete(self.words.told(pen.context, pen.tokens)[1]) == size
             pen.kept, pen.done = (size, True) if stops else (0, False)
             if not stops:
                 self._cut(pen, pen.job.segment_tokens)
@@ -177,13 +174,13 @@ class Drawing:
         if size < min(wanted, pen.limit) and not pen.job.stop:
             return
         text, ends = self.words.told(pen.context, pen.tokens)
-        if first_stop(_tail(pen.job) + text, pen.job.stop) is not None or size >= pen.limit:
-            pen.done, pen.kept = True, _complete(ends)
+        if first_stop(tail_of(pen.job) + text, pen.job.stop) is not None or size >= pen.limit:
+            pen.done, pen.kept = True, complete(ends)
         elif size >= wanted:
             for limit in (wanted, size):
                 pen.kept = pen.kept or kept_tokens(text, ends, limit) or cut_in_structure(text, ends, limit)
             pen.done = pen.kept > 0 or size >= OVERTIME * wanted + 8
-            pen.kept = pen.kept or _complete(ends)
+            pen.kept = pen.kept or complete(ends)
 
     def _cut_before_call(self, pen: Pen, bound: Bound) -> bool:
         """What was said before a call is a draft of its own, so that the vote is on whole calls."""
@@ -204,7 +201,7 @@ class Drawing:
     def _stuck(self, pen: Pen, logprob: float) -> None:
         """The grammar leaves no token, or not the one that was drawn: what is there so far is the draft."""
         pen.done = True
-        pen.kept = _complete(self.words.told(pen.context, pen.tokens)[1])
+        pen.kept = complete(self.words.told(pen.context, pen.tokens)[1])
         if not pen.kept:
             kind = "nan" if math.isnan(logprob) else "error"
             pen.failure = Failure(kind, "none of its tokens can follow under this constraint")
@@ -273,17 +270,3 @@ def guarded(pen: Pen) -> Iterator[None]:
 def _unpenalised(how: Sampling) -> Sampling:
     """Under a constraint repetition is not the model's choice, and a penalty would bend what it copies."""
     return how if how.repetition_penalty is None else replace(how, repetition_penalty=None)
-
-
-def _complete(ends: Sequence[int]) -> int:
-    """How many tokens end where a character is complete."""
-    whole = len(ends)
-    while whole > 1 and ends[whole - 1] == ends[whole - 2]:
-        whole -= 1
-    return whole
-
-
-def _tail(job: DraftJob) -> str:
-    """The end of the answer in which a stop string may have begun."""
-    longest = max((len(word) for word in job.stop), default=1) - 1
-    return "".join(segment.text for segment in job.answer)[-longest:] if longest else ""

@@ -14,10 +14,7 @@ from dataclasses import dataclass, field
 from ..core.answer import first_stop, held_back, kept_tokens
 from ..core.values import DraftJob
 from ._dialects import Drawn
-from ._text import Words
-
-OVERTIME = 2
-"""A draft without a safe boundary may go on to this many times its length, and a few tokens more."""
+from ._text import OVERTIME, Words, complete, tail_of
 
 
 @dataclass
@@ -61,7 +58,7 @@ class Piece:
             self.ended = self.done = True
             self.kept, self.end_logprob = len(self.tokens), drawn.end_logprob
         elif len(drawn.tokens) == 0:  # nothing more comes: what is there is the draft
-            self.done, self.kept = True, _complete(self.ends)
+            self.done, self.kept = True, complete(self.ends)
 
     def result(self) -> tuple[list[int], list[float] | None]:
         """The tokens that are kept, and their log-probabilities with that of the end."""
@@ -78,14 +75,14 @@ class Piece:
         if self._ends_in_words(text, ends):
             return
         wanted = self.job.segment_tokens
-        if first_stop(_tail(self.job) + text, self.job.stop) is not None or size >= self.limit:
-            self.done, self.kept = True, _complete(ends)
+        if first_stop(tail_of(self.job) + text, self.job.stop) is not None or size >= self.limit:
+            self.done, self.kept = True, complete(ends)
         elif size >= wanted:
             open_end = len(text) - held_back(text, (self.end_text,))
             whole = sum(end <= open_end for end in ends)
             self.kept = kept_tokens(text, ends, min(wanted, whole)) or kept_tokens(text, ends, whole)
             self.done = self.kept > 0 or size >= OVERTIME * wanted + 8
-            self.kept = self.kept or _complete(ends)
+            self.kept = self.kept or complete(ends)
 
     def _ends_in_words(self, text: str, ends: Sequence[int]) -> bool:
         at = text.find(self.end_text) if self.end_text else -1
@@ -98,17 +95,3 @@ class Piece:
             self.end_logprob = math.fsum(self.logprobs[self.kept + bool(self.rest) : len(ends)])
         self.ended = self.done = True
         return True
-
-
-def _complete(ends: Sequence[int]) -> int:
-    """How many tokens end where a character is complete."""
-    whole = len(ends)
-    while whole > 1 and ends[whole - 1] == ends[whole - 2]:
-        whole -= 1
-    return whole
-
-
-def _tail(job: DraftJob) -> str:
-    """The end of the answer in which a stop string may have begun."""
-    longest = max((len(word) for word in job.stop), default=1) - 1
-    return "".join(segment.text for segment in job.answer)[-longest:] if longest else ""

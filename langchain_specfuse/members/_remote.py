@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..errors import MemberError
+
 KEPT = 8192
 """So many texts and runs of tokens are remembered; the same ones are asked for again and again."""
 
@@ -59,6 +61,13 @@ class RemoteTokenizer:
         if chat_template not in (None, self._own):
             body["chat_template"] = chat_template
         return self._render(body)
+
+    def if_served(self) -> RemoteTokenizer | None:
+        """Itself; None where the server has it switched off, or stands behind a gateway that does not know it."""
+        try:
+            return self if self("a b")["input_ids"] else None
+        except MemberError:
+            return None
 
     def stops(self) -> list[int]:
         """The tokens that are known to end a turn."""

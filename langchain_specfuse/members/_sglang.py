@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.values import Constraint
 from ..errors import MemberError
-from ._dialects import Drawn, Path, Way, Wish, either, folded, numbers, same, sampled, spelled
+from ._dialects import Drawn, Path, Way, Wish, context_of, either, folded, numbers, same, sampled, spelled
 from ._http import Wire
 from ._remote import RemoteTokenizer
 
@@ -29,15 +29,10 @@ class SGLang:
         self.stops: Sequence[int] = ()
 
     def limit(self) -> int | None:
-        served = self.wire.get("/v1/models").get("data", ())
-        return next((one.get("max_model_len") for one in served if one.get("id") == self.model), None)
+        return context_of(self.wire, self.model)
 
     def tokenizer(self) -> RemoteTokenizer | None:
-        remote = RemoteTokenizer(self._encode, self._decode, self._render)
-        try:
-            return remote if remote("a b")["input_ids"] else None
-        except MemberError:
-            return None
+        return RemoteTokenizer(self._encode, self._decode, self._render).if_served()
 
     def draw(self, wish: Wish) -> Drawn:
         asked = {"max_new_tokens": wish.count, "stop_token_ids": list(self.stops), **sampled(wish.sampling)}

@@ -12,7 +12,10 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.answer import is_safe
-from ..core.values import Segment
+from ..core.values import DraftJob, Segment
+
+OVERTIME = 2
+"""A draft without a safe boundary may go on to this many times its length, and a few tokens more."""
 
 LEFT_TOKENS = 12
 """Tokens of context that are decoded along, to see what a new token adds."""
@@ -151,3 +154,17 @@ def blocks(run: str) -> Iterator[str]:
         start = at
     if start < len(run):
         yield run[start:]
+
+
+def complete(ends: Sequence[int]) -> int:
+    """How many tokens end where a character is complete."""
+    whole = len(ends)
+    while whole > 1 and ends[whole - 1] == ends[whole - 2]:
+        whole -= 1
+    return whole
+
+
+def tail_of(job: DraftJob) -> str:
+    """The end of the answer in which a stop string may have begun."""
+    longest = max((len(word) for word in job.stop), default=1) - 1
+    return "".join(segment.text for segment in job.answer)[-longest:] if longest else ""

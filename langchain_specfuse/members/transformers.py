@@ -36,14 +36,14 @@ from ..core.values import (
 )
 from ..errors import UsageError, advised
 from ._bound import Bound, Standing
-from ._drawing import OVERTIME, Drawing, Pen, guarded
+from ._drawing import Drawing, Pen, guarded
 from ._loading import Source, Weights, context_limit, given, weights_for, width
 from ._memo import Memo
 from ._placement import available_memory
 from ._scoring import Scoring
 from ._stores import Fan, Read
 from ._template import Template, end_of_turn, stop_ids
-from ._text import Words
+from ._text import OVERTIME, Words
 from ._thinking import Thinking, Thought
 from ._thoughts import opened
 from ._tools import call_format, parts, speaks, trigger
