@@ -56,6 +56,16 @@ def test_what_is_there_is_not_asked_again(tmp_path):
     assert counts == [("ann", 30, 30), ("bob", 30, 30), ("ensemble", 30, 30)]
 
 
+def test_no_system_gains_from_what_was_read_for_another(tmp_path):
+    """What each had drafted when it was told to forget: before every system that it is part of, at its desk."""
+    members, told = [knows("ann", lambda n: True), knows("bob", lambda n: True)], []
+    for member in members:
+        member.drop_prefixes = lambda member=member: told.append((member.name, member.draft_calls > 0))
+    with Results(tmp_path) as results:
+        run(plan(sums(tmp_path), members), results)
+    assert told == [("ann", False), ("bob", False), ("ann", True), ("bob", True)]
+
+
 def test_a_change_of_settings_question_or_member_is_another_result(tmp_path):
     task = sums(tmp_path, 3)
     told = plan(task, [knows("ann", lambda n: True)])
