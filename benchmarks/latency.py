@@ -102,7 +102,7 @@ class Uncached(TransformersMember):
         )
         nothing = torch.zeros((1, self._weights.model.config.vocab_size))
         for token in out[0, len(context) :].tolist():
-            self.drawing._put(pen, token, 0.0, nothing[0])
+            self.drawing.take(pen, token, 0.0, nothing[0])
         pen.kept = pen.kept or len(pen.tokens)
         text = self.words.told(context, pen.tokens[: pen.kept])[0]
         return Draft(text, pen.ended, tuple(pen.tokens[: pen.kept]), None, Effort())

@@ -1,10 +1,11 @@
 """How many forward passes does a token of the answer cost, and what do fewer passes cost in right answers?
 
-Tiny specialists (``tiny_members.py``) answer single questions under each way to cast and to cut; beside them what is no
-part of the method: a veto of those who did not draft, and segments whose length follows the vote. Passes are counted
-in the models themselves, in answers that have the machine to themselves. Then five members of the demo's two models.
+Tiny specialists (``tiny_members.py``) answer single questions, and some of two parts, under each way to cast, to cut
+and to guess; beside them what is no part of the method: a veto of those who did not draft, and segments whose length
+follows the vote. Passes are counted in the models themselves, in answers that have the machine to themselves, and told
+by what they were spent on. Then five members of the demo's two models.
 
-    python benchmarks/passes.py [--parts vague,misled,demo] [--each 40]
+    python benchmarks/passes.py [--parts vague,misled,vague two,misled two,demo] [--each 40] [--two 96]
 
 Results are kept in ``passes.json`` cell by cell: started again, it goes on. ``--table`` only prints them.
 """
@@ -17,6 +18,7 @@ import json
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,7 +36,8 @@ from langchain_specfuse.core.ballot import Ballot, Vote
 from langchain_specfuse.core.casting import Casting
 from langchain_specfuse.core.panel import Panel, dismissed, hedged, learning_rate, observed
 from langchain_specfuse.core.rounds import Clock, Loop, call_for_drafts, call_for_scores
-from langchain_specfuse.core.values import Ask, Query, Round, Scored, ScoreJob, Settings, Turn
+from langchain_specfuse.core.rounds import rounds as loop_of
+from langchain_specfuse.core.values import Ask, DraftJob, Query, Round, Scored, ScoreJob, Settings, Turn
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.engine.drive import drive
 from langchain_specfuse.evaluation.statistics import difference
@@ -42,8 +45,8 @@ from langchain_specfuse.evaluation.statistics import difference
 RESULTS = Path(__file__).with_suffix(".json")
 BASE: dict[str, Any] = {"segment_tokens": 8, "max_tokens": 160, "min_members": 2}
 """As in ``specialists.py``: the defaults but for a shorter segment."""
-COUNTED = 7
-"""Passes are counted in every so many-th question: those are asked one at a time."""
+COUNTED = 23
+"""Passes are counted in about so many questions: those are asked one at a time."""
 
 # --- what was tried and left out --------------------------------------------------------------------------------
 
@@ -139,6 +142,27 @@ def passes() -> Iterator[list[int]]:
         hook.remove()
 
 
+def spent_on(loop: Loop, count: list[int], spent: Counter[str]) -> Loop:
+    """The same loop; beside it, what its passes went to: the first vote, lone writers, later votes (rounds in which
+    somebody had won before), and of each, how much was scoring."""
+    replies: Any = None
+    here, won = Counter[str](), False
+    while True:
+        try:
+            item = loop.send(replies)
+        except StopIteration:
+            return
+        before = count[0]
+        replies = yield item
+        if isinstance(item, Ask):
+            drafts = isinstance(next(iter(item.jobs.values())), DraftJob)
+            here["drafts" if drafts else "scores"] += count[0] - before
+            continue
+        kind = "lone" if len(item.drafts) == 1 else "later" if won else "first"
+        spent.update({f"{kind} {work}": passes for work, passes in here.items()})
+        here, won = Counter(), won or len({(draft.text, draft.ended) for draft in item.drafts.values()}) > 1
+
+
 def written(rounds: Sequence[Round]) -> int:
     """Tokens of an answer, its end among them."""
     return sum(len(r.drafts[r.winner].tokens) + r.segment.ended for r in rounds)
@@ -176,27 +200,57 @@ class Cell:
     alone: bool = False
 
 
-SPECIALISTS = [
+GUESSES = {"speculate": True}
+ONE = {"drafters": 1}
+LONGER = {"segment_tokens": 10}
+"""The default length."""
+AT_EIGHT = [
     Cell("each alone", alone=True),
+    Cell("each alone, guesses", GUESSES, alone=True),
     Cell("all draft"),
-    Cell("one drafts", {"drafters": 1}),
+    Cell("all draft, guesses", GUESSES),
+    Cell("one drafts", ONE),
+    Cell("one drafts, guesses", ONE | GUESSES),
+]
+AT_TEN = [
+    Cell("all draft, 10 tokens", LONGER),
+    Cell("all draft, guesses, 10 tokens", LONGER | GUESSES),
+    Cell("one drafts, 10 tokens", LONGER | ONE),
+    Cell("one drafts, guesses, 10 tokens", LONGER | ONE | GUESSES),
+]
+SPECIALISTS = [
+    *AT_EIGHT,
+    *AT_TEN,
     Cell("all draft, 5 tokens", {"segment_tokens": 5}),
     Cell("one drafts, 5 tokens", {"segment_tokens": 5, "drafters": 1}),
+    Cell("one drafts, guesses, 5 tokens", {"segment_tokens": 5} | ONE | GUESSES),
     Cell("two draft, 5 tokens", {"segment_tokens": 5, "drafters": 2}),
     Cell("one drafts, the others may veto, 5 tokens", {"segment_tokens": 5, "drafters": 1}, lambda: Idea(veto=True)),
     Cell("all draft, 4 or 16 tokens", {"segment_tokens": 4}, lambda: Idea(adapts=True)),
     Cell("one drafts, 4 or 16 tokens", {"segment_tokens": 4, "drafters": 1}, lambda: Idea(adapts=True)),
 ]
-DEMO = [Cell("each alone", alone=True), Cell("all draft"), Cell("one drafts", {"drafters": 1})]
+DEMO = [
+    Cell("each alone", alone=True),
+    Cell("all draft"),
+    Cell("one drafts", ONE),
+    Cell("one drafts, guesses", ONE | GUESSES),
+]
+PARTS = {"vague": SPECIALISTS, "misled": SPECIALISTS, "vague two": AT_EIGHT + AT_TEN, "misled two": AT_EIGHT + AT_TEN,
+         "demo": DEMO}  # fmt: skip
 DEMO_ASKED = ("Why is the sky blue?", "How do I boil an egg?")
 
 
-def rounds_of(ensemble: Ensemble, asked: str, settings: Settings, idea: Callable[[], Idea] | None) -> list[Round]:
+def rounds_of(
+    ensemble: Ensemble,
+    asked: str,
+    settings: Settings,
+    idea: Callable[[], Idea] | None,
+    metered: Callable[[Loop], Loop] = lambda loop: loop,
+) -> list[Round]:
     query = Query(f"{time.perf_counter_ns()}-{asked}", (Turn("user", asked),))
-    if idea is None:
-        return list(ensemble.rounds(query, settings))
     panel = Panel.of(ensemble.seats(ensemble.loaded().result()))
-    return list(drive(tried(query, settings, panel, idea()), query.id, ensemble.members))
+    loop = loop_of(query, settings, panel) if idea is None else tried(query, settings, panel, idea())
+    return list(drive(metered(loop), query.id, ensemble.members))
 
 
 def at_once(work: Callable[[int], list[Round]], number: int) -> list[list[Round]]:
@@ -209,33 +263,40 @@ def at_once(work: Callable[[int], list[Round]], number: int) -> list[list[Round]
     return [told[n] for n in range(number)]
 
 
-def counted(ensemble: Ensemble, asked: Sequence[str], settings: Settings, cell: Cell) -> tuple[list[list[Round]], int]:
-    """The rounds of these questions, one at a time, and the passes that they took."""
+def counted(
+    ensemble: Ensemble, asked: Sequence[str], settings: Settings, cell: Cell, spent: Counter[str]
+) -> list[list[Round]]:
+    """The rounds of these questions, one at a time, and in ``spent`` the passes that they took."""
+    rounds_of(ensemble, asked[0], settings, cell.idea)  # what guesses are worth is tried in the very first
     with passes() as count:
-        told = [rounds_of(ensemble, one, settings, cell.idea) for one in asked]
-    return told, count[0]
+        told = [
+            rounds_of(ensemble, one, settings, cell.idea, lambda loop: spent_on(loop, count, spent)) for one in asked
+        ]
+    return told
 
 
 def specialists(one_by_one: Sequence[Any], cell: Cell, asked: Sequence[tuple[Part, ...]]) -> dict[str, Any]:
-    """One cell: which answers were right, and what a token cost."""
+    """One cell: which parts of the answers were right, and what a token cost."""
     settings = Settings(**{**BASE, **cell.choices})
-    since, marks, spent, tokens, all_rounds = time.perf_counter(), [], 0, 0, []
+    since, marks, spent, tokens, all_rounds = time.perf_counter(), [], Counter[str](), 0, []
     for ensemble in [Ensemble([one]) for one in one_by_one] if cell.alone else [Ensemble(one_by_one)]:
         told = at_once(lambda n, e=ensemble: rounds_of(e, question(asked[n]), settings, cell.idea), len(asked))
-        right_ones = [all(right(p, "".join(r.text for r in rs))) for p, rs in zip(asked, told, strict=True)]
+        right_ones = [mark for p, rs in zip(asked, told, strict=True) for mark in right(p, "".join(r.text for r in rs))]
         marks.append("".join(str(int(mark)) for mark in right_ones))
-        one_at_a_time, count = counted(ensemble, [question(parts) for parts in asked[::COUNTED]], settings, cell)
-        spent, tokens = spent + count, tokens + sum(map(written, one_at_a_time))
+        some = [question(parts) for parts in asked[:: max(round(len(asked) / COUNTED), 1)]]
+        one_at_a_time = counted(ensemble, some, settings, cell, spent)
+        tokens += sum(map(written, one_at_a_time))
         all_rounds += itertools.chain.from_iterable(told)
     return {"marks": marks} | summed(all_rounds, spent, tokens, time.perf_counter() - since)
 
 
-def summed(rounds: Sequence[Round], spent: int, tokens: int, seconds: float) -> dict[str, Any]:
+def summed(rounds: Sequence[Round], spent: Counter[str], tokens: int, seconds: float) -> dict[str, Any]:
     open_votes = [r for r in rounds if r.votes]
     return {
-        "passes": spent,
+        "passes": spent.total(),
         "tokens": tokens,
-        "passes_a_token": round(spent / tokens, 2),
+        "passes_a_token": round(spent.total() / tokens, 2),
+        "spent_on": {kind: round(spent[kind] / tokens, 3) for kind in sorted(spent)},
         "rounds": len(rounds),
         "alone": sum(len(r.drafts) == 1 for r in rounds),
         "all_the_same": sum(len(r.drafts) > 1 and len({(d.text, d.ended) for d in r.drafts.values()}) == 1
@@ -249,11 +310,11 @@ def summed(rounds: Sequence[Round], spent: int, tokens: int, seconds: float) -> 
 
 def demo(one_by_one: Sequence[Any], cell: Cell) -> dict[str, Any]:
     settings = Settings(max_tokens=40, min_members=2, **cell.choices)
-    since, spent, tokens, rounds = time.perf_counter(), 0, 0, []
+    since, spent, tokens, rounds = time.perf_counter(), Counter[str](), 0, []
     for ensemble in [Ensemble([one]) for one in one_by_one] if cell.alone else [Ensemble(one_by_one)]:
         ensemble.loaded().result()
-        told, count = counted(ensemble, DEMO_ASKED, settings, cell)
-        spent, tokens = spent + count, tokens + sum(map(written, told))
+        told = counted(ensemble, DEMO_ASKED, settings, cell, spent)
+        tokens += sum(map(written, told))
         rounds += itertools.chain.from_iterable(told)
     texts = [] if cell.alone else ["".join(r.text for r in rs) for rs in told]
     return summed(rounds, spent, tokens, time.perf_counter() - since) | {"answers": texts}
@@ -303,16 +364,18 @@ def table(part: str, cells: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="vague,misled,demo")
+    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--each", type=int, default=40, help="questions of each skill")
+    parser.add_argument("--two", type=int, default=96, help="questions of two skills")
     parser.add_argument("--table", action="store_true", help="only print what is there")
     told = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for part in [] if told.table else told.parts.split(","):
-        one_by_one = five_of_two() if part == "demo" else members(part)
-        asked = questions(told.each, 0)
-        for cell in DEMO if part == "demo" else SPECIALISTS:
+        mode, _, two = part.partition(" ")
+        one_by_one = five_of_two() if part == "demo" else members(mode)
+        asked = questions(0, told.two) if two else questions(told.each, 0)
+        for cell in PARTS[part]:
             cells = results.setdefault(part, {})
             if cell.name not in cells:
                 cells[cell.name] = demo(one_by_one, cell) if part == "demo" else specialists(one_by_one, cell, asked)

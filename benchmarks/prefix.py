@@ -25,7 +25,8 @@ from latency import CLOCK, NOTES, clock, machine, reported
 from langchain_specfuse.core.values import Call, Query, Round, Settings, Tool, Turn
 from langchain_specfuse.demo import demo_members
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.engine.desk import Task, desk_for
+from langchain_specfuse.engine.desk import desk_for
+from langchain_specfuse.engine.task import Task
 from langchain_specfuse.members.transformers import TransformersMember
 
 Turns = tuple[Turn, ...]

@@ -113,7 +113,10 @@ def panel_cells() -> Iterator[Cell]:
             yield Cell(name, panel, {"temperature": 0.7, "seed": 0}, first=first)
         for panel in (SMOL, GEMMA):
             yield Cell(name, panel, {"repetition_penalty": 1.0}, first=first)
-    yield from (Cell("ifeval", panel, first=FIRST["ifeval"]) for panel in ("five",))
+        yield Cell(name, "five", {"exit": "quiet"}, first=first)
+    yield Cell("ifeval", "five", first=FIRST["ifeval"])
+    for least in (1, 2):
+        yield Cell("ifeval", "five", {"exit": "quiet", "min_members": least}, first=FIRST["ifeval"])
 
 
 def long_cells() -> Iterator[Cell]:

@@ -122,13 +122,18 @@ def grid() -> Iterator[Cell]:
         yield {**PRESETS[preset], "min_members": 2}, plain
     for score, (feedback, rate) in itertools.product(SCORES, FEEDBACK):
         yield {"score": score, "feedback": feedback, "learning_rate": rate}, plain
-    for kind, least in itertools.product(("never", "studentized", "literal", "fixed"), (1, 2)):
+    for kind, least in itertools.product(("never", "studentized", "quiet", "literal", "fixed"), (1, 2)):
         if (kind, least) not in (("studentized", 2), ("never", 1)):
             yield {"exit": kind, "min_members": least}, plain
+    for drafters in (1, 2):
+        yield {"drafters": drafters}, plain
+    yield {"drafters": 2, "exit": "quiet", "min_members": 2}, plain
     for tokens in (4, 16):
         yield {"segment_tokens": tokens}, plain
+        yield {"segment_tokens": tokens, "drafters": 1}, plain
         yield {"segment_tokens": tokens, "exit": "never"}, plain
         yield {"segment_tokens": tokens, "min_members": 1}, plain
+        yield from (({"segment_tokens": tokens, "exit": "quiet", "min_members": least}, plain) for least in (1, 2))
         yield PAPER | {"segment_tokens": tokens}, plain
 
 

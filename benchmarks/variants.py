@@ -148,7 +148,7 @@ def varied(query: Query, settings: Settings, panel: Panel, count: Count, reward:
         panel = hedged(panel, vote.rewards, eta)
         if vote.disputed:
             panel = observed(panel, vote.totals, vote.winner)
-            panel = dismissed(settings.exit, panel, settings.min_members, number)
+            panel = dismissed(settings.exit, panel, settings.min_members, number, vote.assured)
         yield Round(
             number, answer.released, vote.segment, vote.winner, drafts, vote.scores, vote.votes, vote.totals,
             vote.rewards, voted.weights, panel.weights, authors=vote.authors, looped=ballot.looped,

@@ -23,7 +23,9 @@ def canonical(name: str) -> str:
 
 def wanted() -> list[Requirement]:
     lines = [line.split("#")[0].strip() for line in (HERE / "dev.in").read_text().splitlines()]
-    return [Requirement(line) for line in lines if line] + [Requirement("langchain-specfuse[demo,eval,serve,server]")]
+    return [Requirement(line) for line in lines if line] + [
+        Requirement("langchain-specfuse[demo,eval,ray,serve,server]")
+    ]
 
 
 def closure(todo: list[Requirement]) -> dict[str, str]:

@@ -32,8 +32,10 @@ sys.path.insert(0, str(DOCS))
 
 import commands  # noqa: E402
 import costs  # noqa: E402
+import crowds  # noqa: E402
 import engines  # noqa: E402
 import marks  # noqa: E402
+import sizes  # noqa: E402
 from picture import drawn  # noqa: E402
 
 QUESTION = "List five things to pack for a weekend at the beach."
@@ -130,6 +132,19 @@ def numbers() -> str:
     return "\n".join(["| measured | in | made by |", "|---|---|---|", *rows, "", _setting(runs), ""])
 
 
+def mutants() -> str:
+    """Which small mistakes in the core its tests would notice, and which they would not."""
+    told = json.loads((ROOT / "tests" / "torture" / "mutants.json").read_text())
+    rows = ["| file of `core/` | mutants | tried | noticed | share |", "|---|---|---|---|---|"]
+    for name, row in (*told["files"].items(), ("all", told["whole"])):
+        tried, noticed = row["mutants"] - row["untried"], row["killed"] + row["hung"]
+        share = f"{100 * noticed / tried:.1f} %" if tried else ""
+        rows.append(f"| {name} | {row['mutants']} | {tried} | {noticed} | {share} |")
+    return "\n".join(
+        [*rows, "", f"{told['tests']} tests, {told['date']}; made by `python -m tests.torture.mutants`.", ""]
+    )
+
+
 def _results(name: str) -> list[dict[str, Any]]:
     """What a benchmark's last run found, one entry per precision; nothing if it has not run."""
     file = ROOT / "benchmarks" / f"{name}.json"
@@ -218,14 +233,59 @@ def cost_traces() -> str:
     return costs.traces(_results("tracing"))
 
 
+def memory() -> str:
+    """What an ensemble does with less memory than it would like."""
+    return costs.memory(_results("memory"))
+
+
+def startup() -> str:
+    """What a start takes."""
+    return costs.startup(_results("startup"))
+
+
 def door() -> str:
     """What the front door takes."""
     return costs.door(_results("door"))
 
 
+def kin() -> str:
+    """What four members of one base take beside one."""
+    return costs.kin(_results("kin"))
+
+
+def speculation() -> str:
+    """What guessing brings."""
+    return costs.speculation(_results("speculation"))
+
+
+def passes() -> str:
+    """What fewer drafts and guesses save."""
+    return costs.passes(_results("passes"))
+
+
+def load() -> str:
+    """What becomes of too many questions, and of a very long one."""
+    return crowds.load(_results("load"))
+
+
 def serving() -> str:
     """What a round costs on real engines."""
     return engines.table(_results("serving"))
+
+
+def serving_rounds() -> str:
+    """What is added to the members' own answers, and what a crowd gains."""
+    return engines.rounds(_results("serving_rounds"))
+
+
+def sizing() -> str:
+    """What a million questions a day need."""
+    return sizes.table(next(iter(_results("sizing")), {}))
+
+
+def ray() -> str:
+    """What a call to an actor costs."""
+    return engines.ray_table(_results("ray_calls"))
 
 
 def command(name: str) -> str:
@@ -240,10 +300,20 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "command-doctor": partial(command, "_command_doctor"),
     "command-serve": partial(command, "_command_serve"),
     "door": door,
+    "kin": kin,
+    "load": load,
+    "memory": memory,
     "numbers": numbers,
+    "mutants": mutants,
+    "startup": startup,
     "cost-run": cost_run,
     "cost-traces": cost_traces,
+    "ray": ray,
     "serving": serving,
+    "serving-rounds": serving_rounds,
+    "sizing": sizing,
+    "speculation": speculation,
+    "passes": passes,
     "paper": paper,
     "options": options,
     "errors": errors,

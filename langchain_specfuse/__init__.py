@@ -12,7 +12,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from ._deciding import adecide, decide
-    from ._errors import AnswerTimeoutError, MemberNotFoundError, PromptTooLongError
+    from ._errors import AnswerTimeoutError, MemberNotFoundError, PromptTooLongError, TooBusyError
     from ._recording import TraceCallbackHandler
     from ._registry import unload
     from .callbacks import (
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from .chat_models import ChatSpecFuse, SpecFuseChatModel
     from .core.verdict import Verdict
     from .demo import demo_members
-    from .errors import EnsembleError, MemberError, SpecFuseError, UsageError
+    from .errors import BusyError, EnsembleError, MemberError, SpecFuseError, UsageError
+    from .members.ray import RayMember
     from .members.scripted import ScriptedMember
     from .members.server import ServerMember
     from .members.transformers import TransformersMember
@@ -34,18 +35,21 @@ if TYPE_CHECKING:
 _HOMES = {
     "AnswerTimeoutError": "_errors",
     "AsyncSpecFuseCallbackHandler": "callbacks",
+    "BusyError": "errors",
     "ChatSpecFuse": "chat_models",
     "EnsembleError": "errors",
     "ExitEvent": "callbacks",
     "MemberError": "errors",
     "MemberNotFoundError": "_errors",
     "PromptTooLongError": "_errors",
+    "RayMember": "members.ray",
     "RoundEvent": "callbacks",
     "ScriptedMember": "members.scripted",
     "ServerMember": "members.server",
     "SpecFuseCallbackHandler": "callbacks",
     "SpecFuseChatModel": "chat_models",
     "SpecFuseError": "errors",
+    "TooBusyError": "_errors",
     "Trace": "show.trace",
     "TraceCallbackHandler": "_recording",
     "TransformersMember": "members.transformers",
@@ -61,18 +65,21 @@ _HOMES = {
 __all__ = [
     "AnswerTimeoutError",
     "AsyncSpecFuseCallbackHandler",
+    "BusyError",
     "ChatSpecFuse",
     "EnsembleError",
     "ExitEvent",
     "MemberError",
     "MemberNotFoundError",
     "PromptTooLongError",
+    "RayMember",
     "RoundEvent",
     "ScriptedMember",
     "ServerMember",
     "SpecFuseCallbackHandler",
     "SpecFuseChatModel",
     "SpecFuseError",
+    "TooBusyError",
     "Trace",
     "TraceCallbackHandler",
     "TransformersMember",

@@ -10,11 +10,14 @@ import re
 import uuid
 from dataclasses import dataclass, field
 
+from ._numbers import beyond
 from .core.values import CallFormat
 
 CLOSED = " {closed: the budget ended in this call]"
 """Follows the arguments of a call that was closed by hand. LangChain completes JSON that is cut off; this it cannot
 complete (one bracket opens, another closes), so the call is an invalid one, and nobody executes it."""
+BEYOND = " {refused: a number in this call is more than a float holds]"
+"""The same behind arguments that LangChain would read with an infinity in them."""
 
 
 @dataclass(slots=True)
@@ -50,6 +53,9 @@ class Splitter:
     def __init__(self, format: CallFormat, *, anywhere: bool) -> None:
         self.begin, self.end, self.between = format.begin, "}" + format.end, format.between
         name, arguments = re.escape(json.dumps(format.name_key)), re.escape(json.dumps(format.arguments_key))
+        self._argued = f", {json.dumps(format.arguments_key)}: "
+        self._looked = 0
+        """In so much of the rest a head does not end."""
         self._head = re.compile(rf'\s*\{{\s*{name}: ("(?:[^"\\]|\\.)*"), {arguments}: ')
         self._anywhere = anywhere
         self._state = self._opening
@@ -59,6 +65,8 @@ class Splitter:
         self._cut = False
         self._done = 0
         self._arguments = Arguments()
+        self._told: list[str] = []
+        """The arguments of the call that is under way."""
 
     @property
     def calls(self) -> int:
@@ -100,21 +108,26 @@ class Splitter:
 
     def _enter(self) -> bool:
         self._take(len(self.begin))
-        self._state = self._naming
+        self._state, self._looked = self._naming, 0
         return True
 
     def _naming(self, parted: Parted, last: bool) -> bool:
-        head = self._head.match(self._rest)
+        # Text comes in pieces: a head is read once it can be whole, and nothing twice.
+        ends = self._rest.find(self._argued, self._looked)
+        self._looked = max(len(self._rest) - len(self._argued), 0)
+        head = self._head.match(self._rest) if ends >= 0 else None
         if not head:
             return False
         self._take(head.end())
-        parted.pieces.append(Piece(self._done, f"call_{uuid.uuid4().hex[:24]}", json.loads(head[1])))
-        self._arguments = Arguments()
+        parted.pieces.append(Piece(self._done, f"call_{uuid.uuid4().hex[:24]}", _name(head[1])))
+        self._arguments, self._told = Arguments(), []
         self._state = self._arguing
         return True
 
     def _arguing(self, parted: Parted, last: bool) -> bool:
-        self._write(parted, self._take(self._arguments.length(self._rest)))
+        taken = self._take(self._arguments.length(self._rest))
+        self._told.append(taken)
+        self._write(parted, taken)
         if self._arguments.whole:
             self._state = self._ending
         return self._arguments.whole
@@ -125,6 +138,8 @@ class Splitter:
         self._take(len(self.end))
         if self._fed - len(self._rest) > self._sound:
             self._write(parted, CLOSED)
+        elif beyond("".join(self._told)):
+            self._write(parted, BEYOND)
         self._done += 1
         self._state = self._closed
         return True
@@ -179,6 +194,14 @@ class Arguments:
         elif char in "}]":
             self._depth -= 1
             self.whole = self._depth == 0
+
+
+def _name(literal: str) -> str:
+    """A name in quotes; where it is not written as JSON wants it, as it stands there."""
+    try:
+        return str(json.loads(literal, strict=False))
+    except ValueError:
+        return literal[1:-1]
 
 
 def _overlap(text: str, begin: str) -> int:

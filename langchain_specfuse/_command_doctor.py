@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ._command_choices import add_choices, members_of, settings_of
-from .errors import UsageError, advised
+from ._command_choices import Parser, add_choices, members_of, settings_of
+from .errors import UsageError, advised, amount
 
 if TYPE_CHECKING:
     from .evaluation.doctor import Diagnosis
@@ -23,12 +23,12 @@ MARKS = {"good": "ok   ", "watch": "watch", "bad": "BAD  "}
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="specfuse doctor",
         description="Are these members good together? Loads each, checks templates, stop tokens, scores and seams, "
         "measures each alone and together, and says which helps, which to leave out, and what weights to give.",
-        epilog="exit codes: 0 fine, 1 a check failed or no question could be answered, 2 a mistake in the call, "
-        "130 interrupted",
+        epilog="exit codes: 0 fine, 1 a check failed, a checker raised or no question could be answered, "
+        "2 a mistake in the call, 130 interrupted",
         allow_abbrev=False,
     )
     made.add_argument("--prompts", metavar="FILE", help="JSONL with input and reference, 20 lines or more (default: "
@@ -58,14 +58,15 @@ def run(argv: Sequence[str], members: Sequence[Any] | None, out: TextIO) -> bool
     known, _, _ = members_of(given, members)
     folder = Path(given.out)
     if not given.quiet:
-        print(f"specfuse: {len(task.questions)} prompts, results in {folder}", file=sys.stderr, flush=True)
+        print(f"specfuse: {amount(len(task.questions), 'prompt')}, results in {folder}", file=sys.stderr, flush=True)
     total = answers_of(len(known), len(task.questions))
     with Results(folder) as results, progress(total, sys.stderr, quiet=given.quiet) as seen:
         told = diagnosed(task, known, settings, results, seen=seen, at_once=given.at_once, timeout=given.timeout)
     _keep(told, task, folder)
     print(json.dumps(told.as_dict()) if given.json else text(told, folder), file=out)
     bad = any(finding.verdict == "bad" for finding in told.findings)
-    return not bad and any(not result.error for result in told.results)
+    unchecked = any(result.unchecked for result in told.results)
+    return not bad and not unchecked and any(not result.error for result in told.results)
 
 
 def _task(given: argparse.Namespace) -> Task:
@@ -96,6 +97,7 @@ def _keep(told: Diagnosis, task: Task, folder: Path) -> None:
 def text(told: Diagnosis, folder: Path) -> str:
     """The diagnosis for people."""
     from .evaluation.report import table
+    from .show.terminal import visible
 
     lines = ["Members"]
     for name in dict.fromkeys(finding.member for finding in told.findings):
@@ -107,4 +109,4 @@ def text(told: Diagnosis, folder: Path) -> str:
     if told.prior:
         weights = ", ".join(f"{name} {weight:g}" for name, weight in told.prior.items())
         lines += ["", f"Prior (1 is neutral): {weights}; for prior=, and as {folder / 'prior.json'}"]
-    return "\n".join(lines)
+    return visible("\n".join(lines))

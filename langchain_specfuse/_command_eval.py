@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from ._command_choices import CODES, add_choices, members_of, prior_of, settings_of
-from .errors import UsageError, advised
+from ._command_choices import CODES, Parser, add_choices, members_of, prior_of, settings_of
+from .errors import UsageError, advised, amount
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="specfuse eval",
         description="Does the ensemble help on these questions? Runs every member alone, the ensemble, and whatever "
         "else --systems names; can be stopped and started again at any time.",
@@ -47,7 +47,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(argv: Sequence[str], members: Sequence[Any] | None, out: TextIO) -> bool:
-    """Evaluate; whether any question could be answered. ``members`` stand in for the demo ensemble, for tests."""
+    """Evaluate; whether any question could be answered and no checker raised.
+
+    ``members`` stand in for the demo ensemble, for tests.
+    """
     from .evaluation import Plan, Results, chosen, page, summary, table, task_named
     from .evaluation import run as asked
     from .evaluation.progress import progress
@@ -65,7 +68,8 @@ def run(argv: Sequence[str], members: Sequence[Any] | None, out: TextIO) -> bool
     plan = Plan(task, tuple(systems), known, tuple(dict.fromkeys(given.seeds)), given.at_once, given.timeout)
     folder = Path(given.out or f"specfuse-eval/{task.name}")
     if not given.quiet:
-        _say(f"{len(task.questions)} questions of {task.name}, {len(systems)} systems, results in {folder}")
+        asked_of = f"{amount(len(task.questions), 'question')} of {task.name}, {amount(len(systems), 'system')}"
+        _say(f"{asked_of}, results in {folder}")
     if task.note and not given.quiet:
         _say(f"note: {task.note}")
     with Results(folder) as results:
@@ -78,7 +82,7 @@ def run(argv: Sequence[str], members: Sequence[Any] | None, out: TextIO) -> bool
     print(json.dumps(report.as_dict()) if given.json else table(report), file=out)
     if not given.quiet:
         _say(f"the same as a page: {folder / 'report.html'}")
-    return any(not result.error for result in found)
+    return any(not result.error for result in found) and not any(result.unchecked for result in found)
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from . import _options
-from ._command_choices import add_method, members_of, prior_of
+from ._command_choices import Parser, add_cluster, add_method, members_of, prior_of
 from .errors import UsageError, advised
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ HERE = ("localhost", "127.0.0.1", "[::1]")
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="specfuse serve",
         description="Serve an ensemble to clients that speak OpenAI's protocol: /v1/chat/completions, /v1/models, "
         "/health, /ready, /metrics. Without --members the demo ensemble answers.",
@@ -36,8 +36,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     who = made.add_argument_group("who answers")
-    who.add_argument("--members", nargs="+", metavar="M", help="hub ids, folders or .gguf files (default: the demo's)")
+    who.add_argument("--members", nargs="+", metavar="M", help="as of specfuse itself (default: the demo's)")
     who.add_argument("--verifiers", nargs="+", metavar="M", help="members that vote, but never write")
+    add_cluster(who)
     who.add_argument("--prior", metavar="FILE", help="JSON with the voting weights to begin with, as doctor saves it")
     add_method(made)
     what = made.add_argument_group("the answer, where a client says nothing")
@@ -65,6 +66,8 @@ def _add_bounds(made: argparse.ArgumentParser) -> None:
     most.add_argument("--most-bytes", type=int, metavar="N", help="of one body (default: 2097152)")
     most.add_argument("--timeout", dest="timeout_s", type=float, metavar="S", help="of one answer (default: 300)")
     most.add_argument("--member-timeout", type=float, metavar="S", help="of one reply of one member (default: none)")
+    most.add_argument("--straggler", choices=_options.STRAGGLERS, help="what becomes of who takes longer: all wait, it "
+                      "is left out of that round, or it leaves (default: exit)")  # fmt: skip
     most.add_argument("--grace", type=float, default=30.0, metavar="S", help="for answers under way when it is told "
                       "to stop (default: 30)")  # fmt: skip
 
@@ -74,6 +77,8 @@ def run(argv: Sequence[str], members: Sequence[Any] | None, out: TextIO) -> bool
     given = parser().parse_args(argv)
     if not given.grace >= 0:
         raise advised(UsageError(f"--grace must be at least 0, got {given.grace:g}"), "30 is the default")
+    if given.tls_key and not given.tls_cert:
+        raise advised(UsageError(f"--tls-key {given.tls_key} has no certificate"), "name it with --tls-cert FILE")
     port = _room()
     llm = chat_model(given, members)
     with port.opened(given.host, given.port) as here:
@@ -106,7 +111,7 @@ def chat_model(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> Sp
     from .chat_models import SpecFuseChatModel
 
     known, writing, voting = members_of(given, stand_ins)
-    names = (*_options.METHOD, *_options.SAMPLING, "preset", "member_timeout")
+    names = (*_options.METHOD, *_options.SAMPLING, "preset", "member_timeout", "straggler", "memory_budget")
     chosen = {name: value for name, value in vars(given).items() if name in names and value is not None}
     return SpecFuseChatModel(
         members=[known[name] for name in writing],

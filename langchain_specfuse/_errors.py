@@ -3,18 +3,20 @@
     EnsembleError ── PromptTooLongError    also LangChain's ContextOverflowError
     MemberError ──── MemberNotFoundError   also LangChain's ModelNotFoundError
     SpecFuseError ── AnswerTimeoutError    also LangChain's ModelTimeoutError, and a TimeoutError
+    BusyError ────── TooBusyError          also LangChain's ModelRateLimitError
 
 Knows which of our errors is which of theirs, nothing else.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from langchain_core.exceptions import ContextOverflowError, ModelNotFoundError, ModelTimeoutError
+from langchain_core.exceptions import ContextOverflowError, ModelNotFoundError, ModelRateLimitError, ModelTimeoutError
 
-from .errors import EnsembleError, MemberError, SpecFuseError, advised
+from .errors import BusyError, EnsembleError, MemberError, SpecFuseError, UsageError, advised
 
 
 class PromptTooLongError(EnsembleError, ContextOverflowError):
@@ -29,6 +31,10 @@ class AnswerTimeoutError(SpecFuseError, ModelTimeoutError, TimeoutError):
     """The whole answer took longer than ``timeout`` seconds. ``text`` is what had been agreed until then."""
 
     text: str = ""
+
+
+class TooBusyError(BusyError, ModelRateLimitError):
+    """Too many answers are under way, and too many wait already. ``retry_after_s``: when to ask again, in seconds."""
 
 
 @contextmanager
@@ -47,6 +53,15 @@ def langchain_errors() -> Iterator[None]:
         raise advised(late, "allow more with timeout=, or a shorter answer with max_tokens=") from error
 
 
+def need_asyncio() -> None:
+    """Refuse an event loop that is not asyncio's: LangChain's async methods would fail at it in words of their own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError as error:
+        wrong = UsageError("the async methods need a running event loop of asyncio, and there is none here")
+        raise advised(wrong, "under trio: await trio.to_thread.run_sync(llm.invoke, question)") from error
+
+
 @contextmanager
 def loading_errors() -> Iterator[None]:
     """Inside this, whatever a member raises while it loads becomes an error of ours."""
@@ -62,6 +77,8 @@ def loading_errors() -> Iterator[None]:
 def _known(error: SpecFuseError) -> SpecFuseError | None:
     if isinstance(error, MemberNotFoundError | PromptTooLongError):
         return None
+    if isinstance(error, BusyError) and not isinstance(error, TooBusyError):
+        return _noted(TooBusyError(str(error), retry_after_s=error.retry_after_s), error)
     if isinstance(error, MemberError) and error.kind == "not_found":
         return _noted(MemberNotFoundError(str(error), member=error.member, round=error.round, kind=error.kind), error)
     if not isinstance(error, EnsembleError):

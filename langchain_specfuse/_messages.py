@@ -19,6 +19,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
+from ._numbers import read_json
 from ._options import refuse_broken
 from .core.values import Call, Turn
 from .errors import UsageError, advised
@@ -90,7 +91,7 @@ def _turn(message: BaseMessage, place: int) -> Turn:
     if isinstance(message, ChatMessage) and message.role in _ROLES:
         return Turn(_ROLES[message.role], text)
     role = getattr(message, "role", message.type)
-    error = UsageError(f"message {place} has the role {role!r}, wanted one of {', '.join(sorted(_ROLES))}")
+    error = UsageError(f"message {place} has the role {role!r:.80}, wanted one of {', '.join(sorted(_ROLES))}")
     raise advised(error, "leave it out, or say it as a human")
 
 
@@ -103,7 +104,7 @@ def _calls(message: AIMessage) -> Iterator[Call]:
     yield from told
     known = {call.id for call in told if call.id} | {(call.name, call.arguments) for call in told}
     for block in message.content if isinstance(message.content, list) else ():
-        if isinstance(block, Mapping) and block.get("type") in _CALLS:
+        if isinstance(block, Mapping) and _kind(block) in _CALLS:
             call = _block_call(block)
             if call.id not in known and (call.name, call.arguments) not in known:
                 yield call
@@ -114,18 +115,23 @@ def _calls(message: AIMessage) -> Iterator[Call]:
 def _block_call(block: Mapping[str, Any]) -> Call:
     arguments = block.get("input", block.get("args"))
     text = _object(arguments) if isinstance(arguments, str) else _json(arguments or {})
-    return Call(str(block.get("name") or "unknown"), text, str(block.get("id") or ""))
+    name = block.get("name")
+    return Call("unknown" if name is None else str(name), text, str(block.get("id") or ""))
 
 
-def _json(arguments: Any) -> str:
-    return json.dumps(arguments, ensure_ascii=False, default=str)
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        unsaid = UsageError(f"arguments of a call, or a result, cannot be written as JSON: {error!s:.200}")
+        raise advised(unsaid, "give what JSON has: keys that are texts, no circles, no hundreds of levels") from error
 
 
 def _object(text: str | None) -> str:
     """Arguments that were told as text: as they are if they are an object, else as what somebody wrote."""
     try:
-        arguments = json.loads(text or "{}")
-    except ValueError:
+        arguments = read_json(text or "{}")
+    except (ValueError, RecursionError):
         arguments = None
     return _json(arguments if isinstance(arguments, dict) else {"invalid": text})
 
@@ -140,10 +146,16 @@ def _text(message: BaseMessage, place: int) -> str:
     return "".join(_block_text(block, message, place, index) for index, block in blocks)
 
 
+def _kind(block: Any) -> str | None:
+    """The type of a block. It may say anything there, also what no set takes."""
+    kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
+    return kind if kind is None or isinstance(kind, str) else repr(kind)
+
+
 def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str:
     if isinstance(block, str):
         return block
-    kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
+    kind = _kind(block)
     if isinstance(block, Mapping) and kind in ("text", "text-plain") and isinstance(block.get("text"), str):
         return str(block["text"])
     if isinstance(message, AIMessage) and kind in _SILENT | _CALLS:
@@ -151,5 +163,5 @@ def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str
     if isinstance(message, ToolMessage) and isinstance(block, Mapping) and (kind is None or kind == "json"):
         return _json(block.get("json", dict(block)))
     where = f"block {index} of message {place} ({message.type})"
-    error = UsageError(f"{where} is of type {kind!r}, wanted 'text': members read text only")
+    error = UsageError(f"{where} is of type {kind!r:.80}, wanted 'text': members read text only")
     raise advised(error, "leave the block out, or put what it says into words")

@@ -16,6 +16,8 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.utils.utils import LC_ID_PREFIX
 
+from ._numbers import read_json
+
 Event = dict[str, Any]
 _GROWING = {"text": "text", "reasoning": "reasoning", "tool_call_chunk": "args"}
 """What is told piece by piece, and under which key."""
@@ -138,7 +140,7 @@ def _finished(block: Event) -> Event:
     call |= {"extras": block["extras"]} if "extras" in block else {}  # who wrote it, and how sure the others were
     raw = block.get("args") or ""
     try:
-        arguments = json.loads(raw or "{}")
+        arguments = read_json(raw or "{}")
     except ValueError as error:
         return {"type": "invalid_tool_call", **call, "args": raw, "error": f"its arguments are no JSON: {error}"}
     return {"type": "tool_call", **call, "args": arguments}

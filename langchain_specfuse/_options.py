@@ -7,14 +7,26 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from ._story import Depth
-from .core.values import PRESETS, ExitKind, FeedbackKind, RewardKind, Sampling, ScoreKind, Settings, VoiceKind
+from .core.values import (
+    PRESETS,
+    ExitKind,
+    FeedbackKind,
+    RewardKind,
+    Sampling,
+    ScoreKind,
+    Settings,
+    Straggler,
+    VoiceKind,
+)
 from .errors import UsageError, advised
+from .members._budget import key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,10 @@ def _at_least_one(advice: str) -> Rule:
     return Rule("a whole number of at least 1", _count, advice)
 
 
+def _at_least_nought(advice: str) -> Rule:
+    return Rule("a whole number of at least 0", lambda v: _count(v) or (_number(v) and v == 0), advice)
+
+
 def _seconds(advice: str) -> Rule:
     return Rule("a number of seconds above 0", lambda v: _number(v) and v > 0, advice)
 
@@ -51,14 +67,30 @@ def _fraction(advice: str) -> Rule:
     return Rule("a number above 0 and at most 1", lambda v: _number(v) and 0 < v <= 1, advice)
 
 
+STRAGGLERS = get_args(Straggler)
+
+
+def _memory(value: Any) -> bool:
+    try:
+        return bool(key_of(value))
+    except (ValueError, TypeError, AttributeError):
+        return False
+
+
 _PRESET = "leave it out to get what the preset says"
 
 RULES: Mapping[str, Rule] = {
     "model": Rule(
         "a text", lambda v: isinstance(v, str), "it is only the name shown in traces; members= says who writes"
     ),
+    "cluster": Rule(
+        "'auto' or the address of a Ray cluster",
+        lambda v: isinstance(v, str) and (v in ("auto", "local") or re.fullmatch(r"[^/\s]+:\d+", v) is not None),
+        "for example '10.0.0.1:6379'; leave it out to have members in this process",
+    ),
     "segment_tokens": _at_least_one("10 is a good length"),
     "drafters": _at_least_one("leave it out to let every member draft in every round"),
+    "speculate": Rule("True, False or 'auto'", lambda v: isinstance(v, bool) or v == "auto", "'auto' is a good choice"),
     "max_tokens": _at_least_one("it is the budget of the whole answer"),
     "max_rounds": _at_least_one("leave it out to have no limit besides max_tokens"),
     "temperature": Rule("a number of at least 0", lambda v: _number(v) and v >= 0, "0 is greedy and repeatable"),
@@ -76,23 +108,39 @@ RULES: Mapping[str, Rule] = {
     "voice": _one_of(get_args(VoiceKind), _PRESET),
     "reward": _one_of(get_args(RewardKind), _PRESET),
     "learning_rate": Rule("a number of at least 0", lambda v: _number(v) and v >= 0, _PRESET),
+    "umpire": Rule("True or False", lambda v: isinstance(v, bool), _PRESET),
     "min_members": _at_least_one("at least one member always stays"),
     "loop_guard": Rule("True or False", lambda v: isinstance(v, bool), _PRESET),
     "runners_up": Rule("True or False", lambda v: isinstance(v, bool), "leave it out: it is told on request only"),
     "timeout": _seconds("leave it out to wait for the whole answer"),
     "member_timeout": _seconds("leave it out to wait for every member"),
+    "straggler": _one_of(STRAGGLERS, "'exit' is the default; it needs member_timeout, else all wait"),
+    "at_once": _at_least_one("256 is the default"),
+    "max_waiting": _at_least_nought("leave it out to join a line of any length"),
+    "priority": Rule("a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool), "0 is the default"),
+    "memory_budget": Rule(
+        "a number of bytes such as 6000000000 or '6GB', or a dict of such by device",
+        _memory,
+        "leave it out to have each member take what it likes",
+    ),
     "trace": _one_of(get_args(Depth), "'rounds' is the default"),
-    "max_retries": Rule("a whole number of at least 0", lambda v: _count(v) or v == 0, "with_retry() retries answers"),
+    "max_retries": _at_least_nought("with_retry() retries answers"),
     "streaming": Rule("True or False", lambda v: isinstance(v, bool), "leave it out to let LangChain decide"),
     "output_version": Rule("'v0' or 'v1'", lambda v: v in ("v0", "v1"), "'v1' tells who wrote which part"),
 }
 
-PER_CALL = frozenset(RULES) - {"streaming", "output_version", "max_retries"} | {"members", "verifiers", "prior", "stop"}
+PER_CALL = frozenset(RULES) - {"streaming", "output_version", "max_retries", "memory_budget"} | {
+    "members",
+    "verifiers",
+    "prior",
+    "stop",
+}
 """What may be chosen anew for every call."""
 
 METHOD = (
     "segment_tokens",
     "drafters",
+    "speculate",
     "max_tokens",
     "max_rounds",
     "score",
@@ -100,16 +148,23 @@ METHOD = (
     "reward",
     "feedback",
     "learning_rate",
+    "umpire",
     "exit",
     "min_members",
     "loop_guard",
 )
+LIMITS = ("timeout", "member_timeout", "straggler")
+TURNS = ("at_once", "max_waiting", "priority")
+"""How much company an answer has, and when it is its turn."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 _INTERNAL = frozenset({"ls_structured_output_format", "structured_output_format", "stream"})
 """LangChain's own words that it may leave in a call."""
 _MADE_WITH = frozenset(
-    {"output_version", "streaming", "disable_streaming", "max_retries", "api_key", "cache", "verbose", "rate_limiter"}
+    {
+        *("output_version", "streaming", "disable_streaming", "max_retries", "memory_budget"),
+        *("api_key", "cache", "verbose", "rate_limiter"),
+    }
 )
 """What a chat model is made with."""
 SHAPING = frozenset(

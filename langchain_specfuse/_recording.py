@@ -10,7 +10,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 
 from ._tracing import ROUND_EVENT
-from .errors import UsageError, advised
+from .errors import SpecFuseError, UsageError, advised, amount
 from .show.trace import Trace
 
 KEPT = 100
@@ -38,17 +38,19 @@ class TraceCallbackHandler(BaseCallbackHandler):
         self.traces: dict[UUID, Trace] = {}
         """run id of the chat model -> the trace of its answer, in the order in which the answers began."""
         self._questions: dict[UUID, str] = {}
+        self._heard = 0
 
     @property
     def trace(self) -> Trace:
         """Of the answer begun last."""
         if not self.traces:
-            raise advised(UsageError("nothing has been recorded"), "give this handler to a SpecFuseChatModel's call")
+            raise _nothing(self._heard)
         return next(reversed(self.traces.values()))
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
+        self._heard += 1
         self._questions[run_id] = _question(messages[0]) if messages else ""
         while len(self._questions) > self.kept:
             del self._questions[next(iter(self._questions))]
@@ -56,19 +58,29 @@ class TraceCallbackHandler(BaseCallbackHandler):
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         if name != ROUND_EVENT:
             return
-        if run_id not in self.traces:
-            self.traces[run_id] = Trace(question=self._questions.get(run_id, ""))
-        while len(self.traces) > self.kept:
-            del self.traces[next(iter(self.traces))]
-        self.traces[run_id].add(data)
+        self._trace_of(run_id).add(data)
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self._questions.pop(run_id, None)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        if run_id in self.traces or isinstance(error, SpecFuseError):  # other chat models fail with other errors
+            self._trace_of(run_id).error = f"{type(error).__name__}: {error}"
         self._questions.pop(run_id, None)
-        if run_id in self.traces:
-            self.traces[run_id].error = f"{type(error).__name__}: {error}"
+
+    def _trace_of(self, run_id: UUID) -> Trace:
+        if run_id not in self.traces:
+            self.traces[run_id] = Trace(question=self._questions.get(run_id, ""))
+        while len(self.traces) > self.kept:
+            del self.traces[next(iter(self.traces))]
+        return self.traces[run_id]
+
+
+def _nothing(heard: int) -> UsageError:
+    if not heard:
+        return advised(UsageError("nothing has been recorded"), "give this handler to a SpecFuseChatModel's call")
+    error = UsageError(f"nothing has been recorded: {amount(heard, 'answer')} came without a round")
+    return advised(error, "answers from LangChain's cache, and of other chat models, have none; cache=False asks anew")
 
 
 def _question(messages: Sequence[BaseMessage]) -> str:

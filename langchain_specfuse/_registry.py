@@ -11,29 +11,37 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeAlias
 from urllib.parse import urldefrag, urlsplit
 
+from ._secrets import refuse_secrets
+from ._spread import PLACED, placement, spread
 from .core.member import Member
-from .engine.desk import Task, desk_for
+from .engine.desk import desk_for
 from .engine.ensemble import Ensemble
+from .engine.task import Task
 from .errors import UsageError, advised
+from .members import _addresses, _budget
 
 Given: TypeAlias = Any
-"""A member as the user wrote it: a hub id, folder, file or address, a dict of its arguments, an object."""
+"""A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of arguments, an object."""
 
 FREEING_S = 30.0
 """A member that hangs frees what it holds when it comes back; nobody waits longer than this for it."""
 
 _LOCK = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.RLock()))  # it may be held there
 _MEMBERS: dict[tuple[str, str], Member] = {}
 """What was made here, by specification and name."""
 _KEPT: dict[tuple[int, ...], Ensemble] = {}
 """Ensembles of members made here: they live until :func:`unload`."""
 _SEEN: weakref.WeakValueDictionary[tuple[int, ...], Ensemble] = weakref.WeakValueDictionary()
 """All ensembles. Those of the user's own objects live as long as somebody holds them."""
+_BUDGETS: weakref.WeakValueDictionary[Hashable, _budget.Budget] = weakref.WeakValueDictionary()
+"""The budgets that members share now."""
 _MARKS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -47,9 +55,11 @@ def checked_member(given: Given) -> Given:
         if "model" not in given:
             error = UsageError(f"a member given as a dict needs a 'model', got only {sorted(map(str, given))}")
             raise advised(error, "for example {'model': 'Qwen/Qwen2.5-0.5B-Instruct', 'dtype': 'bfloat16'}")
+        refuse_secrets(given)
         if isinstance(given["model"], str | os.PathLike):
-            return {**given, "model": _checked_name(os.fspath(given["model"]))}
-        return dict(given)
+            given = {**given, "model": _checked_name(os.fspath(given["model"]))}
+        paths = {key: os.fspath(value) for key, value in given.items() if isinstance(value, os.PathLike)}
+        return {**given, **paths}
     # The type is asked, not the object: `device` may not be known before the member is loaded.
     missing = [need for need in ("probe", "draft", "score", "forget") if not callable(getattr(type(given), need, None))]
     if missing or not isinstance(getattr(given, "name", None), str):
@@ -64,6 +74,8 @@ def _checked_name(name: str) -> str:
         raise advised(
             UsageError(f"a member's name is empty, got {name!r}"), "name a model, for example 'Qwen/Qwen3-0.6B'"
         )
+    if is_server(name):
+        _addresses.refuse_secrets(name)
     if is_server(name) and not urlsplit(name).hostname:
         raise advised(UsageError(f"{name!r} names no server"), "for example 'http://localhost:8000/v1#my-model'")
     return name
@@ -72,6 +84,23 @@ def _checked_name(name: str) -> str:
 def is_server(name: Any) -> bool:
     """Whether this is the address of a server: ``http://host:8000/v1#model``."""
     return isinstance(name, str) and name.startswith(("http://", "https://"))
+
+
+def parted(name: str) -> tuple[str, str | None]:
+    """The base and the adapter in ``base+adapter``. A path that exists is taken as it is, whatever it is called.
+
+    >>> parted("Qwen/Qwen2.5-0.5B-Instruct+./adapters/law"), parted("Qwen/Qwen2.5-0.5B-Instruct")
+    (('Qwen/Qwen2.5-0.5B-Instruct', './adapters/law'), ('Qwen/Qwen2.5-0.5B-Instruct', None))
+    """
+    cuts = [at for at, sign in enumerate(name) if sign == "+"]
+    if not cuts or is_server(name) or _exists(name):
+        return name, None
+    at = next((at for at in cuts if _exists(name[:at])), cuts[0])
+    return name[:at], name[at + 1 :]
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(os.path.expanduser(path))
 
 
 def is_spec(given: Given) -> bool:
@@ -110,7 +139,9 @@ def _own_name(given: Given) -> str | None:
 
 
 def _last_part(given: Given) -> str:
-    source = given["model"] if isinstance(given, Mapping) else given
+    """Of the adapter, if there is one: it is what sets a member apart."""
+    told = _arguments(given) if isinstance(given, str | Mapping) else {"model": given}
+    source = told.get("adapter") or told["model"]
     if not isinstance(source, str):
         source = str(getattr(source, "name_or_path", "") or type(source).__name__)
     if is_server(source):
@@ -146,11 +177,22 @@ def _mark(thing: Any) -> str:
         return f"{type(thing).__name__}-{id(thing):x}"
 
 
-def ensemble_for(members: Sequence[Given], verifiers: Sequence[Given] = ()) -> Ensemble:
-    """The one ensemble of these members in this process. Makes members, loads nothing."""
-    given = [*members, *verifiers]
+def ensemble_for(
+    members: Sequence[Given],
+    verifiers: Sequence[Given] = (),
+    memory_budget: _budget.Told | None = None,
+    cluster: str | None = None,
+) -> Ensemble:
+    """The one ensemble of these members in this process. Makes members, loads nothing.
+
+    Whoever is given equal budgets shares one: it counts what lies on the device, whoever asked for it. Members that
+    would work in this process work on the ``cluster``, if one is named.
+    """
+    given = spread([*members, *verifiers], cluster)
     with _LOCK:
         everyone = [_member(one, name) for one, name in zip(given, names_of(given), strict=True)]
+        if memory_budget is not None:
+            _share(everyone, memory_budget)
         key = (len(members), *map(id, everyone))
         ensemble = _SEEN.get(key)
         if ensemble is None:
@@ -171,8 +213,16 @@ def _member(given: Given, name: str) -> Member:
     return _MEMBERS[key]
 
 
+def _share(members: Sequence[Member], told: _budget.Told) -> None:
+    _BUDGETS.setdefault(_budget.key_of(told), _budget.Budget(told)).bind(members)
+
+
 def _arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": given} if isinstance(given, str) else dict(given)
+    told = {"model": given} if isinstance(given, str) else dict(given)
+    if isinstance(told.get("model"), str) and "adapter" not in told:
+        base, adapter = parted(told["model"])
+        told |= {} if adapter is None else {"model": base, "adapter": adapter}
+    return told
 
 
 def _written(given: str | Mapping[str, Any]) -> str:
@@ -184,7 +234,7 @@ def _written(given: str | Mapping[str, Any]) -> str:
 def _made(arguments: dict[str, Any]) -> Member:
     kind = "ServerMember" if is_server(arguments["model"]) else "TransformersMember"
     try:
-        make = _served if kind == "ServerMember" else _hosted
+        make = _served if kind == "ServerMember" else _hosted if "cluster" not in arguments else _placed
         return make(arguments)
     except ModuleNotFoundError as error:
         extra = "server" if kind == "ServerMember" else "transformers"
@@ -192,13 +242,21 @@ def _made(arguments: dict[str, Any]) -> Member:
         raise advised(missing, f'pip install "langchain-specfuse[{extra}]"') from error
     except TypeError as error:
         wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")
-        raise advised(wrong, f"the keys of a member's dict are the arguments of {kind}") from error
+        there = "" if kind == "ServerMember" else f"; with 'cluster', also {', '.join(PLACED[1:])}"
+        raise advised(wrong, f"the keys of a member's dict are the arguments of {kind}{there}") from error
 
 
 def _hosted(arguments: dict[str, Any]) -> Member:
     from .members.transformers import TransformersMember
 
     return TransformersMember(**arguments)
+
+
+def _placed(arguments: dict[str, Any]) -> Member:
+    from .members.ray import RayMember
+
+    where, what = placement(arguments)
+    return RayMember(_hosted(what), **where)
 
 
 def _served(arguments: dict[str, Any]) -> Member:
@@ -208,15 +266,16 @@ def _served(arguments: dict[str, Any]) -> Member:
     return ServerMember(address, model or None, **{key: value for key, value in arguments.items() if key != "model"})
 
 
-def unload(*given: Given) -> None:
+def unload(*given: Given, cluster: str | None = None) -> None:
     """Let go of these members' weights, or of all members that this process made from names.
 
     Answers under way are not disturbed; the next question loads again. A member given as an object is told to free
-    what it holds, if it can.
+    what it holds, if it can. ``cluster``: the one that they were spread over, as the chat model has it.
 
     >>> unload("Qwen/Qwen2.5-0.5B-Instruct")
     """
     with _LOCK:
+        given = tuple(spread(given, cluster))
         written = {_written(one) for one in given if isinstance(one, str | Mapping)}
         keys = [key for key in _MEMBERS if not given or key[0] in written]
         leaving = [one for one in given if not isinstance(one, str | Mapping)] + [_MEMBERS.pop(key) for key in keys]

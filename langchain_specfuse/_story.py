@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .core.values import Departure, Effort, Round
-from .errors import EnsembleError
+from .errors import EnsembleError, MemberError
 
 Depth = Literal["off", "summary", "rounds", "members"]
 TAIL = 200
@@ -50,8 +50,11 @@ class Story:
         self._number = 0
         self._won: Counter[str] = Counter()
         self._looped = 0
+        self._late: Counter[str] = Counter()
         self._exits: list[dict[str, Any]] = []
         self._weights: Mapping[str, float] = {}
+        self.departures: list[dict[str, Any]] = []
+        """Who left in the round that broke off."""
         self.finished = False
 
     def after(self, round: Round) -> Span:
@@ -62,6 +65,7 @@ class Story:
         self._tail = (self._tail + round.text)[-TAIL:]
         self._won[round.winner] += 1
         self._looped += len(round.looped)
+        self._late.update(round.stragglers)
         self._exits += exits(round)
         self._weights = round.weights
         self.finished = round.finish is not None
@@ -70,7 +74,9 @@ class Story:
     def cut(self, error: BaseException) -> Span:
         """The span of the round that was under way when the answer broke off."""
         number, ended = self._number + 1, time.time()
-        told = error.failures if isinstance(error, EnsembleError) else ()
+        told = departed(error, self._number)
+        self.departures = [{"member": one.member, "kind": one.kind, "round": one.round} for one in told]
+        self._exits += self.departures
         children = tuple(
             Span(
                 f"{self._last_work(failed.member, ())} {failed.member}",
@@ -80,12 +86,18 @@ class Story:
                 metadata=self._about(number, failed.member),
             )
             for failed in told
-            if failed.round == number
         )
         words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         inputs = self._inputs(number, self._weights)
         return Span(
-            _name(number), self._now, ended, inputs, error=words, metadata=self._about(number), children=children
+            _name(number),
+            self._now,
+            ended,
+            inputs,
+            error=words,
+            tags=(EXIT_EVENT,) if told else (),
+            metadata=self._about(number),
+            children=children,
         )
 
     @property
@@ -96,13 +108,14 @@ class Story:
             "verifiers": sorted(self._verifiers),
             "preset": self._preset,
         }
-        if self._number:
+        if self._number or self._exits:
             told |= {
                 "rounds": self._number,
                 "weights": dict(self._weights),
                 "shares": {name: self._won[name] / self._number for name in self._members if self._won[name]},
                 "exits": list(self._exits),
                 "looped": self._looped,
+                "late": dict(self._late),
             }
         return {f"specfuse_{key}": value for key, value in told.items()}
 
@@ -128,6 +141,9 @@ class Story:
             for name, effort in round.efforts.get("verify", {}).items():
                 if name in round.scores:
                     yield self._score(round, name, effort)
+            for phase, names in round.late.items():
+                for name in names:
+                    yield self._missing(round, phase, name)
         for gone in round.left:
             if gone.kind != "exit":
                 yield self._failure(round, gone)
@@ -160,6 +176,12 @@ class Story:
             metadata=self._about(round.number, name),
         )
 
+    def _missing(self, round: Round, phase: str, name: str) -> Span:
+        began, seconds = _phase(round, phase)
+        work = "score" if phase == "verify" else "draft"
+        about = self._about(round.number, name)
+        return Span(f"{work} {name}", began, began + seconds, outputs={"late": True}, metadata=about)
+
     def _failure(self, round: Round, gone: Departure) -> Span:
         work = self._last_work(gone.member, tuple(round.efforts.get("draft", {})))
         began, seconds = _phase(round, "verify" if work == "score" else "draft")
@@ -184,6 +206,12 @@ class Story:
     def _about(self, number: int, member: str = "") -> dict[str, Any]:
         about: dict[str, Any] = {"specfuse_round": number}
         return {**about, "specfuse_member": member} if member else about
+
+
+def departed(error: BaseException | None, after: int) -> list[MemberError]:
+    """Who failed behind this round, in one that nobody was left to finish: no round tells of them."""
+    told = error.failures if isinstance(error, EnsembleError) else ()
+    return [failed for failed in told if failed.round > after]
 
 
 def exits(round: Round) -> list[dict[str, Any]]:

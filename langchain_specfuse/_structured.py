@@ -5,7 +5,6 @@ Knows LangChain's runnables and parsers and how a schema is asked for; what an a
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +17,8 @@ from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.json import parse_partial_json
 
-from ._calls import CLOSED
+from ._calls import BEYOND, CLOSED
+from ._numbers import Beyond, read_json, refuse_beyond
 from ._schemas import name_of, reader_of, schema_of
 from .errors import UsageError, advised
 
@@ -50,12 +50,13 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         answer = getattr(result[0], "message", None)
         if self.warns and answer and answer.response_metadata.get("specfuse", {}).get("closed"):
-            log.warning("the object was closed by hand because max_tokens ended: what it says may be cut short")
+            told = "the object was closed by hand (max_tokens ended, or nobody could go on in its form)"
+            log.warning("%s: what it says may be cut short", told)
         try:
             data = self._data(result[0], partial)
             return data if self.read is None or data is None else self.read(data)
         except ValueError as error:  # JSON's and both pydantics' errors are ValueErrors
-            if partial:
+            if partial and not isinstance(error, Beyond):
                 return None
             told = f"the answer cannot be read: {error}"
             raise OutputParserException(told, llm_output=result[0].text) from error
@@ -70,9 +71,9 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
         if not partial:
             if not generation.text and (called := _called(message)):
                 raise ValueError(f"the answer is a call of {called!r}, not an object")
-            return json.loads(generation.text)
+            return read_json(generation.text)
         text = generation.text.lstrip()
-        return parse_partial_json(_HALF.sub("", text)) if text else None
+        return refuse_beyond(parse_partial_json(_HALF.sub("", text))) if text else None
 
 
 def _arguments(message: Any, name: str) -> Any:
@@ -81,7 +82,7 @@ def _arguments(message: Any, name: str) -> Any:
     if right:
         return right[0]
     broken = [one["args"] or "" for one in getattr(message, "invalid_tool_calls", ()) if one["name"] == name]
-    return json.loads(broken[0].removesuffix(CLOSED)) if broken else None
+    return read_json(broken[0].removesuffix(CLOSED).removesuffix(BEYOND)) if broken else None
 
 
 def _called(message: Any) -> str | None:

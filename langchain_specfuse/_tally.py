@@ -54,6 +54,7 @@ class Tally:
         self._rounds = 0
         self._won: Counter[str] = Counter()
         self._looped = 0
+        self._late: Counter[str] = Counter()
         self._forced = 0
         self._exits: list[dict[str, Any]] = []
         self._output = self._drafted = self._verified = 0
@@ -116,6 +117,7 @@ class Tally:
         self._ledger.note(round)
         self._won[round.winner] += 1
         self._looped += len(round.looped)
+        self._late.update(round.stragglers)
         self._forced += len(round.forced)
         self._exits += round.as_dict()["left"] if round.left else []
         self._output += _tokens(round.drafts[round.winner])
@@ -199,6 +201,7 @@ class Tally:
             "shares": {name: self._won[name] / self._rounds for name in self._names if self._won[name]},
             "exits": self._exits,
             "looped": self._looped,
+            "late": dict(self._late),
             "forced": self._forced,
             "closed": bool(round.closed),
         }

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,7 +22,8 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.uuid import uuid7
 
-from ._story import EXIT_EVENT, Depth, Story, exits
+from ._half_read import aclosed
+from ._story import EXIT_EVENT, Depth, Story, departed, exits
 from ._tracers import Tracers
 from .core.values import Round
 from .errors import UsageError
@@ -47,14 +48,14 @@ class RunScope:
         """The scope of a run manager, or of a callback manager that will start a run under ``run_id``."""
         return cls(run_id or manager.run_id, manager.handlers, manager.tags, manager.metadata)
 
-    def tell(self, round: Round) -> None:
-        """Hand a round to the handlers."""
-        for name, data in events(round) if self.handlers else ():
+    def tell(self, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Hand events to the handlers."""
+        for name, data in events if self.handlers else ():
             handle_event(self.handlers, "on_custom_event", "ignore_custom_event", name, data, **self._run())
 
-    async def atell(self, round: Round) -> None:
+    async def atell(self, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """``tell`` for asyncio."""
-        for name, data in events(round) if self.handlers else ():
+        for name, data in events if self.handlers else ():
             await ahandle_event(self.handlers, "on_custom_event", "ignore_custom_event", name, data, **self._run())
 
     def answer(self, depth: Depth, *, members: Sequence[str], verifiers: Sequence[str], preset: str) -> Account:
@@ -76,12 +77,17 @@ class Account:
         self._depth = depth
         self._story = story
         self._tracers = Tracers(() if depth == "off" else scope.handlers, scope.run_id)
+        self._last = 0
 
     def __enter__(self) -> Account:
         self._safely(self._begin)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._scope.tell(last_exits(error, self._last))
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
         if error is not None and not self._story.finished and not isinstance(error, UsageError):
             self._safely(self._cut, error)
 
@@ -89,16 +95,19 @@ class Account:
         return self.__enter__()
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.__exit__(kind, error, trace)
+        await self._scope.atell(last_exits(error, self._last))
+        self._close(error)
 
     def tell(self, round: Round) -> None:
         """A round is done."""
-        self._scope.tell(round)
+        self._last = round.number
+        self._scope.tell(events(round))
         self._safely(self._trace, round)
 
     async def atell(self, round: Round) -> None:
         """``tell`` for asyncio. As with LangChain's own calls, a tracer that may block does so on another thread."""
-        await self._scope.atell(round)
+        self._last = round.number
+        await self._scope.atell(events(round))
         if self._tracers.inline:
             self._safely(self._trace, round)
         else:
@@ -116,8 +125,12 @@ class Account:
             self._tracers.add(span)
 
     def _cut(self, error: BaseException) -> None:
+        span = self._story.cut(error)
+        self._tracers.describe(self._story.summary)
+        if gone := self._story.departures:
+            self._tracers.note(EXIT_EVENT, gone)
         if self._depth != "summary":
-            self._tracers.add(self._story.cut(error))
+            self._tracers.add(span)
 
     def _safely(self, act: Callable[..., None], *told: Any) -> None:
         if not self._tracers:
@@ -139,6 +152,13 @@ def events(round: Round) -> Iterator[tuple[str, dict[str, Any]]]:
     yield ROUND_EVENT, data
     for departure in data["left"]:
         yield EXIT_EVENT, {**departure, "weights": data["weights"]}
+
+
+def last_exits(error: BaseException | None, after: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of those with whom the answer broke off: one per member that failed behind this round."""
+    for failed in departed(error, after):
+        told = {"member": failed.member, "kind": failed.kind, "reason": str(failed), "round": failed.round}
+        yield EXIT_EVENT, {**told, "weights": {}}
 
 
 def current_scope(run_manager: Any = None) -> RunScope:
@@ -199,7 +219,7 @@ def first_in(scope: RunScope, items: Generator[_T, None, None]) -> Generator[_T,
 
 async def afirst_in(scope: RunScope, items: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
     """``first_in`` for asyncio."""
-    async with aclosing(items):
+    async with aclosed(items):
         token = _SCOPE.set(scope)
         try:
             first = await anext(items)

@@ -64,6 +64,10 @@ class RoundEvent:
     """member -> what it thought before its first word."""
     looped: Sequence[str]
     """Members whose drafts only continued a repetition."""
+    umpire: str
+    """Who decided between drafts of which several members were sure; empty: nobody had to."""
+    late: Mapping[str, Sequence[str]]
+    """``draft``, ``verify`` -> members whose reply was not there in time: the round went on without it."""
     left: Sequence[Mapping[str, Any]]
     finish: Literal["stop", "stop_string", "length"] | None
     """Why the answer ends here, if it does."""

@@ -22,13 +22,16 @@ from langchain_core.runnables.config import ContextThreadPoolExecutor
 from . import _options, _registry, _shapes, _structured, _tools, _tracing
 from ._asking import Call
 from ._counting import Counting
-from ._errors import langchain_errors
+from ._errors import langchain_errors, need_asyncio
 from ._fields import display_name, members_list
+from ._half_read import aclosed, kept
 from ._messages import turns_of
 from ._native_events import NativeEvents
 from ._tally import Tally
 from .core.member import Probe
 from .core.values import Query
+from .engine.desk import settle_here
+from .engine.line import Turn
 
 MOST_THREADS = 256
 """A synchronous batch has a thread per question that only waits on a queue; never more than this."""
@@ -94,9 +97,12 @@ class SpecFuseChatModel(NativeEvents, Counting):
         return Call(
             query=Query(uuid.uuid4().hex, turns_of(messages)),
             settings=_options.settings(chosen),
-            ensemble=_registry.ensemble_for(chosen["members"], chosen["verifiers"]),
+            ensemble=_registry.ensemble_for(
+                chosen["members"], chosen["verifiers"], chosen["memory_budget"], chosen["cluster"]
+            ),
             shape=_shapes.shape_of(chosen, stop or ()),
-            limits={"prior": prior, "timeout": chosen["timeout"], "member_timeout": chosen["member_timeout"]},
+            limits={"prior": prior, "turn": Turn(**{name: chosen[name] for name in _options.TURNS})}
+            | {name: chosen[name] for name in _options.LIMITS},
             writers=names[: len(chosen["members"])],
             model=chosen["model"] or display_name(chosen["members"]),
             runners_up=bool(chosen["runners_up"]),
@@ -112,12 +118,12 @@ class SpecFuseChatModel(NativeEvents, Counting):
 
     def _chosen(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The fields as they are for this call."""
-        call = _options.checked_call({**kwargs, "stop": stop})
+        now, call = self._now(), _options.checked_call({**kwargs, "stop": stop})
         for name in ("members", "verifiers"):
             if name in call:
                 call[name] = members_list(call[name], name)
-        call["stop"] = list(dict.fromkeys([*(self.stop or []), *call.get("stop", [])]))
-        return {name: getattr(self, name) for name in _options.PER_CALL} | call
+        call["stop"] = list(dict.fromkeys([*(now["stop"] or []), *call.get("stop", [])]))
+        return now | call
 
     # --- what an answer must be ---------------------------------------------------------------------------------
 
@@ -175,15 +181,27 @@ class SpecFuseChatModel(NativeEvents, Counting):
 
     # --- the run's own events (see _tracing) --------------------------------------------------------------------
 
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
+        settle_here()  # here and below: before imports and locks of others, which a forked child may find taken
+        return super().invoke(input, config, **kwargs)
+
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        settle_here()
         config, scope = self._announced(CallbackManager, config, kwargs)
         answer = cast("Generator[Any, None, None]", super().stream(input, config, **kwargs))
-        yield from _tracing.first_in(scope, answer)
+        yield from kept(_tracing.first_in(scope, answer))
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
+        settle_here()
+        need_asyncio()
+        return await super().ainvoke(input, config, **kwargs)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        settle_here()
+        need_asyncio()
         config, scope = self._announced(AsyncCallbackManager, config, kwargs)
         answer = cast("AsyncGenerator[Any, None]", super().astream(input, config, **kwargs))
-        async with aclosing(_tracing.afirst_in(scope, answer)) as chunks:
+        async with aclosed(kept(_tracing.afirst_in(scope, answer))) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -224,6 +242,7 @@ class SpecFuseChatModel(NativeEvents, Counting):
         self, messages: list[list[BaseMessage]], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any
     ) -> LLMResult:
         """All conversations at once, each in a run of its own."""
+        settle_here()
         if len(messages) < 2:
             return super().generate(messages, stop, callbacks, **kwargs)
         first_id = kwargs.pop("run_id", None)
@@ -249,7 +268,8 @@ class SpecFuseChatModel(NativeEvents, Counting):
 
     def unload(self) -> None:
         """Let go of the members' weights, also for other chat models that share them; the next question loads again."""
-        _registry.unload(*self.members, *self.verifiers)
+        who = self._who()
+        _registry.unload(*who["members"], *who["verifiers"], cluster=self.cluster)
         self._held = None
 
 

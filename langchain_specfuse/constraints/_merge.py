@@ -11,6 +11,9 @@ from ._keywords import TYPES
 _HIGHEST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 _LOWEST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 
+MOST_PAIRS = 4096
+"""Alternatives times alternatives that are put together; a few lists of them in one ``allOf`` would take for ever."""
+
 Resolve = Callable[[str], Any]
 
 
@@ -44,7 +47,11 @@ def merged(one: Any, other: Any, resolve: Resolve) -> Any:
 
 def _opened(schema: Any, resolve: Resolve) -> Any:
     """Without a reference, and with a constant as an enum."""
+    seen: set[str] = set()
     while "$ref" in schema:
+        if schema["$ref"] in seen:  # round in a circle: no value could ever end it
+            raise Contradiction
+        seen.add(schema["$ref"])
         rest = {key: value for key, value in schema.items() if key != "$ref"}
         target = resolve(schema["$ref"])
         schema = merged(target, rest, resolve) if rest else target
@@ -59,8 +66,10 @@ def _opened(schema: Any, resolve: Resolve) -> Any:
 
 
 def _both(key: str, one: Any, other: Any, resolve: Resolve) -> Any:
-    if one == other:
+    if one == other or other is None:
         return one
+    if one is None:
+        return other
     if key in _HIGHEST:
         return max(one, other)
     if key in _LOWEST:
@@ -73,7 +82,7 @@ def _both(key: str, one: Any, other: Any, resolve: Resolve) -> Any:
             raise Contradiction
         return found
     if key in ("anyOf", "oneOf"):
-        return _pairs(one, other, resolve)
+        return _pairs(key, one, other, resolve)
     if key == "allOf":
         return [*one, *other]
     if key == "items":
@@ -104,7 +113,9 @@ def _has(kinds: list[str], kind: str) -> bool:
     return kind in kinds or (kind == "integer" and "number" in kinds)
 
 
-def _pairs(one: list[Any], other: list[Any], resolve: Resolve) -> list[Any]:
+def _pairs(key: str, one: list[Any], other: list[Any], resolve: Resolve) -> list[Any]:
+    if len(one) * len(other) > MOST_PAIRS:
+        raise Unsayable(key)
     found = []
     for left in one:
         for right in other:

@@ -53,10 +53,15 @@ class Ruling:
         data = draft.encode("utf-8", "surrogatepass")
         with self._lock:
             count = self._at(answer).fits(data)
-        legal = draft if count == len(data) else _unescaped(data[:count].decode("utf-8", "ignore"))
+        legal = draft if count == len(data) else self._cut(data[:count].decode("utf-8", "ignore"))
         if self._calls is None:
             return len(legal)
         return self._without_beginning(answer, legal[: self._unrepeated(answer, legal)])
+
+    def _cut(self, text: str) -> str:
+        """A draft that is legal so far, without the beginning of an escape at its end."""
+        half = plan_of(self._constraint).json and (len(text) - len(text.rstrip("\\"))) % 2
+        return text[:-1] if half else text
 
     def _without_beginning(self, answer: str, draft: str) -> int:
         """A legal draft without what only begins another call behind a finished one: a line break is no promise."""
@@ -133,7 +138,7 @@ class Ruling:
             plan = plan_of(self._constraint)
             text, patterns = self._calling(answer), plan.patterns[:PATTERNS]
             loose = [pattern for pattern in patterns if unanchored(pattern) == pattern]
-            found = closed(state, text, [*plan.literals, *map(_example, loose)], json=plan.json)
+            found = closed(state, text, [*plan.literals, *map(_example, loose)], words=plan.words, json=plan.json)
             if found is None and patterns:
                 found = closed(state, text, [*map(_example, patterns)], json=plan.json)
         return None if found is None else found.decode()
@@ -171,11 +176,6 @@ class Ruling:
         while len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
         return state
-
-
-def _unescaped(text: str) -> str:
-    """A text that was cut, without the beginning of an escape at its end."""
-    return text[:-1] if (len(text) - len(text.rstrip("\\"))) % 2 else text
 
 
 def _alike(forced: str, draft: str, at: int) -> int:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from ..errors import UsageError, advised
 from ._apart import apart
 from ._enum import Impossible
+from ._forms import refuse_malformed
 from ._keywords import ANYWHERE, OF_TYPE, SILENT, TYPES
 from ._merge import Contradiction, Unsayable, merged
 from ._reach import without_dead_ends
@@ -23,8 +24,13 @@ MANY = 256
 """Alternatives after multiplying out."""
 
 
+class Dangling(UsageError):
+    """A reference to what is not there: a slip, wherever it stands."""
+
+
 def plain(schema: Any, where: str) -> dict[str, Any]:
     """The plain schema, with its ``$defs``. ``UsageError`` if it is impossible or says what cannot be kept."""
+    refuse_malformed(schema, where)
     reading = Reading(schema, where)
     try:
         root = reading.node(schema, where)
@@ -53,6 +59,8 @@ class Reading:
         """Why the first alternative that was left out could not be kept."""
         self._deep = 0
         self._once: list[tuple[list[Any], str]] = []
+        self._looked_at: dict[int, Any] = {}
+        """What references have led to, by its identity."""
 
     def alternatives_apart(self) -> None:
         """Of ``oneOf`` exactly one may hold: told at the end, when every reference has its shape."""
@@ -90,6 +98,8 @@ class Reading:
         if "$ref" in schema:
             reference = schema.pop("$ref")
             return self.node(merged(self._target(reference, path), schema, lambda ref: self._target(ref, path)), path)
+        if not schema:  # a title alone, as pydantic's Any has it
+            return {}
         if "allOf" in schema:
             for part in self._listed(schema.pop("allOf"), f"{path}.allOf"):
                 schema = merged(schema, part, lambda ref: self._target(ref, path))
@@ -109,7 +119,7 @@ class Reading:
             if word in SILENT or word.startswith("x-"):
                 continue
             if word not in ANYWHERE and not any(word in words for words in OF_TYPE.values()):
-                told = f"{path}.{word} cannot be kept: no grammar says it"
+                told = f"{path}.{word:.80} cannot be kept: no grammar says it"
                 raise advised(UsageError(told), "leave it out of the schema, and check the value yourself")
             found[word] = value
         kinds = found.get("type")
@@ -130,14 +140,14 @@ class Reading:
             return False
 
     def _any_of(self, parts: list[Any], path: str, word: str) -> Any:
-        """The alternatives that can be. One that cannot be written is left out, if another one can."""
+        """The alternatives that can be. One that cannot be written is left out, if another one can; not so a slip."""
         found: list[Any] = []
         refused: Exception | None = None
         for at, part in enumerate(parts):
             try:
                 node = self.node(part, f"{path}.{word}[{at}]")
             except (UsageError, Impossible) as error:
-                if word == "oneOf" and isinstance(error, UsageError):
+                if isinstance(error, Dangling) or (word == "oneOf" and isinstance(error, UsageError)):
                     raise
                 refused = refused or error
                 continue
@@ -172,12 +182,15 @@ class Reading:
     def _target(self, reference: Any, path: str) -> Any:
         if not isinstance(reference, str) or not reference.startswith("#"):
             told = f"{path}.$ref {reference!r} is not in this schema"
-            raise advised(UsageError(told), "put what it refers to into $defs")
+            raise advised(Dangling(told), "put what it refers to into $defs")
         found = self._root
         for step in reference[1:].split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
             try:
                 found = found[int(step)] if isinstance(found, list) else found[step]
             except (KeyError, IndexError, ValueError, TypeError):
-                raise UsageError(f"{path}.$ref {reference!r} is nowhere in this schema") from None
+                raise Dangling(f"{path}.$ref {reference!r} is nowhere in this schema") from None
+        if id(found) not in self._looked_at:  # it may stand where no schema was looked for
+            refuse_malformed(found, reference)
+            self._looked_at[id(found)] = found
         return found

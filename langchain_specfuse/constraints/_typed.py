@@ -10,10 +10,7 @@ from ..errors import UsageError, advised
 from ._enum import Impossible, enumerated
 from ._keywords import FORMATS, LOOSE_FORMATS, NUMERIC_FORMATS, OF_TYPE
 from ._merge import same
-
-LARGE = 10**18
-"""Bounds beyond this are more than the libraries can count."""
-_ADVICE = "leave it out of the schema, and check the value yourself"
+from ._numbers import ADVICE, numeric
 
 
 class Reads(Protocol):
@@ -47,61 +44,7 @@ def _meant(schema: dict[str, Any]) -> list[str]:
     return [kind for kind, words in OF_TYPE.items() if not words.isdisjoint(schema)] or ["object"]
 
 
-# --- numbers and strings ----------------------------------------------------------------------------------------
-
-
-def _numeric(kind: str) -> Any:
-    def read(words: dict[str, Any], path: str, reading: Reads) -> Any:
-        found: dict[str, Any] = {"type": kind}
-        for low, open_low in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-            if words.get(open_low) is True:  # as drafts 3 and 4 say it
-                words[open_low] = words.pop(low, None)
-            for word in (low, open_low):
-                if words.get(word) not in (None, False):
-                    found[word] = _finite(words[word], f"{path}.{word}")
-                elif word in words and words[word] is not None and not isinstance(words[word], bool):
-                    found[word] = words[word]
-        if "multipleOf" in words:
-            found["multipleOf"] = _finite(words["multipleOf"], f"{path}.multipleOf")
-            if found["multipleOf"] <= 0:
-                raise UsageError(f"{path}.multipleOf must be above 0, got {found['multipleOf']}")
-        _refuse_empty(found, path)
-        return _narrowed(found, path)
-
-    return read
-
-
-def _narrowed(found: dict[str, Any], path: str) -> Any:
-    """Bounds as far as grammars count: what is wider (64 bits, the largest float) is drawn in, never left out."""
-    highest = 2**63 - 1 if found["type"] == "integer" else LARGE
-    for word, sign, most in (("inimum", -1, LARGE), ("aximum", 1, highest)):
-        for name in (f"m{word}", f"exclusiveM{word}"):
-            if name in found and found[name] * sign < -LARGE:
-                told = f"{path}.{name} {str(found[name])[:30]} cannot be kept: no grammar counts beyond {LARGE}"
-                raise advised(UsageError(told), _ADVICE)
-            if name in found and found[name] * sign > most:
-                found[name] = sign * most
-    return found
-
-
-def _finite(value: Any, path: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"{path} wants a number, got {value!r}")
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _refuse_empty(found: dict[str, Any], path: str) -> None:
-    low = max(found.get("minimum", -math.inf), found.get("exclusiveMinimum", -math.inf))
-    high = min(found.get("maximum", math.inf), found.get("exclusiveMaximum", math.inf))
-    opened = low in (found.get("exclusiveMinimum"), None) or high in (found.get("exclusiveMaximum"), None)
-    if low > high or (low == high and opened):
-        raise Impossible(f"{path} wants a number from {low} to {high}")
-    if found["type"] == "integer" and math.isfinite(low) and math.isfinite(high):
-        first = math.floor(low) + 1 if low == found.get("exclusiveMinimum") else math.ceil(low)
-        last = math.ceil(high) - 1 if high == found.get("exclusiveMaximum") else math.floor(high)
-        step = found.get("multipleOf", 1)
-        if last < math.ceil(first / step) * step:
-            raise Impossible(f"{path}: there is no such integer from {low} to {high}")
+# --- strings -------------------------------------------------------------------------------------------------------
 
 
 def _string(words: dict[str, Any], path: str, reading: Reads) -> Any:
@@ -211,13 +154,17 @@ def _more(words: dict[str, Any], path: str, reading: Reads) -> Any:
 
 def _named(names: Any, more: Any, properties: dict[str, Any], patterns: dict[str, Any], path: str) -> Any:
     """What ``propertyNames`` allows, said as properties; what other properties may still be."""
-    rest = (
-        {word: value for word, value in names.items() if word not in ("type", "title", "description")} if names else {}
-    )
+    if names is True:
+        return more
+    kinds = [] if names is False else names.get("type", "string")
+    if "string" not in ([kinds] if isinstance(kinds, str) else kinds):  # a name is a text: none is allowed then
+        names = {"enum": []}
+    rest = {word: value for word, value in names.items() if word not in ("type", "title", "description")}
     if not rest:
         return more
     if set(rest) <= {"enum", "const"}:
-        allowed = rest.get("enum", [rest.get("const")])
+        allowed = [name for name in rest.get("enum", [rest.get("const")]) if isinstance(name, str)]
+        allowed = [name for name in allowed if name == rest.get("const", name)]
         for name in allowed:
             properties.setdefault(name, more)
         for name in [name for name in properties if name not in allowed]:
@@ -229,7 +176,7 @@ def _named(names: Any, more: Any, properties: dict[str, Any], patterns: dict[str
         _refuse_unreadable(rest["pattern"], f"{path}.propertyNames")
         patterns[rest["pattern"]] = more
         return False
-    raise advised(UsageError(f"{path}.propertyNames cannot be kept beside the rest"), _ADVICE)
+    raise advised(UsageError(f"{path}.propertyNames cannot be kept beside the rest"), ADVICE)
 
 
 def _counted(found: dict[str, Any], words: dict[str, Any], path: str) -> Any:
@@ -246,7 +193,7 @@ def _counted(found: dict[str, Any], words: dict[str, Any], path: str) -> Any:
         found["properties"] = {name: one for name, one in named.items() if name in required}
     elif high is not None and not (closed and high >= len(named)):
         if len(named) > len(required):
-            raise advised(UsageError(f"{path}.maxProperties beside optional properties cannot be kept"), _ADVICE)
+            raise advised(UsageError(f"{path}.maxProperties beside optional properties cannot be kept"), ADVICE)
         found["maxProperties"] = high
     if low <= len(required):
         return found
@@ -255,7 +202,7 @@ def _counted(found: dict[str, Any], words: dict[str, Any], path: str) -> Any:
     if closed and low == len(required) + 1:
         return {"anyOf": [found | {"required": [*required, name]} for name in named if name not in required]}
     if low > 1 or len(named) > len(required):
-        raise advised(UsageError(f"{path}.minProperties {low} cannot be kept"), _ADVICE)
+        raise advised(UsageError(f"{path}.minProperties {low} cannot be kept"), ADVICE)
     return found | {"minProperties": low}
 
 
@@ -267,8 +214,8 @@ _READERS = {
     "object": _object,
     "array": _array,
     "string": _string,
-    "number": _numeric("number"),
-    "integer": _numeric("integer"),
+    "number": numeric("number"),
+    "integer": numeric("integer"),
     "boolean": _any("boolean"),
     "null": _any("null"),
 }

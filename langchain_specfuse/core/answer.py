@@ -60,23 +60,20 @@ def is_safe(text: str, at: int) -> bool:
         return False
     if right.isspace():
         # Not inside a run of white space, nor between punctuation and a line break (";\n" is one token for many).
-        return not left.isspace() and (right not in "\r\n" or left.isalnum())
+        return not left.isspace() and (right not in ("\r", "\n") or left.isalnum())
     if left == "\n":
         return True
     return any(kind.match(side) for kind in (_UNSPACED, _PICTURE) for side in (left, right)) and not left.isspace()
 
 
 def _joined(left: str, right: str) -> bool:
-    """Two code points of one visible character: combining marks, variation selectors, joiners, flags, skin tones."""
+    """Two code points of one visible character: marks, variation selectors, joiners, flags, skin tones, tags."""
     return (
-        unicodedata.combining(right) > 0
-        or unicodedata.category(right) in ("Mn", "Me", "Mc")
-        or "\ufe00" <= right <= "\ufe0f"
+        unicodedata.category(right) in ("Mn", "Me", "Mc")
         or "\u200d" in (left, right)
         or "\U0001f3fb" <= right <= "\U0001f3ff"
         or ("\U0001f1e6" <= left <= "\U0001f1ff" and "\U0001f1e6" <= right <= "\U0001f1ff")
         or "\U000e0020" <= right <= "\U000e007f"
-        or (left == "\r" and right == "\n")
     )
 
 

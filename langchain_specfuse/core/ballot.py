@@ -11,6 +11,7 @@ from typing import Any
 
 from .answer import continues_loop
 from .referee import FREE, Referee
+from .umpire import Dispute, called_for, decided, dispute
 from .values import Candidate, Draft, Scored, Segment, Settings
 from .voting import assurances, raw_score, rewards, totals, voices, votes
 
@@ -27,6 +28,8 @@ class Vote:
     votes: Mapping[str, Mapping[str, float]]
     totals: Mapping[str, float]
     rewards: Mapping[str, float]
+    assured: Mapping[str, float]
+    """How loud each verifier spoke."""
     disputed: bool
     """False when all drafts coincided: then there is nothing to learn about anybody."""
 
@@ -56,12 +59,30 @@ class Ballot:
 
     def scores_of(self, judge: str, reply: Scored) -> list[float]:
         """This judge's score of every eligible draft, from its replies and what came with its own draft."""
-        told = zip(reply.logprobs, reply.ends or [None] * len(reply.logprobs), strict=True)
+        told = _numbers(reply)
         return [raw_score(self.kind, self._counted(judge, c, told), c.text) for c in self.eligible]
 
-    def counted(self, scores: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Vote:
-        """Weigh the votes. A draft that was not eligible has total and reward 0."""
+    def dispute(self, scores: Mapping[str, Sequence[float]]) -> Dispute | None:
+        """Whether several are sure of different drafts, and who shall decide between these."""
+        return dispute(self.kind, scores, [c.authors for c in self.eligible])
+
+    def called_for(self, between: Dispute, scores: Mapping[str, Sequence[float]], unasked: Scored) -> int:
+        """The draft that the question calls for most, as the umpire's scores have it, which are now told without it."""
+        disputed = [self.eligible[i] for i in between.drafts]
+        numbers = [self._free(c, *one) for c, one in zip(disputed, _numbers(unasked), strict=True)]
+        without = [raw_score(self.kind, one, c.text) for one, c in zip(numbers, disputed, strict=True)]
+        return between.drafts[called_for(self.kind, [scores[between.umpire][i] for i in between.drafts], without)]
+
+    def counted(
+        self,
+        scores: Mapping[str, Sequence[float]],
+        weights: Mapping[str, float],
+        ruling: tuple[Dispute, int] | None = None,
+    ) -> Vote:
+        """Weigh the votes, after the umpire's ruling if there was one. A draft that was not eligible has total and
+        reward 0."""
         ballots = {judge: votes(self.kind, row) for judge, row in scores.items()}
+        ballots = decided(ballots, *ruling) if ruling else ballots
         assured = assurances(self._voice, self.kind, scores)
         sums = totals(ballots, voices(assured, weights), len(self.eligible))
         if not ballots:
@@ -85,6 +106,7 @@ class Ballot:
             votes={judge: self._by_member(row) for judge, row in ballots.items()},
             totals={name: total.get(name, 0.0) for name in order},
             rewards={name: reward.get(name, 0.0) for name in order},
+            assured=assured,
             disputed=len(self.candidates) > 1,
         )
 
@@ -103,7 +125,9 @@ class Ballot:
     def _counted(self, judge: str, candidate: Candidate, told: Iterator[Any]) -> Sequence[float]:
         """The numbers that count: without those of what could not be otherwise, which say nothing and flatter."""
         own = self.drafts[judge] if self._told(judge, candidate) else None
-        logprobs, ends = (own.logprobs or (), own.ends) if own else next(told)
+        return self._free(candidate, *((own.logprobs or (), own.ends) if own else next(told)))
+
+    def _free(self, candidate: Candidate, logprobs: Sequence[float], ends: Sequence[int] | None) -> Sequence[float]:
         if ends is None:  # no constraint, or a member that does not tell where its tokens end
             return logprobs
         spans = self._referee.spans(self._answer, candidate.text)
@@ -119,6 +143,10 @@ class Ballot:
         # Who was cut by the referee has no tokens of its own for what is left, and reads it like others' text.
         tokens = {n: self.drafts[n].tokens for n in alike if self.drafts[n].tokens or not first.text}
         return Segment(first.text, first.ended, tokens)
+
+
+def _numbers(reply: Scored) -> Iterator[tuple[Sequence[float], Sequence[int] | None]]:
+    return zip(reply.logprobs, reply.ends or [None] * len(reply.logprobs), strict=True)
 
 
 def unforced(

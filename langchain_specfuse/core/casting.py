@@ -1,4 +1,4 @@
-"""Who drafts in a round: everybody, or only who has won so far and, in doubt, the rest too.
+"""Who drafts in a round: everybody, or only who has won so far and, in doubt, the rest too. And who waits for whom.
 
 A draft costs its writer a pass for every token, and every verifier one pass as a whole: what can be saved is drafts. A
 :class:`Casting` is frozen. It knows who won and how sure everybody was of its drafts; it asks nobody, counts no votes,
@@ -8,16 +8,20 @@ and says nothing of weights or exits.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .answer import continues_loop
 from .ballot import Vote
 from .panel import Panel
-from .values import Draft
+from .values import Candidate, Draft, Seat, Speculation
 
 FAR = 0.75
 """A draft is doubted when its tokens have less than this share of the probability that is usual for the surest."""
+
+
+MUCH = 4
+"""A member with so many times the parameters of another does well to wait for its draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +82,47 @@ def sure_of(draft: Draft) -> float:
     (-1.5, -inf)
     """
     return math.fsum(draft.logprobs) / len(draft.logprobs) if draft.logprobs else -math.inf
+
+
+def in_turn(seats: Sequence[Seat], names: Sequence[str], speculate: Speculation) -> list[tuple[str, ...]]:
+    """Who drafts at once, and who waits for their drafts to check them as guesses of how its own goes on.
+
+    A member waits for a much smaller one at its own desk, where they would not draft at the same time anyway. If
+    ``speculate`` is True, for anyone smaller: those at one desk one after another, those at others together.
+
+    >>> seats = [Seat("large", size=70, desk="gpu"), Seat("small", size=1, desk="gpu"), Seat("mid", size=3, desk="gpu")]
+    >>> in_turn(seats, ["large", "small", "mid"], "auto"), in_turn(seats, ["large", "small", "mid"], True)
+    ([('small', 'mid'), ('large',)], [('small',), ('mid',), ('large',)])
+    >>> in_turn(seats, ["large", "small", "mid"], False), in_turn(seats, ["large"], "auto")
+    ([('large', 'small', 'mid')], [('large',)])
+    >>> in_turn([*seats, Seat("far", size=9, desk="gpu 2")], ["large", "small", "mid", "far"], True)
+    [('small',), ('mid', 'far'), ('large',)]
+    """
+    present = {seat.name: seat for seat in seats if seat.name in names}
+
+    def waits_for(one: Seat, other: Seat) -> bool:
+        if speculate is True:
+            return 0 < other.size < one.size
+        return 0 < other.size * MUCH <= one.size and other.desk == one.desk
+
+    waiting = [
+        one for one in present.values() if speculate and any(waits_for(one, other) for other in present.values())
+    ]
+
+    def turn(one: Seat) -> int:
+        """Where a desk takes one after another anyway, each sees what all before it drafted."""
+        if one not in waiting or speculate is not True:
+            return int(one in waiting)
+        return 1 + len({other.size for other in waiting if other.desk == one.desk and other.size < one.size})
+
+    turns = {name: turn(present[name]) for name in names}
+    return [tuple(name for name in names if turns[name] == which) for which in sorted(set(turns.values()))]
+
+
+def hints(drafts: Mapping[str, Draft]) -> tuple[Candidate, ...]:
+    """What these drafts say, each once."""
+    writers: dict[tuple[str, bool], list[str]] = {}
+    for name, draft in drafts.items():
+        if draft.text or draft.ended:
+            writers.setdefault((draft.text, draft.ended), []).append(name)
+    return tuple(Candidate(text, ended, tuple(names)) for (text, ended), names in writers.items())

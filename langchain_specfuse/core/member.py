@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from .values import CallFormat, Draft, DraftJob, Failure, Scored, ScoreJob
 
@@ -36,6 +36,8 @@ class Probe:
     """How it works here (device, dtype, cache), for people."""
     calls: CallFormat | None = None
     """How it writes tool calls, if it was trained to; None: in whatever way it is told."""
+    size: int = 0
+    """How many parameters it has: what a token costs it, beside others. 0: not told."""
 
 
 @runtime_checkable
@@ -61,3 +63,23 @@ class Member(Protocol):
 
     def forget(self, query_id: str) -> None:
         """This query is over: free what is kept for it."""
+
+
+@runtime_checkable
+class Kin(Protocol):
+    """What members have in common that share what does their work, one copy of weights: their jobs can be one batch.
+
+    A member that shares says so in an attribute ``kin``, the same object for all of them; others need no such thing.
+    A reply is what the member alone would have said, and a job that cannot be answered disturbs no other.
+    """
+
+    def draft(self, jobs: Sequence[tuple[Any, DraftJob]]) -> Sequence[Draft | Failure]:
+        """How the answer goes on, for each job of the member beside it."""
+
+    def score(self, jobs: Sequence[tuple[Any, ScoreJob]]) -> Sequence[Scored | Failure]:
+        """The log-probabilities of each job's candidates, for the member beside it."""
+
+
+def kin_of(member: Any) -> Kin | None:
+    """With whom this member can share a batch; None: with nobody, or not yet."""
+    return cast("Kin | None", getattr(member, "kin", None))

@@ -6,7 +6,7 @@ A :class:`Panel` is frozen; every change returns a new one. It knows names and n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import UsageError, advised
@@ -19,6 +19,8 @@ PATIENCE = 2
 """Rounds in a row under the threshold before a member leaves."""
 FIRST_EXIT = 3
 """No exit before this many scored rounds."""
+QUIET = 0.3
+"""Who speaks with less than this share of the loudest voice is quiet."""
 HEAT = 2.5
 """The factor of the studentized policy's temperature: the lower, the sooner members leave."""
 
@@ -29,7 +31,7 @@ class Record:
 
     rounds: int = 0
     quality: Mapping[str, float] = field(default_factory=dict)
-    """Q of the studentized policy: clipped, standardised deviations, summed."""
+    """Q of the studentized and quiet policies: clipped, standardised deviations, summed."""
     sums: Mapping[str, float] = field(default_factory=dict)
     """Q of the literal and fixed policies: totals, summed."""
     wins: Mapping[str, int] = field(default_factory=dict)
@@ -160,7 +162,7 @@ def observed(panel: Panel, totals: Mapping[str, float], winner: str) -> Panel:
 def keep_probabilities(kind: ExitKind, panel: Panel) -> dict[str, float]:
     """p = softmax(Q / τ) over the drafting members.
 
-    ``studentized``: τ_t = HEAT · H · sqrt(t), where H is the entropy of (wins + 1) / Σ divided by ln n.
+    ``studentized``, ``quiet``: τ_t = HEAT · H · sqrt(t), where H is the entropy of (wins + 1) / Σ divided by ln n.
     ``literal``: Q = sum of totals, τ = H · sqrt(t). ``fixed``: the same Q, τ = 1.
 
     Paper: the paper's closed form is not public. ``studentized`` is our reconstruction (the increments have unit
@@ -171,10 +173,10 @@ def keep_probabilities(kind: ExitKind, panel: Panel) -> dict[str, float]:
     if len(names) < 2:
         return dict.fromkeys(names, 1.0)
     record = panel.record
-    quality = record.quality if kind == "studentized" else record.sums
+    quality = record.sums if kind in ("literal", "fixed") else record.quality
     spread = _win_entropy([record.wins.get(name, 0) + 1 for name in names])
     root = math.sqrt(max(record.rounds, 1))
-    tau = {"studentized": HEAT * spread * root, "literal": spread * root, "fixed": 1.0}[kind]
+    tau = {"literal": spread * root, "fixed": 1.0}.get(kind, HEAT * spread * root)
     best = max(quality.get(name, 0.0) for name in names)
     shares = {name: math.exp((quality.get(name, 0.0) - best) / max(tau, 1e-6)) for name in names}
     whole = math.fsum(shares.values())
@@ -186,36 +188,37 @@ def _win_entropy(counts: Sequence[int]) -> float:
     return -math.fsum(c / whole * math.log(c / whole) for c in counts) / math.log(len(counts))
 
 
-def _studentized(low: Mapping[str, int], rounds: int) -> list[str]:
-    return [name for name, times in low.items() if times >= PATIENCE and rounds >= FIRST_EXIT]
-
-
-def _at_once(low: Mapping[str, int], rounds: int) -> list[str]:
-    return [name for name, times in low.items() if times >= 1]
-
-
-_READY: Mapping[str, Callable[[Mapping[str, int], int], list[str]]] = {
-    "studentized": _studentized,
-    "literal": _at_once,
-    "fixed": _at_once,
-}
-
-
-def dismissed(kind: ExitKind, panel: Panel, min_members: int, round: int) -> Panel:
+def dismissed(
+    kind: ExitKind, panel: Panel, min_members: int, round: int, assured: Mapping[str, float] | None = None
+) -> Panel:
     """The panel after this round's exits: members leave whose keep-probability is under 0.5 / n.
 
     Under ``studentized`` it must have been so in two rounds running and at least three rounds must have been scored;
-    all of whom that is true go at once, under the other policies only the lowest. ``min_members`` (at least one) stay.
+    all of whom that is true go at once, under ``literal`` and ``fixed`` the lowest. ``quiet`` is ``studentized``, but
+    who hardly spoke (``assured``: a_j under 0.3 of the loudest) goes at once when under its fair share, 1 / n: it
+    loses, and has no opinion of its own. ``min_members`` (at least one) stay.
     """
     names = panel.drafters
     if kind == "never" or len(names) <= max(min_members, 1):
         return panel
     keep = keep_probabilities(kind, panel)
-    threshold = 0.5 / len(names)
-    low = {name: panel.record.low.get(name, 0) + 1 if keep[name] < threshold else 0 for name in names}
+    quiet = _quiet(names, assured or {}) if kind == "quiet" else set()
+    limits = {name: (1.0 if name in quiet else 0.5) / len(names) for name in names}
+    low = {name: panel.record.low.get(name, 0) + 1 if keep[name] < limits[name] else 0 for name in names}
     panel = replace(panel, record=replace(panel.record, low=low))
-    ready = _READY[kind](low, panel.record.rounds)
+    patience, first, most = (1, 1, 1) if kind in ("literal", "fixed") else (PATIENCE, FIRST_EXIT, len(names))
+    lost = {name for name, times in low.items() if times >= patience and panel.record.rounds >= first}
+    ready = [name for name in names if low[name] and name in lost | quiet]
     ready.sort(key=lambda name: (keep[name], panel.weights[name], -names.index(name)))
-    most = len(names) - max(min_members, 1) if kind == "studentized" else 1
-    told = "its drafts kept losing: keep-probability {:.3f}, under {:.3f}"
-    return panel.without([Departure(n, "exit", told.format(keep[n], threshold), round) for n in ready[:most]])
+    most = min(most, len(names) - max(min_members, 1))
+    told = "its drafts kept losing: keep-probability {:.3f}, under {:.3f}{}"
+    unsure = dict.fromkeys(quiet, ", and it is unsure of every draft")
+    return panel.without(
+        [Departure(n, "exit", told.format(keep[n], limits[n], unsure.get(n, "")), round) for n in ready[:most]]
+    )
+
+
+def _quiet(names: Sequence[str], assured: Mapping[str, float]) -> set[str]:
+    """Those who hardly spoke. Whoever cannot score has no voice to be judged by."""
+    loudest = max(assured.values(), default=0.0)
+    return {name for name in names if assured.get(name, loudest) < QUIET * loudest}

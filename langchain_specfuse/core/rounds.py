@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 from ..errors import EnsembleError, MemberError, advised
 from .answer import Answer, lawful
 from .ballot import Ballot
-from .casting import Casting
+from .casting import Casting, hints, in_turn
 from .panel import Panel, dismissed, hedged, learning_rate, observed
 from .referee import FREE, Referee
+from .umpire import Dispute, without_question
 from .values import (
+    LATE,
     Ask,
     Departure,
     Draft,
@@ -57,7 +61,10 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         ballot = Ballot(settings, drafts, answer.text, referee)
         panel, scores = yield from call_for_scores(panel, query, answer, ballot, number, clock)
         # 3. Select. The best draft, by weighted vote, becomes part of the answer.
-        vote = ballot.counted(scores, panel.weights)
+        panel, scores, ruling = yield from call_for_umpire(
+            panel, query, settings, answer, ballot, scores, number, clock
+        )
+        vote = ballot.counted(scores, panel.weights, ruling)
         answer = answer.plus(vote.segment, last=number == settings.max_rounds)
         voted, casting = panel, casting.after(drafts, vote)
         # 4. Feedback. Members whose drafts were well received gain weight.
@@ -66,7 +73,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         # 5. Exit. Members that keep losing leave for the rest of this answer.
         if vote.disputed and drafts.keys() >= set(panel.drafters):
             panel = observed(panel, vote.totals, vote.winner)
-            panel = dismissed(settings.exit, panel, settings.min_members, number)
+            panel = dismissed(settings.exit, panel, settings.min_members, number, vote.assured)
         yield Round(
             number=number,
             text=answer.released,
@@ -84,6 +91,8 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             closed=answer.closed,
             thoughts={name: draft.thought for name, draft in drafts.items() if draft.thought},
             looped=ballot.looped,
+            umpire=ruling[0].umpire if ruling else "",
+            late=clock.late,
             left=panel.left[len(before.left) :],
             finish=answer.finish,
             efforts=clock.efforts,
@@ -103,7 +112,7 @@ def call_for_drafts(
     clock: Clock,
     casting: Casting = EVERYBODY,
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
-    """The proposals of those who are cast, and in doubt of the rest; members that fail have left the panel."""
+    """What those who are cast propose, and in doubt the rest. Who failed has left the panel, who is late has not."""
     job = DraftJob(
         query,
         answer.segments,
@@ -112,20 +121,45 @@ def call_for_drafts(
         sampling=settings.sampling,
         stop=settings.stop,
     )
-    jobs = dict.fromkeys(casting.cast(panel, settings.drafters), job)
-    replies = yield Ask(jobs, number)
-    clock.lap("draft", replies)
-    rest = dict.fromkeys([name for name in panel.drafters if name not in jobs], job)
-    sound = [name for name, job in jobs.items() if rest and not failure_of(job, replies[name])]
+    replies = yield from _asked(casting.cast(panel, settings.drafters), panel, job, settings, answer, number, clock)
+    rest = [name for name in panel.drafters if name not in replies]
+    sound = [name for name in replies if rest and not failure_of(job, replies[name])]
     if rest and casting.doubts(panel, _drafts(sound, replies, answer), answer.text, settings.loop_guard):
-        more = yield Ask(rest, number)
-        clock.lap("draft", more)
-        jobs, replies = dict.fromkeys(panel.drafters, job), {**replies, **more}
+        again = [name for name in panel.drafters if name in rest or is_late(replies[name])]
+        replies = yield from _asked(again, panel, job, settings, answer, number, clock, replies)
     if number > 1 and all(isinstance(r, Failure) and r.kind == "overflow" for r in replies.values()):
         # Everybody's context is full: nobody leaves, and nobody has more to say. The answer ends here.
         return panel, {name: Draft("") for name in panel.drafters}
-    panel = _without_failed(panel, jobs, replies, answer, number)
-    return panel, _drafts([name for name in panel.drafters if name in jobs], replies, answer)
+    asked = [name for name in panel.drafters if name in replies]
+    panel = _without_failed(panel, dict.fromkeys(asked, job), replies, answer, number)
+    return panel, _drafts([name for name in panel.drafters if name in replies], replies, answer)
+
+
+def _asked(
+    names: Sequence[str],
+    panel: Panel,
+    job: DraftJob,
+    settings: Settings,
+    answer: Answer,
+    number: int,
+    clock: Clock,
+    replies: Replies = MappingProxyType({}),
+) -> Generator[Ask, Replies, dict[str, Reply]]:
+    """These members' replies, and those that were there. Who speculates is told what has been drafted so far."""
+    new, replies = [name for name in names if name not in replies], dict(replies)
+    others = set(panel.drafters) - {*names, *replies}
+    # Who was late once is not waited for again: it is asked with those who wait.
+    *first, _ = in_turn(panel.seats, new, settings.speculate)
+    smaller = {name for part in first for name in part}
+    for part in [*first, [name for name in names if name not in smaller]]:
+        if settings.speculate:
+            sound = [name for name in replies if not failure_of(job, replies[name])]
+            job = replace(job, hints=hints(_drafts(sound, replies, answer)))
+        here = any(name in replies and not failure_of(job, replies[name]) for name in names)
+        told = yield Ask(dict.fromkeys(part, job), number, spare=bool(others) or here or part in first)
+        clock.lap("draft", told)
+        replies |= {name: told[name] for name in part}
+    return replies
 
 
 def _drafts(names: Sequence[str], replies: Replies, answer: Answer) -> dict[str, Draft]:
@@ -152,11 +186,45 @@ def call_for_scores(
     return panel, {name: ballot.scores_of(name, scored) for name, scored in told.items()}
 
 
+def call_for_umpire(
+    panel: Panel,
+    query: Query,
+    settings: Settings,
+    answer: Answer,
+    ballot: Ballot,
+    scores: dict[str, list[float]],
+    number: int,
+    clock: Clock,
+) -> Generator[Ask, Replies, tuple[Panel, dict[str, list[float]], tuple[Dispute, int] | None]]:
+    """Where several members are sure of different beginnings: which of these the question calls for, as one sees it
+    that is no party.
+
+    Later, what was agreed before says more about a draft than the question does. Who is late here is not waited for,
+    who fails has left the panel, and both rule nothing.
+    """
+    between = ballot.dispute(scores) if settings.umpire and number == 1 else None
+    unasked = without_question(query) if between else None
+    if between is None or unasked is None:
+        return panel, scores, None
+    job = ScoreJob(unasked, answer.segments, tuple(ballot.eligible[i] for i in between.drafts), thinks=False)
+    replies = yield Ask({between.umpire: job}, number, spare=True)
+    clock.lap("verify", replies)
+    reply = replies[between.umpire]
+    if is_late(reply):
+        return panel, scores, None
+    panel = _without_failed(panel, {between.umpire: job}, replies, answer, number)
+    if failure_of(job, reply) or not isinstance(reply, Scored):
+        return panel, {name: row for name, row in scores.items() if name != between.umpire}, None
+    return panel, scores, (between, ballot.called_for(between, scores, reply))
+
+
 def _without_failed(
     panel: Panel, jobs: Mapping[str, DraftJob | ScoreJob], replies: Replies, answer: Answer, number: int
 ) -> Panel:
     """The panel without the members that failed or returned nonsense. Nobody left: the answer cannot be finished."""
     failures = {name: failure for name, job in jobs.items() if (failure := failure_of(job, replies[name]))}
+    if len(failures) < len(jobs):  # where somebody has answered, who is late is out of this round only
+        failures = {name: failure for name, failure in failures.items() if failure.kind != LATE}
     panel = panel.without([Departure(name, f.kind, f.message, number, f.cause) for name, f in failures.items()])
     if panel.drafters:
         return panel
@@ -174,6 +242,11 @@ def failure_of(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
         return _nonsense(job, reply)
     except (TypeError, ValueError, AttributeError) as error:
         return Failure("error", f"replied with nonsense: {type(error).__name__}: {error}", error)
+
+
+def is_late(reply: Reply) -> bool:
+    """Whether this is no reply yet, and no failure either."""
+    return isinstance(reply, Failure) and reply.kind == LATE
 
 
 def _nonsense(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
@@ -200,9 +273,10 @@ def member_error(gone: Departure) -> MemberError:
 
 
 class Clock:
-    """Wall-clock time and effort of one round, by phase."""
+    """Wall-clock time and effort of one round, by phase, and who was late."""
 
     def __init__(self) -> None:
+        self.late: dict[str, tuple[str, ...]] = {}
         self.seconds: dict[str, float] = {}
         self.efforts: dict[str, dict[str, Effort]] = {}
         self.began: dict[str, float] = {}
@@ -214,4 +288,8 @@ class Clock:
         self.began.setdefault(phase, time.time() - spent)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
         efforts = {n: r.effort for n, r in replies.items() if isinstance(r, Draft | Scored)}
-        self.efforts[phase] = {**self.efforts.get(phase, {}), **efforts}
+        known = self.efforts.get(phase, {})
+        self.efforts[phase] = known | {n: known[n] + effort if n in known else effort for n, effort in efforts.items()}
+        before = [name for name in self.late.pop(phase, ()) if name not in replies]
+        if late := (*before, *(name for name, reply in replies.items() if is_late(reply))):
+            self.late[phase] = late

@@ -16,8 +16,12 @@ ScoreKind = Literal["mean_prob", "mean_logprob", "logprob_per_byte"]
 VoiceKind = Literal["equal", "assured"]
 RewardKind = Literal["wins", "margins"]
 FeedbackKind = Literal["off", "published", "anytime"]
-ExitKind = Literal["studentized", "literal", "fixed", "never"]
+ExitKind = Literal["studentized", "quiet", "literal", "fixed", "never"]
+Speculation = bool | Literal["auto"]
 Finish = Literal["stop", "stop_string", "length"]
+Straggler = Literal["wait", "leave_out", "exit"]
+"""What becomes of a member whose time for one reply is up: all wait for it, or its round goes on without it, or it
+leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,10 @@ class Settings:
     segment_tokens: int = 10
     drafters: int | None = None
     """So many draft, those who have won most often in this answer; in doubt all. None: all, in every round."""
+    speculate: Speculation = False
+    """Whether members guess how their own drafts go on and read what they guess at once: they write what they would
+    have written, in fewer passes. ``auto``: much larger members also wait at their desk for the drafts of smaller ones,
+    and check those as guesses while they score them; True: all larger ones do, at any desk."""
     max_tokens: int = 512
     """Budget of the answer, in tokens of whoever wrote each segment."""
     max_rounds: int | None = None
@@ -112,6 +120,8 @@ class Settings:
     """What a draft earns its writer: ``wins``, as third parties compare; ``margins``, by how clearly everybody does."""
     feedback: FeedbackKind = "published"
     learning_rate: float = 3.0
+    umpire: bool = True
+    """Whether, at the beginning, one that is no party decides between drafts of which several members are sure."""
     exit: ExitKind = "studentized"
     min_members: int = 1
     loop_guard: bool = True
@@ -119,7 +129,14 @@ class Settings:
 
 
 _PUBLISHED: Mapping[str, Any] = MappingProxyType(
-    {"score": "mean_prob", "voice": "equal", "reward": "wins", "learning_rate": 1.0, "loop_guard": False}
+    {
+        "score": "mean_prob",
+        "voice": "equal",
+        "reward": "wins",
+        "learning_rate": 1.0,
+        "umpire": False,
+        "loop_guard": False,
+    }
 )
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -141,6 +158,10 @@ class Seat:
     """False: verify-only. It votes, but never writes."""
     scores: bool = True
     """False: draft-only. It writes, but its vote is left out, never guessed."""
+    size: int = 0
+    """How many parameters it has (0: not told)."""
+    desk: str = ""
+    """Where it works: members at one desk take turns anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +230,15 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """One distinct draft: (text, ended), and who wrote it."""
+
+    text: str
+    ended: bool
+    authors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftJob:
     """How does the answer go on? Carries all that is needed to redo it: caches are only ever an acceleration."""
 
@@ -223,15 +253,12 @@ class DraftJob:
     """Drafting past one of these is wasted; the cut itself is made by the answer."""
     call_tokens: int = 64
     """A tool call is drafted whole, if it is not longer than this: the vote is on calls."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One distinct draft: (text, ended), and who wrote it."""
-
-    text: str
-    ended: bool
-    authors: tuple[str, ...]
+    hints: tuple[Candidate, ...] | None = None
+    """Others' drafts for this place. They change no reply, only how soon it comes: a member may read them along and
+    keep what it would have written itself. None: nothing is to be guessed; empty: from the text so far at most."""
+    pieces: int | None = None
+    """At most so many pieces of a long text are read for this job, and it is answered with :class:`Unread` if that is
+    not all; 0: it only says so. None: all is read. A member that reads all at once need not care."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +270,8 @@ class ScoreJob:
     candidates: tuple[Candidate, ...]
     thinks: bool = True
     """Whether this member, if it can think, has thought about the query: who only votes does not."""
+    pieces: int | None = None
+    """As in :class:`DraftJob`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,16 +287,28 @@ class Scored:
 
 KINDS = ("error", "timeout", "nan", "overflow", "not_found")
 """The ways in which a member can fail."""
+LATE = "late"
+"""No failure of the member's: the round goes on without its reply, and it stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Instead of a reply: this member cannot go on with this answer."""
+    """Instead of a reply: this member cannot go on with this answer, or (``late``) not with this round."""
 
     kind: str
-    """One of ``KINDS``."""
+    """One of ``KINDS``, or ``late``."""
     message: str
     cause: BaseException | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Instead of a reply, to a job with ``pieces``: there is more to read than that. To be asked again, it goes on."""
+
+    left: int
+    """So many tokens are to be read piece by piece; 0: the job can be asked as ever."""
+    effort: Effort = Effort()
+    """What was done now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +317,8 @@ class Ask:
 
     jobs: Mapping[str, DraftJob | ScoreJob]
     round: int
+    spare: bool = False
+    """True: there are others to ask if these are all late. Else one reply at least is waited for."""
 
 
 Reply = Draft | Scored | Failure
@@ -321,6 +364,10 @@ class Round:
     thoughts: Mapping[str, str] = field(default_factory=dict)
     """member -> what it thought before its first word, in the round in which it did."""
     looped: tuple[str, ...] = ()
+    umpire: str = ""
+    """Who decided between drafts of which several members were sure; empty: nobody had to."""
+    late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """phase -> whose reply was not there in time: the round went on without it."""
     left: tuple[Departure, ...] = ()
     finish: Finish | None = None
     efforts: Mapping[str, Mapping[str, Effort]] = field(default_factory=dict)
@@ -334,6 +381,11 @@ class Round:
     def members(self) -> tuple[str, ...]:
         """Who drafted in this round."""
         return tuple(self.drafts)
+
+    @property
+    def stragglers(self) -> tuple[str, ...]:
+        """Who was late in this round, in whatever phase."""
+        return tuple(dict.fromkeys(name for names in self.late.values() for name in names))
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -393,6 +445,8 @@ class Round:
             "closed": self.closed,
             "thoughts": dict(self.thoughts),
             "looped": list(self.looped),
+            "umpire": self.umpire,
+            "late": {phase: list(names) for phase, names in self.late.items()},
             "left": [{"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round} for d in self.left],
             "finish": self.finish,
             "seconds": dict(self.seconds),

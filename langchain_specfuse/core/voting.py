@@ -93,10 +93,10 @@ def assurances(voice: VoiceKind, kind: ScoreKind, scores: Mapping[str, Sequence[
     """
     if voice == "equal":
         return dict.fromkeys(scores, 1.0)
-    return {name: WHISPER + (1 - WHISPER) * _a_token(kind, max(row)) ** SPOKEN for name, row in scores.items()}
+    return {name: WHISPER + (1 - WHISPER) * a_token(kind, max(row)) ** SPOKEN for name, row in scores.items()}
 
 
-def _a_token(kind: ScoreKind, score: float) -> float:
+def a_token(kind: ScoreKind, score: float) -> float:
     """The probability a token that this score stands for."""
     if kind == "mean_prob":
         return min(score, 1.0)

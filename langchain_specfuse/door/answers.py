@@ -17,6 +17,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from ..errors import BusyError
 from .bodies import body_of
 from .faults import Fault, fault_of
 from .hall import LOADING_S, Hall
@@ -63,6 +64,7 @@ class Answer:
         self._send = send
         self._began = began
         self._reply = Reply(hall.model, with_usage=order.with_usage)
+        self._seated = False
         self._started = False
         self.said = False
         """Whether everything has been handed over; who goes then has missed nothing."""
@@ -71,23 +73,32 @@ class Answer:
         """Answer, as long as the client is there and the server has time."""
         try:
             await _unless_gone(self, self._given(), receive)
+            if not self._seated:
+                self._hall.meters.refused("gone")
         except asyncio.CancelledError:  # by the server, which stops: its time for answers under way is over
+            if not self._seated:
+                self._hall.meters.refused("closing")
             closing = Fault(503, "the door closes\n-> ask again", code="closing", retry_after_s=LOADING_S)
             await self._tell(closing)
 
     async def _given(self) -> None:
         """Wait for a seat, answer, and book how it ended."""
         async with self._hall.gate.seat():
-            outcome = "gone"
+            self._seated = True
+            outcome: str | None = "gone"
             try:
                 async with asyncio.timeout(self._hall.limits.timeout_s + GRACE_S):
                     await self._hall.refuse_too_long(self._order)
                     await (self._streamed() if self._order.streamed else self._whole())
                 outcome = self._reply.finish or "stop"
+            except BusyError as error:  # no answer has begun: told and counted as what the door itself refuses
+                outcome = None
+                raise fault_of(error) from None
             except Exception as error:
                 outcome = await self._failed(error)
             finally:
-                self._book(outcome)
+                if outcome is not None:
+                    self._book(outcome)
 
     async def _streamed(self) -> None:
         """Nothing is sent before the first chunk is there: until then a failure has a status of its own."""

@@ -21,6 +21,8 @@ from .limits import Limits
 from .orders import refuse_other_model
 
 MODEL = "specfuse"
+PROBED = ["GET", "HEAD"]
+"""Some probes want no body."""
 
 
 def app_of(
@@ -41,7 +43,7 @@ def app_of(
     """
     hall = Hall(llm, model, keys, hosts, limits)
     # No page of its own: FastAPI's would fetch its scripts from elsewhere.
-    app = FastAPI(title="langchain-specfuse", openapi_url=None, lifespan=_loading)
+    app = FastAPI(title="langchain-specfuse", openapi_url=None, redirect_slashes=False, lifespan=_loading)
     app.state.hall = hall
     app.router.routes.append(Route("/v1/chat/completions", endpoint=Answers(hall), methods=["POST"]))
     _add_state(app, hall)
@@ -58,11 +60,11 @@ async def _loading(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _add_state(app: FastAPI, hall: Hall) -> None:
-    @app.get("/health")
+    @app.api_route("/health", methods=PROBED)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=PROBED)
     async def ready() -> Response:
         told = {"status": "ready"} if hall.ready else {"status": "loading"}
         return JSONResponse(told, 200 if hall.ready else 503)

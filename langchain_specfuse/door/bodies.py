@@ -6,11 +6,11 @@ Knows bytes and JSON, nothing of what they say.
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import Request
 
+from .._numbers import Beyond, read_json
 from .faults import Fault, refusal
 from .limits import Limits
 
@@ -47,19 +47,15 @@ def _too_large(most: int, *, closing: bool = False) -> Fault:
 
 def _parsed(body: bytes) -> Any:
     try:
-        value = json.loads(body.decode(), parse_constant=_no_number)
+        value = read_json(body.decode())
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:  # also what is not UTF-8, and numbers of thousands of digits
-        told = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        told = getattr(error, "msg", "") or (str(error) if isinstance(error, Beyond) else type(error).__name__)
         raise refusal(f"the body is no JSON: {told}", "send a JSON object in UTF-8", code="invalid_json") from None
     if _depth(value) > DEPTH:
         raise _too_deep()
     return value
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
 
 
 def _too_deep() -> Fault:

@@ -6,10 +6,11 @@ Knows our errors and HTTP's numbers. What a member raised is told to nobody outs
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from .._errors import PromptTooLongError
-from ..errors import EnsembleError, MemberError, UsageError
+from ..errors import BusyError, EnsembleError, MemberError, UsageError
 
 
 class Fault(Exception):
@@ -74,6 +75,11 @@ def fault_of(error: BaseException) -> Fault:
     if isinstance(error, TimeoutError):
         late = "the answer took too long\n-> ask for less with max_tokens, or come back when there is less to do"
         return Fault(504, late, code="timeout")
+    if isinstance(error, BusyError):
+        hint = math.ceil(error.retry_after_s)
+        # What the error itself advises is for whoever chose the bounds of the chat model.
+        busy = f"too many ask at once, and too many wait already\n-> try again in about {hint} s"
+        return Fault(429, busy, code="rate_limit_exceeded", retry_after_s=hint)
     if isinstance(error, EnsembleError):
         who = ", ".join(f"{one.member} ({one.kind})" for one in error.failures)
         return Fault(500, f"nobody is left to finish the answer: {who or 'all members failed'}", code="members_failed")

@@ -5,9 +5,9 @@ Knows who may come in; nothing of what is asked.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -17,11 +17,15 @@ from fastapi import Request
 
 from .. import _registry
 from ..chat_models import SpecFuseChatModel
+from ..errors import UsageError, advised
 from .faults import Fault
 from .gate import Gate
+from .lengths import Lengths
 from .limits import Limits
 from .meters import Meters
 from .orders import Order
+
+log = logging.getLogger("langchain_specfuse.door")
 
 LOADING_S = 5
 """When to come again while members load."""
@@ -33,15 +37,20 @@ class Hall:
     def __init__(
         self, llm: SpecFuseChatModel, model: str, keys: Sequence[str], hosts: Sequence[str], limits: Limits
     ) -> None:
+        if not model.strip():
+            raise advised(UsageError(f"model must be a name, got {model!r}"), "'specfuse' is the default")
+        llm._now()  # who opens the door is told what is wrong with the chat model, and no client later
+        _tell_smaller(llm, limits)
         # Content blocks are told in another way, and the environment may have chosen them.
         self.llm = llm.model_copy(update={"output_version": "v0"})
         self.model = model
         self.limits = limits
         self.gate = Gate(limits)
         self.meters = Meters(self.gate)
+        self._lengths = Lengths(self.llm)
         self._digests = [_digest(key.encode()) for key in keys]
         self._hosts = frozenset(hosts)
-        self._ensemble = _registry.ensemble_for(llm.members, llm.verifiers)
+        self._ensemble = _registry.ensemble_for(llm.members, llm.verifiers, cluster=llm.cluster)
 
     def options(self, order: Order) -> dict[str, Any]:
         """The options of this call: never more time or tokens than the door gives."""
@@ -54,8 +63,8 @@ class Hall:
         most = self.limits.most_prompt_tokens
         if most is None:
             return
-        count = self.llm.get_num_tokens_from_messages
-        tokens = await asyncio.to_thread(count, order.messages, order.options.get("tools"))
+        members = list(self._ensemble.members.values())
+        tokens = await self._lengths.of(order.messages, order.options.get("tools"), members)
         if tokens > most:
             long = f"prompt is too long: {tokens} tokens, at most {most} are read here\n-> shorten the conversation"
             raise Fault(400, long, code="context_length_exceeded", param="messages")
@@ -69,8 +78,8 @@ class Hall:
 
     @property
     def ready(self) -> bool:
-        loading = self.loaded()
-        return loading.done() and loading.exception() is None
+        self._ensemble.load()
+        return self._ensemble.ready
 
     # --- who may come in ----------------------------------------------------------------------------------------
 
@@ -106,6 +115,13 @@ class Hall:
         # All are compared, each in the same time, whatever is right about it.
         fits = [hmac.compare_digest(digest, one) for one in self._digests]
         return scheme.lower() == "bearer" and any(fits)
+
+
+def _tell_smaller(llm: SpecFuseChatModel, limits: Limits) -> None:
+    """The chat model's own budget was chosen by somebody, who may not know that the door's bound holds for it too."""
+    if "max_tokens" in llm.model_fields_set and llm.max_tokens > limits.most_tokens:
+        told = "max_tokens is %d, most_tokens is %d: where a client names no budget, the smaller one is an answer's"
+        log.warning(told, llm.max_tokens, limits.most_tokens)
 
 
 def _digest(key: bytes) -> bytes:

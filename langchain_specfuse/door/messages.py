@@ -5,12 +5,12 @@ Knows both forms; what the chat model makes of a conversation is not known here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
+from .._numbers import read_json
 from .faults import Fault, refusal
 
 _PARTS = {"text": "text", "refusal": "refusal"}
@@ -112,10 +112,10 @@ def _call(given: Any, where: str) -> dict[str, Any]:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        read = json.loads(text or "{}")
+        told = read_json(text or "{}")
     except (ValueError, RecursionError):
         return None
-    return read if isinstance(read, dict) else None
+    return told if isinstance(told, dict) else None
 
 
 # --- text -------------------------------------------------------------------------------------------------------

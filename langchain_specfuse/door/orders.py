@@ -77,7 +77,7 @@ def refuse_other_model(asked: Any, model: str) -> None:
 def _refuse_unknown(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name not in KNOWN:
-            near = difflib.get_close_matches(name, KNOWN, n=1)
+            near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.7)
             advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted((*OWN, *PASSED)))}"
             raise refusal(f"there is no option {name!r:.80}", advice, param=f"{name:.80}", code="unknown_parameter")
         if name in NEUTRAL and value != NEUTRAL[name][0]:
@@ -93,15 +93,31 @@ def _options(given: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     if size > limits.most_shape_bytes:
         what = f"tools and shapes take {size} bytes as JSON, at most {limits.most_shape_bytes} are read"
         raise refusal(what, "send fewer tools, or a smaller schema", code="shape_too_large")
-    stop = options.get("stop")
-    if isinstance(stop, list) and len(stop) > MOST_STOPS:
-        raise refusal(f"stop has {len(stop)} texts, at most {MOST_STOPS} are looked for", "send fewer", param="stop")
+    _refuse_forms(options)
     seed = options.get("seed", 0)
     if isinstance(seed, int) and not -_SEEDS <= seed < _SEEDS:
         raise refusal(f"seed must fit into 64 bits, got {seed!r:.80}", "send a smaller one", param="seed")
     if "tools" in options:
         options["tools"] = _tools(options["tools"])
     return {**options, **_budget(given, limits)}
+
+
+def _refuse_forms(options: Mapping[str, Any]) -> None:
+    """What the chat model takes, or tells, in other forms than OpenAI's clients know."""
+    stop = options.get("stop")
+    if isinstance(stop, list) and len(stop) > MOST_STOPS:
+        raise refusal(f"stop has {len(stop)} texts, at most {MOST_STOPS} are looked for", "send fewer", param="stop")
+    if stop == "" or (isinstance(stop, list) and "" in stop):
+        raise refusal(f"stop must hold no empty text, got {stop!r:.80}", "leave it out", param="stop")
+    shape = options.get("response_format", {})
+    if not isinstance(shape, dict):
+        what = f"response_format must be an object, got {shape!r:.80}"
+        raise refusal(what, 'for example {"type": "json_object"}', param="response_format")
+    choice = options.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") in ("allowed_tools", "custom"):
+        what = f"tool_choice of the type {choice['type']!r} is not supported"
+        advice = 'send the tools that are allowed as tools, and tool_choice as "auto", "required" or a function'
+        raise refusal(what, advice, param="tool_choice", code="unsupported_parameter")
 
 
 def _budget(given: Mapping[str, Any], limits: Limits) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from ..errors import UsageError, advised
+from .lines import bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def server_of(app: Any, certificate: Certificate, grace_s: float) -> Server:
     """A server for this app. After it was told to stop, answers under way have ``grace_s`` seconds."""
     config = uvicorn.Config(
         app,
+        log_config=None,  # uvicorn's own would close every handler of the program that it runs in
         log_level="warning",
         access_log=False,
         ws="none",
@@ -90,6 +92,7 @@ def server_of(app: Any, certificate: Certificate, grace_s: float) -> Server:
     )
     try:
         config.load()
+        config.http_protocol_class = bounded(config.http_protocol_class, app.state.hall.limits)
     except OSError as error:  # also what ssl raises
         told = UsageError(f"--tls-cert {certificate.chain} --tls-key {certificate.key}: {error}")
         raise advised(told, "both are PEM files, and belong together") from error

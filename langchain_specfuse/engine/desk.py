@@ -1,39 +1,46 @@
 """A desk: the inbox and the thread of one device. Members on one device take turns here instead of fighting for it.
 
-Whatever waits for the same member and the same kind of work becomes one batch: that is continuous batching. The desk
-does not know what the work is, who asked, or what comes next; it delivers replies from its own thread.
+Whatever waits for the same member, or for members that share what does their work (their *kin*), and is the same kind
+of work becomes one batch: that is continuous batching. What has much to read first is laid aside and read piece by
+piece between the others' batches. The desk does not know what the work is, who asked, or what comes next; it delivers
+replies from its own thread.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.values import KINDS, Effort, Failure
+from ..core.values import LATE, Failure, Unread
+from ..errors import UsageError, advised
+from .aside import Aside
+from .inbox import Inbox
+from .task import Task, answered, names, timed
 
 log = logging.getLogger("langchain_specfuse")
+
+clock = time.perf_counter
 
 IDLE_S = 2.0
 """A desk without work lets its thread end after this long; the next task starts a new one."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Task:
-    """One job for one member. ``deliver`` is called exactly once, from a thread of the desk, unless nobody wants it."""
+class Absence:
+    """A member that took longer than it may: since when it has been working, and what waits until it is back."""
 
-    member: Any
-    work: str
-    """The member's method that takes a list of jobs: ``draft`` or ``score``; or ``call`` for a plain function."""
-    job: Any
-    deliver: Callable[[Any], None]
-    wanted: Callable[[], bool] = lambda: True
-    timeout_s: float | None = None
+    def __init__(self, since: float) -> None:
+        self._since = since
+        self.waiting: list[Task] = []
+
+    def left_s(self, timeout_s: float | None) -> float | None:
+        """How much longer somebody with this limit is ready to wait."""
+        return None if timeout_s is None else self._since + timeout_s - time.monotonic()
 
 
 class Desk:
@@ -42,36 +49,45 @@ class Desk:
     def __init__(self, device: str) -> None:
         self.device = device
         self.batches: deque[tuple[str, str, int]] = deque(maxlen=1000)
-        """(member, work, size) of the last batches: for tests and for people who want to see batching happen."""
-        self._inbox: deque[Task] = deque()
-        # Re-entrant: a finalizer that cancels a run may be called anywhere, also in here.
-        self._news = threading.Condition(threading.RLock())
+        """(members, work, size) of the last batches: for tests and for people who want to see batching happen."""
+        self._inbox = Inbox()
+        self._aside = Aside()
+        # Re-entrant: a finalizer that cancels a run may be called anywhere, also in here. Taken by itself: an interrupt
+        # can break into leaving a condition, and the lock would never be given back.
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._running: list[Task] | None = None
         """The batch whose replies are awaited. Who takes it out, the thread or the timer, delivers it."""
-        self._hung: dict[int, list[Task]] = {}
-        """Members that hang, and the calls that wait for them to come back."""
+        self._hung: dict[int, Absence] = {}
+        """Members that took too long and are not back yet."""
         self._closed = False
 
     def put(self, *tasks: Task) -> None:
         """Leave work in the inbox."""
-        with self._news:
-            self._inbox.extend(tasks)
+        refuse_fork()
+        with self._lock:
+            self._inbox.put(tasks)
             self._wake()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Drop what waits and what still comes, and wait for the batch under way."""
-        with self._news:
+        with self._lock:
             self._closed = True
             self._inbox.clear()
+            self._aside.clear()
             self._running = None
             thread, self._thread = self._thread, None
             self._news.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
+    @property
+    def _waiting(self) -> bool:
+        return bool(self._inbox or self._aside)
+
     def _wake(self) -> None:
-        if self._inbox and not self._closed:
+        if self._waiting and not self._closed:
             if self._thread is None:
                 self._start()
             self._news.notify()
@@ -86,117 +102,113 @@ class Desk:
             self._run(batch)
 
     def _next_batch(self) -> list[Task]:
-        """Everything that waits for the member of the oldest task; empty when this thread should end."""
-        with self._news:
+        """Everything that waits for the member whose turn it is; empty when this thread should end."""
+        with self._lock:
             while self._thread is threading.current_thread():
                 if batch := self._taken():
                     self._running = batch
                     return batch
-                if not self._news.wait(IDLE_S) and not self._inbox and self._thread is threading.current_thread():
+                if not self._news.wait(IDLE_S) and not self._waiting and self._thread is threading.current_thread():
                     self._thread = None
         return []
 
     def _taken(self) -> list[Task]:
-        """The oldest task that is wanted and all that are like it, taken out by turning the inbox round once."""
-        batch: list[Task] = []
-        for _ in range(len(self._inbox)):
-            task = self._inbox.popleft()
-            if not task.wanted():
-                continue
-            if not batch or _alike(task, batch[0]):
-                batch.append(task)
-            else:
-                self._inbox.append(task)
-        return batch
+        """A piece of a long text if it is the time for one, or whatever else waits."""
+        piece = self._aside.take(others=bool(self._inbox))
+        batch = [piece] if piece else self._inbox.take()
+        if batch or not (piece := self._aside.take(others=False)):
+            return batch
+        return [piece]  # nobody wants what else there was
 
     def _run(self, batch: list[Task]) -> None:
         first = batch[0]
         if self._waits(batch):
             return
-        timer = None
-        if first.timeout_s is not None:
-            timer = threading.Timer(first.timeout_s, self._give_up, [batch])
-            timer.daemon = True
-            timer.start()
-        began, since = time.time(), time.perf_counter()
-        replies = _timed(_replies(batch), began, since)
+        timer = _alarm(first.timeout_s, self._give_up, batch, time.monotonic())
+        began, since = time.time(), clock()
+        replies = answered(batch)
+        seconds = clock() - since
         if timer:
             timer.cancel()
-        if self._in_time(batch):
-            self.batches.append((getattr(first.member, "name", ""), first.work, len(batch)))
-            _deliver(batch, replies)
+        if self._in_time(batch) or (first.stays and not self._closed):
+            self.batches.append((names(batch), "read" if first.pieces else first.work, len(batch)))
+            self._deliver(batch, timed(batch, replies, began, seconds), seconds)
+
+    def _deliver(self, batch: list[Task], replies: list[Any], seconds: float) -> None:
+        """Each its reply; whoever has much to read first is laid aside."""
+        told = [(task, reply) for task, reply in zip(batch, replies, strict=True) if not isinstance(reply, Unread)]
+        with self._lock:
+            self._aside.took(seconds, reading=bool(batch[0].pieces))
+            for task, reply in zip(batch, replies, strict=True):
+                if isinstance(reply, Unread) and not self._closed and (ready := self._aside.put(task, reply)):
+                    self._inbox.put([ready])
+            self._wake()
+        _deliver([task for task, _ in told], [reply for _, reply in told])
 
     def _waits(self, batch: list[Task]) -> bool:
-        """Whether the member hangs in an earlier call: then calls wait until it is back, other work fails."""
-        with self._news:
-            waiting = self._hung.get(id(batch[0].member))
-            if waiting is not None and batch[0].work == "call":
-                waiting += batch
-                return True
-        if waiting is not None:
-            _deliver(batch, [Failure("timeout", "still busy with a call that hung before")] * len(batch))
-        return waiting is not None
+        """Whether the member is still in a call that took too long: work waits for it while its own limit allows.
 
-    def _give_up(self, batch: list[Task]) -> None:
-        """The member hangs: leave it to its thread, go on with a new one."""
-        with self._news:
+        So nobody fails at somebody else's limit, and nobody waits twice for the same call.
+        """
+        first = batch[0]
+        with self._lock:
+            absence = self._hung.get(id(first.who))
+            if absence is None:
+                return False
+            left_s = absence.left_s(first.timeout_s)
+            absence.waiting = [task for task in absence.waiting if task.wanted()] + batch
+        if left_s is not None and left_s <= 0:
+            self._still_out(batch)
+        else:
+            _alarm(left_s, self._still_out, batch)
+        return True
+
+    def _still_out(self, batch: list[Task]) -> None:
+        """The member is not back in time for this batch either."""
+        first = batch[0]
+        with self._lock:
+            absence = self._hung.get(id(first.who))
+            if absence is None or first not in absence.waiting:
+                return
+            if not first.stays:
+                absence.waiting = [task for task in absence.waiting if task not in batch]
+        _deliver(batch, [_overdue(first, "still busy with a call that took too long before")] * len(batch))
+
+    def _give_up(self, batch: list[Task], since: float) -> None:
+        """The member takes too long: leave it to its thread, go on with a new one."""
+        first = batch[0]
+        with self._lock:
             if self._running is not batch:
                 return
             self._running = None
-            self._hung[id(batch[0].member)] = []
+            self._hung[id(first.who)] = Absence(since)
             self._start()
-        failure = Failure("timeout", f"did not answer within member_timeout={batch[0].timeout_s:g} s")
-        _deliver(batch, [failure] * len(batch))
+        _deliver(batch, [_overdue(first, f"did not answer within member_timeout={first.timeout_s:g} s")] * len(batch))
 
     def _in_time(self, batch: list[Task]) -> bool:
-        """False: the batch was given up. Its member is back now, so the calls that waited for it go first."""
-        with self._news:
+        """False: the batch was given up. Its member is back now, so what waited for it goes first."""
+        with self._lock:
             if self._running is batch:
                 self._running = None
                 return True
-            self._inbox.extendleft(reversed(self._hung.pop(id(batch[0].member), [])))
+            absence = self._hung.pop(id(batch[0].who), None)
+            self._inbox.put_first(absence.waiting if absence else [])
             self._wake()
             return False
 
 
-def _alike(one: Task, other: Task) -> bool:
-    """Whether two tasks can be one batch."""
-    return (
-        one.member is other.member
-        and one.work == other.work != "call"
-        and one.timeout_s == other.timeout_s  # a batch has one limit: nobody fails at somebody else's
-    )
+def _alarm(after_s: float | None, what: Callable[..., None], *about: Any) -> threading.Timer | None:
+    """Does it when the time is up; None where there is no limit."""
+    if after_s is None:
+        return None
+    timer = threading.Timer(after_s, what, about)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
-def _replies(batch: list[Task]) -> Sequence[Any]:
-    """The member's replies; whatever it raises becomes a failure of the whole batch."""
-    first = batch[0]
-    try:
-        if first.work == "call":
-            return [first.job()]
-        replies: Sequence[Any] = getattr(first.member, first.work)([task.job for task in batch])
-        if len(replies) != len(batch):
-            raise ValueError(f"{first.work} returned {len(replies)} replies to {len(batch)} jobs")
-        return replies
-    except BaseException as error:  # a member may raise anything, SystemExit too; it leaves, the desk stays
-        if first.work == "call":  # nobody waits for its reply: it must not fail unheard
-            log.exception("%s: a call to %s failed", threading.current_thread().name, first.member)
-        kind = getattr(error, "kind", "error")
-        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return [Failure(kind if kind in KINDS else "error", message, error)] * len(batch)
-
-
-def _timed(replies: Sequence[Any], began: float, since: float) -> Sequence[Any]:
-    """The same replies, saying when their work began and how long it took, where the member does not say it itself."""
-    seconds = time.perf_counter() - since
-    return [_dated(reply, began, seconds) for reply in replies]
-
-
-def _dated(reply: Any, began: float, seconds: float) -> Any:
-    effort = getattr(reply, "effort", None)
-    if not isinstance(effort, Effort) or effort.began:
-        return reply
-    return replace(reply, effort=replace(effort, began=began, seconds=effort.seconds or seconds))
+def _overdue(task: Task, told: str) -> Failure:
+    return Failure(LATE if task.stays else "timeout", told)
 
 
 def _deliver(batch: list[Task], replies: Sequence[Any]) -> None:
@@ -210,10 +222,48 @@ def _deliver(batch: list[Task], replies: Sequence[Any]) -> None:
 
 _DESKS: dict[str, Desk] = {}
 _OPENING = threading.RLock()
+_SETTLED = False
+"""Whether a question has been asked in this process."""
+_FORKED = False
+
+
+def forked() -> bool:
+    """Whether this process is a child of one that had been asked."""
+    return _FORKED
+
+
+def settle_here() -> None:
+    """A question comes: from now on a fork would leave threads behind, and find locks of imports taken for ever."""
+    global _SETTLED
+    refuse_fork()
+    _SETTLED = True
+
+
+def refuse_fork() -> None:
+    """A fork takes along no thread but its own: whatever is asked there would be waited for without end."""
+    if _FORKED:
+        error = UsageError(
+            f"process {os.getpid()} was forked from one whose members had been at work; they stayed there"
+        )
+        advice = "start it with multiprocessing's 'spawn' or 'forkserver', or fork before the first question"
+        raise advised(error, advice)
+
+
+def _forked() -> None:
+    """In a child: locks may be held by threads that are not here, so nothing of the parent's is touched."""
+    global _FORKED, _OPENING
+    _FORKED = _FORKED or _SETTLED
+    _OPENING = threading.RLock()
+    _DESKS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def desk_for(device: str) -> Desk:
     """The one desk of this device in this process."""
+    settle_here()
     with _OPENING:
         if device not in _DESKS:
             _DESKS[device] = Desk(device)

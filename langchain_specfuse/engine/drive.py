@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from ..core.member import Member
 from ..core.rounds import Loop
-from ..core.values import Ask, DraftJob, Replies, Reply, Round
-from .desk import Task, desk_for
+from ..core.values import Ask, DraftJob, Replies, Reply, Round, Straggler
+from .desk import desk_for, forked, refuse_fork
+from .gathering import Gathering
+from .line import Line, Turn
+from .task import Task
 
 Sink = Callable[[Round | BaseException | None], None]
 """Takes the rounds, then None; or an error instead."""
@@ -27,28 +30,36 @@ class Run:
     """One answer under way."""
 
     def __init__(
-        self, loop: Loop, query_id: str, members: Mapping[str, Member], member_timeout: float | None, sink: Sink
+        self, loop: Loop, query_id: str, members: Mapping[str, Member], patience: Patience, place: Place, sink: Sink
     ) -> None:
         self._loop = loop
-        self._query_id = query_id
+        self._query_ids = {query_id}
+        """The query's, and those of what else had to be asked about it."""
         self._members = members
-        self._member_timeout = member_timeout
+        self._patience = patience
+        self._place = place
         self._sink = sink
-        self._turn = threading.Lock()
+        self._begun = False
         self._over = False
 
-    def start(self) -> Run:
-        self._advance(None)
-        return self
+    def start(self) -> None:
+        """Begin, now or when it is this answer's turn."""
+        self._place.line.enter(self, self._place.turn, self._begin)
 
     def cancel(self) -> None:
         """Whatever happens from now on, nobody wants it. Frees every member's caches; harmless when over."""
         if not self._over:
             self._over = True
-            self._forget(list(self._members))
+            if forked():
+                return  # it is over in the process where it began
+            if self._begun:
+                self._forget(list(self._members))
+            self._place.line.leave(self)
 
-    def _wanted(self) -> bool:
-        return not self._over
+    def _begin(self) -> None:
+        self._begun = True
+        if not self._over:
+            self._advance(None)
 
     def _advance(self, replies: Replies | None) -> None:
         """Move the loop to its next ``Ask``, handing out the rounds on the way."""
@@ -67,20 +78,27 @@ class Run:
             self._end(error)
 
     def _ask(self, ask: Ask) -> None:
-        replies: dict[str, Reply] = {}
+        gathering, patience = Gathering(ask), self._patience
 
         def deliver(name: str, reply: Reply) -> None:
-            with self._turn:
-                replies[name] = reply
-                complete = len(replies) == len(ask.jobs) and not self._over
-            if complete:
-                self._advance({name: replies[name] for name in ask.jobs})
+            replies = gathering.take(name, reply)
+            if replies is not None and not self._over:
+                self._advance(replies)
 
+        def wanted() -> bool:
+            return not (gathering.over or self._over)
+
+        tasks: dict[str, list[Task]] = {}
         for name, job in ask.jobs.items():
+            self._query_ids.add(job.query.id)
             member = self._members[name]
             work = "draft" if isinstance(job, DraftJob) else "score"
             receive = partial(deliver, name)
-            desk_for(member.device).put(Task(member, work, job, receive, self._wanted, self._member_timeout))
+            stays, priority = patience.straggler == "leave_out", self._place.turn.priority
+            task = Task(member, work, job, receive, wanted, patience.limit_s, stays, priority)
+            tasks.setdefault(member.device, []).append(task)
+        for device, mine in tasks.items():
+            desk_for(device).put(*mine)  # at once, or the first would be taken alone, without its kin
 
     def _end(self, last: BaseException | None) -> None:
         try:
@@ -92,8 +110,30 @@ class Run:
         # Through the inbox, or it would race with the batch that is running.
         for name in names:
             member = self._members[name]
-            call = partial(member.forget, self._query_id)
-            desk_for(member.device).put(Task(member, "call", call, lambda _: None))
+            for query_id in sorted(self._query_ids):
+                call = partial(member.forget, query_id)
+                task = Task(member, "call", call, lambda _: None, priority=self._place.turn.priority)
+                desk_for(member.device).put(task)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long one reply of one member may take, and what becomes of a member that takes longer."""
+
+    member_timeout: float | None = None
+    straggler: Straggler = "exit"
+
+    @property
+    def limit_s(self) -> float | None:
+        return None if self.straggler == "wait" else self.member_timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an answer waits for its turn, and what it wants there."""
+
+    line: Line = field(default_factory=Line)
+    turn: Turn = field(default_factory=Turn)
 
 
 class Late(TimeoutError):
@@ -126,18 +166,21 @@ def drive(
     *,
     timeout: float | None = None,
     member_timeout: float | None = None,
+    straggler: Straggler = "exit",
+    place: Place | None = None,
 ) -> Iterator[Round]:
     """The rounds of one answer, as they are agreed. ``timeout`` seconds for the whole answer, else TimeoutError."""
     news: queue.SimpleQueue[Round | BaseException | None] = queue.SimpleQueue()
     deadline = _Deadline(timeout)
 
     def news_in_time() -> Round | BaseException | None:
+        refuse_fork()  # in a child nobody is there who could bring any
         try:
             return news.get(timeout=deadline.left_s())
         except queue.Empty:
             raise deadline.error() from None
 
-    run = Run(loop, query_id, members, member_timeout, news.put)
+    run = Run(loop, query_id, members, Patience(member_timeout, straggler), place or Place(), news.put)
     try:
         run.start()
         while (item := news_in_time()) is not None:
@@ -156,6 +199,8 @@ async def adrive(
     *,
     timeout: float | None = None,
     member_timeout: float | None = None,
+    straggler: Straggler = "exit",
+    place: Place | None = None,
 ) -> AsyncIterator[Round]:
     """``drive`` for asyncio."""
     news: asyncio.Queue[Round | BaseException | None] = asyncio.Queue()
@@ -174,7 +219,7 @@ async def adrive(
         except TimeoutError:
             raise deadline.error() from None
 
-    run = Run(loop, query_id, members, member_timeout, post)
+    run = Run(loop, query_id, members, Patience(member_timeout, straggler), place or Place(), post)
     try:
         run.start()
         while (item := await news_in_time()) is not None:

@@ -11,11 +11,13 @@ from ..core.member import Member, Probe
 from ..core.panel import Panel
 from ..core.referee import FREE, Referee
 from ..core.rounds import rounds
-from ..core.values import Query, Round, Seat, Settings
+from ..core.values import Query, Round, Seat, Settings, Straggler
 from ..core.verdict import Verdict, decided
-from ..errors import UsageError, advised
-from .desk import Task, desk_for
-from .drive import adrive, drive
+from ..errors import UsageError, advised, emptied
+from .desk import desk_for, refuse_fork
+from .drive import Place, adrive, drive
+from .line import Line, Turn
+from .task import Task
 
 
 class Ensemble:
@@ -31,28 +33,71 @@ class Ensemble:
                 raise advised(error, "give one of them another name, for example TransformersMember(..., name='b')")
             self.members[member.name] = member
         self._drafting = frozenset(member.name for member in members)
+        self.line = Line()
+        """Its answers under way, and those that wait for their turn."""
         self._lock = threading.Lock()
-        self._probes: Future[dict[str, Probe]] | None = None
+        self._known: dict[str, Probe] | None = None
+        self._waiting: list[Future[dict[str, Probe]]] = []
+        self._loading = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether all members are loaded."""
+        return self._known is not None
 
     def loaded(self) -> Future[dict[str, Probe]]:
-        """What each member can do, once all are loaded; loading starts now if it has not. A failed load is retried."""
-        with self._lock:
-            failed = self._probes is not None and self._probes.done() and self._probes.exception() is not None
-            if self._probes is None or failed:
-                future: Future[dict[str, Probe]] = Future()
-                self._probes = future
-                future.set_running_or_notify_cancel()
-                desk_for("loading").put(Task(self, "call", lambda: self._load(future), lambda _: None))
-            return self._probes
+        """What each member can do, once all are loaded; loading starts now if it has not. A failed load is retried.
 
-    def _load(self, future: Future[dict[str, Probe]]) -> None:
+        The future is the caller's own: who is interrupted while waiting leaves its lock taken, and hurts nobody else.
+        """
+        refuse_fork()
+        future: Future[dict[str, Probe]] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            known = self._known
+            if known is None:
+                self._waiting.append(future)
+                self._begin()
+        if known is not None:
+            future.set_result(known)
+        return future
+
+    def load(self) -> None:
+        """Begin to load, if nobody has. Nobody is told when it is done: see ``ready``."""
+        with self._lock:
+            if self._known is None:
+                self._begin()
+
+    def _begin(self) -> None:
+        if not self._loading:
+            desk_for("loading").put(Task(self, "call", self._load, lambda _: None))
+            self._loading = True  # last: after an interrupt nobody may wait for a load that never began
+
+    def _load(self) -> None:
         try:
-            future.set_result({name: member.probe() for name, member in self.members.items()})
+            for member in self.members.values():
+                # Only some can: those that load elsewhere, all at once.
+                getattr(member, "start_loading", lambda: None)()
+            known = {name: member.probe() for name, member in self.members.items()}
         except BaseException as error:
-            future.set_exception(error)
+            for future in self._loaded(None):
+                future.set_exception(emptied(error))
+        else:
+            for future in self._loaded(known):
+                future.set_result(known)
+
+    def _loaded(self, known: dict[str, Probe] | None) -> list[Future[dict[str, Probe]]]:
+        """It is over: who is to be told."""
+        with self._lock:
+            self._known, self._loading = known, False
+            waiting, self._waiting = self._waiting, []
+        return waiting
 
     def seats(self, probes: Mapping[str, Probe]) -> list[Seat]:
-        return [Seat(name, name in self._drafting, probe.scores) for name, probe in probes.items()]
+        return [
+            Seat(name, name in self._drafting, probe.scores, probe.size, self.members[name].device)
+            for name, probe in probes.items()
+        ]
 
     def rounds(
         self,
@@ -63,12 +108,15 @@ class Ensemble:
         prior: Mapping[str, float] | None = None,
         timeout: float | None = None,
         member_timeout: float | None = None,
+        straggler: Straggler = "exit",
+        turn: Turn = Turn(),  # noqa: B008 - it is frozen
     ) -> Iterator[Round]:
         """Ask, and get the rounds as they are agreed. ``referee`` judges texts under the query's constraint, if it has
-        one. ``timeout`` does not count the time that loading takes."""
+        one. ``timeout`` does not count the time that loading takes. ``turn``: how much company the answer wants."""
         panel = Panel.of(self.seats(self.loaded().result()), prior)
         loop = rounds(query, settings, panel, referee)
-        return drive(loop, query.id, self.members, timeout=timeout, member_timeout=member_timeout)
+        limits: Any = {"timeout": timeout, "member_timeout": member_timeout, "straggler": straggler}
+        return drive(loop, query.id, self.members, **limits, place=Place(self.line, turn))
 
     async def arounds(
         self,
@@ -79,6 +127,8 @@ class Ensemble:
         prior: Mapping[str, float] | None = None,
         timeout: float | None = None,
         member_timeout: float | None = None,
+        straggler: Straggler = "exit",
+        turn: Turn = Turn(),  # noqa: B008 - it is frozen
     ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio."""
         import asyncio
@@ -86,7 +136,8 @@ class Ensemble:
         probes = await asyncio.wrap_future(self.loaded())
         panel = Panel.of(self.seats(probes), prior)
         loop = rounds(query, settings, panel, referee)
-        driven = adrive(loop, query.id, self.members, timeout=timeout, member_timeout=member_timeout)
+        limits: Any = {"timeout": timeout, "member_timeout": member_timeout, "straggler": straggler}
+        driven = adrive(loop, query.id, self.members, **limits, place=Place(self.line, turn))
         try:
             async for item in driven:
                 yield item
@@ -94,22 +145,22 @@ class Ensemble:
             await driven.aclose()  # type: ignore[attr-defined]
 
     def verdict(
-        self, query: Query, labels: Sequence[str], *, prior: Mapping[str, float] | None = None, **limits: float | None
+        self, query: Query, labels: Sequence[str], *, prior: Mapping[str, float] | None = None, **limits: Any
     ) -> Verdict:
         """Let the members vote on these labels; nothing is drafted. ``limits`` are those of ``rounds``."""
         loop = self._deciding(self.loaded().result(), query, labels, prior)
-        (found,) = drive(loop, query.id, self.members, **limits)
+        (found,) = drive(loop, query.id, self.members, place=Place(self.line), **limits)
         return cast("Verdict", found)
 
     async def averdict(
-        self, query: Query, labels: Sequence[str], *, prior: Mapping[str, float] | None = None, **limits: float | None
+        self, query: Query, labels: Sequence[str], *, prior: Mapping[str, float] | None = None, **limits: Any
     ) -> Verdict:
         """``verdict`` for asyncio."""
         import asyncio
 
         probes = await asyncio.wrap_future(self.loaded())
         loop = self._deciding(probes, query, labels, prior)
-        (found,) = [item async for item in adrive(loop, query.id, self.members, **limits)]
+        (found,) = [item async for item in adrive(loop, query.id, self.members, place=Place(self.line), **limits)]
         return cast("Verdict", found)
 
     def _deciding(

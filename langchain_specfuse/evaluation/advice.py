@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import amount
 from .report import points
 from .summary import Comparison, Report
 from .systems import ENSEMBLE
@@ -34,6 +35,11 @@ def advice(report: Report, members: Sequence[str], bad: Sequence[str], task: Tas
     if not task.judges:
         told = "Nobody can tell who is right: no prompt has a reference or a checker. The prior is from votes alone."
         return Advice("cannot tell", (*mend, told))
+    unchecked = [row for row in report.rows if row.unchecked]
+    if unchecked:
+        count = amount(sum(row.unchecked for row in unchecked), "answer")
+        told = f"Cannot tell: the checker raised on {count} ({unchecked[0].raised}). Mend it and run this again."
+        return Advice("cannot tell", (*mend, told))
     verdict, reason = _whether(report)
     lines = [*mend, reason, *(_helps(report, name) for name in members if len(members) > 2)]
     lines += [_prior(one) for one in report.comparisons if one.other == ENSEMBLE and "prior" in one.system]
@@ -58,8 +64,8 @@ def _whether(report: Report) -> tuple[str, str]:
         return "alone", f"Take {best} alone: the ensemble is neither better nor worse by 5 points ({range}).{price}"
     more = f" About {report.needed} prompts would show a difference of 5 points." if report.needed else ""
     return "cannot tell", (
-        f"Cannot tell with {report.questions} prompts whether the ensemble helps: {range} against {best} alone.{more} "
-        f"Until you have them, {best} alone is the cheaper choice.{price}"
+        f"Cannot tell with {amount(report.questions, 'prompt')} whether the ensemble helps: "
+        f"{range} against {best} alone.{more} Until you have them, {best} alone is the cheaper choice.{price}"
     )
 
 

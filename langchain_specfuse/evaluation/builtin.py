@@ -101,9 +101,10 @@ def jsonl(path: str | Path, checker: str | None = None) -> Task:
     for question in questions:  # a reference that cannot be used is told now, not after an hour
         if ":" not in (question.checker or str(checker)):
             grade(question, "?")
-    graded = any(name in overlap.CHECKERS or ":" in name for name in by_name)
+    graded = any(name in overlap.CHECKERS for name in by_name)
+    own = any(":" in name for name in by_name)  # what it returns is known when it has
     mark = f"{checker} " + " ".join(mark for _, mark in by_name.values())
-    measure = "mean score" if graded else "share of right answers"
+    measure = "mean score" if graded or own else "share of right answers"
     corpus = overlap.corpus_bleu if set(by_name) == {"bleu"} else None
     return Task(Path(path).stem, questions, grade, mark, graded=graded, measure=measure, corpus=corpus)
 

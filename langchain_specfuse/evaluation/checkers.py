@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +21,7 @@ from .tasks import Checker, Grade, Question
 
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+−]?[$€£]?\.\d+")
 _MARKED = re.compile(r"####\s*([^\n]*)")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
@@ -28,6 +31,9 @@ def references(question: Question) -> list[str]:
     if question.reference is None or not told:
         error = UsageError(f"question {question.id!r} has no reference")
         raise advised(error, "add 'reference', or give a checker that needs none")
+    if any(one is None or not str(one).strip() for one in told):
+        error = UsageError(f"question {question.id!r} has an empty reference: {question.reference!r:.60}")
+        raise advised(error, "an empty answer is never right, and an empty text stands in every other")
     return [str(one) for one in told]
 
 
@@ -88,11 +94,34 @@ def _numbers(text: str) -> list[Decimal]:
 
 def choice(question: Question, answer: str) -> Grade:
     """The answer chooses the reference: a letter ("B", "(b)", "the answer is B"), or a text of ``choices``."""
-    said = chosen(answer, question.facts.get("choices") or ())
-    wanted = {one.strip().strip("().").upper() for one in references(question)}
-    texts = [str(one) for one in question.facts.get("choices") or ()]
-    wanted |= {chr(65 + at) for at, text in enumerate(texts) if text in references(question)}
+    texts = _choices(question)
+    said = chosen(answer, texts)
+    wanted = {_letter(question, one, texts) for one in references(question)}
     return _right(said in wanted, f"chose {said or 'nothing'}")
+
+
+def _choices(question: Question) -> list[str]:
+    told = question.facts.get("choices")
+    if told is None:
+        return []
+    if not isinstance(told, list) or not 2 <= len(told) <= 26 or not all(isinstance(one, str | int) for one in told):
+        error = UsageError(f"the choices of {question.id!r} must be a list of 2 to 26 texts, got {told!r:.80}")
+        raise advised(error, '"choices": ["carrot", "banana"]; leave them out if the question names the letters')
+    return [str(one) for one in told]
+
+
+def _letter(question: Question, reference: str, texts: Sequence[str]) -> str:
+    """The letter that this reference means: it is one, or the text of a choice."""
+    letters = LETTERS[: len(texts) or 10]
+    letter = reference.strip().strip("().").upper()
+    if len(letter) == 1 and letter in letters:
+        return letter
+    named = [at for at, text in enumerate(texts) if text.strip().casefold() == reference.strip().casefold()]
+    if not named:
+        wanted = f"a letter from A to {letters[-1]}" + (", or one of the choices" if texts else "")
+        error = UsageError(f"the reference of {question.id!r} must be {wanted}, got {reference!r:.60}")
+        raise advised(error, "nobody could choose it, so every answer would be wrong")
+    return letters[named[0]]
 
 
 def chosen(answer: str, choices: Any = ()) -> str:
@@ -101,7 +130,7 @@ def chosen(answer: str, choices: Any = ()) -> str:
     >>> chosen("B"), chosen("The answer is (c)."), chosen("It is red", ["blue", "red"]), chosen("A or B")
     ('B', 'C', 'B', '')
     """
-    letters = "".join(chr(65 + at) for at in range(len(choices))) or "ABCDEFGHIJ"
+    letters = LETTERS[: len(choices) or 10]
     told = re.findall(rf"(?:answer|choice|option)\b(?:\s+is)?\s*:?\s*\(?([{letters}])\b(?!['’])", answer, re.I)
     if told:
         return str(told[-1]).upper()
@@ -144,16 +173,24 @@ def from_file(told: str) -> tuple[Checker, str]:
     except OSError as error:
         raise advised(UsageError(f"the checker's file cannot be read: {error}"), "name an existing .py file") from error
     function = getattr(_module(path), name, None)
-    if not callable(function):
+    if not callable(function) and not hasattr(function, "evaluate_run"):
         raise advised(UsageError(f"{path} has no function {name!r}"), "FILE.py:FUNCTION names a function of the file")
+    if inspect.isclass(function):
+        wrong = UsageError(f"{path}:{name} is a class, not a checker")
+        raise advised(wrong, f"make one in the file, and name that: {name.lower()} = {name}()")
     return from_function(function), f"{name} {source.decode(errors='replace')}"
 
 
 def _module(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    """The file as a module, as it is when it runs by itself: what lies beside it can be imported."""
+    name = f"specfuse_checker_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise advised(UsageError(f"{path} cannot be imported"), "a checker's file is a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there for the names in annotations
+    if (beside := str(Path(path).resolve().parent)) not in sys.path:
+        sys.path.append(beside)  # last, so that nothing installed is hidden, and for good: functions import later
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -168,21 +205,31 @@ def from_function(function: Callable[..., Any]) -> Checker:
 
     if is_evaluator(function):
         return evaluator_checker(function)
-    names = list(inspect.signature(function).parameters)
-    if names == ["question", "answer"]:
-        return lambda question, answer: as_grade(function(question, answer))
-    if names == ["answer", "reference"]:
-        return lambda question, answer: as_grade(function(answer, question.reference))
+    parameters = inspect.signature(function).parameters
+    names = list(parameters)
+    if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in parameters.values()):
+        names = [f"{name}, /" for name in names]  # what is handed over by name has no name here
+    if set(names) == {"question", "answer"}:
+        return lambda question, answer: as_grade(function(question=question, answer=answer))
+    if set(names) == {"answer", "reference"}:
+        return lambda question, answer: as_grade(function(answer=answer, reference=question.reference))
     wanted = "(question, answer), (answer, reference), (run, example) or (inputs, outputs, reference_outputs)"
     error = UsageError(f"a checker's parameters must be {wanted}, got ({', '.join(names)})")
     raise advised(error, "name them so: that is how it is known what to hand over")
 
 
+def as_number(told: Any) -> float | None:
+    """A truth or a number, also numpy's; None where it is neither."""
+    if type(told).__module__ == "numpy" and getattr(told, "shape", None) == ():
+        told = told.item()
+    return float(told) if isinstance(told, bool | int | float) else None
+
+
 def as_grade(told: Any) -> Grade:
     """A grade from what a function returned: a grade, True or False, or a number from 0 to 1."""
     if isinstance(told, Grade):
-        return told
-    if isinstance(told, bool | int | float):
-        return Grade(float(told))
+        return replace(told, score=as_grade(told.score).score)
+    if (number := as_number(told)) is not None:
+        return Grade(number)
     error = UsageError(f"a checker must return True, False or a number from 0 to 1, got {told!r:.80}")
     raise advised(error, "return 1.0 for right and 0.0 for wrong")

@@ -15,8 +15,9 @@ from typing import Any
 
 from ..core.member import Member, Probe
 from ..core.values import Candidate, Draft, DraftJob, Failure, Query, Sampling, Scored, ScoreJob, Segment, Turn
-from ..engine.desk import Task, desk_for
+from ..engine.desk import desk_for
 from ..engine.ensemble import Ensemble
+from ..engine.task import Task
 
 GOOD, WATCH, BAD = "good", "watch", "bad"
 CLOSE = 0.01

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.member import Member
 from ..core.values import Settings
-from ..errors import UsageError, advised
+from ..errors import UsageError, advised, amount
 from .advice import Advice, advice
 from .checks import BAD, Finding, examined, loaded
 from .priors import learned
@@ -113,7 +113,7 @@ def diagnosed(
 
 def prior_of(found: Sequence[Result], members: Sequence[str], task: Task) -> dict[str, float]:
     """Starting weights from the members' own answers and from the ensemble's votes."""
-    if len(members) < 2:
+    if len(members) < 2 or any(result.unchecked for result in found):
         return {}
     right = {name: [result.score for result in found if result.system == name] for name in members}
     judged: dict[str, float] = defaultdict(float)
@@ -157,7 +157,9 @@ def _endings(found: Sequence[Result], members: Sequence[str]) -> list[Finding]:
             continue
         ended = sum(result.finish != "length" for result in own)
         empty = sum(not result.answer.strip() for result in own)
-        text = f"{ended} of {len(own)} answers end by themselves" + (f", {empty} are empty" if empty else "")
+        end = "ends by itself" if ended == 1 else "end by themselves"
+        are = "is" if empty == 1 else "are"
+        text = f"{ended} of {amount(len(own), 'answer')} {end}" + (f", {empty} {are} empty" if empty else "")
         verdict = "watch" if 2 * ended < len(own) or 10 * empty > len(own) else "good"
         findings.append(Finding(name, "answers", verdict, text))
     return findings

@@ -33,8 +33,9 @@ except ModuleNotFoundError as error:
 from ..core.member import Member
 from ..core.panel import Panel
 from ..core.values import Candidate, Query, Scored, ScoreJob, Settings, Turn
-from ..engine.desk import Task, desk_for
+from ..engine.desk import desk_for
 from ..engine.ensemble import Ensemble
+from ..engine.task import Task
 from ..errors import EnsembleError, UsageError, advised
 
 _MARK = "specfuse-turns:"

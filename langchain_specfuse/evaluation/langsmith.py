@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import UsageError, advised
+from .checkers import as_number
 from .tasks import Checker, Grade, Question
 
 NAMES = frozenset({"run", "example", "inputs", "outputs", "reference_outputs", "attachments"})
@@ -85,8 +86,8 @@ def _called(function: Callable[..., Any], run: Any, example: Any) -> Any:
 
 def _grade(told: Any) -> Grade:
     """From whatever LangSmith lets an evaluator return."""
-    if isinstance(told, bool | int | float):
-        return Grade(float(told))
+    if (number := as_number(told)) is not None:
+        return Grade(number)
     results = told.get("results") if isinstance(told, Mapping) else getattr(told, "results", None)
     if isinstance(told, Sequence) and not isinstance(told, str):
         results = told
@@ -95,11 +96,11 @@ def _grade(told: Any) -> Grade:
         named = [str(_field(one, "key") or at) for at, one in enumerate(results)]
         numbers = {name: grade.score for name, grade in zip(named, grades, strict=True)}
         return Grade(grades[0].score, numbers=numbers, note=grades[0].note)
-    score = _field(told, "score")
-    if not isinstance(score, bool | int | float):
+    score = as_number(_field(told, "score"))
+    if score is None:
         error = UsageError(f"the evaluator gave no score, but {told!r:.120}")
         raise advised(error, 'return a number from 0 to 1, or {"key": "right", "score": 1.0}')
-    return Grade(float(score), note=str(_field(told, "comment") or ""))
+    return Grade(score, note=str(_field(told, "comment") or ""))
 
 
 def _field(told: Any, name: str) -> Any:

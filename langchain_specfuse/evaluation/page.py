@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as escaped
 
+from ..errors import amount
+from ..show.terminal import visible
 from .report import cells, lines_by_part, told
 from .results import Result
 from .summary import Report
@@ -40,11 +42,15 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var
 """
 
 
+_UNSEEN = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)), 0xFFFD)
+"""What turns the text around it, and halves of characters, which no file holds."""
+
+
 def page(report: Report, results: Sequence[Result] = (), task: Task | None = None, *, first: Sequence[str] = ()) -> str:
     """The whole page. ``first`` are sentences to begin with."""
     parts = [
         f"<h1>{escape(report.task)}</h1>",
-        f"<p>{report.questions} questions. Score: {escape(report.measure)}, in percent.</p>",
+        f"<p>{amount(report.questions, 'question')}. Score: {escape(report.measure)}, in percent.</p>",
         "<h2>What it says</h2>",
         "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in (*first, *told(report))) + "</ul>",
         "<h2>Systems</h2>",
@@ -59,6 +65,11 @@ def page(report: Report, results: Sequence[Result] = (), task: Task | None = Non
     )
     body = "\n".join(part for part in parts if part)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>\n{body}\n</main></body></html>\n'
+
+
+def escape(text: str) -> str:
+    """Somebody's text as HTML; what would command a terminal, or turn the text around, is shown as a picture."""
+    return escaped(visible(text).translate(_UNSEEN))
 
 
 def _table(report: Report) -> str:
@@ -113,7 +124,7 @@ def _answers(results: Sequence[Result], task: Task) -> str:
 
 def _answered(name: str, text: str, reference: object, results: Iterable[Result]) -> str:
     told = list(results)
-    marks = ", ".join(f"{escape(one.system)} {100 * one.score:.0f}" for one in told)
+    marks = ", ".join(f"{escape(one.system)} {'?' if one.unchecked else round(100 * one.score)}" for one in told)
     answers = "".join(
         f"<h3>{escape(one.system)} {_mark(one)}</h3><pre>{escape(one.answer[:CUT]) or '(nothing)'}</pre>"
         for one in told
@@ -127,5 +138,7 @@ def _answered(name: str, text: str, reference: object, results: Iterable[Result]
 
 def _mark(result: Result) -> str:
     kind, word = ("right", "right") if result.score == 1 else ("wrong", "wrong" if result.score == 0 else "")
+    if result.unchecked:
+        return f'<span class="soft">not checked: the checker raised {escape(result.unchecked)}</span>'
     note = result.error or result.note
     return f'<span class="{kind}">{100 * result.score:.0f} {word}</span> <span class="soft">{escape(note)}</span>'

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from ..errors import amount
 from .running import Seen
 from .systems import System
 
@@ -84,7 +85,9 @@ class _Lines:
     def _say(self) -> None:
         done, spent, open = self.n - self.initial, time.monotonic() - self._since, self.total - self.n
         left = f", about {_clock(spent / done * open)} left" if done and open else ""
-        print(f"specfuse: {self.n} of {self.total} answers ({self._name}){left}", file=self._stream, flush=True)
+        print(
+            f"specfuse: {self.n} of {amount(self.total, 'answer')} ({self._name}){left}", file=self._stream, flush=True
+        )
 
 
 def _clock(seconds: float) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from .summary import ORACLE, Report, Row
-from .systems import ENSEMBLE
+from ..errors import amount
+from ..show.terminal import visible
+from .summary import Report, Row
+from .systems import ENSEMBLE, ORACLE
 
 Cell = Callable[[Row], str]
 
@@ -30,6 +32,7 @@ COLUMNS: Mapping[str, Cell] = {
     "parts": lambda row: _share(row.followed),
     "failed": lambda row: str(row.failed) if row.rounds is not None else "-",
     "empty": lambda row: str(row.empty) if row.rounds is not None else "-",
+    "unchecked": lambda row: str(row.unchecked) if row.unchecked else "-",
     "tokens/s": lambda row: _number(row.tokens_per_second),
     "first text": lambda row: "-" if row.first_s is None else f"{row.first_s:.2f} s",
     "tokens": lambda row: _number(row.tokens),
@@ -55,9 +58,9 @@ def table(report: Report, *, said: bool = True) -> str:
     head, rows = cells(report)
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = ["  ".join(_put(cell, widths[at], at) for at, cell in enumerate(row)).rstrip() for row in (head, *rows)]
-    title = f"{report.task}: {report.questions} questions, score = {report.measure}, in percent"
+    title = f"{report.task}: {amount(report.questions, 'question')}, score = {report.measure}, in percent"
     rule = "  ".join("-" * width for width in widths)
-    return "\n".join([title, "", lines[0], rule, *lines[1:], *(["", *told(report)] if said else [])])
+    return visible("\n".join([title, "", lines[0], rule, *lines[1:], *(["", *told(report)] if said else [])]))
 
 
 def _put(cell: str, width: int, at: int) -> str:
@@ -99,12 +102,22 @@ def _doubts(report: Report) -> list[str]:
     lines = []
     for row in report.rows:
         if row.failed:
-            lines.append(f"{row.system}: {row.failed} questions failed and count as wrong (see results.jsonl)")
+            counts = "counts" if row.failed == 1 else "count"
+            failed = f"{amount(row.failed, 'question')} failed and {counts} as wrong"
+            lines.append(f"{row.system}: {failed} (see results.jsonl)")
+        if row.unchecked:
+            counts = "counts" if row.unchecked == 1 else "count"
+            unchecked = f"{amount(row.unchecked, 'answer')} could not be checked and {counts} as wrong"
+            lines.append(f"{row.system}: {unchecked}: the checker raised {row.raised}")
         missing = report.questions - row.questions
         if missing and row.rounds is not None:
-            lines.append(f"{row.system}: {missing} questions have no result yet")
-    if len(report.rows) > 1 and all(row.score.mean in (0.0, 1.0) for row in report.rows):
-        lines.append("every system has all or nothing: this task does not tell them apart")
+            lines.append(
+                f"{row.system}: {amount(missing, 'question')} {'has' if missing == 1 else 'have'} no result yet"
+            )
+    if any(row.unchecked for row in report.rows):
+        lines.append("nobody is called better or worse: mend the checker and run this again")
+    elif len(report.rows) > 1 and {row.score.mean for row in report.rows} in ({0.0}, {1.0}):
+        lines.append("every system has the same score, all or nothing: this task does not tell them apart")
     return lines
 
 

@@ -32,6 +32,8 @@ class Result:
     note: str = ""
     error: str = ""
     """What went wrong, if there was no answer: it counts as wrong."""
+    unchecked: str = ""
+    """What the checker raised: nobody knows whether the answer is right. The next run has it graded anew."""
     finish: str = ""
     tokens: int = 0
     rounds: int = 0
@@ -129,7 +131,7 @@ def _lines(data: bytes, path: Path) -> tuple[list[Result], int]:
     for at, line in enumerate(lines):
         try:
             results.append(_result(json.loads(line)))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             if at == len(lines) - 1:
                 return results, whole - len(line) - 1
             wrong = UsageError(f"{path}:{at + 1} is no result: {error}")
@@ -137,7 +139,24 @@ def _lines(data: bytes, path: Path) -> tuple[list[Result], int]:
     return results, whole
 
 
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("key", "system", "question", "answer", "note", "error", "unchecked", "finish"), (str,)),
+    **dict.fromkeys(("seed", "tokens", "rounds", "drafting", "shared", "open", "looped"), (int,)),
+    **dict.fromkeys(("score", "began", "seconds"), (int, float)),
+    **dict.fromkeys(("parts", "numbers", "members"), (dict,)),
+    "first_s": (int, float, type(None)),
+}
+"""field of a result -> what JSON may hold there."""
+
+
 def _result(told: Any) -> Result:
     if not isinstance(told, dict):
         raise TypeError(f"got {type(told).__name__}")
-    return Result(**told)
+    result = Result(**told)
+    for name, kinds in _KINDS.items():
+        value = getattr(result, name)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r:.60}")
+    if not 0 <= result.score <= 1:
+        raise TypeError(f"score is {result.score!r}, not from 0 to 1")
+    return result

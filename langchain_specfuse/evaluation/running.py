@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .._version import __version__
 from ..core.member import Member
 from ..core.values import Query, Round, Settings
-from ..engine import desk
+from ..engine import desk, task
 from ..engine.ensemble import Ensemble
 from ..errors import SpecFuseError, UsageError
 from .results import Result, Results
@@ -69,11 +69,15 @@ def identity(member: Member) -> Any:
 
 
 def run(plan: Plan, results: Results, *, seen: Seen | None = None, again: bool = False) -> list[Result]:
-    """Ask what has not been asked, and return all results of the plan. ``again``: failed ones are asked again."""
+    """Ask what has not been asked, and return all results of the plan. ``again``: failed ones are asked again.
+
+    Answers on which the checker raised are graded anew in any case.
+    """
     return asyncio.run(_run(plan, results, seen, again))
 
 
 async def _run(plan: Plan, results: Results, seen: Seen | None, again: bool) -> list[Result]:
+    await _graded_anew(plan, results)
     for system in plan.systems:
         failed = {result.key for result in plan.results(results) if result.error} if again else set()
         asked = plan.keys(system)
@@ -88,12 +92,40 @@ async def _run(plan: Plan, results: Results, seen: Seen | None, again: bool) -> 
         )
         await asyncio.wrap_future(ensemble.loaded())
         await _forgotten(ensemble)
-        for finished in asyncio.as_completed(_answers(plan, system, ensemble, open)):
-            results.add(await finished)
-            done += 1
-            if seen:
-                seen(system, done, len(asked))
+        async with aclosing(_each(_answers(plan, system, ensemble, open))) as answers:
+            async for result in answers:
+                results.add(result)
+                done += 1
+                if seen:
+                    seen(system, done, len(asked))
     return plan.results(results)
+
+
+async def _graded_anew(plan: Plan, results: Results) -> None:
+    """What the checker raised on: a judge that was away for a while may be back. Nobody is asked for the answer."""
+    asked = {key: question for system in plan.systems for key, question, _ in plan.keys(system)}
+    open = [result for result in results.found(asked) if result.unchecked]
+    room = asyncio.Semaphore(plan.at_once)
+
+    async def one(result: Result) -> Result:
+        async with room:
+            grade = await asyncio.to_thread(_grade, plan.task, asked[result.key], result.answer)
+            return replace(result, **_told(grade))
+
+    async with aclosing(_each([asyncio.ensure_future(one(result)) for result in open])) as graded:
+        async for result in graded:
+            results.add(result)
+
+
+async def _each(tasks: Sequence[asyncio.Task[Result]]) -> AsyncGenerator[Result, None]:
+    """The results as they come. After a mistake of the caller's the others are stopped: nobody would look at them."""
+    try:
+        for finished in asyncio.as_completed(tasks):
+            yield await finished
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _forgotten(ensemble: Ensemble) -> None:
@@ -102,7 +134,7 @@ async def _forgotten(ensemble: Ensemble) -> None:
         if drop := getattr(member, "drop_prefixes", None):
             done: Future[Any] = Future()
             done.set_running_or_notify_cancel()
-            desk.desk_for(member.device).put(desk.Task(member, "call", drop, done.set_result))
+            desk.desk_for(member.device).put(task.Task(member, "call", drop, done.set_result))
             await asyncio.wrap_future(done)
 
 
@@ -144,16 +176,18 @@ async def _result(plan: Plan, system: System, ensemble: Ensemble, question: Ques
         question=question.id,
         seed=seed,
         answer=answer,
-        score=grade.score,
-        parts=grade.parts,
-        numbers=grade.numbers,
-        note=grade.note,
+        **_told(grade),
         error=error,
         began=began,
         seconds=seconds,
         first_s=first,
         **counted(rounds),
     )
+
+
+def _told(grade: Grade) -> dict[str, Any]:
+    """A grade in the fields of a result."""
+    return {field.name: getattr(grade, field.name) for field in fields(Grade)}
 
 
 def _seeded(settings: Settings, seed: int) -> Settings:
@@ -166,7 +200,7 @@ def _grade(task: Task, question: Question, answer: str) -> Grade:
     except UsageError:
         raise
     except Exception as error:  # the user's checker, or an answer that it did not expect
-        return Grade(0.0, note=f"the checker raised {type(error).__name__}: {error}")
+        return Grade(0.0, unchecked=f"{type(error).__name__}: {error}")
 
 
 def counted(rounds: Sequence[Round]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Right-or-wrong scores get an honest interval in small sets: the plain bootstrap of twenty right answers out of twenty
 says "100%, for certain". So each resample is drawn from the answers seen and one imagined answer at each end of the
-scale. Graded scores need no such help. Knows numbers only. All chance is seeded.
+scale. Graded scores need no such help, unless all of them lie at the ends. Knows numbers only. All chance is seeded.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ def _numpy() -> Any:
     return numpy
 
 
-def interval(values: Sequence[float], *, level: float = LEVEL, graded: bool = False) -> Interval:
-    """The mean of scores from 0 to 1.
+def interval(values: Sequence[float], *, level: float = LEVEL, graded: bool | None = False) -> Interval:
+    """The mean of scores from 0 to 1. ``graded=None``: whether they are is told from the values.
 
     >>> told = interval([1.0] * 16 + [0.0] * 4)
     >>> told.mean, 0.5 < told.low < 0.66, 0.9 < told.high < 0.98
     (0.8, True, True)
     """
-    return _interval(values, () if graded else (0.0, 1.0), level, (0.0, 1.0))
+    return _interval(values, graded, level, (0.0, 1.0))
 
 
-def difference(one: Sequence[float], other: Sequence[float], *, level: float = LEVEL, graded: bool = False) -> Interval:
+def difference(
+    one: Sequence[float], other: Sequence[float], *, level: float = LEVEL, graded: bool | None = False
+) -> Interval:
     """The mean of one's scores minus the other's on the same questions.
 
     >>> told = difference([1.0] * 20, [1.0] * 20)
@@ -60,12 +62,15 @@ def difference(one: Sequence[float], other: Sequence[float], *, level: float = L
     (0.0, True)
     """
     apart = [a - b for a, b in zip(one, other, strict=True)]
-    return _interval(apart, () if graded else (-1.0, 1.0), level, (-1.0, 1.0))
+    return _interval(apart, graded, level, (-1.0, 1.0))
 
 
-def _interval(values: Sequence[float], imagined: Sequence[float], level: float, ends: tuple[float, float]) -> Interval:
+def _interval(values: Sequence[float], graded: bool | None, level: float, ends: tuple[float, float]) -> Interval:
     if not values:
         return Interval(math.nan, *ends)
+    if graded is None:
+        graded = any(value not in (*ends, 0.0) for value in values)
+    imagined = () if graded else ends
     np = _numpy()
     count = len(values)
     mean = math.fsum(values) / count
@@ -165,7 +170,7 @@ class AgainstBest:
 
 
 def against_best(
-    system: Sequence[float], others: Mapping[str, Sequence[float]], *, graded: bool = False
+    system: Sequence[float], others: Mapping[str, Sequence[float]], *, graded: bool | None = False
 ) -> AgainstBest:
     """The system against the best of these.
 

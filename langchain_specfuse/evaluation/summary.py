@@ -15,11 +15,8 @@ from .._version import __version__
 from .results import Result
 from .running import Plan
 from .statistics import LEVEL, AgainstBest, Interval, against_best, difference, interval, needed, paired
-from .systems import ENSEMBLE, System
+from .systems import ENSEMBLE, ORACLE, System
 from .tasks import Task
-
-ORACLE = "oracle"
-"""The best single member, chosen anew for each question by somebody who knows the grades."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +29,10 @@ class Row:
     alone: bool = False
     failed: int = 0
     empty: int = 0
+    unchecked: int = 0
+    """Answers on which the checker raised: nobody knows whether they are right; they count as wrong."""
+    raised: str = ""
+    """What the checker raised on the first of them."""
     followed: float | None = None
     """Share of all parts of all questions that were done (IFEval: instruction level)."""
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -96,26 +97,27 @@ def summary(plan: Plan, results: Sequence[Result]) -> Report:
     for result in results:
         by_system[result.system].append(result)
     systems = [system for system in plan.systems if by_system[system.name]]
-    graded = plan.task.graded or len(plan.seeds) > 1
     scores = {system.name: scores_of(by_system[system.name]) for system in systems}
-    rows = [_row(s, by_system[s.name], scores[s.name], graded, plan.task) for s in systems]
+    rows = [_row(s, by_system[s.name], scores[s.name], plan.task) for s in systems]
     single = {s.name: scores[s.name] for s in systems if s.alone and s.name in s.members}
     others = [s.name for s in systems if s.name not in single]
+    if any(result.unchecked for result in results):  # who is better, nobody knows
+        single, others = {}, []
     comparisons: list[Comparison] = []
     if len(single) > 1:
         best_of_each = _oracle(single)
-        rows.append(Row(ORACLE, len(best_of_each), interval(list(best_of_each.values()), graded=graded)))
-        comparisons += [_compared(name, scores[name], ORACLE, best_of_each, graded) for name in others]
+        rows.append(Row(ORACLE, len(best_of_each), interval(list(best_of_each.values()), graded=None)))
+        comparisons += [_compared(name, scores[name], ORACLE, best_of_each) for name in others]
     if ENSEMBLE in others:
         rest = [name for name in others if name != ENSEMBLE]
         level = 1 - (1 - LEVEL) / max(len(rest), 1)
-        comparisons += [_compared(name, scores[name], ENSEMBLE, scores[ENSEMBLE], graded, level) for name in rest]
-    best = {name: told for name in others if (told := _against_singles(scores[name], single, graded))}
+        comparisons += [_compared(name, scores[name], ENSEMBLE, scores[ENSEMBLE], level) for name in rest]
+    best = {name: told for name in others if (told := _against_singles(scores[name], single))}
     return Report(
         task=plan.task.name,
         measure=plan.task.measure,
         questions=len(plan.task.questions),
-        graded=graded,
+        graded=plan.task.graded or any(0.0 < one < 1.0 for told in scores.values() for one in told.values()),
         rows=tuple(rows),
         best=best,
         comparisons=tuple(comparisons),
@@ -150,21 +152,18 @@ def _compared(
     one: Mapping[str, float],
     other: str,
     theirs: Mapping[str, float],
-    graded: bool,
     level: float = LEVEL,
 ) -> Comparison:
     first, second = _paired(one, theirs)
-    apart = difference(first, second, level=level, graded=graded)
+    apart = difference(first, second, level=level, graded=None)
     return Comparison(name, other, apart, paired(first, second))
 
 
-def _against_singles(
-    scores: Mapping[str, float], single: Mapping[str, Mapping[str, float]], graded: bool
-) -> AgainstBest | None:
+def _against_singles(scores: Mapping[str, float], single: Mapping[str, Mapping[str, float]]) -> AgainstBest | None:
     if not single:
         return None
     mine, *theirs = _paired(scores, *single.values())
-    return against_best(mine, dict(zip(single, theirs, strict=True)), graded=graded) if mine else None
+    return against_best(mine, dict(zip(single, theirs, strict=True)), graded=None) if mine else None
 
 
 def _needed(
@@ -176,7 +175,7 @@ def _needed(
     return needed([a - b for a, b in zip(mine, theirs, strict=True)])
 
 
-def _row(system: System, results: Sequence[Result], scores: Mapping[str, float], graded: bool, task: Task) -> Row:
+def _row(system: System, results: Sequence[Result], scores: Mapping[str, float], task: Task) -> Row:
     parts: Counter[str] = Counter()
     done: Counter[str] = Counter()
     wins: Counter[str] = Counter()
@@ -197,10 +196,12 @@ def _row(system: System, results: Sequence[Result], scores: Mapping[str, float],
     return Row(
         system.name,
         len(scores),
-        interval(list(scores.values()), graded=graded),
+        interval(list(scores.values()), graded=None),
         alone=system.alone,
         failed=sum(bool(result.error) for result in results),
         empty=sum(not result.error and not result.answer.strip() for result in results),
+        unchecked=sum(bool(result.unchecked) for result in results),
+        raised=next((result.unchecked for result in results if result.unchecked), ""),
         followed=sum(done.values()) / sum(parts.values()) if parts else None,
         numbers=_numbers(results) | _corpus(task, results),
         tokens_per_second=tokens / busy if busy > 0 else None,

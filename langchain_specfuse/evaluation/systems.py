@@ -5,6 +5,7 @@ Knows settings and members' names; asks nobody anything.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,6 +17,10 @@ from ..errors import UsageError, advised
 from .tasks import digest
 
 ENSEMBLE = "ensemble"
+ORACLE = "oracle"
+"""The best single member, chosen anew for each question by somebody who knows the grades."""
+TAKEN = (ENSEMBLE, ORACLE, "singles", "ablations")
+"""What these words mean is fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ ABLATIONS: Mapping[str, str] = MappingProxyType(
         "anytime-feedback": "feedback=anytime",
         "no-exit": "exit=never",
         "no-loop-guard": "loop_guard=false",
+        "no-umpire": "umpire=false",
         "mean-prob": "score=mean_prob",
         "per-byte": "score=logprob_per_byte",
         "drafters-1": "drafters=1",
@@ -81,6 +87,8 @@ def chosen(
     if len(members) == 1 and not verifiers and len(found) > 1:
         found = [system for system in found if system.name != ENSEMBLE]  # it is the member alone
     counts = [system.name for system in found]
+    if ORACLE in counts:
+        raise advised(UsageError(f"no system may be called {ORACLE!r}"), "give that member another name")
     twice = next((name for name in counts if counts.count(name) > 1), None)
     if twice:
         raise advised(UsageError(f"two systems are called {twice!r}"), "give one of them another name: NAME:key=value")
@@ -90,7 +98,7 @@ def chosen(
 def _meant(name: str, whole: System) -> list[System]:
     own, colon, changes = name.partition(":")
     if colon and own and changes:
-        if own in (ENSEMBLE, *whole.members):
+        if own in (*TAKEN, *whole.members):
             raise advised(UsageError(f"{own!r} is taken as a system's name"), f"call it otherwise: my-{own}:{changes}")
         return [changed(whole, own, changes)]
     if name == "singles":
@@ -113,59 +121,67 @@ def _meant(name: str, whole: System) -> list[System]:
 # --- changes ----------------------------------------------------------------------------------------------------
 
 
-def _count(told: str) -> int:
-    value = int(told)
-    if value < 1:
-        raise ValueError("at least 1")
-    return value
+def _is(wanted: str, read: Callable[[str], Any], holds: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """What reads a value that holds, and otherwise says what was wanted."""
+
+    def reading(told: str) -> Any:
+        try:
+            value = read(told)
+        except (ValueError, KeyError):
+            raise ValueError(wanted) from None
+        if not holds(value):
+            raise ValueError(wanted)
+        return value
+
+    return reading
 
 
-def _above_zero(told: str) -> float:
-    value = float(told)
-    if not 0 <= value < float("inf"):
-        raise ValueError("0 or more")
-    return value
+def _one_of(choices: Mapping[str, Any]) -> Callable[[str], Any]:
+    return _is("one of " + ", ".join(choices), lambda told: choices[told.lower()], lambda value: True)
 
 
-def _truth(told: str) -> bool:
-    return {"true": True, "on": True, "false": False, "off": False}[told.lower()]
+def _named(kind: Any) -> Callable[[str], Any]:
+    return _one_of({name: name for name in get_args(kind)})
 
 
-def _one_of(kind: Any) -> Callable[[str], str]:
-    def read(told: str) -> str:
-        if told not in get_args(kind):
-            raise ValueError("one of " + ", ".join(get_args(kind)))
-        return told
-
-    return read
+_TRUTHS = {"true": True, "on": True, "false": False, "off": False}
+_truth = _one_of(_TRUTHS)
+_count = _is("a whole number of at least 1", int, lambda value: value >= 1)
+_rate = _is("a number of at least 0", float, lambda value: 0 <= value < math.inf)
+_above = _is("a number above 0", float, lambda value: 0 < value < math.inf)
+_part = _is("a number above 0 and at most 1", float, lambda value: 0 < value <= 1)
+_share = _is("a number from 0 to 1", float, lambda value: 0 <= value <= 1)
+_whole = _is("a whole number", int, lambda value: True)
 
 
 KEYS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
     {
         "segment_tokens": _count,
         "drafters": _count,
+        "speculate": _one_of({"auto": "auto", **_TRUTHS}),
         "max_tokens": _count,
         "max_rounds": _count,
-        "score": _one_of(ScoreKind),
-        "voice": _one_of(VoiceKind),
-        "reward": _one_of(RewardKind),
-        "feedback": _one_of(FeedbackKind),
-        "learning_rate": _above_zero,
-        "exit": _one_of(ExitKind),
+        "score": _named(ScoreKind),
+        "voice": _named(VoiceKind),
+        "reward": _named(RewardKind),
+        "feedback": _named(FeedbackKind),
+        "learning_rate": _rate,
+        "exit": _named(ExitKind),
         "min_members": _count,
+        "umpire": _truth,
         "loop_guard": _truth,
     }
 )
-PRESET_KEYS = ("score", "voice", "reward", "feedback", "learning_rate", "exit", "min_members", "loop_guard")
+PRESET_KEYS = ("score", "voice", "reward", "feedback", "learning_rate", "umpire", "exit", "min_members", "loop_guard")
 """What a preset decides."""
 SAMPLING: Mapping[str, Callable[[str], Any]] = MappingProxyType(
     {
-        "temperature": _above_zero,
-        "top_p": _above_zero,
+        "temperature": _rate,
+        "top_p": _part,
         "top_k": _count,
-        "min_p": _above_zero,
-        "repetition_penalty": _above_zero,
-        "seed": int,
+        "min_p": _share,
+        "repetition_penalty": _above,
+        "seed": _whole,
     }
 )
 
@@ -207,12 +223,13 @@ def _pairs(name: str, told: str) -> Iterable[tuple[str, str]]:
 def _read(name: str, key: str, value: str, read: Callable[[str], Any]) -> Any:
     try:
         return read(value)
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise _wrong(name, key, value, str(error)) from error
 
 
 def _wrong(name: str, key: str, value: str, wanted: str) -> UsageError:
-    return advised(UsageError(f"system {name!r}: {key} cannot be {value!r} ({wanted})"), "see docs/evaluation.md")
+    error = UsageError(f"system {name!r}: {key} must be {wanted}, got {value!r}")
+    return advised(error, "leave it out to have it as in the ensemble")
 
 
 def _some(name: str, told: str, members: Sequence[str]) -> tuple[str, ...]:

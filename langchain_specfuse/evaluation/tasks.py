@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +49,8 @@ class Grade:
     """Other measures of the same answer."""
     note: str = ""
     """Why it is wrong, for people."""
+    unchecked: str = ""
+    """What the checker raised: then the score means nothing."""
 
 
 Checker = Callable[[Question, str], Grade]
@@ -64,7 +67,7 @@ class Task:
     """What tells this checker from another: results under an old one are not taken for results under a new one."""
     max_tokens: int = 256
     graded: bool = False
-    """True: scores lie between 0 and 1. False: an answer is right or wrong."""
+    """True: scores lie between 0 and 1. False: an answer is right or wrong, or only the scores will tell."""
     measure: str = "share of right answers"
     note: str = ""
     """What one should know before it runs."""
@@ -119,7 +122,7 @@ def numbered(questions: Iterable[Question]) -> tuple[Question, ...]:
 def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and object of every line that is not blank."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise advised(UsageError(f"{path} cannot be read: {error}"), "a task file is JSONL in UTF-8") from error
     for number, line in enumerate(text.split("\n"), 1):
@@ -127,13 +130,24 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             told = json.loads(line)
-        except json.JSONDecodeError as error:
-            wrong = UsageError(f"{path}:{number} is not JSON: {error.msg} at character {error.pos + 1}")
+            half = _half(told)
+        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+            where = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+            wrong = UsageError(f"{path}:{number} is not JSON: {where}")
             raise advised(wrong, 'one object per line: {"input": "2 + 2?", "reference": "4"}') from error
         if not isinstance(told, dict):
             wrong = UsageError(f"{path}:{number} must be an object, got {type(told).__name__}")
             raise advised(wrong, 'for example {"input": "2 + 2?", "reference": "4"}')
+        if half:
+            wrong = UsageError(f"{path}:{number} holds {half!r}, half a character, which cannot be written or asked")
+            raise advised(wrong, "something has cut the text in the middle of a character: mend that line")
         yield number, told
+
+
+def _half(told: Any) -> str:
+    """A lone surrogate in this JSON: what ``\\ud800`` stands for without its other half."""
+    found = re.search("[\ud800-\udfff]", json.dumps(told, ensure_ascii=False))
+    return found[0] if found else ""
 
 
 def turns_of(given: Any, where: str) -> tuple[Turn, ...]:
@@ -156,6 +170,7 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
     """The questions of a JSONL file: ``input``, ``reference``, optional ``id``, ``checker`` and ``choices``."""
     questions = []
     known = {"input", "reference", "id", "checker", "choices"}
+    lines: dict[str, int] = {}
     for number, line in json_lines(path):
         where = f"{path}:{number}"
         if "input" not in line:
@@ -163,7 +178,11 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
         facts = {key: value for key, value in line.items() if key not in known - {"choices"}}
         turns = turns_of(line["input"], where)
         own = str(line.get("checker") or "")
-        questions.append(Question(str(line.get("id", number)), turns, line.get("reference"), own, facts))
+        name = str(number if line.get("id") is None else line["id"])
+        if lines.setdefault(name, number) != number:
+            error = UsageError(f"{where}: two questions have the id {name!r}, this one and that of line {lines[name]}")
+            raise advised(error, "leave ids out, or make them differ")
+        questions.append(Question(name, turns, line.get("reference"), own, facts))
     if not questions:
         raise advised(UsageError(f"{path} holds no questions"), 'one object per line: {"input": ..., "reference": ...}')
-    return numbered(questions)
+    return tuple(questions)

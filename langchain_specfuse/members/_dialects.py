@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..core.values import Constraint, Sampling
-from ..errors import MemberError
+from ..errors import MemberError, amount
 from ._http import Wire
 
 
@@ -67,7 +67,9 @@ class Tokenizer(Protocol):
 
     chat_template: Any
 
-    def __call__(self, text: str, add_special_tokens: bool = False) -> Mapping[str, Any]: ...
+    def __call__(
+        self, text: str, add_special_tokens: bool = False, split_special_tokens: bool = False
+    ) -> Mapping[str, Any]: ...
 
     def decode(self, ids: Sequence[int], **how: Any) -> str: ...
 
@@ -96,17 +98,32 @@ class Dialect(Protocol):
     def way(self, known: Mapping[str, Way], size: int) -> Way:
         """The best of these for a context of this size."""
 
+    def forget(self, key: str) -> None:
+        """The query is over."""
+
 
 def numbers(values: Iterable[Any], wanted: int, who: str) -> tuple[float, ...]:
     """The log-probabilities that a server told, if they are as many as wanted, and numbers."""
     found = tuple(values)
     if len(found) != wanted:
-        raise MemberError(f"{who} told {len(found)} log-probabilities for {wanted} tokens", member=who)
+        told = amount(len(found), "log-probability")
+        raise MemberError(f"{who} told {told} for {amount(wanted, 'token')}", member=who)
     bad = [value for value in found if not isinstance(value, (int, float)) or math.isnan(value)]
     if bad:
         kind = "nan" if isinstance(bad[0], float) else "error"
         raise MemberError(f"{who} told {bad[0]!r} as a log-probability (wanted a number)", member=who, kind=kind)
     return tuple(min(0.0, float(value)) for value in found)
+
+
+def from_cache(told: Any, most: int) -> tuple[int, bool]:
+    """How many of so many tokens a cache held, and whether the engine tells: what is no count tells nothing.
+
+    >>> from_cache(7, 5), from_cache(float("inf"), 5)
+    ((5, True), (0, False))
+    """
+    if isinstance(told, bool) or not isinstance(told, int) or told < 0:
+        return 0, False
+    return min(told, most), True
 
 
 def either(logprobs: Iterable[float]) -> float:
@@ -135,6 +152,7 @@ def folded(path: Path, rows: Sequence[Sequence[float]]) -> list[float]:
 def sampled(how: Sampling) -> dict[str, Any]:
     """How tokens are picked, said in full: a server has defaults of its own. A penalty of None is the server's."""
     told: dict[str, Any] = {"temperature": how.temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+    told |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
     told |= {key: value for key in ("top_p", "top_k", "min_p") if (value := getattr(how, key)) is not None}
     return told if how.repetition_penalty is None else told | {"repetition_penalty": how.repetition_penalty}
 
@@ -143,6 +161,12 @@ def same(told: Sequence[int], asked: Sequence[int], who: str) -> None:
     """The tokens that came back must be those that were asked about: some servers ignore what they do not know."""
     if list(told) != list(asked):
         raise MemberError(f"{who} was asked about the tokens {list(asked)[:8]}, and told of {list(told)[:8]}")
+
+
+def came_through(reason: Any, who: str) -> None:
+    """An engine that breaks off (it was stopped, or had no room) says so only here: the rest looks like a reply."""
+    if reason in ("abort", "error", "content_filter"):
+        raise MemberError(f"{who} broke off what it was asked ({reason})", member=who)
 
 
 def context_of(wire: Wire, model: str) -> int | None:

@@ -16,49 +16,15 @@ from typing import Any
 from torch import Tensor, stack
 
 from ..core.answer import first_stop, held_back, kept_tokens
-from ..core.values import DraftJob, Failure, Sampling
+from ..core.values import Failure, Sampling
+from ._ahead import leap
 from ._bound import Bound, cut_in_structure, masked
+from ._leaps import Leaps
+from ._lookahead import SIZES, Guess, Lookahead, Odds, Way
+from ._pen import Pen
 from ._sampling import chosen, end_logprobs, logprobs_of
 from ._stores import Fan, Store
 from ._text import OVERTIME, Words, complete, tail_of
-
-
-@dataclass
-class Pen:
-    """One draft being drawn."""
-
-    job: DraftJob
-    key: str
-    context: list[int]
-    how: Sampling
-    limit: int
-    """Tokens that may be drawn at most."""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    logits: list[Tensor | None] = field(default_factory=list)
-    """The logits before each token, where known."""
-    ended: bool = False
-    end_logprob: float | None = None
-    rest: list[int] = field(default_factory=list)
-    """The answer's last characters, where the token that was drawn for them also begins the words that end the turn."""
-    done: bool = False
-    kept: int = 0
-    bound: Bound | None = None
-    """Where the draft stands under the query's constraint, if it has one."""
-    failure: Failure | None = None
-    """Why there is no draft."""
-
-    def put(self, token: int, logprob: float, logits: Tensor | None) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        self.logits.append(logits)
-
-    def known_again(self) -> int:
-        """How many of the tokens would be drawn again as they are after what was kept of them.
-
-        Forced text is not drawn: where it is read in one piece depends on where the draft begins.
-        """
-        return min([len(self.tokens), *(at for at in (self.bound.read if self.bound else ()) if at >= self.kept)])
 
 
 @dataclass(frozen=True)
@@ -71,37 +37,89 @@ class Drawing:
     """Tokens that end a turn."""
     end_text: str
     """Words that end a turn, for a model without such tokens."""
+    lookahead: Lookahead = field(default_factory=Lookahead)
+    leaps: Leaps | None = None
+    """Draws several tokens before anybody looks, where that is faster."""
 
     def draw(self, pens: list[Pen], logits: dict[str, Tensor]) -> None:
-        """One token at a time for all of them, until each has come to its end."""
-        while True:
-            self._read_forced([pen for pen in pens if pen.bound and not pen.done], logits)
-            masks = {pen.key: self._mask(pen) for pen in pens if pen.bound and not pen.done}
-            writing = [pen for pen in pens if not pen.done]
-            if not writing:
-                return
-            rows = stack([logits[pen.key] for pen in writing])
-            bound = [masks.get(pen.key) for pen in writing]
-            hows = [_unpenalised(pen.how) if pen.bound and not pen.bound.free else pen.how for pen in writing]
-            tokens = chosen(masked(rows, bound), hows, [pen.context + pen.tokens for pen in writing])
-            known = logprobs_of(rows, tokens)
-            for pen, token, logprob, row in zip(writing, tokens, known, rows, strict=True):
-                self._put(pen, token, logprob, row)
-            going = [pen for pen in writing if not pen.done and not (pen.bound and pen.bound.refused)]
-            if going:
-                after = self.store.step([pen.key for pen in going], [pen.tokens[-1] for pen in going])
-                logits.update(zip((pen.key for pen in going), after, strict=True))
+        """One token at a time for all of them, until each has come to its end. ``logits``: before the next token."""
+        leap(self, [pen for pen in pens if not (pen.done or pen.hints)], logits)
+        while writing := [pen for pen in pens if not pen.done]:
+            ready = [pen for pen in writing if pen.key in logits]
+            if not ready:
+                if not leap(self, [pen for pen in writing if pen.hinted], {}):
+                    logits.update(self._read_on(writing))
+                continue
+            self._read_forced([pen for pen in ready if pen.bound], logits)
+            masks = {pen.key: self._mask(pen) for pen in ready if pen.bound and not pen.done}
+            if ready := [pen for pen in ready if not pen.done]:
+                self._draw_one(ready, logits, [masks.get(pen.key) for pen in ready])
+
+    def _draw_one(self, pens: list[Pen], logits: dict[str, Tensor], bound: list[Any]) -> None:
+        """The next token for each of these."""
+        rows = stack([logits[pen.key] for pen in pens])
+        hows = [_unpenalised(pen.how) if pen.bound and not pen.bound.free else pen.how for pen in pens]
+        tokens = chosen(masked(rows, bound), hows, [pen.ids for pen in pens])
+        known = logprobs_of(rows, tokens)
+        for pen, token, logprob, row in zip(pens, tokens, known, rows, strict=True):
+            self.take(pen, token, logprob, row)
+            if not (pen.done or (pen.bound and pen.bound.refused)):
+                del logits[pen.key]
+                if (foreseen := pen.foresight.after(token)) is not None:
+                    logits[pen.key] = foreseen
+
+    def _read_on(self, pens: list[Pen]) -> dict[str, Tensor]:
+        """The logits after the last token of each of these, and after what is guessed to follow it."""
+        asked = [(pen.trail, pen.ids, pen.far) for pen in pens]
+        guesses = self.lookahead.runs(asked)
+        pairs = list(zip(pens, guesses, strict=True))
+        told = self._read_hinted([(pen, guess) for pen, guess in pairs if pen.hints and not pen.hinted])
+        rest = [(pen, guess) for pen, guess in pairs if pen.key not in told]
+        for pen, _ in rest:
+            if pen.trail is not None:
+                self.store.turn_back(pen.key, pen.ids[:-1])
+        if not any(guess for _, guess in rest):
+            keys, last = [pen.key for pen, _ in rest], [pen.tokens[-1] for pen, _ in rest]
+            return told | (dict(zip(keys, self.store.step(keys, last), strict=True)) if rest else {})
+        runs = [(pen.key, [pen.tokens[-1], *(guess.ids if guess else ())]) for pen, guess in rest]
+        for (pen, guess), rows in zip(rest, self.store.stride(runs), strict=True):
+            told[pen.key] = rows[0]
+            if guess:
+                pen.foresight.ways = [Way(guess.ids, rows[1:], guess.odds)]
+        return told
+
+    def _read_hinted(self, pairs: list[tuple[Pen, Guess | None]]) -> dict[str, Tensor]:
+        """In one pass others' drafts, and our own with what may follow, unless it is one of theirs so far."""
+        fans: list[Fan] = []
+        guessed: list[list[Odds | None]] = []
+        for pen, guess in pairs:
+            foreign = any(ids[: len(pen.ids)] == pen.ids for ids in pen.hints)
+            ours = [] if foreign else [pen.ids + (guess.ids if guess else [])]
+            apart = min(pen.limit, OVERTIME * pen.job.segment_tokens + 8) + max(SIZES)
+            fans.append(Fan(pen.key, pen.context, pen.hints + ours, apart))
+            guessed.append([*(None for _ in pen.hints), guess.odds if guess else None])
+        logits = {}
+        told = self.store.fan(fans) if fans else []
+        for (pen, _), fan, odds, branches in zip(pairs, fans, guessed, told, strict=True):
+            pen.hinted = branches[: len(pen.hints)]
+            for ids, rows, whose in zip(fan.branches, branches, odds, strict=False):
+                if ids[: len(pen.ids)] == pen.ids:
+                    logits[pen.key] = rows[len(pen.tokens)]
+                    if rest := ids[len(pen.ids) :]:
+                        pen.foresight.ways.append(Way(rest, rows[len(pen.tokens) + 1 :], whose))
+        return logits
 
     def open(self, pen: Pen) -> None:
         """Before the first token of a draft under a constraint: the answer may be whole, with nothing to follow."""
         if pen.bound is not None and pen.bound.state.must_end():
             pen.ended, pen.done, pen.end_logprob = True, True, 0.0
 
-    def _put(self, pen: Pen, token: int, logprob: float, row: Tensor) -> None:
+    def take(self, pen: Pen, token: int, logprob: float, row: Tensor, end_logprob: float | None = None) -> None:
+        """A token that was drawn now; it may end the turn."""
         if token in self.stops:
             pen.ended, pen.done = True, True
             pen.kept = len(pen.tokens)
-            pen.end_logprob = end_logprobs(row[None], self.stops)[0]
+            pen.end_logprob = end_logprobs(row[None], self.stops)[0] if end_logprob is None else end_logprob
             return
         self.add(pen, token, logprob, row)
 
@@ -223,15 +241,16 @@ class Drawing:
             with guarded(pen):
                 if pen.bound is not None and pen.bound.state.in_call and pen.bound.forced_text():
                     room = min(pen.limit, max(pen.job.call_tokens, pen.job.segment_tokens)) - len(pen.tokens)
-                    if run := pen.bound.run(self.words, pen.context + pen.tokens, room):
+                    if run := pen.bound.run(self.words, pen.ids, room):
                         runs.append((pen, run))
         if not runs:
             return
-        before = {pen.key: pen.context + pen.tokens for pen, _ in runs}
+        before = {pen.key: pen.ids for pen, _ in runs}
         for key, ids in before.items():
             self.store.pin(key, len(ids), logits[key])
         told = self.store.fan([Fan(pen.key, before[pen.key], [before[pen.key] + run]) for pen, run in runs])
         for (pen, run), (rows,) in zip(runs, told, strict=True):
+            pen.foresight.ways = []
             known = logprobs_of(rows[:-1], run)
             for token, logprob, row in zip(run, known, rows, strict=False):
                 if not pen.done:
@@ -240,7 +259,7 @@ class Drawing:
                     self.add(pen, token, logprob, row)
         going = [pen for pen, _ in runs if not pen.done]
         if going:
-            after = self.store.lead([(pen.key, pen.context + pen.tokens) for pen in going], exact=True)
+            after = self.store.lead([(pen.key, pen.ids) for pen in going], exact=True)
             logits.update(zip((pen.key for pen in going), after, strict=True))
 
     # --- ends in words ------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from ..core.values import (
     Turn,
 )
 from ..errors import MemberError
-from ._dialects import Dialect, Path, Way, Wish, either
+from ._dialects import Dialect, Drawn, Path, Way, Wish, either
 from ._piece import Piece
 from ._template import Template
 from ._text import Words
@@ -36,6 +36,8 @@ CHECKED_TOKENS = 6
 """So many tokens are drawn, and scored again, to see whether a way to score is right."""
 CLOSE_ENOUGH = 0.3
 """Mean difference of a log-probability: half precisions differ by less between two orders of one computation."""
+WARM = 2.0
+"""Numbers that are told as they are after a temperature lie far from the model's own here, however sure it is."""
 CHECK = Turn("user", "Count from one to ten in words.")
 
 
@@ -55,13 +57,15 @@ class Exact:
     """The ways to score that have been tried and are right."""
     refused: dict[str, str] = field(default_factory=dict)
     """The others, and why."""
+    raw: bool = True
+    """Sampled drafts come with the model's own numbers, not with those after a temperature, a penalty or a mask."""
     _prompts: dict[str, list[int]] = field(default_factory=dict)
 
     # --- what it can do -----------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Draw a few tokens, score the same ones in every way there is, and keep the ways that agree."""
-        self.known, self.refused = {}, {}
+        self.known, self.refused, self.raw = {}, {}, True
         prompt = self.words.encode(self.template.prompt([CHECK], think=False))
         for way, score in self.dialect.ways().items():
             trouble = self._trouble(prompt, score)
@@ -69,6 +73,10 @@ class Exact:
                 self.refused[way] = trouble
             else:
                 self.known[way] = score
+        drawn = self._checked(prompt, WARM) if self.known else None
+        if drawn and drawn.logprobs is not None:
+            self.raw = self._far(prompt, drawn, next(iter(self.known.values())))[0] <= CLOSE_ENOUGH
+        self.dialect.forget("check")
 
     def _trouble(self, prompt: list[int], score: Way) -> str:
         """What is wrong with this way to score, if something is."""
@@ -77,21 +85,27 @@ class Exact:
         compared = 0
         # Greedy tokens alone would not tell: a server that ignores what it is asked draws the same ones again.
         for temperature in (0.0, 1.0):
-            how = Sampling(temperature, seed=7, repetition_penalty=1.0)
-            drawn = self.dialect.draw(Wish("check", prompt, CHECKED_TOKENS, how))
+            drawn = self._checked(prompt, temperature)
             if drawn.logprobs is None:
                 continue
-            path = Path((*prompt, *drawn.tokens), len(prompt), drawn.ended)
-            own = [*drawn.logprobs, *([drawn.end_logprob] if drawn.ended else [])]
             try:
-                (told,) = score("check", [path])
-                compared += len(told)
+                far, count = self._far(prompt, drawn, score)
             except (MemberError, KeyError, IndexError, TypeError, ValueError) as error:
                 return f"{type(error).__name__}: {error}" if not isinstance(error, MemberError) else str(error)
-            far = math.fsum(abs(a - b) for a, b in zip(own, told, strict=True)) / max(len(own), 1)
+            compared += count
             if not far <= CLOSE_ENOUGH:
                 return f"its scores lie {far:.2f} from the numbers of its own drafts"
         return "" if compared else "its drafts come without numbers to compare with"
+
+    def _checked(self, prompt: list[int], temperature: float) -> Drawn:
+        how = Sampling(temperature, seed=7, repetition_penalty=1.0)
+        return self.dialect.draw(Wish("check", prompt, CHECKED_TOKENS, how))
+
+    def _far(self, prompt: list[int], drawn: Drawn, score: Way) -> tuple[float, int]:
+        """How far the scores of these tokens lie from the numbers with which they were drawn; how many were told."""
+        (told,) = score("check", [Path((*prompt, *drawn.tokens), len(prompt), drawn.ended)])
+        own = [*(drawn.logprobs or ()), *([drawn.end_logprob] if drawn.ended else [])]
+        return math.fsum(abs(a - b) for a, b in zip(own, told, strict=True)) / max(len(own), 1), len(told)
 
     # --- drafts and scores --------------------------------------------------------------------------------------
 
@@ -104,16 +118,21 @@ class Exact:
         constraint = rest(job.query.constraint, "".join(segment.text for segment in job.answer))
         while not piece.done:
             ids = [*context, *piece.tokens]
-            drawn = self.dialect.draw(
-                Wish(job.query.id, ids, piece.wanted, self._how(job, len(ids)), None if piece.tokens else constraint)
-            )
+            how = self._how(job, len(ids))
+            drawn = self.dialect.draw(Wish(job.query.id, ids, piece.wanted, how, None if piece.tokens else constraint))
             read = len(ids) - drawn.reused if drawn.told else 0
             effort += Effort(read=read + len(drawn.tokens), reused=drawn.reused)
-            piece.take(drawn)
+            piece.take(drawn if self.raw or plain(how) else replace(drawn, logprobs=None))
         tokens, logprobs = piece.result()
         text, ends = self.words.told(context, tokens)
         known = None if logprobs is None else tuple(logprobs)
-        return Draft(text, piece.ended, tuple(tokens), known, effort, tuple(ends) if job.query.constraint else None)
+        if job.query.constraint is None:
+            return Draft(text, piece.ended, tuple(tokens), known, effort)
+        spaced = in_form(job, text)
+        if spaced != text:  # its numbers are those of other tokens
+            tokens, known = self.words.after(context, spaced), None
+            text, ends = self.words.told(context, tokens)
+        return Draft(text, piece.ended, tuple(tokens), known, effort, tuple(ends))
 
     def score(self, job: ScoreJob) -> Scored:
         context = self._context(job)
@@ -135,6 +154,7 @@ class Exact:
 
     def forget(self, query_id: str) -> None:
         self._prompts.pop(query_id, None)
+        self.dialect.forget(query_id)
 
     def _ends(self, path: Path, candidate: Candidate) -> tuple[int, ...]:
         """How many of the candidate's characters are complete after each of its new tokens."""
@@ -177,12 +197,29 @@ class Exact:
     def _end_ids(self, query: Query) -> list[int]:
         """The words that end a turn, where there are any and the query's constraint leaves room for them."""
         text = self.template.end_text
-        return self.words.continuing(text) if text and speaks(query.constraint) else []
+        return self.words.continuing(text, marks=True) if text and speaks(query.constraint) else []
 
     def _fits(self, size: int) -> None:
         if self.limit and size > self.limit:
             message = f"{size} tokens of prompt and answer do not fit into its context of {self.limit}"
             raise MemberError(message, member=self.name, kind="overflow")
+
+
+def plain(how: Sampling) -> bool:
+    """Whether an engine that tells its numbers after all that was asked of it tells the model's own.
+
+    >>> plain(Sampling(1.0)), plain(Sampling(1.0, top_k=5))
+    (True, False)
+    """
+    bounds = how.top_p in (None, 1.0) and not how.top_k and not how.min_p
+    return how.temperature in (0.0, 1.0) and bounds and how.repetition_penalty in (None, 1.0)
+
+
+def in_form(job: DraftJob, text: str) -> str:
+    """A draft under no mask of ours, spaced as its query's form wants it: else a line break would end it."""
+    from ..constraints import respaced
+
+    return respaced(job.query.constraint, "".join(segment.text for segment in job.answer), text)
 
 
 def rest(constraint: Constraint | None, answer: str) -> Constraint | None:

@@ -17,6 +17,7 @@ def unpack(gguf: Path, folder: Path) -> None:
     read from disk in place where float32 is computed.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with _quiet():
@@ -26,7 +27,10 @@ def unpack(gguf: Path, folder: Path) -> None:
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-        model.save_pretrained(folder)
+        try:
+            model.save_pretrained(folder)
+        except SafetensorError as error:  # so a full disk is told by who writes weights
+            raise OSError(f"the weights could not be written: {error}") from error
         tokenizer.save_pretrained(folder)
 
 

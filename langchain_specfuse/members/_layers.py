@@ -5,12 +5,27 @@ A pass is aimed by :class:`Where`; every layer writes and shows what it says. Kn
 
 from __future__ import annotations
 
+import math
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
+
+LAZY = 1 << 20
+"""Bytes from which on memory is had from the system in pages."""
+
+
+def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros of this kind. On the CPU a page is only taken when it is written: a long row may make all rows wide."""
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or size < LAZY or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return like.new_zeros(shape)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # given back with the tensor
+    return torch.frombuffer(pages, dtype=like.dtype).view(shape)
 
 
 @dataclass
@@ -21,6 +36,8 @@ class Where:
     count: int = 1
     columns: Tensor | None = None
     """(rows, q) columns to write; None: one row, ``start`` and following."""
+    index: Tensor | None = None
+    """(rows, 1) the rows by number, where they are needed and known beforehand."""
     start: int = 0
     width: int = 0
     """Columns that can be seen."""
@@ -48,17 +65,22 @@ class SlabLayer(CacheLayerMixin):
 
     def _blank(self, like: Tensor) -> Tensor:
         # Zeros, not garbage: a masked NaN is still NaN after the softmax.
-        return like.new_zeros((self.rows, like.shape[1], self.columns, like.shape[3]))
+        return zeros((self.rows, like.shape[1], self.columns, like.shape[3]), like)
 
-    def resize(self, rows: int, columns: int) -> None:
+    def resize(self, rows: int, columns: int, written: Sequence[int]) -> None:
+        """So many rows and columns from now on; of each row that was there so much is kept."""
         self.rows, self.columns = rows, columns
         if self.is_initialized:
-            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
+            self.keys, self.values = self._grown(self.keys, written), self._grown(self.values, written)
 
-    def _grown(self, old: Tensor) -> Tensor:
+    def _grown(self, old: Tensor, written: Sequence[int]) -> Tensor:
         new = self._blank(old)
-        rows, columns = min(old.shape[0], self.rows), min(old.shape[2], self.columns)
-        new[:rows, :, :columns] = old[:rows, :, :columns]
+        rows, columns = min(old.shape[0], self.rows, len(written)), min(old.shape[2], self.columns)
+        if old.device.type == "cpu" and 2 * sum(written) < rows * columns:
+            for row, width in enumerate(written[:rows]):
+                new[row, :, :width] = old[row, :, :width]
+        else:
+            new[:rows, :, :columns] = old[:rows, :, :columns]
         return new
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -72,7 +94,9 @@ class SlabLayer(CacheLayerMixin):
         if where.columns is None:
             rows[:, :, where.start : where.start + new.shape[2]] = new
         else:
-            index = torch.arange(where.count, device=memory.device)[:, None]
+            index = where.index
+            if index is None or index.device != memory.device:
+                index = torch.arange(where.count, device=memory.device)[:, None]
             rows[index, :, where.columns.to(memory.device)] = new.transpose(1, 2)
         return rows[:, :, lowest_column(where, self.window) : where.width]
 
@@ -96,7 +120,7 @@ def causal(positions: Tensor, where: Where) -> tuple[Tensor, Tensor]:
 
     Returns who is seen, (rows, q, width), and which position each column holds.
     """
-    columns = torch.arange(where.width)
+    columns = torch.arange(where.width, device=positions.device)
     return columns <= positions[:, :, None], columns
 
 

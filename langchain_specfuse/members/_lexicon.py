@@ -12,6 +12,9 @@ from ..errors import UsageError, advised
 from ._remote import RemoteTokenizer
 from ._template import Template, end_of_turn, stop_ids
 
+SHOWN = 300
+"""So many characters of what transformers says are passed on."""
+
 
 def tokenizer_in(given: Any) -> Any:
     """A tokenizer in this process; needs transformers, but no torch and no weights."""
@@ -25,7 +28,12 @@ def tokenizer_in(given: Any) -> Any:
     path, gguf = os.fspath(given), {}
     if path.endswith(".gguf"):
         path, gguf = os.path.dirname(path) or ".", {"gguf_file": os.path.basename(path)}
-    return AutoTokenizer.from_pretrained(path, **gguf)
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, **gguf)
+    except (OSError, ValueError) as error:
+        unread = UsageError(f"no tokenizer can be read at {os.fspath(given)!r}: {str(error)[:SHOWN]}")
+        advice = "name the folder or hub id of the model's own, or leave tokenizer= out: the server is asked"
+        raise advised(unread, advice) from error
 
 
 def stops_of(tokenizer: Any, template: Template, given: Any) -> list[int]:

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.values import Constraint
 from ..errors import MemberError
-from ._dialects import Drawn, Path, Way, Wish, either, numbers, same
+from ._dialects import Drawn, Path, Way, Wish, either, from_cache, numbers, same
 from ._http import Refused, Wire
 from ._remote import RemoteTokenizer
+from ._slots import Slots
 
 MOST_LIKELY = 40
 """Where several tokens can end a turn, those among so many likely ones are counted."""
 WIDE, WHOLE = 1000, 10**6
 """So many likely tokens are looked through for one of which no number is told; the second means all."""
+NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "mirostat": 0, "dynatemp_range": 0.0}
+"""What a server may have been started with, and nobody here asked for."""
 FORCE = 1000.0
 """A bias that leaves no choice. Numbers are told as they were before it."""
 
@@ -37,7 +39,9 @@ class LlamaCpp:
         self.wire, self.model = wire, model
         self.stops: Sequence[int] = ()
         self._props = wire.get("/props")
-        self._slots = int(self._props.get("total_slots") or 1)
+        self._begin = ""
+        """What it puts before each text that it reads as a whole, and takes from what its template writes."""
+        self._slots = Slots(int(self._props.get("total_slots") or 1))
 
     def limit(self) -> int | None:
         told = (self._props.get("default_generation_settings") or {}).get("n_ctx")
@@ -46,7 +50,13 @@ class LlamaCpp:
     def tokenizer(self) -> RemoteTokenizer | None:
         template, eos = (str(self._props.get(key) or "") for key in ("chat_template", "eos_token"))
         remote = RemoteTokenizer(self._encode, self._decode, self._render, template or "the server's own", eos)
-        return remote if remote("a b")["input_ids"] else None
+        if not (plain := remote("a b")["input_ids"]):
+            return None
+        asked = {"content": "a b", "add_special": True, "parse_special": True}
+        whole = list(self.wire.post("/tokenize", asked)["tokens"])
+        if whole != plain and whole[1 : len(plain) + 1] == plain:
+            self._begin = remote.bos_token = str(self._props.get("bos_token") or "") or self._decode(whole[:1])
+        return remote
 
     def draw(self, wish: Wish) -> Drawn:
         told = self._asked(wish.key, wish.ids, wish.count, _sampled(wish) | _guided(wish.constraint))
@@ -59,13 +69,16 @@ class LlamaCpp:
         ended = size < len(ids)
         cached = (told.get("timings") or {}).get("cache_n")
         end = self._end(rows[size]) if ended and whole else 0.0
-        return Drawn(tuple(ids[:size]), known[:size] if whole else None, ended, end, cached or 0, cached is not None)
+        return Drawn(tuple(ids[:size]), known[:size] if whole else None, ended, end, *from_cache(cached, len(wish.ids)))
 
     def ways(self) -> dict[str, Way]:
         return {"token grammar": self._scored}
 
     def way(self, known: Mapping[str, Way], size: int) -> Way:
         return next(iter(known.values()))
+
+    def forget(self, key: str) -> None:
+        self._slots.forget(key)
 
     def _scored(self, key: str, paths: Sequence[Path]) -> list[list[float]]:
         return [self._forced(key, path) for path in paths]
@@ -124,22 +137,25 @@ class LlamaCpp:
             "n_probs": MOST_LIKELY if len(self.stops) > 1 else 1,
             "cache_prompt": True,
             "return_tokens": True,
-            "id_slot": zlib.crc32(key.encode()) % self._slots,
+            "id_slot": self._slots.of(key),
             "stream": False,
+            **NEUTRAL,
         }
         told: Mapping[str, Any] = self.wire.post("/completion", body | dict(how), final)
-        if told.get("truncated"):
+        if told.get("truncated") and told.get("tokens_evaluated") != len(ids):  # else it only came to its limit
             raise MemberError(f"{self.model} dropped part of the prompt: it does not fit", kind="overflow")
         return told
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self.wire.post("/tokenize", {"content": text, "add_special": False})["tokens"])
+    def _encode(self, text: str, marks: bool) -> list[int]:
+        asked = {"content": text, "add_special": False, "parse_special": marks}
+        return list(self.wire.post("/tokenize", asked)["tokens"])
 
     def _decode(self, ids: list[int]) -> str:
         return str(self.wire.post("/detokenize", {"tokens": ids})["content"])
 
     def _render(self, body: Mapping[str, Any]) -> str:
-        return str(self.wire.post("/apply-template", dict(body))["prompt"])
+        text = str(self.wire.post("/apply-template", dict(body))["prompt"])
+        return text if text.startswith(self._begin) else self._begin + text
 
 
 def _sampled(wish: Wish) -> dict[str, Any]:

@@ -17,12 +17,16 @@ from typing import Any
 
 import torch
 
-from ..errors import MemberError, UsageError, advised
+from ..errors import MemberError, UsageError, advised, emptied
+from ._adapter_files import adapter_parts
+from ._adapters import Adapter, Adapters
+from ._mishaps import is_shortage
 from ._placement import free_memory, placed, weights_of
+from ._refusals import refuse_adapter, refuse_holes, refuse_missing, refuse_unsafe
+from ._shelf import Shelf, can_move, checkpoint_files
 from ._stores import Stores
 
 log = logging.getLogger("langchain_specfuse")
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,28 @@ class Weights:
     """Tells two models in memory apart, which have no name to do so."""
     stores: Stores = field(default_factory=Stores)
     """The memories of all members with these weights."""
+    adapters: Adapters = field(init=False)
+    kin: weakref.WeakValueDictionary[Any, Any] = field(default_factory=weakref.WeakValueDictionary)
+    """Members with these weights whose jobs are one batch, by what makes them alike."""
+    shelf: Shelf = field(init=False)
+    """Where the weights are while nobody works with them."""
+    files: tuple[Path, ...] = ()
+    """The checkpoint that they were read from, if it can be read again in place."""
+    yours: bool = False
+    """Given in memory: nobody else moves them."""
+    _adapted: weakref.WeakValueDictionary[str, Adapter] = field(default_factory=weakref.WeakValueDictionary)
+
+    def __post_init__(self) -> None:
+        self.adapters = Adapters(self.model)
+        self.shelf = Shelf(self.model, self.files, movable=not self.yours and can_move(self.model))
+
+    def adapted(self, adapter: str, name: str) -> Adapter:
+        """The one copy of this adapter beside these weights. ``name``: the member that wants it."""
+        with _LOADING:
+            found = self._adapted.get(adapter)
+            if found is None:
+                found = self._adapted[adapter] = self.adapters.add(adapter, adapter_parts(adapter, name))
+            return found
 
 
 _LOADED: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
@@ -73,9 +99,11 @@ def weights_for(source: Source, name: str) -> Weights:
 def given(model: Any, tokenizer: Any) -> Weights:
     """A model and a tokenizer that are in memory already."""
     model.eval()
-    return Weights(model, tokenizer, str(model.get_input_embeddings().weight.device))
+    return Weights(model, tokenizer, str(model.get_input_embeddings().weight.device), yours=True)
 
 
+@torch.inference_mode(False)  # members load when they are first asked; a tensor made then could never be changed
+@torch.no_grad()
 def _load(source: Source, name: str) -> Weights:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -84,6 +112,8 @@ def _load(source: Source, name: str) -> Weights:
     if gguf:
         common["gguf_file"] = gguf
     try:
+        if not gguf:
+            refuse_adapter(folder, source.model, source.revision)
         config = None if gguf else _config(folder, common)
         tokenizer = AutoTokenizer.from_pretrained(folder, **common)
         dtype = _dtype(source.dtype, config, source.device)
@@ -96,26 +126,16 @@ def _load(source: Source, name: str) -> Weights:
             **({} if gguf else {"use_safetensors": True}),
             **_given(attn_implementation=source.attn_implementation, quantization_config=source.quantization_config),
         )
-        _refuse_holes(info, source, name)
+        refuse_holes(info, source.model, name)
         if source.device and not getattr(model, "hf_device_map", None) and source.quantization_config is None:
             model.to(source.device)
     except (UsageError, MemberError):
         raise
     except Exception as error:
-        raise _explained(error, source, name) from error
+        raise _explained(emptied(error), source, name) from error
     model.eval()
-    return Weights(model, tokenizer, str(model.get_input_embeddings().weight.device))
-
-
-def _refuse_holes(info: Mapping[str, Any], source: Source, name: str) -> None:
-    """A tensor that is not in the checkpoint would be made up at random, and the member would answer all the same."""
-    holes = [str(key) for what in ("missing_keys", "mismatched_keys") for key in info.get(what) or ()]
-    if holes:
-        shown = ", ".join(sorted(holes)[:3]) + (", ..." if len(holes) > 3 else "")
-        error = MemberError(
-            f"{source.model} lacks {len(holes)} of its weights, or has them wrong: {shown}", member=name
-        )
-        raise advised(error, "the checkpoint is not whole, or belongs to another config.json: copy or save it again")
+    files = () if gguf else checkpoint_files(folder, source.revision)
+    return Weights(model, tokenizer, str(model.get_input_embeddings().weight.device), files=files)
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -127,10 +147,10 @@ def _resolved(source: Source) -> tuple[str, str | None]:
     path = Path(source.model).expanduser()
     if source.gguf_file:
         if path.is_dir():
-            _refuse_missing(path / source.gguf_file)
+            refuse_missing(path / source.gguf_file)
         return str(path) if path.exists() else source.model, source.gguf_file
     if source.model.lower().endswith(".gguf"):
-        _refuse_missing(path)
+        refuse_missing(path)
         return str(path.parent), path.name
     looks_local = source.model.startswith((".", "/", "~", "\\")) or path.exists()
     if looks_local and not path.is_dir():
@@ -138,32 +158,9 @@ def _resolved(source: Source) -> tuple[str, str | None]:
         error = MemberError(f"{source.model} {what}", kind="not_found")
         raise advised(error, "name a folder with config.json and *.safetensors, a .gguf file, or a hub id")
     if looks_local:
-        _refuse_unsafe(path)
+        refuse_unsafe(path)
         return str(path), None
     return source.model, None
-
-
-def _refuse_missing(file: Path) -> None:
-    if not file.is_file():
-        raise advised(MemberError(f"no such file: {file}", kind="not_found"), "name an existing .gguf file")
-
-
-def _refuse_unsafe(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
-    ggufs = sorted(file.name for file in folder.glob("*.gguf"))
-    if pickled:
-        error = UsageError(
-            f"{folder} has only pickled weights ({', '.join(pickled[:3])}): loading them could run any code"
-        )
-        raise advised(error, "convert them once: model.save_pretrained(folder, safe_serialization=True)")
-    if ggufs:
-        error = UsageError(f"{folder} has no *.safetensors, but GGUF files: {', '.join(ggufs[:3])}")
-        raise advised(error, f"name the file itself: {folder / ggufs[0]}")
-    if not (folder / "config.json").exists():
-        missing = MemberError(f"{folder} holds no model: neither config.json nor *.safetensors", kind="not_found")
-        raise advised(missing, "name a folder that save_pretrained wrote")
 
 
 def _config(folder: str, common: Mapping[str, Any]) -> Any:
@@ -215,6 +212,9 @@ def _where(source: Source, config: Any, dtype: Any) -> dict[str, Any]:
 def _explained(error: Exception, source: Source, name: str) -> Exception:
     """The same failure in words that say what to do."""
     text = str(error)
+    if is_shortage(error):
+        short: Exception = MemberError(f"{source.model} does not fit: out of memory while it was loaded", member=name)
+        return advised(short, "choose another device or dtype, a smaller model, or memory_budget= for all members")
     if "trust_remote_code" in text:
         told: Exception = UsageError(f"{source.model} wants to run code of its own to load")
         return advised(told, "read that code; if you trust it: TransformersMember(..., trust_remote_code=True)")
@@ -225,7 +225,7 @@ def _explained(error: Exception, source: Source, name: str) -> Exception:
         return advised(
             UsageError("loading a GGUF file needs the package gguf"), 'pip install "langchain-specfuse[gguf]"'
         )
-    if source.device and any(word in text for word in ("CUDA", "device", "Device")):
+    if source.device and any(word in text for word in ("CUDA", "device", "Device", "driver")):
         told = UsageError(f"{source.model} cannot be put on device={source.device!r}: {text[:200]}")
         return advised(told, "leave device out to have a place chosen, or name one that torch sees, such as 'cuda:0'")
     if "JSON" in text:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..core.values import Sampling, Segment
 from ._bound import Standing
+from ._lookahead import Trail
 from ._text import Words
 
 
@@ -30,6 +31,16 @@ class Memo:
     ahead_how: Sampling | None = None
     standing: Standing | None = None
     """Where the agreed answer stands under the query's constraint."""
+
+    trail: Trail | None = None
+    """What may be guessed from, once a job has wanted guesses."""
+    checked: dict[tuple[str, bool], tuple[float, ...]] = field(default_factory=dict)
+    """The log-probabilities of candidates that were read along with the last draft, by text and end."""
+    checked_after: list[int] = field(default_factory=list)
+
+    def known(self, context: list[int]) -> dict[tuple[str, bool], tuple[float, ...]]:
+        """What was read along at this place."""
+        return self.checked if self.checked_after == context else {}
 
     def read(self, me: str, words: Words, answer: tuple[Segment, ...]) -> list[int]:
         """Prompt and answer in tokens; from the last own segment on, so that a long answer costs no more."""

@@ -40,10 +40,10 @@ def free_memory() -> dict[int, int]:
 
 def weights_of(config: Any, dtype_bytes: int) -> int:
     """How many bytes a model's weights take, without loading it."""
-    from accelerate import init_empty_weights
+    import torch
     from transformers import AutoModelForCausalLM
 
-    with init_empty_weights():
+    with torch.device("meta"):  # accelerate's empty weights are not tied: those would count twice
         empty = AutoModelForCausalLM.from_config(config)
     return sum(p.numel() for p in empty.parameters()) * dtype_bytes
 

@@ -49,6 +49,8 @@ class Prefix:
     ends: dict[int, Tensor] = field(default_factory=dict)
     """Next-token logits after the first n tokens, where a prompt ended: asked again, it is not read again, and its
     answer is the same to the bit."""
+    mark: int = 0
+    """The adapter that it was read with (0: none). It is of use to no other."""
 
 
 def closest(prefixes: Iterable[Prefix], ids: list[int]) -> tuple[Prefix | None, int]:
@@ -118,15 +120,21 @@ class Prefixes:
     def clear(self) -> None:
         self.kept.clear()
 
+    def drop(self, mark: int) -> None:
+        """All that was read with this adapter (0: with none)."""
+        self.kept = [prefix for prefix in self.kept if prefix.mark != mark]
+
     def _covered(self, made: Prefix, others: Iterable[Prefix]) -> bool:
         for prefix in [*self.kept, *others]:
-            alike = made.ids == (prefix.ids if self.whole else prefix.ids[: len(made.ids)])
+            alike = prefix.mark == made.mark and made.ids == (prefix.ids if self.whole else prefix.ids[: len(made.ids)])
             if alike:
                 self.use(prefix)
                 return True
         return False
 
     def _needless(self, old: Prefix, new: Prefix) -> bool:
+        if old.mark != new.mark:
+            return False
         own = len(old.ids) - common_prefix(old.ids, new.ids)
         asked = max(old.ends, default=0)  # where its prompt ended: asked again, it must be found
         return not self.whole and own * ALIKE < len(old.ids) and (not asked or asked in new.ends)

@@ -62,6 +62,10 @@ def _sampled(row: Tensor, how: Sampling, position: int) -> int:
         keep &= probs >= how.min_p * probs[0]
     keep[0] = True
     kept = probs[keep].double()
-    noise = random.Random(f"{how.seed}:{position}").random()
-    at = int(torch.searchsorted(kept.cumsum(-1), noise * float(kept.sum()), right=True))
+    at = int(torch.searchsorted(kept.cumsum(-1), noise(how.seed, position) * float(kept.sum()), right=True))
     return int(tokens[: len(keep)][keep][min(at, len(kept) - 1)])
+
+
+def noise(seed: int, position: int) -> float:
+    """The uniform number that picks the token at this position."""
+    return random.Random(f"{seed}:{position}").random()

@@ -13,8 +13,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.values import Constraint
-from ..errors import MemberError
-from ._dialects import Drawn, Path, Way, Wish, context_of, either, folded, numbers, same, sampled, spelled
+from ..errors import MemberError, amount
+from ._dialects import (
+    Drawn,
+    Path,
+    Way,
+    Wish,
+    came_through,
+    context_of,
+    either,
+    folded,
+    from_cache,
+    numbers,
+    same,
+    sampled,
+    spelled,
+)
 from ._http import Wire
 from ._remote import RemoteTokenizer
 
@@ -40,6 +54,7 @@ class SGLang:
         body = {"input_ids": list(wish.ids), "sampling_params": asked, "return_logprob": True}
         told = self.wire.post("/generate", body | {"token_ids_logprob": list(self.stops) or None})
         meta = told["meta_info"]
+        came_through(_finish(meta), self.model)
         rows = meta["output_token_logprobs"]
         ids = [int(row[1]) for row in rows]
         if "output_ids" in told:
@@ -52,13 +67,16 @@ class SGLang:
         own = how.temperature in (0.0, 1.0) and how.repetition_penalty in (None, 1.0) and wish.constraint is None
         cached = meta.get("cached_tokens")
         raw = known[:size] if own else None
-        return Drawn(tuple(ids[:size]), raw, ended, end, cached or 0, cached is not None)
+        return Drawn(tuple(ids[:size]), raw, ended, end, *from_cache(cached, len(wish.ids)))
 
     def ways(self) -> dict[str, Way]:
         return {"logprob_start_len": self._scored}
 
     def way(self, known: Mapping[str, Way], size: int) -> Way:
         return next(iter(known.values()))
+
+    def forget(self, key: str) -> None:
+        """It was told nothing by which it could: its cache goes by what prompts begin with."""
 
     def _scored(self, key: str, paths: Sequence[Path]) -> list[list[float]]:
         asked = [(ids, path.start - 1) for path in paths for ids in spelled(path, self.stops)]
@@ -70,12 +88,13 @@ class SGLang:
         }
         told = self.wire.post("/generate", body)
         if len(told) != len(asked):
-            raise MemberError(f"{self.model} told {len(told)} rows (wanted {len(asked)})")
+            raise MemberError(f"{self.model} told {amount(len(told), 'row')} (wanted {len(asked)})")
         rows = iter([self._row(*one, reply) for one, reply in zip(asked, told, strict=True)])
         return [folded(path, [next(rows) for _ in spelled(path, self.stops)]) for path in paths]
 
     def _row(self, ids: Sequence[int], start: int, told: Mapping[str, Any]) -> tuple[float, ...]:
         """The numbers after the first token that was told: that one stands there without any."""
+        came_through(_finish(told["meta_info"]), self.model)
         rows = told["meta_info"]["input_token_logprobs"]
         same([row[1] for row in rows], ids[start:], self.model)
         return numbers((row[0] for row in rows[1:]), len(ids) - start - 1, self.model)
@@ -84,7 +103,8 @@ class SGLang:
         last = (meta.get("output_token_ids_logprobs") or [None])[-1]
         return either(row[0] for row in last or ())
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, marks: bool) -> list[int]:
+        # It reads what is written like a special token as one, also where that is text: it cannot be told otherwise.
         asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
         return list(self.wire.post("/v1/tokenize", asked)["tokens"])
 

@@ -13,68 +13,32 @@ Knows token ids and tensors; nothing of text, jobs, votes or sampling. Which mod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from ._layers import SlabLayer, Where, causal, tree, within
-from ._prefixes import ENDS, Prefix, Prefixes, closest, common_prefix
-from ._stores import Fan, Read, Store
+from ._adapters import Adapter
+from ._layers import causal, tree, within
+from ._mishaps import is_shortage
+from ._passes import Place, passes
+from ._prefixes import ENDS, Prefix, closest, common_prefix
+from ._rows import Branch, Row
+from ._seats import Seats
+from ._stores import DEEP, LEAST, PREFILL, Fan, Read
 
-COLUMNS = 128
-"""Rows grow by this many columns at least."""
-PREFILL = 1024
-"""Tokens of one row that are read in one pass at most: bounds the memory of a long prompt."""
-
-
-@dataclass
-class Branch:
-    """Tokens read as one way to go on from ``start``, kept in columns of their own until it wins or is forgotten."""
-
-    start: int
-    ids: list[int]
-    column: int
-    refed: bool
-    """True: its first token is the last one shared with the row, read once more for the logits after it."""
-    logits: Tensor | None = None
+T = TypeVar("T")
 
 
-@dataclass
-class Row:
-    """One query's tokens in the slab."""
-
-    key: str
-    index: int
-    ids: list[int] = field(default_factory=list)
-    logits: dict[int, Tensor] = field(default_factory=dict)
-    """Next-token logits after the first n tokens, for the few n that will be asked for again."""
-    branches: list[Branch] = field(default_factory=list)
-    ends: dict[int, Tensor] = field(default_factory=dict)
-    """The same where prompts ended, of this query and of those that it goes on from."""
-
-    def cut(self, length: int) -> None:
-        """Only the first tokens."""
-        self.ids = self.ids[:length]
-        self.logits = {n: logits for n, logits in self.logits.items() if n <= length}
-        self.ends = {n: logits for n, logits in self.ends.items() if n <= length}
-        self.branches = []
-
-
-class Slab(Store):
+class Slab(Seats):
     """Many queries' keys and values, read together."""
 
+    can_turn_back = True
+
     def __init__(self, read: Read, windows: Sequence[int | None], budget: int | None = None, limit: int = 0) -> None:
-        super().__init__(read, Prefixes(limit))
-        self.where = Where()
-        self.windows = list(windows)
-        self.cache = Cache(layers=[SlabLayer(self.where, window) for window in self.windows])
-        self.rows: dict[str, Row] = {}
-        self.capacity = (0, 0)
-        self.budget = budget
+        super().__init__(read, windows, budget, limit)
         self._mask_kinds = _mask_kinds(read.model.config, self.windows)
 
     @classmethod
@@ -90,9 +54,9 @@ class Slab(Store):
     # --- the three ways to read (see Store) -------------------------------------------------------------------
 
     def lead(self, wants: Sequence[tuple[str, list[int]]], exact: bool = False) -> list[Tensor]:
-        new = {key for key, _ in wants if key not in self.rows} if self.prefixes.limit else set()
+        new = {key for key, _ in wants if self._is_new(key)} if self.prefixes.limit else set()
         # Held while rows are made: what gives its memory up for them may be what they begin with.
-        spared = [prefix for key, ids in wants if key in new and (prefix := closest(self._prefixes_of_kin(), ids)[0])]
+        spared = [prefix for key, ids in wants if key in new and (prefix := self._closest_of_kin(key, ids))]
         self._seat([key for key, _ in wants], max(len(ids) for _, ids in wants))
         waiting = list(wants)
         while waiting:
@@ -106,6 +70,33 @@ class Slab(Store):
                 _remember(self.rows[key].ends, len(ids), self.rows[key].logits[len(ids)], ENDS)
         return [self.rows[key].logits[len(ids)] for key, ids in wants]
 
+    def missing(self, key: str, ids: list[int]) -> int:
+        row = self.rows.get(key)
+        known = common_prefix(row.ids, ids) if row else 0
+        if row:
+            known = max([known, *(common_prefix(row.ids[: b.start] + b.ids, ids) for b in row.branches)])
+        if self._is_new(key) and self.prefixes.limit:
+            adapter = self.read.adapter_of(key)
+            shared = closest([*self._prefixes_of_kin(adapter), *self._rows_of_kin(adapter, row)], ids)[1]
+            known = max(known, shared if shared >= self.prefixes.least else 0)
+        return len(ids) - known
+
+    def ahead(self, key: str, ids: list[int]) -> int:
+        new = self._is_new(key)
+        spared = self._closest_of_kin(key, ids) if new else None
+        self._seat([key], len(ids))
+        row = self.rows[key]
+        row.due = len(ids)
+        if new and self.prefixes.limit:
+            self._begin(row, ids, [spared] if spared else [])
+        self._settle(row, ids)
+        known = common_prefix(row.ids, ids)
+        row.cut(known)
+        part = ids[known : known + self._size_at(known)]
+        self._feed([(row, part)])
+        row.ahead += len(part)
+        return len(ids) - known - len(part)
+
     def _read_missing(self, wants: Sequence[tuple[str, list[int]]], exact: bool) -> None:
         missing = []
         for key, ids in wants:
@@ -114,18 +105,34 @@ class Slab(Store):
             known = common_prefix(row.ids, ids)
             complete = known == len(ids) and known in row.logits
             known = known if complete else min(known, len(ids) - 1)
-            self.found[key] = known
-            self.reused += known
+            self.found[key] = max(known - row.ahead, 0)
+            self.reused += self.found[key]
+            row.ahead, row.due, row.asked = 0, 0, True
             if exact or not complete:
                 row.cut(known)
             if not complete:
                 missing.append((row, ids[known:]))
-        for group in _adjacent(missing):
-            self._feed(group)
+        for near in _adjacent(missing):
+            for group in self._parts(near, [len(row.ids) + len(new) for row, new in near], [row for row, _ in near]):
+                self._feed(group)
 
     def step(self, keys: Sequence[str], tokens: Sequence[int]) -> Tensor:
         rows = [self.rows[key] for key in keys]
-        self._room(max(len(row.ids) for row in rows) + 1)
+        longest = max(len(row.ids) for row in rows) + 1
+        if longest >= self.capacity[1]:
+            self._make_room(keys, len(self.rows), longest)
+        self._room(longest)
+        parts = self._parts(list(zip(rows, tokens, strict=True)), [len(row.ids) + 1 for row in rows], rows)
+        if len(parts) == 1:
+            return self._step(rows, tokens)
+        logits = {
+            row.key: one
+            for part in parts
+            for (row, _), one in zip(part, self._step(*zip(*part, strict=True)), strict=True)
+        }
+        return torch.stack([logits[row.key] for row in rows])
+
+    def _step(self, rows: Sequence[Row], tokens: Sequence[int]) -> Tensor:
         first = min(row.index for row in rows)
         count = max(row.index for row in rows) - first + 1
         ids = torch.zeros((count, 1), dtype=torch.long)
@@ -136,58 +143,84 @@ class Slab(Store):
             at = row.index - first
             ids[at, 0], columns[at, 0], positions[at, 0] = token, len(row.ids), len(row.ids)
             row.ids.append(token)
-            row.branches = []
+            row.branches = row.apart()
         self._aim(first, count, columns, max(len(row.ids) for row in rows), lowest)
         logits = self._pass(ids, positions, causal(positions, self.where), keep=None)[:, -1]
         self.passed += len(rows)
         return logits if count == len(rows) and _ordered(rows) else logits[[row.index - first for row in rows]]
+
+    def stride(self, wants: Sequence[tuple[str, list[int]]]) -> list[Tensor]:
+        rows = [self.rows[key] for key, _ in wants]
+        longest = max(len(row.ids) + len(new) for row, (_, new) in zip(rows, wants, strict=True))
+        if longest >= self.capacity[1]:
+            self._make_room([key for key, _ in wants], len(self.rows), longest)
+        self._room(longest)
+        told: dict[str, Tensor] = {}
+        asked = [(row, new) for row, (_, new) in zip(rows, wants, strict=True)]
+        for part in self._parts(asked, [len(row.ids) + len(new) for row, new in asked], rows):
+            logits, first = self._append(part, keep=None), min(row.index for row, _ in part)
+            told |= {row.key: logits[row.index - first, : len(new)] for row, new in part}
+        return [told[row.key] for row in rows]
+
+    def turn_back(self, key: str, ids: list[int]) -> None:
+        row = self.rows[key]
+        kept = row.branches
+        self._settle(row, ids)
+        assert row.ids[: len(ids)] == ids, "only what has been read can be turned back to"
+        row.cut(len(ids))
+        row.branches = kept
+        row.branches = row.apart()
+
+    def hop(self, ids: Tensor, positions: Tensor, columns: Tensor, width: int) -> Tensor:
+        """One more token for the first rows, all (rows, 1) and on the device: the logits after it, (rows, vocabulary).
+
+        Nothing here depends on what the tensors hold, so that it can be captured. Rows are told by :meth:`went_on`.
+        """
+        where = self.where
+        where.first, where.count, where.columns, where.width, where.lowest = 0, len(ids), columns, width, 0
+        where.index = torch.arange(where.count, device=columns.device)[:, None]
+        try:
+            # Which rows have an adapter is told outside of the tensors: nobody leaps who has one.
+            plain = [None] * where.count
+            return self._pass(ids, positions, causal(positions, where), keep=None, adapters=plain)[:, -1]
+        finally:
+            where.index = None
+
+    def went_on(self, row: Row, tokens: Sequence[int]) -> None:
+        """This row has read these tokens in hops."""
+        row.ids = [*row.ids, *tokens]
+        row.branches = row.apart()
+        self.passed += len(tokens)
 
     def pin(self, key: str, length: int, logits: Tensor) -> None:
         _remember(self.rows[key].logits, length, logits)
 
     def fan(self, wants: Sequence[Fan]) -> list[list[Tensor]]:
         self.lead([(want.key, want.ids) for want in wants])
-        plans = [self._planned(self.rows[want.key], want) for want in wants]
-        room = max(
-            len(self.rows[w.key].ids) + sum(len(b.ids) for b in plan) for w, plan in zip(wants, plans, strict=True)
-        )
-        self._room(room)
-        return self._read_branches(wants, plans)
+        rows = [self.rows[want.key] for want in wants]
+        plans = [self._planned(row, want) for row, want in zip(rows, wants, strict=True)]
+        widths = [_reach(row, plan) for row, plan in zip(rows, plans, strict=True)]
+        self._make_room([want.key for want in wants], len(self.rows), max(widths))
+        self._room(max(widths))
+        told: dict[str, list[Tensor]] = {}
+        for part in self._parts(list(zip(wants, plans, strict=True)), widths, rows):
+            now, planned = zip(*part, strict=True)
+            told |= {want.key: one for want, one in zip(now, self._read_branches(now, planned), strict=True)}
+        return [told[want.key] for want in wants]
 
     def forget(self, key: str) -> None:
         if key in self.rows:
             self._keep(self.rows[key])
             self._drop(key)
-
-    def _drop(self, key: str) -> None:
-        gone = self.rows.pop(key)
-        self.found.pop(key, None)
-        if not self.rows:
-            return self._resize(0, 0)
-        last = max(self.rows.values(), key=lambda row: row.index)
-        if last.index > gone.index:
-            # Rows stay dense: the last one moves into the hole.
-            width = max([len(last.ids)] + [b.column + len(b.ids) for b in last.branches])
-            for memory in self._memories():
-                memory[gone.index, :, :width] = memory[last.index, :, :width]
-            last.index = gone.index
-
-    def clear(self) -> None:
-        self.rows.clear()
-        self.prefixes.clear()
-        self._resize(0, 0)
+            self._tighten()
 
     # --- prefixes -----------------------------------------------------------------------------------------------
 
     def _begin(self, row: Row, ids: list[int], spared: Sequence[Prefix]) -> None:
         """A new row begins with a copy of what has been read of the same tokens, here or by the row's kin."""
-        rows = [
-            Prefix(other.ids, partial(slab._tensors_of, other), ends=other.ends)
-            for slab in self._family()
-            for other in slab.rows.values()
-            if other is not row
-        ]
-        found, shared = closest([*spared, *self._prefixes_of_kin(), *rows], ids)
+        rows = self._rows_of_kin(row.adapter, row)
+        mine = [prefix for prefix in spared if prefix.mark == row.mark]
+        found, shared = closest([*mine, *self._prefixes_of_kin(row.adapter), *rows], ids)
         if found is None or shared < self.prefixes.least or shared <= len(row.ids):
             return
         self.prefixes.use(found)
@@ -196,12 +229,29 @@ class Slab(Store):
         row.ids, row.logits = ids[:shared], {n: logits for n, logits in found.ends.items() if n <= shared}
         row.ends = dict(row.logits)
 
+    def _rows_of_kin(self, adapter: Adapter | None, but: Row | None) -> list[Prefix]:
+        """What others hold of queries that are under way."""
+        return [
+            Prefix(other.ids, partial(slab._tensors_of, other), ends=other.ends)
+            for slab in self._family()
+            for other in slab.rows.values()
+            if other is not but and other.adapter is adapter
+        ]
+
+    def _is_new(self, key: str) -> bool:
+        return key not in self.rows or not self.rows[key].asked
+
+    def _closest_of_kin(self, key: str, ids: list[int]) -> Prefix | None:
+        return closest(self._prefixes_of_kin(self.read.adapter_of(key)), ids)[0]
+
     def _parted(self, wants: Sequence[tuple[str, list[int]]], new: set[str]) -> tuple[Any, Any]:
         """Whom to read now, and who does better to wait for one of them, of whom a long beginning can be copied."""
         now: list[tuple[str, list[int]]] = []
         later: list[tuple[str, list[int]]] = []
         for key, ids in wants:
-            alike = max((common_prefix(ids, other) for one, other in now if one in new), default=0)
+            mine = self.rows[key].adapter
+            others = [other for one, other in now if one in new and self.rows[one].adapter is mine]
+            alike = max((common_prefix(ids, other) for other in others), default=0)
             waits = key in new and alike - len(self.rows[key].ids) >= self.prefixes.least
             (later if waits else now).append((key, ids))
         return now, later
@@ -209,77 +259,32 @@ class Slab(Store):
     def _keep(self, row: Row) -> None:
         """The row's tokens as a prefix for queries to come, as many as fit."""
         per_token = self._bytes_per_token()
-        rest = self._bytes() if len(self.rows) > 1 else 0  # of the slab, when this row is gone
+        rest = self._bytes() if self.static or len(self.rows) > 1 else 0  # of the slab, when this row is gone
         room = self.prefixes.limit if self.budget is None else min(self.prefixes.limit, self.budget - rest)
         size = min(len(row.ids), max(room, 0) // per_token if per_token else 0)
         ends = {n: logits.clone() for n, logits in row.ends.items() if n <= size}
-        made = Prefix(row.ids[:size], None, size * per_token + sum(one.nbytes for one in ends.values()), ends)
+        held = size * per_token + sum(one.nbytes for one in ends.values())
+        made = Prefix(row.ids[:size], None, held, ends, row.mark)
 
         def memory() -> Callable[[], list[Tensor]]:
             apart = [one[:, :size].clone() for one in self._tensors_of(row)]
             return lambda: apart
 
         try:
-            self.prefixes.keep(made, memory, room, self._prefixes_of_kin())
-        except torch.OutOfMemoryError:
+            self.prefixes.keep(made, memory, room, self._prefixes_of_kin(row.adapter))
+        except Exception as error:
+            if not is_shortage(error):
+                raise
             self.prefixes.clear()
 
-    def _tensors_of(self, row: Row) -> list[Tensor]:
-        """The row's keys and values of every layer: (heads, columns, dim)."""
-        return [memory[row.index] for memory in self._memories()]
-
-    def _memories(self) -> list[Tensor]:
-        layers = [layer for layer in self.cache.layers if layer.is_initialized]
-        return [memory for layer in layers for memory in (layer.keys, layer.values)]
-
-    # --- rows ---------------------------------------------------------------------------------------------------
-
-    def batches(self, sizes: Sequence[int]) -> list[slice]:
-        """How many of these lengths fit into the memory budget at once."""
-        if self.budget is None or not sizes or not self._bytes_per_token():
-            return [slice(0, len(sizes))]
-        per_batch = max(1, self.budget // (self._bytes_per_token() * _rounded(max(sizes) + COLUMNS)))
-        return [slice(i, i + per_batch) for i in range(0, len(sizes), per_batch)]
-
-    def _seat(self, keys: Sequence[str], length: int) -> None:
-        """A row for each key; where memory is short, the rows least recently used give theirs up."""
-        for key in keys:
-            if key in self.rows:
-                self.rows[key] = self.rows.pop(key)  # most recently used last
-        new = [key for key in keys if key not in self.rows]
-        while self._over_budget(len(self.rows) + len(new), length):
-            victim = next((key for key in self.rows if key not in keys), None)
-            if victim is None:
-                break
-            self._drop(victim)
-        for key in new:
-            self.rows[key] = Row(key, len(self.rows))
-        self._room(length)
-
-    def _over_budget(self, rows: int, length: int) -> bool:
-        columns = max(_rounded(length + 1), max((_rounded(len(r.ids) + 1) for r in self.rows.values()), default=0))
-        return self.budget is not None and rows * columns * self._bytes_per_token() > self.budget
-
-    def _bytes_per_token(self) -> int:
-        return sum(memory.shape[1] * memory.shape[3] * memory.element_size() for memory in self._memories())
-
-    def _bytes(self) -> int:
-        return self.capacity[0] * self.capacity[1] * self._bytes_per_token()
-
-    def _room(self, length: int) -> None:
-        rows, columns = self.capacity
-        need_rows, need_columns = len(self.rows), length + 1  # the last column is scratch
-        if need_rows > rows or need_columns > columns:
-            self._resize(_power(need_rows) if need_rows > rows else rows, max(columns, _rounded(need_columns)))
-        elif self.budget is not None and rows > 2 * need_rows:
-            self._resize(_power(need_rows), columns)
-
-    def _resize(self, rows: int, columns: int) -> None:
-        self.capacity = (rows, columns)
-        if self.budget is not None:  # queries under way come first
-            self.prefixes.shrink(self.budget - self._bytes())
-        for layer in self.cache.layers:
-            layer.resize(rows, columns)
+    def _parts(self, asked: Sequence[T], widths: Sequence[int], rows: Sequence[Row]) -> list[list[T]]:
+        """What is asked of these rows, pass by pass: a pass is as wide as its longest row."""
+        if self._padding(widths) <= self._weight:
+            return [list(asked)]
+        order = sorted(range(len(rows)), key=lambda at: rows[at].index)
+        places = [Place(rows[at].index, widths[at]) for at in order]
+        cuts = passes(places, self._weight / self._bytes_per_token())
+        return [[asked[at] for at in order[cut]] for cut in cuts]
 
     def _settle(self, row: Row, ids: list[int]) -> None:
         """If a branch is how the text went on, make it part of the row."""
@@ -307,32 +312,44 @@ class Slab(Store):
         longest = max(len(ids) for _, ids in group)
         self._room(max(len(row.ids) + len(ids) for row, ids in group))
         while start < longest:
-            self._feed_chunk([(row, ids[start : start + PREFILL]) for row, ids in group])
-            start += PREFILL
+            size = self._size_at(max(len(row.ids) for row, _ in group))
+            self._feed_chunk([(row, ids[start : start + size]) for row, ids in group])
+            start += size
+
+    def _size_at(self, known: int) -> int:
+        """How many tokens one pass reads behind so many."""
+        return max(self.piece >> (known // DEEP).bit_length(), self.piece // LEAST, 1)
 
     def _feed_chunk(self, group: Sequence[tuple[Row, list[int]]]) -> None:
-        first, longest = group[0][0].index, max(len(ids) for _, ids in group)
-        ids = torch.zeros((len(group), longest), dtype=torch.long)
-        columns = torch.full((len(group), longest), self.capacity[1] - 1)
-        lowest = min(len(row.ids) for row, new in group if new)
-        positions = torch.full((len(group), longest), lowest)
-        for i, (row, new) in enumerate(group):
-            at = torch.arange(len(row.ids), len(row.ids) + len(new))
-            ids[i, : len(new)], columns[i, : len(new)], positions[i, : len(new)] = torch.tensor(new), at, at
-        for row, new in group:
-            row.ids = row.ids + new
-            row.branches = []
-        self._aim(first, len(group), columns, max(len(row.ids) for row, _ in group), lowest)
         ends = sorted({len(new) - 1 for _, new in group if new})
-        logits = self._pass(ids, positions, causal(positions, self.where), keep=ends)
-        self.passed += sum(len(new) for _, new in group)
+        logits = self._append(group, keep=ends)
         for i, (row, new) in enumerate(group):
             if new:
                 _remember(row.logits, len(row.ids), logits[i, ends.index(len(new) - 1)])
 
+    def _append(self, group: Sequence[tuple[Row, list[int]]], keep: list[int] | None) -> Tensor:
+        """One pass over more tokens of these rows, and of those that lie between: (rows, q or keep, vocabulary)."""
+        first, longest = min(row.index for row, _ in group), max(len(new) for _, new in group)
+        count = max(row.index for row, _ in group) - first + 1
+        ids = torch.zeros((count, longest), dtype=torch.long)
+        columns = torch.full((count, longest), self.capacity[1] - 1)
+        lowest = min(len(row.ids) for row, new in group if new)
+        positions = torch.full((count, longest), lowest)
+        for row, new in group:
+            i, at = row.index - first, torch.arange(len(row.ids), len(row.ids) + len(new))
+            ids[i, : len(new)], columns[i, : len(new)], positions[i, : len(new)] = torch.tensor(new), at, at
+        for row, new in group:
+            row.ids = row.ids + new
+            row.branches = row.apart()
+        self._aim(first, count, columns, max(len(row.ids) for row, _ in group), lowest)
+        logits = self._pass(ids, positions, causal(positions, self.where), keep=keep)
+        self.passed += sum(len(new) for _, new in group)
+        return logits
+
     def _planned(self, row: Row, want: Fan) -> list[Branch]:
         """Where each branch begins and which tokens it must read."""
-        column, plan = len(row.ids), []
+        before = [branch.column + len(branch.ids) for branch in row.branches if want.beside]
+        column, plan = max(len(row.ids), len(want.ids) + want.apart, *before), []
         for ids in want.branches:
             start = common_prefix(want.ids, ids)
             # Where the logits before its first token are not known, the token before it is read once more.
@@ -345,7 +362,7 @@ class Slab(Store):
     def _read_branches(self, wants: Sequence[Fan], plans: Sequence[list[Branch]]) -> list[list[Tensor]]:
         rows = [self.rows[want.key] for want in wants]
         first, count = min(r.index for r in rows), max(r.index for r in rows) - min(r.index for r in rows) + 1
-        width = max(len(row.ids) + _size(plan) for row, plan in zip(rows, plans, strict=True))
+        width = max(_reach(row, plan) for row, plan in zip(rows, plans, strict=True))
         longest = max(_size(plan) for plan in plans)
         if not longest:  # only ends are asked about: all is known
             known = [row.logits[len(want.ids)][None] for row, want in zip(rows, wants, strict=True)]
@@ -383,7 +400,7 @@ class Slab(Store):
             at += len(branch.ids)
             branch.logits = mine[-1].clone() if len(mine) else None
             told.append(mine if branch.refed else torch.cat([row.logits[len(want.ids)][None], mine]))
-        row.branches = [branch for branch in plan if branch.ids]
+        row.branches = (row.branches if want.beside else []) + [branch for branch in plan if branch.ids]
         return told
 
     def _aim(self, first: int, count: int, columns: Tensor, width: int, lowest: int) -> None:
@@ -400,13 +417,27 @@ class Slab(Store):
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _pass(self, ids: Tensor, positions: Tensor, view: tuple[Tensor, Tensor], keep: list[int] | None) -> Tensor:
+    def _pass(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        view: tuple[Tensor, Tensor],
+        keep: list[int] | None,
+        adapters: Sequence[Adapter | None] | None = None,
+    ) -> Tensor:
         mask = self._mask(*view, positions)
+        rows = self._adapters() if adapters is None else adapters
         try:
-            return self.read(ids, position_ids=positions, attention_mask=mask, cache=self.cache, keep=keep)
+            return self.read(ids, position_ids=positions, attention_mask=mask, cache=self.cache, keep=keep, rows=rows)
         except BaseException:
             self._void()
             raise
+
+    def _adapters(self) -> list[Adapter | None]:
+        """Those of the rows that the pass is aimed at."""
+        first, count = self.where.first, self.where.count
+        own = {row.index: row.adapter for row in self.rows.values()}
+        return [own.get(index) for index in range(first, first + count)]
 
     def _void(self) -> None:
         """A pass broke off: its rows may lack what they say they hold."""
@@ -450,13 +481,10 @@ def _size(plan: Sequence[Branch]) -> int:
     return sum(len(branch.ids) for branch in plan)
 
 
+def _reach(row: Row, plan: Sequence[Branch]) -> int:
+    """The columns that a row takes with these branches."""
+    return max([len(row.ids), *(branch.column + len(branch.ids) for branch in plan)])
+
+
 def _ordered(rows: Sequence[Row]) -> bool:
     return all(a.index < b.index for a, b in zip(rows, rows[1:], strict=False))
-
-
-def _rounded(columns: int) -> int:
-    return (columns * 5 // 4 // COLUMNS + 1) * COLUMNS
-
-
-def _power(rows: int) -> int:
-    return 1 << max(rows - 1, 0).bit_length()

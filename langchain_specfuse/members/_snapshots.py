@@ -22,6 +22,9 @@ from ._stores import Fan, Read, Store
 STEP = 8
 """Where only one token can be read at a time, each costs about as much as so many in one pass."""
 
+AT_ONCE = 4
+"""About so many snapshots of a query there are at once: where it stands, where its draft stands, and its branches."""
+
 
 @dataclass
 class Snapshot:
@@ -46,13 +49,17 @@ class Snapshots(Store):
         self.whole = whole
         self._kept: dict[str, list[Snapshot]] = {}
         self._drafts: dict[str, Snapshot] = {}
+        self._sizes: dict[int, int] = {}
+        """Bytes of a snapshot of so many tokens: the shortest and the longest seen."""
 
     def lead(self, wants: Sequence[tuple[str, list[int]]], exact: bool = False) -> list[Tensor]:
         found = []
         for key, ids in wants:
             new = key not in self._kept
+            self._make_room([key for key, _ in wants])
             base = self._at(key, ids)
             # What is kept is a prefix of everything that can still be asked for.
+            self._kept.pop(key, None)  # most recently used last
             self._kept[key] = [base]
             if new:
                 self._keep(base, copied=True)
@@ -87,10 +94,59 @@ class Snapshots(Store):
             self._keep(snapshot)
         self.found.pop(key, None)
 
+    def drop(self, key: str) -> None:
+        for known in (self._kept, self._drafts, self.found):
+            known.pop(key, None)
+
     def clear(self) -> None:
         self._kept.clear()
         self._drafts.clear()
         self.prefixes.clear()
+
+    # --- room ---------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        return self._under_way() + self.prefixes.bytes
+
+    def alone(self, tokens: int) -> int:
+        if not self._sizes:
+            return 0
+        (short, least), (long, most) = min(self._sizes.items()), max(self._sizes.items())
+        per_token = (most - least) / (long - short) if long > short else 0.0
+        return AT_ONCE * int(least + per_token * max(tokens - short, 0))
+
+    def fit(self, budget: int, limit: int) -> None:
+        super().fit(budget, limit)
+        self._make_room(())
+
+    def batches(self, sizes: Sequence[int]) -> list[slice]:
+        each = self.alone(max(sizes, default=0))
+        at_once = len(sizes) if self.budget is None or not each else max(1, self.budget // each)
+        return [slice(at, at + at_once) for at in range(0, len(sizes), max(at_once, 1))]
+
+    def _make_room(self, keys: Sequence[str]) -> None:
+        """Within the budget: prefixes go first, then queries that are none of these, least recently used."""
+        if self.budget is None:
+            return
+        self.prefixes.shrink(max(self.budget - self._under_way(), 0))
+        for key in [key for key in self._kept if key not in keys]:
+            if self._under_way() <= self.budget:
+                return
+            self._kept.pop(key)
+            self._drafts.pop(key, None)
+
+    def _under_way(self) -> int:
+        """Bytes of what is kept of queries under way."""
+        snapshots = [*self._drafts.values(), *(one for kept in self._kept.values() for one in kept)]
+        return sum(self._size(one) for one in snapshots)
+
+    def _size(self, snapshot: Snapshot) -> int:
+        size = snapshot.logits.nbytes + sum(tensor.nbytes for tensor in _tensors(snapshot.cache))
+        ends = (min(self._sizes, default=0), max(self._sizes, default=0), len(snapshot.ids))
+        self._sizes[len(snapshot.ids)] = size
+        self._sizes = {n: known for n, known in self._sizes.items() if n in (min(ends), max(ends))}
+        return size
 
     # --- where to begin -----------------------------------------------------------------------------------------
 
@@ -110,7 +166,7 @@ class Snapshots(Store):
 
     def _taken(self, ids: list[int]) -> Snapshot | None:
         """A copy of the longest that was kept of another query and is a prefix of these tokens."""
-        prefix = longest_whole(self._prefixes_of_kin(), ids)
+        prefix = longest_whole(self._prefixes_of_kin(self.read.own), ids)
         if prefix is None or not self._pays(len(ids) - len(prefix.ids), len(ids)):
             return None
         self.prefixes.use(prefix)
@@ -123,7 +179,7 @@ class Snapshots(Store):
     def _to_the_parting(self, start: Snapshot | None, ids: list[int]) -> Snapshot | None:
         """Read on to where these tokens part from what was kept of other queries, and keep that: a third may come."""
         known = len(start.ids) if start else 0
-        shared = closest(self._prefixes_of_kin(), ids)[1]
+        shared = closest(self._prefixes_of_kin(self.read.own), ids)[1]
         if not self.whole or shared - known < self.prefixes.least or shared == len(ids):
             return start
         here = self._fed(start, ids[known:shared])
@@ -131,14 +187,14 @@ class Snapshots(Store):
         return here
 
     def _keep(self, snapshot: Snapshot, copied: bool = False) -> None:
-        size = snapshot.logits.nbytes + sum(tensor.nbytes for tensor in _tensors(snapshot.cache))
-        made = Prefix(list(snapshot.ids), bytes=size)
+        mark = self.read.own.mark if self.read.own else 0
+        made = Prefix(list(snapshot.ids), bytes=self._size(snapshot), mark=mark)
 
         def memory() -> Snapshot:
             cache = copy.deepcopy(snapshot.cache) if copied else snapshot.cache
             return Snapshot(made.ids, cache, snapshot.logits.clone())  # it may be a view of all logits of a pass
 
-        self.prefixes.keep(made, memory, self.prefixes.limit, self._prefixes_of_kin())
+        self.prefixes.keep(made, memory, self.prefixes.limit, self._prefixes_of_kin(self.read.own))
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -168,7 +224,8 @@ class Snapshots(Store):
         except BaseException:
             self._void(here.cache)
             raise
-        return Snapshot(here.ids + ids, here.cache, logits[-1]), logits
+        # A row of its own: a view would hold the logits of the whole pass.
+        return Snapshot(here.ids + ids, here.cache, logits[-1].clone()), logits
 
     def _void(self, cache: Any) -> None:
         """A pass broke off: what this cache holds now belongs to no tokens."""

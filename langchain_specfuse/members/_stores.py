@@ -20,7 +20,30 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ._adapters import Adapter, Adapters
 from ._prefixes import Prefix, Prefixes, common_prefix
+
+PREFILL = 1024
+"""Tokens of one row that are read in one pass at most: bounds the memory of a long prompt."""
+PIECE = 64
+"""The same on a CPU, where a pass over so many tokens takes about as long as drawing ten."""
+DEEP = 2048
+"""Behind so many tokens half as many, behind twice as many a quarter: to look back at them costs most there."""
+LEAST = 8
+"""A piece is parted into so many at most."""
+
+
+class Key(str):
+    """One member's one query, where members share a store: its tokens are read with that member's adapter."""
+
+    __slots__ = ("adapter", "query_id")
+    adapter: Adapter | None
+    query_id: str
+
+    def __new__(cls, query_id: str, member: str, adapter: Adapter | None = None) -> Key:
+        made = super().__new__(cls, f"{member}\n{query_id}")
+        made.adapter, made.query_id = adapter, query_id
+        return made
 
 
 @dataclass(frozen=True)
@@ -30,13 +53,22 @@ class Fan:
     key: str
     ids: list[int]
     branches: list[list[int]]
+    apart: int = 0
+    """So many tokens of a draft can be read behind ``ids`` before they take the branches' place."""
+    beside: bool = False
+    """True: the branches read before stay what they are."""
 
 
 class Read:
-    """One pass through the model. Knows which of the optional arguments this model's forward takes."""
+    """One pass through the model. Knows which of the optional arguments this model's forward takes.
 
-    def __init__(self, model: Any) -> None:
+    ``own``: the adapter with which everything is read that does not say otherwise.
+    """
+
+    def __init__(self, model: Any, adapters: Adapters | None = None, own: Adapter | None = None) -> None:
         self.model = model
+        self.adapters = adapters or Adapters(model)
+        self.own = own
         self._takes = inspect.signature(model.forward).parameters
         self.kind = getattr(model.config, "_attn_implementation", "eager")
 
@@ -50,12 +82,22 @@ class Read:
         """Whether rows of different lengths can be read together: positions and masks are ours to give."""
         return "position_ids" in self._takes and self.kind in ("sdpa", "eager")
 
+    @property
+    def adds_masks(self) -> bool:
+        """Whether masks are numbers to add. ``sdpa`` makes them of bools anew in every layer: that costs launches."""
+        return self.kind != "sdpa" or self.device.type == "cuda"
+
     def as_mask(self, seen: Tensor) -> Tensor:  # (rows, q, columns) of bool -> (rows, 1, q, columns)
         seen = seen[:, None].to(self.device)
-        if self.kind == "sdpa":
+        if not self.adds_masks:
             return seen
         dtype = self.model.dtype
-        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+        hidden = float("-inf") if self.kind == "sdpa" else torch.finfo(dtype).min
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, hidden)
+
+    def adapter_of(self, key: str) -> Adapter | None:
+        """With which adapter this query is read."""
+        return key.adapter if isinstance(key, Key) else self.own
 
     def __call__(
         self,
@@ -65,8 +107,9 @@ class Read:
         attention_mask: Any = None,
         cache: Any = None,
         keep: list[int] | None = None,
+        rows: Sequence[Adapter | None] | None = None,
     ) -> Tensor:
-        """Logits (rows, q or len(keep), vocabulary)."""
+        """Logits (rows, q or len(keep), vocabulary). ``rows``: the adapter of each."""
         extra: dict[str, Any] = {}
         if position_ids is not None:
             extra["position_ids"] = position_ids.to(self.device)
@@ -78,7 +121,8 @@ class Read:
         if narrow:
             extra["logits_to_keep"] = torch.tensor(keep)  # on the CPU: an index for whatever device the head is on
         use_cache = {"use_cache": cache is not None} if "use_cache" in self._takes else {}
-        logits: Tensor = self.model(input_ids=ids.to(self.device), **use_cache, **extra).logits
+        with self.adapters.reading([self.own] * len(ids) if rows is None else rows):
+            logits: Tensor = self.model(input_ids=ids.to(self.device), **use_cache, **extra).logits
         return logits if narrow or keep is None else logits[:, keep]
 
 
@@ -103,6 +147,9 @@ EVERY = Stores()
 class Store(ABC):
     """The memory of one member. ``reused`` and ``passed`` count context tokens found and tokens read."""
 
+    can_turn_back = False
+    """Whether tokens that were read on a guess can be taken back: only then is ``stride`` there, and ``turn_back``."""
+
     def __init__(self, read: Read, prefixes: Prefixes | None = None) -> None:
         self.read = read
         self.reused = 0
@@ -110,6 +157,10 @@ class Store(ABC):
         self.found: dict[str, int] = {}
         """Per key, how many tokens of the text so far were there when it was last asked for."""
         self.prefixes = prefixes or Prefixes()
+        self.piece = PIECE if read.device.type == "cpu" else PREFILL
+        """So many tokens of a text are read in one pass at most."""
+        self.budget: int | None = None
+        """Bytes for keys, values or states, of queries under way and of prefixes together. None: no bound."""
         self.kin: Iterable[Store] = ()
         """The stores of these weights: what one has read another need not. They share a desk, so a thread."""
         EVERY.add(self)
@@ -118,9 +169,28 @@ class Store(ABC):
     def lead(self, wants: Sequence[tuple[str, list[int]]], exact: bool = False) -> list[Tensor]:
         """Per (key, ids) the logits after the last token. ``exact``: a draft follows; nothing behind ids is kept."""
 
+    def missing(self, key: str, ids: list[int]) -> int:
+        """How many of these tokens must still be read, at most."""
+        return 0
+
+    def ahead(self, key: str, ids: list[int]) -> int:
+        """Read one piece of what is missing of these tokens; how many are missing then.
+
+        A store that says that nothing is missing is never asked.
+        """
+        return 0
+
     @abstractmethod
     def step(self, keys: Sequence[str], tokens: Sequence[int]) -> Tensor:
         """One more token for each key: the logits after it, (keys, vocabulary)."""
+
+    def stride(self, wants: Sequence[tuple[str, list[int]]]) -> list[Tensor]:
+        """Several more tokens for each key: the logits after each of them, (tokens, vocabulary)."""
+        raise NotImplementedError
+
+    def turn_back(self, key: str, ids: list[int]) -> None:
+        """The text so far is these tokens, all of which were read, in the row or as a branch; branches stay."""
+        raise NotImplementedError
 
     @abstractmethod
     def fan(self, wants: Sequence[Fan]) -> list[list[Tensor]]:
@@ -129,6 +199,10 @@ class Store(ABC):
     @abstractmethod
     def forget(self, key: str) -> None:
         """This query is over: its memory is free for others, or kept as a prefix while nobody needs the room."""
+
+    @abstractmethod
+    def drop(self, key: str) -> None:
+        """What is known of this query may be wrong: keep nothing of it."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -142,6 +216,20 @@ class Store(ABC):
                 store.prefixes.clear()
         torch.cuda.empty_cache()
 
+    @property
+    def held(self) -> int:
+        """Bytes of all that is remembered now."""
+        return self.prefixes.bytes
+
+    def alone(self, tokens: int) -> int:
+        """About the bytes that one query of so many tokens takes."""
+        return 0
+
+    def fit(self, budget: int, limit: int) -> None:
+        """From now on no more than ``budget`` bytes, ``limit`` of them for prefixes; what is over goes at once."""
+        self.budget, self.prefixes.limit = budget, limit
+        self.prefixes.shrink(limit)
+
     def pin(self, key: str, length: int, logits: Tensor) -> None:
         """The logits after the first ``length`` tokens are these; they will be asked for again."""
         return None
@@ -154,8 +242,11 @@ class Store(ABC):
         """This store, and those of its kind that go with the same weights."""
         return [self, *(store for store in self.kin if store is not self and type(store) is type(self))]
 
-    def _prefixes_of_kin(self) -> list[Prefix]:
-        return [prefix for store in self._family() for prefix in store.prefixes.kept]
+    def _prefixes_of_kin(self, adapter: Adapter | None) -> list[Prefix]:
+        """What was read with this adapter: with another one the same tokens leave other keys and values."""
+        mark = adapter.mark if adapter else 0
+        kept = [prefix for store in self._family() for prefix in store.prefixes.kept]
+        return [prefix for prefix in kept if prefix.mark == mark]
 
 
 class Rereading(Store):
@@ -183,6 +274,9 @@ class Rereading(Store):
     def forget(self, key: str) -> None:
         self._ids.pop(key, None)
         self.found.pop(key, None)
+
+    def drop(self, key: str) -> None:
+        self.forget(key)
 
     def clear(self) -> None:
         self._ids.clear()

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from ..core.values import Constraint, Tool, Turn
-from ..errors import UsageError, advised
+from ..errors import MemberError, UsageError, advised
 from ._native import Message, Native, found, message, tool_data
+from ._sandglass import Overlong, Sandglass
 from ._thoughts import CLOSE, OPEN, opened, with_thought
 from ._tools import (
     EXAMPLE_CALLS,
@@ -31,6 +33,10 @@ from ._tools import (
 
 log = logging.getLogger("langchain_specfuse")
 
+RENDER_S = 10.0
+"""A chat template is a program of whoever made the model; one that takes longer than this is not run again."""
+MOST_CHARS = 1 << 24
+"""No prompt is longer than that."""
 PLAIN_TITLE = "# Questions and answers\n\n"
 PLAIN_EXAMPLES = (
     (
@@ -61,6 +67,7 @@ class Template:
         if self.plain and not chosen_plain:
             log.warning("%s has no chat template: it gets a plain one (chat_template='plain', or your own)", name)
         self._folds_system: bool | None = None
+        self._overlong = False
 
     def prompt(
         self,
@@ -108,6 +115,8 @@ class Template:
             return True
         try:
             return opened(self._render([{"role": "user", "content": "x"}], add_generation_prompt=True))
+        except MemberError:  # it was not asked
+            raise
         except Exception:  # the template refuses; then it tells nothing
             return False
 
@@ -117,12 +126,21 @@ class Template:
         return Native() if self.plain else found(self._render)
 
     def _render(self, messages: Sequence[Message], **more: Any) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            list(messages),
-            chat_template=self.chat_template if isinstance(self.chat_template, str) else None,
-            tokenize=False,
-            **{**self.kwargs, **more},
-        )
+        if self._overlong:
+            raise Overlong(f"it did not end within {RENDER_S:g} s")
+        try:
+            with nullcontext() if getattr(self.tokenizer, "elsewhere", False) else Sandglass(RENDER_S):
+                text: str = self.tokenizer.apply_chat_template(
+                    list(messages),
+                    chat_template=self.chat_template if isinstance(self.chat_template, str) else None,
+                    tokenize=False,
+                    **{**self.kwargs, **more},
+                )
+        except Overlong:
+            self._overlong = True
+            raise Overlong(f"it did not end within {RENDER_S:g} s") from None
+        if len(text) > MOST_CHARS:
+            raise Overlong(f"it made a prompt of {len(text)} characters, wanted at most {MOST_CHARS}")
         return text
 
     def _rendered(self, turns: Sequence[Turn], tools: Sequence[Tool] = (), **more: Any) -> str:
@@ -131,6 +149,8 @@ class Template:
         try:
             messages = [message(turn, self.native.calls if turn.calls else "dict") for turn in turns]
             return self._render(messages, add_generation_prompt=True, **more)
+        except MemberError:  # nobody refused anything: the server that renders was not reached
+            raise
         except Exception as error:
             roles = ", ".join(turn.role for turn in turns)
             told = UsageError(f"the chat template refused these turns ({roles}): {error}")

@@ -1,14 +1,16 @@
 """One tokenizer's view of a text that others write too.
 
 Own segments keep their own tokens. Text from others is tokenized in its context, never alone: runs of it are one text,
-cut into blocks at safe boundaries so that a long run costs no more than its tail. Text is told from tokens by
-difference, which keeps every space whatever the tokenizer does at a beginning. Knows nothing of models and tensors.
+cut into blocks at safe boundaries so that a long run costs no more than its tail. What looks like a special token there
+is text as well: a page of HTML must not end a turn with its ``</s>``. Text is told from tokens by difference, which
+keeps every space whatever the tokenizer does at a beginning. Knows nothing of models and tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 from ..core.answer import is_safe
@@ -28,6 +30,9 @@ REPLACEMENT = "\ufffd"
 HELD_BYTES = 4
 """A character has at most four bytes: what is still incomplete after more tokens than that never will be."""
 
+_ENCODING = Lock()
+"""How special tokens are read is a state of the tokenizer, which members, and those who count tokens, may share."""
+
 
 class Words:
     """Text <-> tokens for one tokenizer."""
@@ -36,13 +41,17 @@ class Words:
         self.tokenizer = tokenizer
         self._after = lru_cache(maxsize=4096)(self._encoded_after)
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text that stands alone (a rendered prompt), without anything added."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def encode(self, text: str, marks: bool = True) -> list[int]:
+        """The tokens of a text that stands alone (a rendered prompt), without anything added.
 
-    def continuing(self, text: str) -> list[int]:
+        ``marks``: what is written like a special token is one. In an answer nothing is, whoever wrote it.
+        """
+        with _ENCODING:
+            return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=not marks)["input_ids"])
+
+    def continuing(self, text: str, marks: bool = False) -> list[int]:
         """The tokens of a text that follows a word: no space is put before it, as some do at a beginning."""
-        return list(self._after("x", text))
+        return list(self._after("x", text, marks))
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -62,29 +71,29 @@ class Words:
             run = ""
         return ids + self.after(ids, run)
 
-    def after(self, ids: Sequence[int], run: str) -> list[int]:
+    def after(self, ids: Sequence[int], run: str, marks: bool = False) -> list[int]:
         """The tokens of a text, not our own, that follows ``ids``."""
         if not run:
             return []
         left = self._left(ids)[1][-LEFT_CHARS:]
         found: list[int] = []
         for block in blocks(run):
-            found += self._after(left, block)
+            found += self._after(left, block, marks)
             left = (left + block)[-LEFT_CHARS:]
         return found
 
-    def _encoded_after(self, left: str, text: str) -> tuple[int, ...]:
+    def _encoded_after(self, left: str, text: str, marks: bool) -> tuple[int, ...]:
         """The tokens of ``text`` as a continuation of ``left``."""
         left = left.lstrip(REPLACEMENT)
         for anchor in (left, *ANCHORS) if left else ANCHORS:
-            found = self._split(anchor, text)
+            found = self._split(anchor, text, marks)
             if found is not None:
                 return found
-        return tuple(self.encode(text))
+        return tuple(self.encode(text, marks))
 
-    def _split(self, left: str, text: str) -> tuple[int, ...] | None:
+    def _split(self, left: str, text: str, marks: bool) -> tuple[int, ...] | None:
         """The tokens after ``left`` when both are tokenized as one text; None if one token holds parts of both."""
-        alone, whole = self.encode(left), self.encode(left + text)
+        alone, whole = self.encode(left, marks), self.encode(left + text, marks)
         if whole[: len(alone)] == alone:
             return tuple(whole[len(alone) :])
         # Tokenizing together changed the end of ``left``: look for the place where ``text`` begins.

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import OutOfMemoryError, stack
+from torch import Tensor, stack
 
 from ..core.answer import continues_loop
 from ..core.values import Sampling
+from ..errors import emptied
+from ._leaps import MOST, Leaps, Start
+from ._mishaps import is_shortage
 from ._sampling import chosen
 from ._stores import Store
 from ._text import REPLACEMENT, Words
@@ -46,6 +49,7 @@ class Thinking:
     store: Store
     stops: Sequence[int]
     how: Sampling
+    leaps: Leaps | None = None
 
     def batches(self, thoughts: list[Thought]) -> None:
         """All of these, as many at once as fit into memory."""
@@ -55,14 +59,15 @@ class Thinking:
     def _safely(self, thoughts: list[Thought]) -> None:
         """All of these at once; one by one, when the device runs out of memory."""
         try:
-            self.think(thoughts)
-        except OutOfMemoryError:
-            self.store.relieve()
-            if len(thoughts) < 2:
+            return self.think(thoughts)
+        except Exception as error:
+            if not is_shortage(error) or len(thoughts) < 2:
                 raise
-            for thought in thoughts:
-                thought.tokens = []
-                self._safely([thought])
+            emptied(error)
+        self.store.relieve()
+        for thought in thoughts:
+            thought.tokens = []
+            self._safely([thought])
 
     def think(self, thoughts: list[Thought]) -> None:
         """One token at a time for all of them, until each is closed or has used its budget."""
@@ -71,6 +76,9 @@ class Thinking:
         writing = [thought for thought in thoughts if not thought.done]
         wants = [(thought.key, thought.prompt) for thought in writing]
         logits = dict(zip((key for key, _ in wants), self.store.lead(wants, exact=True), strict=True)) if wants else {}
+        leaps = self.leaps if self.leaps and self.leaps.serve([thought.key for thought in writing]) else None
+        while writing and leaps is not None:
+            writing = self._leap(leaps, writing, logits)
         while writing:
             rows = stack([logits[thought.key] for thought in writing])
             drawn = chosen(rows, [self.how] * len(writing), [thought.prompt + thought.tokens for thought in writing])
@@ -82,6 +90,18 @@ class Thinking:
                 logits = dict(zip((t.key for t in writing), after, strict=True))
         for thought in thoughts:
             self._close(thought)
+
+    def _leap(self, leaps: Leaps, writing: list[Thought], logits: dict[str, Tensor]) -> list[Thought]:
+        """Several tokens for all of these; who is not done then."""
+        starts = [
+            Start(t.key, t.prompt + t.tokens, self.how, t.budget - len(t.tokens), logits.pop(t.key, None))
+            for t in writing
+        ]
+        for thought, leapt in zip(writing, leaps.take(starts, MOST), strict=True):
+            for token in leapt.tokens:
+                if not thought.done:
+                    self._take(thought, token)
+        return [thought for thought in writing if not thought.done]
 
     def _take(self, thought: Thought, token: int) -> None:
         if token in self.stops:
@@ -100,7 +120,7 @@ class Thinking:
         thought.text = (self._shown(kept) + rest).rstrip(REPLACEMENT).strip()
         base = thought.prompt + kept
         line = "" if thought.text and (self._shown(kept[-4:]) + rest).endswith("\n") else "\n"
-        thought.ids = base + self.words.after(base, f"{rest}{line}{CLOSE}{AFTER}")
+        thought.ids = base + self.words.after(base, f"{rest}{line}{CLOSE}{AFTER}", marks=True)
 
     def _until_end(self, tokens: list[int]) -> tuple[list[int], str]:
         """The tokens before the end of the thought, and what text there is between them and it."""

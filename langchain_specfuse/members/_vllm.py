@@ -12,8 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core.values import Constraint
-from ..errors import MemberError
-from ._dialects import Drawn, Path, Way, Wish, context_of, either, folded, numbers, same, sampled, spelled
+from ..errors import MemberError, amount
+from ._dialects import (
+    Drawn,
+    Path,
+    Way,
+    Wish,
+    came_through,
+    context_of,
+    either,
+    folded,
+    from_cache,
+    numbers,
+    same,
+    sampled,
+    spelled,
+)
 from ._http import Wire
 from ._remote import RemoteTokenizer
 
@@ -50,7 +64,7 @@ class VLLM:
         size = len(ids) - ended
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         raw = None if wish.constraint else known[:size]
-        return Drawn(tuple(ids[:size]), raw, ended, end, cached or 0, cached is not None)
+        return Drawn(tuple(ids[:size]), raw, ended, end, *from_cache(cached, len(wish.ids)))
 
     def ways(self) -> dict[str, Way]:
         return {"probes": self._probed, "echo": self._echoed}
@@ -58,6 +72,9 @@ class VLLM:
     def way(self, known: Mapping[str, Way], size: int) -> Way:
         short = "echo" in known and size < ECHO_BELOW
         return known["echo"] if short or "probes" not in known else known["probes"]
+
+    def forget(self, key: str) -> None:
+        """It was told nothing by which it could: its cache goes by what prompts begin with."""
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
@@ -112,10 +129,14 @@ class VLLM:
     def _asked(self, body: Mapping[str, Any], wanted: int) -> tuple[list[Any], Mapping[str, Any]]:
         told = self.wire.post("/v1/completions", body)
         choices = sorted(told["choices"], key=lambda choice: choice.get("index", 0))
+        for choice in choices:
+            came_through(choice.get("finish_reason"), self.model)
         if told.get("model", self.model) != self.model:
             raise MemberError(f"the server now serves {told['model']!r} (wanted {self.model!r})", kind="not_found")
         if len(choices) != wanted or any(choice.get("logprobs") is None for choice in choices):
-            raise MemberError(f"{self.model} told {len(choices)} choices (wanted {wanted} with log-probabilities)")
+            raise MemberError(
+                f"{self.model} told {amount(len(choices), 'choice')} (wanted {wanted} with log-probabilities)"
+            )
         return choices, told.get("usage") or {}
 
     def _stops_in(self, top: Mapping[str, float]) -> Iterator[float]:
@@ -127,7 +148,8 @@ class VLLM:
 
     # --- its tokenizer ------------------------------------------------------------------------------------------
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, marks: bool) -> list[int]:
+        # It reads what is written like a special token as one, also where that is text: it cannot be told otherwise.
         asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
         return list(self.wire.post("/tokenize", asked)["tokens"])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,6 @@ Script = str | Mapping[str, Any] | Callable[[Query], Any] | Sequence[Any] | Any
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 SURE, UNSURE = -0.1, -3.0
 """The log-probability of a word as the script has it, and of any other."""
-_IDS: dict[str, int] = {}
-_NUMBERS = itertools.count()
 _COUNT = itertools.count()
 
 
@@ -97,8 +96,8 @@ class ScriptedMember:
         return Probe(model=self.name, scores=not self.draft_only, detail="scripted")
 
     def token_ids(self, text: str) -> list[int]:
-        """One id per word, the same in all scripted members."""
-        return [_IDS.setdefault(word, next(_NUMBERS)) for word in _WORD.findall(text)]
+        """One id per word, the same in all scripted members, in whatever process they are."""
+        return [zlib.crc32(word.encode(errors="surrogatepass")) for word in _WORD.findall(text)]
 
     def draft(self, jobs: Sequence[DraftJob]) -> Sequence[Draft | Failure]:
         self.draft_calls += 1

@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
 from ..core.member import Probe
 from ..core.values import KINDS, CallFormat, Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
 from ..errors import MemberError, UsageError, advised
+from ._addresses import refuse_secrets
 from ._chat import Chat
+from ._crew import Crew
 from ._dialects import Dialect
 from ._exact import Exact
-from ._http import Address, Wire
+from ._http import SHOWN, Address, Wire
 from ._lexicon import stops_of, tokenizer_in
 from ._llamacpp import LlamaCpp
+from ._remote import RemoteTokenizer
 from ._sglang import SGLang
 from ._template import Template
 from ._text import Words
@@ -45,9 +47,10 @@ class ServerMember:
 
     ``model`` may be left out where one is served. ``tokenizer`` is a local folder or hub id (or a tokenizer of
     transformers) with the model's own tokenizer: then text becomes tokens here, else the server is asked. ``engine`` is
-    found out; it may be told. The API key is read from the environment variable ``api_key_env``. ``timeout`` is for one
-    question with its ``retries``; ``verify`` may name the authorities to trust. ``parallel`` jobs are asked at once.
-    ``system_prompt``, ``seed``, ``chat_template``, ``chat_template_kwargs`` and ``repetition_penalty`` are as those of
+    found out; it may be told. The API key is read from the environment variable ``api_key_env`` (``Basic ...`` is
+    sent as it is), never from the address. ``timeout`` is for one question with its ``retries``; ``verify`` may
+    name the authorities to trust. ``parallel`` jobs are asked at once. ``system_prompt``, ``seed``,
+    ``chat_template``, ``chat_template_kwargs`` and ``repetition_penalty`` are as those of
     :class:`.TransformersMember`.
     """
 
@@ -73,9 +76,15 @@ class ServerMember:
         if not base_url.startswith(("http://", "https://")):
             error = UsageError(f"a server's address begins with http:// or https://, got {base_url!r}")
             raise advised(error, "for example ServerMember('http://localhost:8000/v1', 'my-model')")
+        refuse_secrets(base_url)
         if engine is not None and engine not in (*DIALECTS, "chat"):
             known = ", ".join((*DIALECTS, "chat"))
             raise advised(UsageError(f"engine must be one of {known}, got {engine!r}"), "leave it out: it is found out")
+        if isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1:
+            error = UsageError(f"parallel must be a whole number from 1 on, got {parallel!r}")
+            raise advised(error, "leave it out: 8 questions are asked at once")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise advised(UsageError(f"seed must be a whole number, got {seed!r}"), "for example seed=1")
         self.address = Address(base_url, api_key_env, timeout, retries, verify)
         self.model, self.engine, self.tokenizer = model, engine, tokenizer
         self.name = name or os.path.basename((model or base_url.split("//")[1]).rstrip("/")) or base_url
@@ -83,7 +92,7 @@ class ServerMember:
         self.chat_template, self.chat_template_kwargs = chat_template, dict(chat_template_kwargs or {})
         self.system_prompt, self.repetition_penalty, self.seed = system_prompt, repetition_penalty, seed
         self._wire: Wire | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._crew: Crew | None = None
         self._speech: Exact | Chat | None = None
         self._ready: Probe | None = None
 
@@ -92,8 +101,8 @@ class ServerMember:
 
     @property
     def device(self) -> str:
-        """A server is a device of its own."""
-        return f"{self.address.url}#{self.model or ''}"
+        """A device of its own, also beside others on that server: it makes a batch of what it is asked at once."""
+        return f"{self.address.url}#{self.model or ''}#{self.name}"
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -108,9 +117,19 @@ class ServerMember:
         if self._ready is None:
             self.unload()
             wire = self._wire = Wire(self.address, self.name, self.parallel)
-            self._pool = ThreadPoolExecutor(self.parallel, thread_name_prefix=f"specfuse-{self.name}")
+            self._crew = Crew(self.parallel, f"specfuse-{self.name}")
             try:
                 self._ready = self._probed(wire)
+            except (MemberError, UsageError):
+                self.unload()
+                raise
+            except Exception as error:  # a server may tell anything of itself
+                self.unload()
+                message = f"the server at {self.address.url} tells of itself what it should not: {_shown(error)}"
+                odd = MemberError(message, member=self.name)
+                raise advised(
+                    odd, "look whether it is the engine that you mean: engine='chat' asks for least"
+                ) from error
             except BaseException:
                 self.unload()
                 raise
@@ -135,11 +154,11 @@ class ServerMember:
     def unload(self) -> None:
         """Close the connections. The next job opens them again, and looks again at what is served."""
         self._ready = self._speech = None
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._crew is not None:
+            self._crew.close()
         if self._wire is not None:
             self._wire.close()
-        self._wire = self._pool = None
+        self._wire = self._crew = None
 
     # --- tokens for people --------------------------------------------------------------------------------------
 
@@ -201,6 +220,10 @@ class ServerMember:
         tokenizer = tokenizer_in(self.tokenizer) if self.tokenizer is not None else dialect.tokenizer()
         if tokenizer is None:
             return None
+        own = self.chat_template not in (None, "plain")
+        if own and isinstance(tokenizer, RemoteTokenizer) and not tokenizer.takes_templates():
+            error = UsageError(f"the server at {self.address.url} renders with its own template, whatever it is given")
+            raise advised(error, "name the model's tokenizer (tokenizer=), or start the server with that chat_template")
         words = Words(tokenizer)
         template = Template(tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
         dialect.stops = stops_of(tokenizer, template, self.tokenizer)
@@ -208,8 +231,11 @@ class ServerMember:
         return Exact(self.name, dialect, words, template, limit, self.seed, self.repetition_penalty, self.system_prompt)
 
     def _chatting(self, wire: Wire, model: str, engine: str) -> Probe:
+        if self.chat_template is not None:
+            error = UsageError(f"the server at {self.address.url} only chats, with its own template")
+            raise advised(error, "start the server with that chat_template, and leave it out here")
         extra = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
-        self._speech = Chat(self.name, wire, model, self.seed, self.system_prompt, extra)
+        self._speech = Chat(self.name, wire, model, self.seed, self.system_prompt, extra, self.repetition_penalty)
         self._speech.check()
         why = "it takes no token ids" if engine == "chat" else "it lends no tokenizer, and none was given"
         log.warning("%s is draft-only: %s", self.name, why)
@@ -219,7 +245,7 @@ class ServerMember:
     def _own_calls(exact: Exact) -> CallFormat | None:
         """How it writes calls by its own training, if its tokenizer can say so in plain text."""
         own, words = exact.template.native.format, exact.words
-        plain = own and all(words.decode(words.continuing(mark)) == mark for mark in (own.begin, own.end))
+        plain = own and all(words.decode(words.continuing(mark, marks=True)) == mark for mark in (own.begin, own.end))
         return own if plain else None
 
     # --- asking -------------------------------------------------------------------------------------------------
@@ -227,8 +253,8 @@ class ServerMember:
     def _each(self, jobs: Sequence[_Job], work: Callable[[Exact | Chat, _Job], Any]) -> list[Any]:
         """All of them at once; the engine makes a batch of them. One that fails takes no other along."""
         self._look_again()
-        assert self._pool is not None
-        return list(self._pool.map(lambda job: self._replied(job, work), jobs))
+        assert self._crew is not None
+        return self._crew.map(lambda job: self._replied(job, work), jobs)
 
     def _look_again(self) -> None:
         """After a connection broke it may be another server: what it serves is looked at as if it were new."""
@@ -244,5 +270,10 @@ class ServerMember:
             kind = getattr(error, "kind", "error")
             return Failure(kind if kind in KINDS else "error", str(error), error)
         except Exception as error:  # a server may send anything
-            message = f"the server's answer is not what it should be: {type(error).__name__}: {error}"
-            return Failure("error", message, error)
+            return Failure("error", f"the server's answer is not what it should be: {_shown(error)}", error)
+
+
+def _shown(error: Exception) -> str:
+    """An error as it may be told: what a server sent may be no text, and long."""
+    told = f"{type(error).__name__}: {error}"
+    return told.encode(errors="backslashreplace").decode()[:SHOWN]

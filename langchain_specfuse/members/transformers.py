@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from itertools import count
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,6 +22,7 @@ from ..constraints import Vocabulary, vocabulary
 from ..core.member import Probe
 from ..core.values import (
     CallFormat,
+    Candidate,
     Constraint,
     Draft,
     DraftJob,
@@ -33,21 +35,31 @@ from ..core.values import (
     Segment,
     Tool,
     Turn,
+    Unread,
 )
-from ..errors import UsageError, advised
+from ..errors import UsageError, advised, emptied
+from ._adapters import Adapter
+from ._allowance import Allowance
 from ._bound import Bound, Standing
-from ._drawing import Drawing, Pen, guarded
+from ._budget import Budget
+from ._drawing import Drawing, guarded
+from ._expected import expected
+from ._holding import Holding
+from ._kin import Kin, kin_for
 from ._loading import Source, Weights, context_limit, given, weights_for, width
 from ._memo import Memo
+from ._mishaps import failure, is_nonsense, is_shortage
+from ._pen import Pen, room_for
 from ._placement import available_memory
+from ._proofs import Proof, scored
 from ._scoring import Scoring
-from ._stores import Fan, Read
+from ._sheets import Sheet, drafts
+from ._stores import Fan, Key
 from ._template import Template, end_of_turn, stop_ids
-from ._text import OVERTIME, Words
+from ._text import Words
 from ._thinking import Thinking, Thought
 from ._thoughts import opened
 from ._tools import call_format, parts, speaks, trigger
-from ._trial import best_store
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -55,6 +67,24 @@ CACHE_SHARE = 0.3
 """The part of the memory that is free after loading that a member's cache may take."""
 PREFIX_SHARE = 3
 """A third of that is what prefixes may take, unless told otherwise: they stay when nobody asks anything."""
+LOADED = (
+    "store",
+    "drawing",
+    "scoring",
+    "thinking",
+    "words",
+    "template",
+    "stops",
+    "end_ids",
+    "penalty",
+    "context_limit",
+)
+"""What loading makes of a member."""
+OWN = ("kin", "adapted", "budget", "_counted", "_mark", "_stand_ins")
+"""What a member has in its process alone."""
+_NUMBERS = count()
+Waiting: TypeAlias = "tuple[int, TransformersMember, Any, list[int]]"
+"""A job's place in the batch, whose it is, the job, and its context in tokens."""
 THINKING_TOKENS = 1024
 """A reasoning model's thought is closed after so many tokens."""
 
@@ -68,19 +98,25 @@ class TransformersMember:
 
     ``model`` is a hub id, a local folder, a ``.gguf`` file, or a model in memory (then with its ``tokenizer``).
     ``device``/``device_map`` place it (default: a GPU that it fits on, else the CPU). ``system_prompt`` and ``seed``
-    set members of one model apart (they share the weights); a ``system_prompt`` takes the place of the conversation's
-    system messages. ``chat_template`` may be ``"plain"``, for base models. ``cache_bytes`` bounds its cache; when it is
-    short, the least recently used query is dropped and read again from its job: slower, never wrong. What was read for
-    a query stays for others that begin alike, the next turn of a chat above all, while nobody needs the room:
-    ``prefix_cache`` bounds it in bytes (``True``: a third of the cache; ``False``: nothing stays). A reasoning model
-    thinks for itself before its first word, for at most ``thinking_tokens`` (0: never; others never do).
+    set members of one model apart, and so does an ``adapter`` (a folder or hub id with a LoRA, as peft writes it): they
+    share the weights, and their drafts are drawn in one batch. A ``system_prompt`` takes the place of the
+    conversation's system messages. ``chat_template`` may be ``"plain"``, for base models. ``cache_bytes`` bounds its
+    cache; when it is short, the least recently used query is dropped and read again from its job: slower, never wrong.
+    What was read for a query stays for others that begin alike, the next turn of a chat above all, while nobody needs
+    the room: ``prefix_cache`` bounds it in bytes (``True``: a third of the cache; ``False``: nothing stays). A
+    reasoning model thinks for itself before its first word, for at most ``thinking_tokens`` (0: never; others never
+    do). On a GPU drafts are drawn in captured steps; ``graphs=False`` launches every step by itself.
     """
+
+    spreads = True
+    """It goes along where members are spread over a cluster."""
 
     def __init__(
         self,
         model: Any,
         tokenizer: Any = None,
         *,
+        adapter: str | os.PathLike[str] | None = None,
         name: str | None = None,
         gguf_file: str | None = None,
         dtype: str = "auto",
@@ -98,6 +134,7 @@ class TransformersMember:
         thinking_tokens: int = THINKING_TOKENS,
         cache_bytes: int | None = None,
         prefix_cache: bool | int = True,
+        graphs: bool = True,
     ) -> None:
         in_memory = not isinstance(model, (str, os.PathLike))
         if in_memory and tokenizer is None:
@@ -111,7 +148,12 @@ class TransformersMember:
         self._weights = self._in_memory
         self._device = self._weights.device if self._weights else "loading"
         label = type(model).__name__ if in_memory else os.fspath(model)
-        self.name = name or os.path.basename(str(gguf_file or label).rstrip("/\\")).removesuffix(".gguf") or label
+        self.adapter = _checked_adapter(adapter)
+        called = self.adapter or str(gguf_file or label)
+        self.name = name or os.path.basename(called.rstrip("/\\")).removesuffix(".gguf") or label
+        self.kin: Kin | None = None
+        self.adapted: Adapter | None = None
+        self._mark = str(next(_NUMBERS))
         self.source = Source(
             label,
             gguf_file,
@@ -131,19 +173,36 @@ class TransformersMember:
         self.thinking_tokens = thinking_tokens
         self.cache_bytes = cache_bytes
         self.prefix_cache = _checked_bytes(prefix_cache)
+        self.graphs = _checked_truth("graphs", graphs)
         self._memos: dict[str, Memo] = {}
         self._ready: Probe | None = None
         self._grammars: Vocabulary | None = None
+        self.budget: Budget | None = None
+        self._counted: Budget | None = None
 
     def __repr__(self) -> str:
         told = self.prefixes
         kept = f", {told['tokens']} tokens kept in {told['bytes'] / 1e6:.1f} MB" if told["prefixes"] else ""
         return f"TransformersMember({self.source.model!r}, name={self.name!r}{kept})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What it is made from, and nothing that it loaded: whoever unpacks it loads for itself."""
+        if self._in_memory:
+            error = UsageError(f"{self.name} is a model in memory, which stays in its process")
+            raise advised(error, "save it (model and tokenizer: save_pretrained(folder)) and name the folder")
+        kept = {key: value for key, value in vars(self).items() if key not in (*LOADED, *OWN)}
+        kept |= {"_weights": None, "_device": "loading", "_memos": {}, "_ready": None, "_grammars": None}
+        adapter = _anywhere(self.adapter) if self.adapter else None
+        return kept | {"source": replace(self.source, model=_anywhere(self.source.model)), "adapter": adapter}
+
+    def __setstate__(self, kept: Mapping[str, Any]) -> None:
+        vars(self).update(kept, kin=None, adapted=None, budget=None, _counted=None, _mark=str(next(_NUMBERS)))
+
     @property
     def spec(self) -> dict[str, Any]:
         """All that tells this member's answers from another's, as plain JSON."""
         own = {"repetition_penalty": self.repetition_penalty, "seed": self.seed, "system_prompt": self.system_prompt}
+        own["adapter"] = self.adapter
         template = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
         thinks = {} if self.thinking_tokens == THINKING_TOKENS else {"thinking_tokens": self.thinking_tokens}
         source = {key: value for key, value in vars(self.source).items() if value not in (None, False)}
@@ -162,46 +221,162 @@ class TransformersMember:
     @torch.inference_mode()
     def probe(self) -> Probe:
         if self._ready is None:
+            try:
+                self._load()
+            except UsageError:  # a budget that cannot be kept to binds nobody: who asks next says it again, or does not
+                self._empty()
+                self.budget = None
+                raise
+        assert self._ready is not None
+        return self._ready
+
+    def _load(self) -> None:
+        with self._room_to_load():
             self._weights = self._weights or weights_for(self.source, self.name)
             self._device = self._weights.device
-            self._set_up(self._weights)
-            self._ready = self._probed(self._weights)
-        return self._ready
+            with self._weights.shelf.in_use():
+                self._set_up(self._weights)
+                self._ready = self._probed(self._weights)
+                self._join(self._weights)
 
     @torch.inference_mode()
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        extra = lambda job: OVERTIME * max(job.segment_tokens, job.call_tokens if job.query.constraint else 0) + 8
-        return self._each(jobs, self._draft_batch, extra=extra)
+        return self.draft_all([(self, job) for job in jobs])
 
     @torch.inference_mode()
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
+        return self.score_all([(self, job) for job in jobs])
+
+    @torch.inference_mode()
+    def draft_all(self, jobs: Sequence[tuple[TransformersMember, DraftJob]]) -> list[Draft | Failure]:
+        """Jobs of this member and of its kin, as one batch."""
+        with self._turn():
+            return self._each(jobs, self._draft_batch, extra=room_for)
+
+    @torch.inference_mode()
+    def score_all(self, jobs: Sequence[tuple[TransformersMember, ScoreJob]]) -> list[Scored | Failure]:
+        """The same for scores."""
         extra = lambda job: sum(len(c.text.encode()) + 8 for c in job.candidates)
-        return self._each(jobs, self._score_batch, extra=extra)
+        with self._turn():
+            return self._each(jobs, self._score_batch, extra=extra)
 
     @torch.inference_mode()  # it may move a row: tensors made in inference mode can be written in no other
     def forget(self, query_id: str) -> None:
         self._memos.pop(query_id, None)
         if self._ready is not None:
-            self.store.forget(query_id)
+            with self._quiet():
+                try:
+                    self.store.forget(self._key(query_id))
+                except Exception as error:  # no room to keep it, or no device to keep it on: others must not hear of it
+                    log.warning("%s: what was read for a query could not be kept: %s", self.name, error)
+                    self._lose([self._key(query_id)], emptied(error))
 
     @property
     def prefixes(self) -> dict[str, int]:
         """What is kept of queries that are over: how many prefixes, of how many tokens, and the bytes they hold."""
         kept = self.store.prefixes.kept if self._ready is not None else []
+        kept = [prefix for prefix in kept if prefix.mark == self._adapter_mark]
         held = sum(prefix.bytes for prefix in kept)
         return {"prefixes": len(kept), "tokens": sum(len(prefix.ids) for prefix in kept), "bytes": held}
 
     def drop_prefixes(self) -> None:
         """Let go of all that is kept of queries that are over. At the member's desk, as everything that it does."""
         if self._ready is not None:
-            self.store.prefixes.clear()
+            with self._quiet():
+                self.store.prefixes.drop(self._adapter_mark)
 
+    @torch.inference_mode()
     def unload(self) -> None:
-        """Free the weights and all caches (weights given in memory stay yours). The next job loads them again."""
+        """Free the weights and all caches (weights given in memory stay yours). The next job loads them again.
+
+        What is shared stays while another member has it.
+        """
+        self._empty()
+        self.budget = None
+
+    def _empty(self) -> None:
+        for query_id in list(self._memos):
+            self.forget(query_id)
+        weights, kin = self._weights, self.kin
         self._weights, self._ready, self._grammars = self._in_memory, None, None
-        self._memos.clear()
-        for part in ("store", "drawing", "scoring", "thinking", "words", "template"):
+        self.kin, adapted, self.adapted = None, self.adapted, None
+        if kin is not None:
+            kin.leave(self, adapted)
+        del adapted
+        if weights is not None:
+            weights.adapters.prune()
+        for part in LOADED:
             vars(self).pop(part, None)
+
+    # --- memory -------------------------------------------------------------------------------------------------
+
+    def within(self, budget: Budget) -> None:
+        """Share this budget with others, from the next job on and until :meth:`unload`.
+
+        :meta private:
+        """
+        if self.budget not in (None, budget):
+            error = UsageError(f"{self.name} shares {self.budget!r} already, and cannot share {budget!r}")
+            raise advised(error, "members are shared in a process: give the same number, or unload() it first")
+        self.budget = budget
+
+    @property
+    def _allowance(self) -> Allowance | None:
+        return self.kin.allowance if self.kin else None
+
+    @property
+    def _holding(self) -> Holding | None:
+        return self.kin.holding if self.kin else None
+
+    def _room_to_load(self) -> AbstractContextManager[None]:
+        if self.budget is None:
+            return nullcontext()
+        device, size, mark = self._told() if self._weights else expected(self.source)
+        allowance = self.budget.on(device) if device else None
+        return allowance.loading(self.name, mark, size) if allowance else nullcontext()
+
+    def _told(self) -> tuple[str, int, str]:
+        assert self._weights is not None
+        return self._weights.device, self._weights.shelf.size, self._weights.mark
+
+    def _join(self, weights: Weights) -> None:
+        """Be counted, with all kin, among those who share the budget on the device where the weights are."""
+        kin = self.kin
+        if kin is None or kin.holding is not None:
+            return
+        allowance = self.budget.on(weights.device) if self.budget and not weights.shelf.spread else None
+        if allowance is not None:
+            most = None if self.prefix_cache is True else int(self.prefix_cache)
+            logits = width(weights) * weights.model.dtype.itemsize
+            holding = Holding(self.name, weights.mark, weights.shelf, self.store, self.cache_bytes, most, logits)
+            allowance.join(holding)
+            kin.allowance, kin.holding = allowance, holding
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """At work: the weights are on the device, and others have made room."""
+        self.probe()
+        if self.budget is not self._counted:  # it was loaded before it was given one: now it has other kin
+            weights = self._weights
+            self._empty()
+            self._weights = weights
+            self.probe()
+        assert self._weights is not None
+        mine = self._allowance.turn(self._holding) if self._allowance and self._holding else nullcontext()
+        with mine, self._weights.shelf.in_use():
+            yield
+
+    def _quiet(self) -> AbstractContextManager[None]:
+        """Nobody takes from this member's caches meanwhile."""
+        return self._allowance.quiet() if self._allowance else nullcontext()
+
+    def _lent(self, tokens: int) -> str:
+        """Room for a text of so many tokens, if it is longer than this member's share; else why there is none."""
+        needed = self.store.alone(tokens)
+        if not self._allowance or not self._holding or needed <= (self.store.budget or 0):
+            return ""
+        short = self._allowance.lend(self._holding, needed)
+        return short and f"{tokens} tokens of prompt and answer do not fit: {short}"
 
     # --- tokens for people ----------------------------------------------------------------------------------------
 
@@ -222,30 +397,36 @@ class TransformersMember:
         self.template = Template(weights.tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
         config = weights.model.generation_config
         self.stops = stop_ids(weights.tokenizer, config, end_of_turn(self.template))
-        self.end_ids = self.words.continuing(self.template.end_text) if self.template.end_text else []
+        self.end_ids = self.words.continuing(self.template.end_text, marks=True) if self.template.end_text else []
         own = self.repetition_penalty
         self.penalty = own if own is not None else getattr(config, "repetition_penalty", None)
         self.context_limit = context_limit(weights)
 
     def _probed(self, weights: Weights) -> Probe:
-        read = Read(weights.model)
         budget = self._budget()
         limit = budget // PREFIX_SHARE if self.prefix_cache is True else min(budget, int(self.prefix_cache))
-        self.store = best_store(read, self._vocabulary(weights), budget, limit, self.name)
-        weights.stores.add(self.store)
-        self.store.kin = weights.stores
-        self.drawing = Drawing(self.words, self.store, self.stops, self.template.end_text)
+        self.adapted = weights.adapted(self.adapter, self.name) if self.adapter else None
+        bounds = (self.cache_bytes, self.prefix_cache, self.budget)
+        alike = (*bounds, tuple(self.stops), self.template.end_text, self.graphs)
+        vocabulary = self._vocabulary(weights)
+        self.kin = kin_for(weights, self.adapted, vocabulary, budget, limit, self.name, alike)
+        leaps = self.kin.leaps(self.stops, vocabulary, self.name) if self.graphs else None
+        self.kin.members.add(self)
+        self._counted = self.budget
+        self.store = self.kin.store
+        self.drawing = Drawing(self.words, self.store, self.stops, self.template.end_text, self.kin.lookahead, leaps)
         self.scoring = Scoring(self.stops, self.end_ids)
-        self.thinking = Thinking(self.words, self.store, self.stops, Sampling(repetition_penalty=self.penalty))
-        kind = type(self.store).__name__.lower()
-        detail = f"{weights.device}, {str(weights.model.dtype).removeprefix('torch.')}, {read.kind}, {kind}"
+        self.thinking = Thinking(self.words, self.store, self.stops, Sampling(repetition_penalty=self.penalty), leaps)
+        kind = type(self.store).__name__.lower() + (", captured" if leaps and not self.adapted else "")
+        detail = f"{weights.device}, {str(weights.model.dtype).removeprefix('torch.')}, {self.store.read.kind}, {kind}"
         log.info("%s: %s", self.name, detail)
-        return Probe(self.source.model, True, self.context_limit, detail, self._own_calls())
+        size = sum(one.numel() for one in weights.model.parameters())
+        return Probe(self.source.model, True, self.context_limit, detail, self._own_calls(), size)
 
     def _own_calls(self) -> CallFormat | None:
         """How it writes calls by its own training, if its tokenizer can say so in plain text."""
-        own = self.template.native.format
-        plain = own and all(self.words.decode(self.words.continuing(mark)) == mark for mark in (own.begin, own.end))
+        own, words = self.template.native.format, self.words
+        plain = own and all(words.decode(words.continuing(mark, marks=True)) == mark for mark in (own.begin, own.end))
         return own if plain else None
 
     def _vocabulary(self, weights: Weights) -> list[int]:
@@ -253,6 +434,14 @@ class TransformersMember:
         special = set(weights.tokenizer.all_special_ids)
         size = min(len(weights.tokenizer), weights.model.get_input_embeddings().weight.shape[0])
         return [token for token in range(size // 2, size) if token not in special][:29] or list(range(size))
+
+    def _key(self, query_id: str) -> Key:
+        """The query's name in a store that this member may share."""
+        return Key(query_id, self._mark, self.adapted)
+
+    @property
+    def _adapter_mark(self) -> int:
+        return self.adapted.mark if self.adapted else 0
 
     def _budget(self) -> int:
         return self.cache_bytes or int(CACHE_SHARE * available_memory(self.device))
@@ -279,55 +468,107 @@ class TransformersMember:
             self._memos[query.id] = Memo(prompt, len(prompt))
         return self._memos[query.id]
 
-    def _think(self, jobs: Sequence[DraftJob | ScoreJob]) -> None:
-        """The thoughts about queries that are new here. They depend on the query alone, whatever job comes first."""
-        if not self.template.thinks or self.thinking_tokens <= 0:
-            return
+    def _thoughts(self, jobs: Sequence[DraftJob | ScoreJob]) -> dict[str, Thought]:
+        """Those about queries that are new here. They depend on the query alone, whatever job comes first."""
         new: dict[str, Thought] = {}
+        if not self.template.thinks or self.thinking_tokens <= 0:
+            return new
         for job in jobs:
             query = job.query
             if query.id not in self._memos:
-                with suppress(UsageError):  # told for its own job
+                with suppress(Exception):  # told for its own job
                     prompt = self._memo(query, isinstance(job, DraftJob) or job.thinks).prompt
                     if opened(self.words.tokenizer.decode(prompt[-8:], skip_special_tokens=False)):
                         room = (self.context_limit or len(prompt) + 2 * self.thinking_tokens) - len(prompt)
-                        new[query.id] = Thought(query.id, prompt, min(self.thinking_tokens, room // 2))
+                        new[query.id] = Thought(self._key(query.id), prompt, min(self.thinking_tokens, room // 2))
+        return new
+
+    def _think(self, jobs: Sequence[tuple[TransformersMember, Any]]) -> None:
+        """The thoughts that these jobs wait for, of members that penalise alike in one batch."""
+        new = {one: one._thoughts([job for other, job in jobs if other is one]) for one in dict(jobs)}
         try:
-            self.thinking.batches(list(new.values()))
+            for how in {one.penalty for one, mine in new.items() if mine}:
+                alike = [one for one in new if one.penalty == how]
+                alike[0].thinking.batches([thought for one in alike for thought in new[one].values()])
         except BaseException:
-            for key in new:  # half a thought is none
-                self.forget(key)
+            for one, mine in new.items():
+                for query_id in mine:  # half a thought is none
+                    one._memos.pop(query_id, None)
+                    one._lose([one._key(query_id)])
             raise
-        for key, thought in new.items():
-            memo = self._memos[key]
-            memo.prompt, memo.thought, memo.found = thought.ids, thought.text, self.store.found.get(key, 0)
+        for one, mine in new.items():
+            for query_id, thought in mine.items():
+                memo, known = one._memos[query_id], one.store.found.get(thought.key, 0)
+                memo.prompt, memo.thought, memo.found = thought.ids, thought.text, known
 
     def _context(self, job: DraftJob | ScoreJob) -> list[int]:
         return self._memo(job.query).read(self.name, self.words, job.answer)
 
-    def _each(self, jobs: Sequence[Any], work: Any, *, extra: Any) -> list[Any]:
+    def _each(self, jobs: Sequence[tuple[TransformersMember, Any]], work: Any, *, extra: Any) -> list[Any]:
         """Split the jobs into those that do not fit and batches that fit into memory; replies in the jobs' order."""
-        self.probe()
-        self._think(jobs)
-        replies: list[Any] = [None] * len(jobs)
-        fitting: list[tuple[int, Any, list[int]]] = []
-        for at, job in enumerate(jobs):
+        replies: list[Any] = self._unthinkable(jobs)
+        fitting: list[Waiting] = []
+        for at, (one, job) in enumerate(jobs):
+            if replies[at]:
+                continue
             try:
-                context = self._context(job)
-            except UsageError as error:
-                replies[at] = Failure("error", str(error), error)
+                context = one._context(job)
+            except Exception as error:  # a template that refuses it, a tokenizer that raises
+                told = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+                replies[at] = Failure("error", told, emptied(error))
                 continue
             limit = self.context_limit
-            if limit and len(context) + extra(job) > limit and (needed := self._needed(job, context)) > limit:
+            if limit and len(context) + extra(job) > limit and (needed := one._needed(job, context)) > limit:
                 message = f"{needed} tokens of prompt and answer do not fit into its context of {limit}"
                 replies[at] = Failure("overflow", message)
             else:
-                fitting.append((at, job, context))
-        for part in self.store.batches([len(context) + extra(job) for _, job, context in fitting]):
+                fitting.append((at, one, job, context))
+        fitting, long = self._parted(fitting)
+        for waiting in long:
+            at, _, job, context = waiting
+            replies[at] = self._read_on(waiting, len(context) + extra(job))
+        sizes = [len(context) + extra(job) for _, _, job, context in fitting]
+        for part in self.store.batches(sizes):
             batch = fitting[part]
-            for (at, _, _), reply in zip(batch, self._safely(batch, work), strict=True):
+            if short := self._lent(max(sizes[part], default=0)):
+                for at, *_ in batch:  # one that long is a batch of its own
+                    replies[at] = Failure("overflow", short)
+                continue
+            for (at, *_), reply in zip(batch, self._safely(batch, work), strict=True):
                 replies[at] = reply
         return replies
+
+    def _parted(self, fitting: list[Waiting]) -> tuple[list[Waiting], list[Waiting]]:
+        """The jobs that can be answered now, and those that want to be told, or helped, where there is much to read."""
+        told: tuple[list[Waiting], list[Waiting]] = ([], [])
+        for one in fitting:
+            _, who, job, context = one
+            long = job.pieces is not None and len(context) > self.store.piece
+            told[long and self._unread(who, job, context) > 0].append(one)
+        return told
+
+    def _unread(self, who: TransformersMember, job: DraftJob | ScoreJob, context: list[int]) -> int:
+        """How many tokens are to be read piece by piece: none, if one piece is all."""
+        missing = self.store.missing(who._key(job.query.id), context)
+        return missing if missing > self.store.piece else 0
+
+    def _read_on(self, told: Waiting, size: int) -> Unread | Failure:
+        _, who, job, context = told
+        if not job.pieces:
+            return Unread(self._unread(who, job, context))
+        if short := self._lent(size):
+            return Failure("overflow", short)
+        (reply,) = self._safely([told], self._piece)
+        return reply
+
+    def _piece(self, batch: Sequence[tuple[TransformersMember, DraftJob | ScoreJob, list[int]]]) -> list[Unread]:
+        ((who, job, context),) = batch
+        began, since, read = time.time(), time.perf_counter(), self.store.passed
+        for _ in range(job.pieces or 0):
+            if self._unread(who, job, context):
+                self.store.ahead(who._key(job.query.id), context)
+        effort = Effort(self.store.passed - read, seconds=time.perf_counter() - since, began=began)
+        return [Unread(self._unread(who, job, context), effort)]
 
     def _needed(self, job: DraftJob | ScoreJob, context: Sequence[int]) -> int:
         """The longest text that must be read for this job, in tokens."""
@@ -338,32 +579,56 @@ class TransformersMember:
         ]
         return max([len(context), *texts])
 
-    def _safely(self, batch: Sequence[tuple[int, Any, list[int]]], work: Any) -> list[Any]:
-        """One batch; when the device runs out of memory, everything kept is freed and each job is tried alone."""
+    def _safely(self, batch: Sequence[Waiting], work: Any) -> list[Any]:
+        """One batch. When it fails each job is tried alone: whatever it was takes no other along.
+
+        What is known of these queries may be wrong then, so it is read again; when the device is out of memory,
+        everything kept is freed first.
+        """
         if not batch:
             return []
+        keys = [one._key(job.query.id) for _, one, job, _ in batch]
         try:
-            return work([(job, context) for _, job, context in batch])
-        except torch.OutOfMemoryError as error:
-            self.store.relieve()
-            if len(batch) == 1:
-                return [Failure("error", f"out of memory on {self.device}", error)]
-            return [reply for one in batch for reply in self._safely([one], work)]
+            replies = work([told[1:] for told in batch])
+        except Exception as error:
+            broken = emptied(error)  # before the next try: its frames hold the tensors of the pass
+        else:
+            self._lose([key for key, reply in zip(keys, replies, strict=True) if is_nonsense(reply)])
+            return replies
+        self._lose(keys, broken)
+        if len(batch) == 1:
+            return [failure(broken, self.device)]
+        return [reply for one in batch for reply in self._safely([one], work)]
+
+    def _lose(self, keys: Sequence[str], error: Exception | None = None) -> None:
+        """What is known of these queries may be wrong; what is known of others takes room that is needed, it may be."""
+        try:
+            if error is not None and is_shortage(error):
+                self.store.relieve()
+            for key in keys:
+                self.store.drop(key)
+        except Exception as worse:  # the device is gone, and all that was on it
+            log.debug("%s: its memory cannot be cleaned: %s", self.name, worse)
+
+    def _unthinkable(self, jobs: Sequence[tuple[TransformersMember, Any]]) -> list[Failure | None]:
+        """Think what these jobs wait for. Per job why that is not possible, if it is not: no other suffers for it."""
+        try:
+            self._think(jobs)
+            return [None] * len(jobs)
+        except Exception as error:
+            broken = emptied(error)
+        self._lose((), broken)
+        if len(jobs) == 1:
+            return [failure(broken, self.device)]
+        return [told for job in jobs for told in self._unthinkable([job])]
 
     # --- drafting ---------------------------------------------------------------------------------------------------
 
-    def _draft_batch(self, batch: Sequence[tuple[DraftJob, list[int]]]) -> list[Draft | Failure]:
-        clock = time.time()
-        since, read = time.perf_counter(), self.store.passed
-        pens = [self._pen(job, context) for job, context in batch]
-        logits = self.store.lead([(pen.key, pen.context + pen.tokens) for pen in pens], exact=True)
-        found = {pen.key: min(self.store.found[pen.key], len(pen.context)) for pen in pens}
-        self.drawing.draw(pens, dict(zip((pen.key for pen in pens), logits, strict=True)))
-        seconds, many = time.perf_counter() - since, len(pens)
-        share = Effort((self.store.passed - read) // many, 0, 0, seconds, clock)
-        return [pen.failure or self._drafted(pen, replace(share, reused=found[pen.key])) for pen in pens]
+    def _draft_batch(self, batch: Sequence[tuple[TransformersMember, DraftJob, list[int]]]) -> list[Draft | Failure]:
+        since, clock = time.perf_counter(), time.time()
+        return drafts(self.drawing, [one._sheet(job, context) for one, job, context in batch], since, clock)
 
-    def _pen(self, job: DraftJob, context: list[int]) -> Pen:
+    def _sheet(self, job: DraftJob, context: list[int]) -> Sheet:
         memo = self._memo(job.query)
         how = replace(
             job.sampling,
@@ -371,21 +636,19 @@ class TransformersMember:
             repetition_penalty=job.sampling.repetition_penalty or self.penalty,
         )
         room = (self.context_limit or len(context) + job.max_tokens) - len(context)
-        pen = Pen(job, job.query.id, context, how, min(job.max_tokens, room))
+        pen = Pen(job, self._key(job.query.id), context, how, min(job.max_tokens, room))
         if job.query.constraint is not None:
             with guarded(pen):
                 pen.bound = self._bound(job, memo)
                 self.drawing.open(pen)
-        gone = len(context) - len(memo.ahead_after)
-        if memo.ahead_how == how and gone > 0 and context == memo.ahead_after + memo.ahead[:gone]:
-            # One by one, as if they were drawn now: where the draft ends must not depend on what is known already.
-            for token, logprob in list(zip(memo.ahead, memo.ahead_logprobs, strict=True))[gone:][: pen.limit]:
-                before = len(pen.tokens)
-                if not pen.done:
-                    self.drawing.add(pen, token, logprob, None)
-                if len(pen.tokens) == before:
-                    break
-        return pen
+        sheet = Sheet(pen, memo, self.words, self.scoring)
+        sheet.go_on(self.drawing)
+        if job.hints is not None and self.store.can_turn_back:
+            sheet.look_back()
+            tails, sizes = self._tails(job, job.hints if pen.bound is None else ())
+            fit = all(len(ids) <= (self.context_limit or len(ids)) for ids in tails)
+            sheet.look_beside(tails if fit else [], sizes if fit else [])
+        return sheet
 
     def _bound(self, job: DraftJob, memo: Memo) -> Bound:
         """Where a draft for this job begins under its query's constraint."""
@@ -399,69 +662,53 @@ class TransformersMember:
         state = memo.standing.after("".join(segment.text for segment in job.answer))
         return Bound(state, trigger(call_format(constraint)) if calls else "")
 
-    def _drafted(self, pen: Pen, share: Effort) -> Draft:
-        """The draft as others will see it; what was cut off is kept for the next one."""
-        kept = pen.tokens[: pen.kept] + pen.rest
-        text, ends = self.words.told(pen.context, kept)
-        logprobs = pen.logprobs[: pen.kept + bool(pen.rest)] + [0.0] * (len(pen.rest) - 1)
-        memo = self._memo(pen.job.query)
-        known = pen.known_again()
-        memo.ahead, memo.ahead_logprobs = pen.tokens[:known], pen.logprobs[:known]
-        memo.ahead_after, memo.ahead_how = list(pen.context), pen.how
-        if pen.kept < len(pen.tokens) and pen.logits[pen.kept] is not None:
-            self.store.pin(pen.key, len(pen.context) + pen.kept, pen.logits[pen.kept].clone())  # type: ignore[union-attr]
-        if pen.ended and pen.end_logprob is not None:
-            logprobs = [*logprobs, pen.end_logprob]
-        effort = replace(share, prompt=memo.asked)
-        if memo.found is not None:  # the thought came before: by now all of the prompt is known
-            effort, memo.found = replace(effort, reused=memo.found), None
-        told = tuple(ends) if pen.bound else None
-        # Told with the first draft, and with it again whenever that is asked for again.
-        first = not any(segment.tokens for segment in pen.job.answer)
-        return Draft(text, pen.ended, tuple(kept), tuple(logprobs), effort, told, memo.thought if first else "")
-
     # --- scoring ----------------------------------------------------------------------------------------------------
 
-    def _score_batch(self, batch: Sequence[tuple[ScoreJob, list[int]]]) -> list[Scored]:
-        since, read = time.perf_counter(), self.store.passed
-        clock = time.time()
-        fans, sizes = [], []
-        for job, context in batch:
-            texts = [self._candidate_ids(job, c.text) for c in job.candidates]
-            end = self._end_ids(job.query)
-            tails = [ids + end if c.ended else ids for ids, c in zip(texts, job.candidates, strict=True)]
-            fans.append(Fan(job.query.id, context, tails))
-            sizes.append([len(ids) for ids in texts])
-        told = self.store.fan(fans)
-        rows = [
-            tuple(
-                self.scoring.logprobs(ids, size, candidate.ended, logits)
-                for ids, size, candidate, logits in zip(fan.branches, lengths, job.candidates, per_branch, strict=True)
-            )
-            for (job, _), fan, lengths, per_branch in zip(batch, fans, sizes, told, strict=True)
-        ]
-        seconds, many = time.perf_counter() - since, len(batch)
-        share = Effort((self.store.passed - read) // many, 0, 0, seconds, clock)
-        efforts = [replace(share, reused=self.store.found[fan.key]) for fan in fans]
-        ends = [
-            tuple(
-                self.scoring.ends(self.words, ids, size, candidate.text, logits)
-                for ids, size, candidate, logits in zip(fan.branches, lengths, job.candidates, per_branch, strict=True)
-            )
-            if job.query.constraint
-            else None
-            for (job, _), fan, lengths, per_branch in zip(batch, fans, sizes, told, strict=True)
-        ]
-        return [Scored(*one) for one in zip(rows, efforts, ends, strict=True)]
+    def _score_batch(self, batch: Sequence[tuple[TransformersMember, ScoreJob, list[int]]]) -> list[Scored]:
+        return scored(self.store, [one._proof(job, context) for one, job, context in batch])
+
+    def _proof(self, job: ScoreJob, context: list[int]) -> Proof:
+        memo = self._memo(job.query)
+        known = memo.known(context)
+        new = [c for c in job.candidates if (c.text, c.ended) not in known]
+        tails, sizes = self._tails(job, new)
+        if memo.trail:
+            memo.trail.heard(tails, len(context))
+        fan = Fan(self._key(job.query.id), context, tails, beside=bool(known))
+        return Proof(job, fan, sizes, new, known, self.scoring, self.words)
+
+    def _tails(self, job: DraftJob | ScoreJob, candidates: Sequence[Candidate]) -> tuple[list[list[int]], list[int]]:
+        """Candidates as whole lists of tokens, with the words of their end, and how long each is without those."""
+        texts = [self._candidate_ids(job, c.text) for c in candidates]
+        end = self._end_ids(job.query)
+        tails = [ids + end if c.ended else ids for ids, c in zip(texts, candidates, strict=True)]
+        return tails, [len(ids) for ids in texts]
 
     def _end_ids(self, query: Query) -> list[int]:
         """The words that end a turn, where the query's constraint leaves room for any."""
         return self.end_ids if speaks(query.constraint) else []
 
-    def _candidate_ids(self, job: ScoreJob, text: str) -> list[int]:
+    def _candidate_ids(self, job: DraftJob | ScoreJob, text: str) -> list[int]:
         """Prompt, answer and candidate, tokenized as it would be if the candidate were agreed."""
         answer = (*job.answer, Segment(text)) if text else job.answer
         return self._memo(job.query).read(self.name, self.words, answer)
+
+
+def _checked_adapter(told: Any) -> str | None:
+    if told is None or (isinstance(told, (str, os.PathLike)) and os.fspath(told).strip()):
+        return None if told is None else os.fspath(told)
+    raise advised(UsageError(f"adapter={told!r} names no adapter"), "name a folder or a hub id, or leave it out")
+
+
+def _anywhere(path: str) -> str:
+    """The same file for a process that stands in another folder."""
+    return os.path.abspath(path) if os.path.exists(path) else path
+
+
+def _checked_truth(name: str, told: bool) -> bool:
+    if not isinstance(told, bool):
+        raise advised(UsageError(f"{name}={told!r} is neither True nor False"), "leave it out")
+    return told
 
 
 def _checked_bytes(told: bool | int) -> bool | int:

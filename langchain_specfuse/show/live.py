@@ -133,7 +133,7 @@ class LiveView:
         weight = round.weights.get(name)
         full = min(BAR, width // 3)
         bar = "█" * max(1, int((weight or 0.0) * full + 0.5))
-        won = "  ✓" if name == round.winner else ""
+        won = "  ✓" if name == round.winner else "  late" if name in round.stragglers else ""
         told = "  left" if weight is None else f"  {bar:<{full}} {weight:.2f}{won}"
         line = label + Text(told, style=self._style(name) if weight is not None else "dim")
         line.truncate(width - 1)

@@ -17,6 +17,7 @@ function detail(item) {
   if (item.finish) made.append(node("p", {}, `The answer ends here: ${of(FINISHED, item.finish) ?? visible(item.finish)}.`));
   if (item.forced) made.append(node("p", {}, "Without a vote, because it had to be so: ", node("code", {}, visible(item.forced))));
   if (item.closed) made.append(node("p", {}, "Closed by hand, because the budget ended first: ", node("code", {}, visible(item.closed))));
+  for (const phase of names(item.late)) made.append(node("p", {}, `Late, so the round went on without them (${visible(phase)}): ${list(item.late[phase]).map(visible).join(", ")}.`));
   for (const one of list(item.left)) made.append(node("p", { class: "error" }, `${visible(one.member)} left (${of(LEAVES, one.kind) ?? visible(one.kind ?? "")}): ${visible(one.reason ?? "")}`));
   thoughts([item], made);
   made.append(drafts(item), changes(item));
@@ -48,6 +49,7 @@ function remarks(item, name) {
   if (name === item.winner) told.push("✓ won");
   else if (list(item.authors).includes(name)) told.push("✓ wrote the same");
   if (list(item.looped).includes(name)) told.push("loops: not eligible");
+  if (name === item.umpire) told.push("umpire between those who were sure");
   return told.map((text) => node("span", { class: "small" }, text));
 }
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..core.values import Round
+from ..errors import amount
 
 COLOURS = (36, 33, 35, 32, 34, 31)
 BOLD, DIM = 1, 2
@@ -84,6 +85,8 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
     for item, row in zip(rounds, rows, strict=True):
         lines.append(paint.by(item.winner, _line(row, widths)))
         lines += [paint.coded(DIM, f"   loops, not eligible: {', '.join(item.looped)}")] if item.looped else []
+        lines += [paint.coded(DIM, f"   several were sure: {item.umpire} decided")] if item.umpire else []
+        lines += [paint.coded(DIM, f"   late in {phase}: {', '.join(late)}") for phase, late in item.late.items()]
         lines += [paint.coded(DIM, f"   closed by hand: {visible(repr(item.closed))}")] if item.closed else []
         lines += [paint.coded(BOLD, f"   {left.member} left ({left.kind}): {left.reason}") for left in item.left]
     return "\n".join([*lines, "", _sum(rounds, paint)])
@@ -129,5 +132,4 @@ def _sum(rounds: Sequence[Round], paint: Paint) -> str:
     shares = ", ".join(paint.by(name, f"{name} {wrote[name]}") for name in paint.names if wrote[name])
     ending = FINISHED.get(last.finish or "", "it was left unfinished")
     speed = f", {tokens / seconds:.1f} a second" if seconds > 0 else ""
-    many = "1 round" if len(rounds) == 1 else f"{len(rounds)} rounds"
-    return f"{many} ({shares}), {tokens} tokens in {seconds:.1f} s{speed}; {ending}"
+    return f"{amount(len(rounds), 'round')} ({shares}), {amount(tokens, 'token')} in {seconds:.1f} s{speed}; {ending}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.values import Round
-from ..errors import UsageError, advised
+from ..errors import UsageError, advised, amount
 
 FORMAT = 1
 """Counted up when an old page could not show a new file."""
@@ -37,6 +37,8 @@ SHAPE: Mapping[str, Any] = {
     "closed": str,
     "thoughts": {str: str},
     "looped": [str],
+    "umpire": str,
+    "late": {str: [str]},
     "left": [dict],
     "seconds": {str: float},
     "tokens": {str: {str: dict}},
@@ -110,6 +112,9 @@ class Trace:
             raise problem
         file = Path(path)
         kind = file.suffix.lower()
+        if kind == ".jsonl" and not self.rounds:
+            empty = UsageError(f"cannot save a trace without rounds as {str(file)!r}, which would hold nothing")
+            raise advised(empty, "save it as .json or .html: they keep the question and the error, too")
         if kind == ".json":
             text = _json(self.as_dict()) + "\n"
         elif kind == ".jsonl":
@@ -133,7 +138,7 @@ class Trace:
             raise advised(wrong, "give a file that Trace.save or specfuse --json has written") from error
 
     def __repr__(self) -> str:
-        many = "1 round" if len(self.rounds) == 1 else f"{len(self.rounds)} rounds"
+        many = amount(len(self.rounds), "round")
         answer = self.answer if len(self.answer) <= 40 else self.answer[:39] + "…"
         return f"<Trace of {many} by {', '.join(self.members) or 'nobody'}: {answer!r}>"
 

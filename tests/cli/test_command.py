@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import signal
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 from langchain_specfuse import __version__
+from langchain_specfuse._command_choices import chosen_settings
 from langchain_specfuse.cli import FAILED, FINE, INTERRUPTED, MISUSED, UNREAD, main
 from langchain_specfuse.core.values import DraftJob
 from langchain_specfuse.members.scripted import ScriptedMember
@@ -299,3 +301,38 @@ def test_a_file_that_holds_no_schema_is_refused(ask, tmp_path, text):
     file.write_text(text)
     code, out, err = ask("Well?", "--schema", str(file))
     assert (code, out) == (MISUSED, "") and "s.json" in err
+
+
+# --- how they agree: alike in every command -----------------------------------------------------------------------
+
+COMMANDS = {"": ["Why?"], "eval": ["gsm8k"], "doctor": [], "serve": []}
+
+
+def method(command: str, *flags: str) -> tuple[bool, bool | str]:
+    """What these flags choose: of the umpire, and of speculation."""
+    parser = importlib.import_module("langchain_specfuse." + (f"_command_{command}" if command else "cli")).parser()
+    settings = chosen_settings(parser.parse_args([*flags, *COMMANDS[command]]))
+    return settings.umpire, settings.speculate
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_umpire_and_speculation_can_be_chosen_and_are_the_presets_otherwise(command):
+    assert method(command) == (True, False)
+    assert method(command, "--no-umpire", "--speculate", "on") == (False, True)
+    assert method(command, "--preset", "specem") == (False, False)
+    assert method(command, "--preset", "specem", "--umpire", "--speculate=auto") == (True, "auto")
+    assert method(command, "--speculate") == method(command, "--speculate", "auto") == (True, "auto")
+    assert method(command, "--speculate", "off") == (True, False)
+
+
+def test_a_question_is_not_taken_for_the_way_to_speculate(ask):
+    assert ask("--quiet", "--speculate", "Why?") == (FINE, TEXT + "\n", "")
+    assert ask("--quiet", "--speculate", "on", "Why?") == (FINE, TEXT + "\n", "")
+    assert ask("--quiet", "--speculate", "--", "on") == (FINE, TEXT + "\n", "")
+    assert ask("--quiet", "--", "--speculate")[0] == FINE
+
+
+def test_a_wrong_way_to_speculate_is_told_with_the_right_ones(ask):
+    code, out, err = ask("Why?", "--speculate=maybe")
+    assert (code, out) == (MISUSED, "")
+    assert "argument --speculate: invalid choice: 'maybe' (choose from auto, on, off)" in err

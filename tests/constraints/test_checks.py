@@ -50,7 +50,18 @@ UNSAYABLE = [
     ({"type": "object", "minProperties": 2}, "minProperties"),
     ({"type": "object", "properties": []}, "properties"),
     ([1], "no JSON schema"),
+    ({"type": 5}, "type wants the name of a type"),
+    ({"type": "object", "required": 5}, "required wants a list of names"),
+    ({"type": "array", "minItems": float("inf")}, "minItems wants a count"),
+    ({"anyOf": [{"type": "null"}, {"items": 3}]}, r"schema\.anyOf\[1\]\.items wants a schema"),
+    ({"type": "object", "allOf": [{"$ref": "#/x"}], "x": 3}, "no JSON schema|cannot be kept"),
+    ({"const": 2**53 + 1}, "no grammar writes it"),
+    ({"enum": ["a\x00b"]}, "no grammar writes it"),
+    ({"enum": [{"a": ["\x1f"]}]}, "no grammar writes it"),
 ]
+CIRCLE = {"type": "object", "allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": {"$ref": "#/$defs/A"}}}
+MANY = {"allOf": [{"anyOf": [{"minimum": one + turn} for one in range(70)]} for turn in range(6)]}
+NEVER_ENDING = [(CIRCLE, "contradicts itself"), (MANY, "two different 'anyOf'")]
 CALL = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 OTHERS = [
     (Constraint("poem"), "no constraint is of kind 'poem'"),
@@ -72,7 +83,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "told"), IMPOSSIBLE + UNSAYABLE)
+@pytest.mark.parametrize(("schema", "told"), IMPOSSIBLE + UNSAYABLE + NEVER_ENDING)
 def test_a_schema_that_cannot_work_is_refused(schema, told):
     with pytest.raises(UsageError, match=told):
         check(json_schema(schema))
@@ -112,6 +123,8 @@ def test_a_library_that_nobody_knows_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
+        ({"title": "Anything"}, "[1]", "x"),
+        ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 20}, str(2**53 + 2), str(2**53)),
         ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "-5", "5.5"),
         ({"type": "number", "minimum": -1.7e308, "maximum": 1.7e308}, "-0.25", "1e999"),
         ({"type": "string", "pattern": r"^\p{Lu}\p{L}+$"}, '"Éa"', '"éa"'),

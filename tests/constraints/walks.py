@@ -51,7 +51,7 @@ def without_nullable(schema: Any) -> Any:
         return [without_nullable(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: without_nullable(one) for key, one in schema.items()}
+    found = {key: one if key in ("enum", "const") else without_nullable(one) for key, one in schema.items()}
     if found.pop("nullable", False) is True:
         return {"anyOf": [found, {"type": "null"}]}
     return found

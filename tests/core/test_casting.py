@@ -141,7 +141,7 @@ def drafts_of(**sure):
 
 
 def won(casting, winner, **sure):
-    vote = Vote(winner, (winner,), Segment(" x"), {}, {}, {}, {}, disputed=True)
+    vote = Vote(winner, (winner,), Segment(" x"), {}, {}, {}, {}, {}, disputed=True)
     return casting.after(drafts_of(**sure), vote)
 
 

@@ -113,3 +113,74 @@ def test_the_tokens_kept_are_whole_characters_up_to_a_safe_place(tokens, data):
 def test_every_word_of_plain_prose_can_be_reached():
     prose = "It was the best of times, it was the worst of times; it was (nearly) 1859."
     assert len(pieces(prose)) == len(re.findall(r"\S+", prose))
+
+
+RANGES = {
+    "skin tones": "\U0001f3fb\U0001f3ff",
+    "tags": "\U000e0020\U000e007f",
+    "marks": "\u0301\u20dd\u0903",  # one of each kind: non-spacing, enclosing, spacing
+    "variation selectors": "\ufe00\ufe0f",
+    "joiner": "\u200d",
+}
+
+
+@pytest.mark.parametrize("kind", RANGES)
+def test_what_joins_the_character_before_it_is_never_cut_off(kind):
+    assert [mark for mark in RANGES[kind] if is_safe(f"天{mark}天", 1)] == []
+
+
+@pytest.mark.parametrize("mark", ["\U0001f3fa", "\U0001f400", "\U000e001f", "\U000e0080", "\u0041"])
+def test_what_stands_beside_those_ranges_is_cut_off(mark):
+    assert is_safe(f"天{mark}", 1)
+
+
+def test_flags_are_two_letters_of_their_own_and_nothing_else_is():
+    first, last = "\U0001f1e6", "\U0001f1ff"
+    joined = [first + first, first + last, last + first, last + last]
+    assert [pair for pair in joined if is_safe(pair, 1)] == []
+    before, after = "\U0001f1e5", "\U0001f200"
+    apart = [before + first, first + before, after + last, last + after, "天" + first, first + "天"]
+    assert [pair for pair in apart if not is_safe(pair, 1)] == []
+
+
+def test_a_joiner_holds_what_stands_on_either_side_of_it():
+    assert not is_safe("\u200d天", 1)
+    assert not is_safe("天\u200d", 1)
+
+
+@pytest.mark.parametrize("gap", ["\n", "\r", "\r\n"])
+def test_a_line_ends_behind_a_word_but_not_behind_a_sign(gap):
+    assert is_safe(f"a{gap}", 1)
+    assert is_safe(f"1{gap}b", 1)
+    assert not is_safe(f";{gap}", 1)
+    assert not is_safe(f";{gap}b", 1)
+    assert is_safe("; b", 1)
+
+
+def test_a_space_of_an_unspaced_script_at_the_end_is_kept_open():
+    """U+3000 is a space: it may be the first of several."""
+    assert not is_safe("天\u3000", 2)
+    assert not is_safe("天\u3000天", 2)
+    assert is_safe("天空", 2)
+
+
+@pytest.mark.parametrize(("first", "last"), [("\u2e80", "\u303e"), ("\u3041", "\u30ff"), ("\u31f0", "\u4dbf")])
+def test_scripts_without_spaces_may_be_cut_anywhere(first, last):
+    assert is_safe(f"a{first}", 1) and is_safe(f"a{last}", 1)
+    assert not is_safe("a\u2e7f", 1)
+
+
+def test_pictures_are_cut_from_words_on_both_sides():
+    for picture in ("\u2190", "\u2bff", "\U0001f000", "\U0001faff"):
+        assert is_safe(f"a{picture}", 1) and is_safe(f"{picture}a", 1)
+    assert not is_safe("a\u218f", 1) and not is_safe("a\u2c00", 1)
+
+
+def test_tokens_are_kept_up_to_the_last_that_completes_a_character():
+    assert kept_tokens("天空", [1, 1, 2], limit=3) == 3
+    assert kept_tokens("天空", [1, 1, 2], limit=2) == 1
+    assert kept_tokens("天", [1, 1], limit=2) == 1
+    assert kept_tokens("a b", [1, 3], limit=9) == 1
+    assert kept_tokens("天", [1], limit=0) == 0
+    assert kept_tokens("ab", [1, 2], limit=2) == 0
+    assert kept_tokens("", [], limit=3) == 0

@@ -77,3 +77,38 @@ def test_text_without_repetition_is_never_a_loop(numbers, at):
 
 def test_only_the_tail_of_a_long_answer_matters():
     assert not continues_loop(SENTENCE * 4 + "Now something else, at length. " * 1 + "x y z " * 150 + "Fin.", SENTENCE)
+
+
+def looped(unit, times, draft):
+    return continues_loop(unit * times, draft)
+
+
+@pytest.mark.parametrize(("unit", "least"), [("ab" * 6, 24), ("-" * 12, 96)], ids=["with letters", "marks alone"])
+def test_a_repetition_counts_from_so_many_characters_on(unit, least):
+    """Of a text of one unit the run is the whole but one period, whatever the draft."""
+    draft = unit[:1]
+    period = 2 if "a" in unit else 1
+    short = (unit * 20)[: least + period - 2]
+    assert not continues_loop(short, draft)
+    assert continues_loop(short + unit[len(short) % len(unit)], (unit * 20)[len(short) + 1])
+
+
+def test_a_loop_is_looked_for_in_so_much_of_the_tail():
+    unit = "".join(f"{number:03d}," for number in range(78))[:310]  # no part of it repeats another
+    more = 20  # of the last 600 characters and the draft, two periods
+    assert continues_loop(unit * 2, unit[:more])
+    assert not continues_loop(unit * 2, unit[: more - 1])
+
+
+def test_a_loop_must_reach_back_beyond_the_draft():
+    """Half a period of what stood before, at most half of what counts at all."""
+    text = "abcdefghijklmnopqrstuvwxyz0123456789" * 4
+    period, more = 36, 12
+    assert continues_loop(text[: period + more], text[period + more :][:30])
+    assert not continues_loop(text[1 : period + more], text[period + more :][:30])
+
+
+def test_what_says_nothing_continues_no_loop():
+    assert continues_loop(" \n" * 60, "") is False
+    assert continues_loop(" \n" * 60, " \n" * 4) is False
+    assert continues_loop("of the air", " and so on") is False

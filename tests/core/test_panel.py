@@ -139,6 +139,54 @@ def test_fixed_dismisses_the_worse_one_within_the_answer():
         assert whole_answer(ONE_WORSE, seed, kind="fixed")[1][0].member == "m4"
 
 
+LOUD = {"a": 0.8, "b": 0.8, "c": 0.2}
+
+
+def after_rounds(kind, totals, assured, rounds=1, min_members=1):
+    panel = Panel.of([Seat(name) for name in totals])
+    for number in range(1, rounds + 1):
+        told = {name: total for name, total in totals.items() if name in panel.drafters}
+        panel = dismissed(kind, observed(panel, told, max(told, key=told.__getitem__)), min_members, number, assured)
+    return panel.drafters
+
+
+def test_quiet_dismisses_at_once_who_loses_and_hardly_speaks():
+    assert after_rounds("quiet", {"a": 0.5, "b": 0.4, "c": 0.1}, LOUD) == ("a", "b")
+    assert after_rounds("studentized", {"a": 0.5, "b": 0.4, "c": 0.1}, LOUD) == ("a", "b", "c")
+
+
+def test_quiet_gives_time_to_those_who_lose_with_a_voice_of_their_own():
+    assert after_rounds("quiet", {"a": 0.5, "b": 0.4, "c": 0.1}, dict.fromkeys("abc", 0.5)) == ("a", "b", "c")
+
+
+def test_quiet_keeps_who_hardly_speaks_but_wins():
+    assert after_rounds("quiet", {"a": 0.1, "b": 0.4, "c": 0.5}, LOUD) == ("a", "b", "c")
+
+
+def test_quiet_calls_nobody_quiet_where_all_are_or_who_cannot_score():
+    at_a_loss = dict.fromkeys("abc", 0.1)
+    assert after_rounds("quiet", {"a": 0.5, "b": 0.4, "c": 0.1}, at_a_loss) == ("a", "b", "c")
+    assert after_rounds("quiet", {"a": 0.5, "b": 0.4, "c": 0.1}, {"a": 0.8, "b": 0.8}) == ("a", "b", "c")
+    assert after_rounds("quiet", {"a": 0.5, "b": 0.4, "c": 0.1}, {}) == ("a", "b", "c")
+
+
+def test_quiet_leaves_as_many_as_must_stay():
+    assert after_rounds("quiet", {"a": 0.8, "b": 0.1, "c": 0.1}, {"a": 0.9, "b": 0.1, "c": 0.05}) == ("a",)
+    stay = after_rounds("quiet", {"a": 0.8, "b": 0.1, "c": 0.1}, {"a": 0.9, "b": 0.1, "c": 0.05}, min_members=2)
+    assert stay == ("a", "b")
+
+
+def test_quiet_is_studentized_where_everybody_speaks():
+    for seed in range(20):
+        assert whole_answer(SPREAD, seed, kind="quiet") == whole_answer(SPREAD, seed)
+
+
+def test_who_left_for_its_silence_is_told_so():
+    panel = observed(Panel.of([Seat(name) for name in "abc"]), {"a": 0.5, "b": 0.4, "c": 0.1}, "a")
+    (gone,) = dismissed("quiet", panel, 1, 1, LOUD).left
+    assert gone.member == "c" and "unsure of every draft" in gone.reason
+
+
 def test_literal_lets_far_fewer_go_than_studentized():
     literal, ours = (
         [whole_answer(SPREAD, seed, kind=kind)[1] for seed in range(20)] for kind in ("literal", "studentized")
@@ -146,7 +194,7 @@ def test_literal_lets_far_fewer_go_than_studentized():
     assert sum(map(len, literal)) < sum(map(len, ours)) / 2
 
 
-@pytest.mark.parametrize("kind", ["studentized", "literal", "fixed"])
+@pytest.mark.parametrize("kind", ["studentized", "quiet", "literal", "fixed"])
 @pytest.mark.parametrize("stay", [1, 2, 4])
 def test_min_members_stay(kind, stay):
     for seed in range(10):
@@ -158,7 +206,7 @@ def test_exits_do_happen_up_to_min_members():
     assert len(whole_answer([0, -1, -2, -3, -4], 1, rounds=100, min_members=2)[1]) == 3
 
 
-@pytest.mark.parametrize("kind", ["studentized", "literal", "fixed"])
+@pytest.mark.parametrize("kind", ["studentized", "quiet", "literal", "fixed"])
 def test_keep_probabilities_are_shares_for_any_panel(kind):
     for n in (1, 2, 5):
         panel = seated(n)

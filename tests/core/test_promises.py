@@ -17,7 +17,7 @@ kinds = st.fixed_dictionaries(
         "score": st.sampled_from(["mean_prob", "mean_logprob", "logprob_per_byte"]),
         "feedback": st.sampled_from(["off", "published", "anytime"]),
         "learning_rate": st.sampled_from([0.0, 1.0, 50.0]),
-        "exit": st.sampled_from(["studentized", "literal", "fixed", "never"]),
+        "exit": st.sampled_from(["studentized", "quiet", "literal", "fixed", "never"]),
         "min_members": st.integers(1, 3),
         "segment_tokens": st.integers(1, 4),
         "drafters": st.sampled_from([None, None, 1, 2]),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from langchain_specfuse.core.answer import Answer, lawful
 from langchain_specfuse.core.ballot import Ballot, unforced
 from langchain_specfuse.core.referee import FREE
 from langchain_specfuse.core.values import Draft, DraftJob, Scored, ScoreJob, Settings
@@ -212,3 +213,38 @@ def test_an_answer_to_which_nobody_adds_anything_ends_as_it_should():
     assert play(speakers(a="1 and more words"), referee=numbers).rounds[-1].finish == "stop"
     cut = play(speakers(a="1 and more words"), referee=Only(("123", "124"))).rounds[-1]
     assert (cut.finish, cut.closed) == ("length", "3")
+
+
+def made(**told):
+    return Draft(
+        **{"text": '"x" and more', "tokens": (1, 2, 3), "logprobs": (-1.0, -2.0, -3.0), "ends": (3, 7, 12), **told}
+    )
+
+
+def test_a_draft_that_is_cut_is_known_by_its_text_alone():
+    answer = Answer((), 9, Only(('"x" or', '"x" on')))
+    found = lawful(made(ended=True, logprobs=(-1.0, -2.0, -3.0, -4.0)), answer)
+    assert found == Draft('"x" ', False, (), None, ends=None)
+
+
+def test_a_draft_that_ends_too_early_goes_on_without_the_number_of_its_end():
+    answer = Answer((), 9, Only(('"x" and more to come',)))
+    found = lawful(made(ended=True, logprobs=(-1.0, -2.0, -3.0, -4.0)), answer)
+    assert found == made(ended=False)
+    assert lawful(made(ended=True, logprobs=None), answer).logprobs is None
+
+
+def test_a_draft_after_which_nothing_may_follow_has_ended():
+    answer = Answer((), 9, Only(('"x" and more',)))
+    assert lawful(made(), answer) == made(ended=True, logprobs=(-1.0, -2.0, -3.0, 0.0))
+    assert lawful(made(logprobs=None), answer) == made(ended=True, logprobs=None)
+    whole = made(ended=True, logprobs=(-1.0, -2.0, -3.0, -4.0))
+    assert lawful(whole, answer) == whole
+    assert lawful(Draft(""), Answer((), 9, Only(("x",)), text="x")) == Draft("")
+
+
+def test_tokens_wholly_inside_what_was_forced_do_not_count():
+    assert unforced([-1.0, -2.0, -3.0], [2, 4, 6], [(0, 2), (4, 6)], False) == [-2.0]
+    assert unforced([-1.0, -2.0], [2, 2], [(0, 2)], False) == [-2.0]  # a token without text is inside nothing
+    assert unforced([-1.0, -2.0, -3.0], [2, 4], [(0, 2)], False) == [-2.0, -3.0]  # the end has no place in the text
+    assert unforced([-1.0, -2.0], [2], [(0, 2)], True) == [-1.0, -2.0]

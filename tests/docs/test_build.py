@@ -107,3 +107,34 @@ def test_every_option_of_the_commands_is_in_their_tables(build):
     assert (
         "`--html` `FILE`" in build.PARTS["command"]() and "`specfuse`, `specem`, `robust`" in build.PARTS["command"]()
     )
+
+
+def test_what_is_told_of_rounds_on_engines_is_what_its_benchmark_writes(build):
+    assert "No numbers yet" in build.engines.rounds([]) and "No numbers yet" in build.sizes.table({})
+    script = (ROOT / "benchmarks" / "serving_rounds.py").read_text()
+    for key in ("round_ms", "own_ms", "overhead_ms", "overhead_percent", "nine_of_ten_percent", "gain", "gain_each"):
+        assert f'"{key}":' in script
+    told = {"engine": "vllm", "machine": "m", "crowd": {"at_once": 8, "gain": 4.04, "gain_each": [4.0, 4.04]}}
+    assert "8 questions at once are done 4.0 times as fast as one after another (4.0, 4.0 in turn)" in (
+        build.engines.rounds([told])
+    )
+
+
+def test_the_sizing_can_be_done_by_hand(build):
+    """One question a second, ten rounds of ten tokens, two members, half of the rounds voted on."""
+    spec = importlib.util.spec_from_file_location("sizing", ROOT / "benchmarks" / "sizing.py")
+    sizing = importlib.util.module_from_spec(spec)
+    sys.modules["sizing"] = sizing
+    spec.loader.exec_module(sizing)
+    wanted = sizing.Wanted(86_400, peak=1.0, prompt_tokens=100, answer_tokens=100, members=2, busy=1.0)
+    measured = sizing.Measured(tokens_a_round=10, voted=0.5, face_ms=1, door_ms=1, question_ms=2)
+    engine = sizing.replica("here", draws=100, reads=1000, round_ms=500, wanted=wanted)
+    needs = sizing.needs(wanted, measured, engine)
+    assert needs["replica_seconds_a_query"] == pytest.approx(10 * 0.1 + 5 * 0.01 + 0.1)
+    assert (needs["replicas_of_each_member"], needs["replicas"]) == (2, 4)
+    assert (needs["questions_to_each_member_a_second"], needs["tokens_drawn_by_each_member_a_second"]) == (15, 100)
+    assert (needs["processor_ms_a_query_here"], needs["processes_here"], needs["answers_under_way"]) == (60, 1, 5)
+    kept = json.loads((ROOT / "benchmarks" / "sizing.json").read_text())[0]
+    again = sizing.needs(sizing.Wanted(**kept["wanted"]), sizing.figures(), sizing.stand_in())
+    assert kept["needs"] == {name: pytest.approx(value, abs=0.01) for name, value in again.items()}
+    assert set(kept["needs"]) >= {key for key, _, _ in (*build.sizes.LINES, *build.sizes.ENGINE)}

@@ -49,6 +49,7 @@ class Door:
     app: Any
     url: str
     closing: ExitStack
+    server: Any
 
     @property
     def hall(self) -> Any:
@@ -97,7 +98,7 @@ def door() -> Iterator[Callable[..., Door]]:
             thread.start()
             closing.callback(thread.join, 10)
             closing.callback(setattr, server, "should_exit", True)
-            made = Door(llm, app, f"http://127.0.0.1:{here.getsockname()[1]}", closing)
+            made = Door(llm, app, f"http://127.0.0.1:{here.getsockname()[1]}", closing, server)
             assert until(lambda: server.started and (made.hall.ready or not ready))
             return made
 

@@ -212,12 +212,15 @@ def test_it_speaks_https(serve, tmp_path):
         (["--host", "no.such.host.invalid"], "cannot be listened on"),
         (["--host", "x" * 300], "cannot be listened on"),
         (["--api-key-env", "DOOR_KEY_THAT_IS_NOT_SET"], "empty or not set"),
-        (["--most-prompt-tokens", "0"], "most_prompt_tokens must be a number of at least 1"),
-        (["--at-once", "0"], "at_once must be a number of at least 1"),
+        (["--most-prompt-tokens", "0"], "most_prompt_tokens must be a whole number of at least 1"),
+        (["--at-once", "0"], "at_once must be a whole number of at least 1"),
         (["--timeout", "nan"], "timeout_s must be a number"),
         (["--grace", "-1"], "--grace must be at least 0"),
         (["--max-tokens", "0"], "max_tokens must be"),
         (["--tls-cert", "/no/such/file"], "--tls-cert"),
+        (["--tls-key", "/no/such/file"], "--tls-key /no/such/file has no certificate"),
+        (["--name", ""], "model must be a name, got ''"),
+        (["--name", " "], "model must be a name, got ' '"),
         (["--prior", "/no/such/file"], "cannot be read"),
     ],
 )
@@ -245,9 +248,12 @@ def test_settings_of_the_command_are_those_of_the_chat_model(tmp_path):
     prior = tmp_path / "prior.json"
     prior.write_text(json.dumps({"a": 2.0}))
     argv = ["--preset", "specem", "--max-tokens", "9", "--temperature", "0.5", "--member-timeout", "3"]
+    argv += ["--straggler", "leave_out", "--umpire", "--speculate", "on"]
     given = _command_serve.parser().parse_args([*argv, "--prior", str(prior), "--min-members", "1"])
     from langchain_specfuse import ScriptedMember
 
     llm = _command_serve.chat_model(given, [ScriptedMember(BLUE, name="a"), ScriptedMember(BLUE, name="b")])
     assert (llm.preset, llm.max_tokens, llm.temperature, llm.member_timeout) == ("specem", 9, 0.5, 3.0)
+    assert llm.straggler == "leave_out"
+    assert (llm.umpire, llm.speculate) == (True, True)
     assert (llm.prior, llm.min_members) == ({"a": 2.0}, 1)

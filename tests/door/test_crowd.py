@@ -162,3 +162,22 @@ def test_a_stream_that_takes_too_long_says_so_after_what_it_said(door):
         )
     assert said
     assert here.number("specfuse_answers_total", outcome="timeout") == 1
+
+
+async def test_a_chat_model_that_is_busy_itself_is_told_as_a_door_that_is_full(door):
+    here = door(ensemble(Slow(BLUE), at_once=1, max_waiting=0))
+    told = await statuses(here, 6)
+    sent_away = [response for response in told if response.status_code == 429]
+    assert len(sent_away) + sum(response.status_code == 200 for response in told) == 6
+    assert len(sent_away) >= 3
+    assert all(int(response.headers["retry-after"]) >= 1 for response in sent_away)
+    for response in sent_away:  # the bounds are the operator's: who asks can only come again
+        told_s = response.headers["retry-after"]
+        message = response.json()["error"]["message"]
+        assert message == f"too many ask at once, and too many wait already\n-> try again in about {told_s} s"
+    assert here.number("specfuse_refused_total", code="rate_limit_exceeded") == len(sent_away)
+    assert (
+        here.number("specfuse_answers_total")
+        == here.number("specfuse_answer_seconds_count")
+        == len(told) - len(sent_away)
+    )

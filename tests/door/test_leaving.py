@@ -77,6 +77,8 @@ def test_who_goes_while_waiting_gives_up_the_place(slow):
         line.close()
         assert until(lambda: here.hall.gate.waiting == 0, 2)
         assert here.hall.gate.answering == 1 and len(member.open_queries) == 1
+    assert here.number("specfuse_refused_total", code="gone") == 1
+    assert here.number("specfuse_answers_total", outcome="gone") == 1  # whose stream was closed
 
 
 def test_who_goes_in_the_middle_of_the_body_gives_up_the_place(slow):
@@ -120,6 +122,63 @@ def test_a_client_that_never_reads_is_let_go(door, monkeypatch):
     assert until(lambda: here.hall.gate.answering == 1)
     assert until(lambda: here.hall.gate.inside == 0 and not flood.open_queries, 10)
     line.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_client_never_reads_is_dropped_and_its_line_closed(door, monkeypatch, stream):
+    from langchain_specfuse.door import answers, lines
+
+    monkeypatch.setattr(answers, "GRACE_S", 0.5)
+    monkeypatch.setattr(lines, "UNREAD_S", 1.0)
+    here = door(ensemble(Flood("", name="flood"), max_tokens=30), limits=Limits(timeout_s=2))
+    with sent(here, stream=stream):
+        assert until(lambda: here.hall.gate.answering == 1)
+        assert until(lambda: here.hall.gate.inside == 0)
+        assert here.server.server_state.connections
+        assert until(lambda: not here.server.server_state.connections, 12)
+
+
+def test_who_says_that_nothing_more_comes_and_never_reads_keeps_no_line(door, monkeypatch):
+    from langchain_specfuse.door import lines
+
+    monkeypatch.setattr(lines, "UNREAD_S", 1.0)
+    here = door(ensemble(Flood("", name="flood"), max_tokens=30))
+    with sent(here, stream=True) as line:
+        assert until(lambda: any(one.flow.write_paused for one in here.server.server_state.connections))
+        line.shutdown(socket.SHUT_WR)
+        assert until(lambda: here.hall.gate.inside == 0 and not here.server.server_state.connections)
+
+
+def test_who_reads_slowly_gets_all_of_it(door, monkeypatch):
+    from langchain_specfuse.door import lines
+
+    monkeypatch.setattr(lines, "UNREAD_S", 1.0)
+    here = door(ensemble(Flood("", name="flood"), max_tokens=20))
+    with sent(here) as line:
+        line.settimeout(10)
+        told = line.recv(2000)
+        size = int(told.partition(b"content-length: ")[2].partition(b"\r")[0])
+        time.sleep(1.5)  # longer than what is left at the end may take
+        read = len(told.partition(b"\r\n\r\n")[2])
+        while read < size:
+            piece = line.recv(1 << 20)
+            assert piece, f"{read} bytes of {size}"
+            read += len(piece)
+
+
+def test_answers_that_are_none_are_not_kept_for_who_never_reads_them(door, monkeypatch):
+    from langchain_specfuse.door import lines
+
+    monkeypatch.setattr(lines, "PAUSED_S", 0.5)
+    here = door(limits=Limits(timeout_s=1))
+    host, port = here.url.removeprefix("http://").split(":")
+    with socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect((host, int(port)))
+        line.settimeout(0.5)
+        with pytest.raises((TimeoutError, ConnectionError)):
+            line.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 1_000_000)
+        assert until(lambda: not here.server.server_state.connections, 12)
 
 
 def test_the_answers_of_others_go_on(slow, door):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import fields
 
 import httpx
 import pytest
+from face.recording import recorded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from langchain_specfuse import ScriptedMember
+from langchain_specfuse import ScriptedMember, UsageError
 from langchain_specfuse.core.values import Failure
-from langchain_specfuse.door import Limits
+from langchain_specfuse.door import Limits, app_of
 from langchain_specfuse.door.orders import KNOWN, Order
 
 from .conftest import ASKED, BLUE, ensemble, events, tried, until
 
+KEY = "sk-canary-5b1c8e"
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add two numbers, or more."}}]
 GOOD = {"model": "specfuse", "messages": ASKED}
 
@@ -48,6 +51,7 @@ def fine(door):
         (b"{", "invalid_json"),
         (b"\x00", "invalid_json"),
         (b'{"model": NaN}', "invalid_json"),
+        (b'{"model": "specfuse", "temperature": 1e999}', "invalid_json"),
         (b"\xff\xfe{\x00}\x00", "invalid_json"),
         (b'{"model": ' + b"1" * 9000 + b"}", "invalid_json"),
         (b"[" * 9000, "body_too_deep"),
@@ -95,6 +99,7 @@ def test_other_paths_and_ways_are_told_in_the_same_form(fine):
     wrong(httpx.get(fine.url + "/v1/chat/completions"), 405, "unknown_url")
     wrong(fine.post(GOOD, "/v1/embeddings"), 404, "unknown_url")
     wrong(httpx.get(fine.url + "/docs"), 404, "unknown_url")
+    wrong(fine.post(GOOD, "/v1/chat/completions/"), 404, "unknown_url")
 
 
 # --- values -----------------------------------------------------------------------------------------------------
@@ -113,7 +118,8 @@ def test_other_paths_and_ways_are_told_in_the_same_form(fine):
         ({"top_p": 2}, "top_p"),
         ({"seed": 10**30}, "seed"),
         ({"seed": "x"}, "seed"),
-        ({"stop": [""]}, None),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ""}, "stop"),
         ({"stop": list("abcdefghijklmnopq")}, "stop"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 10, "max_completion_tokens": 20}, "max_tokens"),
@@ -124,6 +130,8 @@ def test_other_paths_and_ways_are_told_in_the_same_form(fine):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": []}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "colour"}}}}, None),
         ({"regex": "(" * 50}, None),
         ({"choice": ["x" * 5000]}, None),
@@ -141,6 +149,19 @@ def test_a_wrong_value_is_told_by_its_name(fine, options, param):
 def test_a_client_does_not_choose_who_answers_or_how_they_agree(fine, name):
     error = wrong(fine.asked(**{name: ["/etc/passwd"]}), 400, "unknown_parameter")
     assert error["param"] == name
+
+
+@pytest.mark.parametrize("kind", ["allowed_tools", "custom"])
+def test_a_choice_of_tools_that_is_not_known_here_is_told_by_its_kind(fine, kind):
+    choice = {"type": kind, kind: {"mode": "auto", "tools": []}}
+    error = wrong(fine.asked(tools=TOOLS, tool_choice=choice), 400, "unsupported_parameter")
+    assert error["param"] == "tool_choice" and f"of the type '{kind}' is not supported" in error["message"]
+
+
+@pytest.mark.parametrize(("name", "near"), [("max_token", "max_tokens"), ("stops", "stop"), ("reasoning_effort", None)])
+def test_only_a_name_that_is_near_is_guessed(fine, name, near):
+    message = fine.asked(**{name: "low"}).json()["error"]["message"]
+    assert ("did you mean" in message) == bool(near) and (not near or repr(near) in message)
 
 
 def test_what_asks_for_nothing_may_be_said(fine):
@@ -219,7 +240,8 @@ def test_a_wrong_key_asks_in_vain(door, told):
 
 def test_a_probe_needs_no_key(door):
     here = door(keys=["first"])
-    assert httpx.get(here.url + "/health").status_code == httpx.get(here.url + "/ready").status_code == 200
+    for ask in (httpx.get, httpx.head):
+        assert ask(here.url + "/health").status_code == ask(here.url + "/ready").status_code == 200
 
 
 def test_a_door_that_knows_its_names_opens_to_no_other(door):
@@ -297,3 +319,59 @@ def test_a_member_that_leaves_is_counted_and_the_others_go_on(door):
     assert told["choices"][0]["message"]["content"] == BLUE
     assert told["specfuse"]["exits"] == [{"member": "mute", "kind": "error", "round": 1}]
     assert here.number("specfuse_exits_total", member="mute", kind="error") == 1
+
+
+def test_the_log_of_the_program_around_it_stays_open(door, tmp_path):
+    """uvicorn's own setting of the log closes the handlers of everybody in the process."""
+    others = logging.StreamHandler(stream := (tmp_path / "log").open("w"))
+    others.close = stream.close  # as absl's does
+    door()
+    assert not stream.closed
+    others.close()
+
+
+@pytest.mark.parametrize("told", [KEY, KEY[:-1]])
+def test_a_key_is_neither_in_the_metrics_nor_in_what_is_posted_to_langsmith(door, caplog, told):
+    caplog.set_level(logging.DEBUG)
+    headers = {"authorization": f"Bearer {told}"}
+    with recorded() as (tracer, endpoint):
+        here = door(ensemble(callbacks=[tracer], trace="members"), keys=[KEY])
+        asked = [here.post({**GOOD, "stream": stream}, headers=headers) for stream in (True, False)]
+        asked += [here.post({**GOOD, "temperature": -1}, headers=headers)]
+        assert {response.status_code for response in asked} == ({200, 400} if told == KEY else {401})
+        metrics = httpx.get(here.url + "/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+    assert ("specfuse_answers_total" in metrics) and (told != KEY or BLUE[:20] in endpoint.told)
+    seen = [metrics, endpoint.told, caplog.text, *(response.text for response in asked)]
+    assert not any(KEY[:-1] in one for one in seen)
+
+
+# --- what the door is opened with ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Limits) if not one.name.endswith("_s")])
+def test_a_bound_that_counts_is_a_whole_number(name):
+    with pytest.raises(UsageError, match=rf"{name} must be a whole number of at least [01], got 1\.5"):
+        Limits(**{name: 1.5})
+    assert getattr(Limits(**{name: 2}), name) == 2
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Limits) if one.name.endswith("_s")])
+def test_a_bound_of_time_may_be_a_part_of_a_second(name):
+    assert getattr(Limits(**{name: 1.5}), name) == 1.5
+
+
+def test_a_chat_model_that_has_been_made_wrong_opens_no_door():
+    llm = ensemble()
+    llm.timeout = "long"
+    with pytest.raises(UsageError, match="timeout must be a number of seconds above 0, got 'long'"):
+        app_of(llm)
+
+
+def test_a_budget_of_the_chat_models_that_the_door_cuts_is_told_at_the_start(door, caplog):
+    app_of(ensemble(), limits=Limits(most_tokens=3))  # 512 was nobody's choice
+    app_of(ensemble(max_tokens=3), limits=Limits(most_tokens=3))
+    assert not caplog.text
+    here = door(ensemble(max_tokens=20), limits=Limits(most_tokens=3))
+    assert "max_tokens is 20, most_tokens is 3" in caplog.text
+    told = here.asked().json()
+    assert (told["usage"]["completion_tokens"], told["choices"][0]["finish_reason"]) == (3, "length")

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from langchain_specfuse.core.values import Failure
-from langchain_specfuse.engine.desk import Desk, Task, desk_for
+from langchain_specfuse.engine.desk import Desk, desk_for
+from langchain_specfuse.engine.task import Task
 
 from .conftest import our_threads, until
 
@@ -169,14 +170,118 @@ def test_a_hanging_member_fails_after_its_limit_and_the_desk_goes_on_without_it(
     assert until(lambda: late and other)
     assert (late[0].kind, other) == ("timeout", [4])
     assert "0.05" in late[0].message
-    again = ask(desk, hung, 3)
+    again = ask(desk, hung, 3, timeout_s=0.05)
     assert until(lambda: again)
-    assert again[0] == Failure("timeout", "still busy with a call that hung before")
+    assert again[0] == Failure("timeout", "still busy with a call that took too long before")
     hung.gate.set()
     assert until(lambda: not desk._hung)
     assert len(late) == 1
     back = ask(desk, hung, 4)
     assert until(lambda: back == [8])
+
+
+def test_nobody_fails_because_a_member_hangs_at_somebody_elses_limit(device):
+    """Who waits longer, or without end, still gets its reply; who waits less has waited long enough."""
+    desk, hung = Desk(device), Doubler()
+    hung.gate.clear()
+    late = ask(desk, hung, 1, timeout_s=0.05)
+    assert until(lambda: late)
+    patient, longer, shorter = ask(desk, hung, 2), ask(desk, hung, 3, timeout_s=9.0), ask(desk, hung, 4, timeout_s=0.01)
+    middling = ask(desk, hung, 5, timeout_s=0.15)
+    assert until(lambda: shorter and middling)
+    assert (shorter[0].kind, middling[0].kind, patient, longer) == ("timeout", "timeout", [], [])
+    hung.gate.set()
+    assert until(lambda: patient and longer)
+    assert (late[0].kind, patient, longer, len(shorter), len(middling)) == ("timeout", [4], [6], 1, 1)
+    assert sorted(hung.sizes) == [1, 1, 1]  # what failed was never done
+
+
+def test_nobody_waits_twice_for_the_same_call(device):
+    desk, hung = Desk(device), Doubler()
+    hung.gate.clear()
+    late = ask(desk, hung, 1, timeout_s=1.0)
+    assert until(lambda: late)
+    again = ask(desk, hung, 2, timeout_s=1.0)
+    assert until(lambda: again, timeout_s=0.5)  # that call has lasted so long already
+    hung.gate.set()
+    assert until(lambda: not desk._hung)
+
+
+def test_a_timer_of_work_that_is_done_changes_nothing_though_the_member_hangs_again(device):
+    desk, hung = Desk(device), Doubler()
+    hung.gate.clear()
+    last = ask(desk, hung, 3, timeout_s=0.02)
+    assert until(lambda: last)
+    done, told = Task(hung, "draft", 2, lambda reply: told.append(reply), timeout_s=0.01), []
+    desk._still_out([done])
+    assert told == []
+    hung.gate.set()
+    assert until(lambda: not desk._hung)
+
+
+def test_who_stays_is_told_to_be_late_and_delivers_when_it_is_back(device):
+    desk, slow, fine = Desk(device), Doubler(), Doubler()
+    slow.gate.clear()
+    told = []
+    desk.put(Task(slow, "draft", 1, told.append, timeout_s=0.03, stays=True))
+    assert until(lambda: told)
+    assert told[0] == Failure("late", "did not answer within member_timeout=0.03 s")
+    other = ask(desk, fine, 2)
+    assert until(lambda: other == [4])
+    slow.gate.set()
+    assert until(lambda: told[1:] == [2])
+
+
+def test_each_is_told_in_its_own_words_that_it_took_too_long(device):
+    """Also when both waited together: who stays is late, who does not has failed."""
+    desk, slow = Desk(device), Doubler()
+    slow.gate.clear()
+    first = ask(desk, slow, 0, timeout_s=0.03)
+    staying, leaving = [], []
+    assert until(lambda: slow.running)
+    desk.put(
+        Task(slow, "draft", 1, staying.append, timeout_s=0.06, stays=True),
+        Task(slow, "draft", 2, leaving.append, timeout_s=0.06),
+    )
+    assert until(lambda: staying and leaving)
+    assert (first[0].kind, staying[0].kind, leaving[0].kind) == ("timeout", "late", "timeout")
+    slow.gate.set()
+    assert until(lambda: staying[1:] == [2])
+    assert (len(leaving), sorted(slow.sizes)) == (1, [1, 1])
+
+
+def test_jobs_for_a_straggler_do_not_pile_up(device):
+    """While it is out, what nobody wants any more is forgotten; when it is back, it does the last one only."""
+    desk, slow = Desk(device), Doubler()
+    slow.gate.clear()
+    current, told = [0], []
+
+    def put(number):
+        current[0] = number
+        desk.put(Task(slow, "draft", number, told.append, lambda: current[0] == number, 0.03, stays=True))
+        assert until(lambda: len(told) == number)
+
+    for number in range(1, 50):
+        put(number)
+    assert {failure.kind for failure in told} == {"late"}
+    (absence,) = desk._hung.values()
+    assert len(absence.waiting) == 1
+    slow.gate.set()
+    assert until(lambda: told[-1] == 98)
+    assert (told[49:], slow.sizes) == ([98], [1, 1])
+
+
+def test_a_late_reply_is_not_delivered_by_a_closed_desk(device):
+    desk, slow = Desk(device), Doubler()
+    slow.gate.clear()
+    told = []
+    desk.put(Task(slow, "draft", 1, told.append, timeout_s=0.02, stays=True))
+    assert until(lambda: told)
+    desk.close()
+    slow.gate.set()
+    assert until(lambda: not slow.running)
+    time.sleep(0.02)
+    assert [failure.kind for failure in told] == ["late"]
 
 
 def test_calls_for_a_hanging_member_wait_until_it_is_back_and_never_run_beside_it(device):
@@ -226,7 +331,7 @@ def test_a_timer_that_fires_after_the_reply_changes_nothing(device):
     batch = [Task(member, "draft", 1, lambda reply: pytest.fail("delivered twice"), timeout_s=9.0)]
     done = ask(desk, member, 1)
     assert until(lambda: done)
-    desk._give_up(batch)
+    desk._give_up(batch, time.monotonic())
     assert not desk._hung
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import queue
 import threading
@@ -32,6 +33,27 @@ async def collected(ensemble, *args, **choices):
 
 def open_queries(ensemble):
     return [open_ for member in ensemble.members.values() for open_ in member.open_queries]
+
+
+class Sure(ScriptedMember):
+    """Sure of itself, whatever is asked."""
+
+    def draft(self, jobs):
+        return [dataclasses.replace(d, logprobs=tuple(0.1 * p for p in d.logprobs)) for d in super().draft(jobs)]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_what_an_umpire_was_asked_is_forgotten_with_the_query(cancelled):
+    ensemble = Ensemble(
+        [Sure(BLUE, name="a"), Sure("Dust makes it grey.", name="b"), ScriptedMember("Hm. Well.", name="c")]
+    )
+    under_way = ensemble.rounds(query(), SHORT)
+    assert next(under_way).umpire == "c"
+    if cancelled:
+        under_way.close()
+    else:
+        assert all(round.umpire == "" for round in under_way)
+    assert until(lambda: not open_queries(ensemble))
 
 
 # --- the same answer whichever way ------------------------------------------------------------------------------
@@ -141,7 +163,7 @@ def test_a_member_with_too_few_replies_leaves(device):
     ensemble = Ensemble([Lazy(GREY, name="a", device=device), ScriptedMember(BLUE, name="b", device=device)])
     rounds = list(ensemble.rounds(query(), SHORT))
     assert text(rounds) == BLUE
-    assert "returned 0 replies to 1 jobs" in rounds[0].left[0].reason
+    assert "returned 0 replies to 1 job" in rounds[0].left[0].reason
 
 
 def test_nobody_left_is_an_error_with_the_agreed_text(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 from typing import Any
 
@@ -106,7 +107,9 @@ def whole(*, outputs, reference_outputs, **more): return {"key": "same", "score"
 def several(outputs):
     return [{"key": "first", "score": 1}, {"key": "second", "score": 0.25}]
 def mute(run, example): return {"key": "k"}
+def named(*, reference, answer): return answer == reference
 def strange(a, b): return 1
+def nameless(answer, reference, /): return 1
 def text(answer, reference): return "good"
 """
 
@@ -120,7 +123,11 @@ def file(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
-    [*((name, 1, 0) for name in ("plain", "old", "new", "later", "whole")), ("ours", 0.5, 0), ("alone", 0.3, 0.5)],
+    [
+        *((name, 1, 0) for name in ("plain", "old", "new", "later", "whole", "named")),
+        ("ours", 0.5, 0),
+        ("alone", 0.3, 0.5),
+    ],
 )
 def test_a_function_gets_what_its_parameters_ask_for(file, name, right, wrong):
     check, mark = checkers.from_file(f"{file}:{name}")
@@ -156,6 +163,7 @@ def test_langsmith_s_own_evaluator_objects_are_taken():
 @pytest.mark.parametrize(
     ("name", "told"),
     [("mute", "gave no score"), ("text", "must return True, False or a number"), ("strange", "parameters must be"),
+     ("nameless", "got .answer, /, reference, /."),
      ("nobody", "has no function 'nobody'")],
 )  # fmt: skip
 def test_a_function_that_cannot_be_used_is_told(file, name, told):
@@ -170,6 +178,49 @@ def test_a_file_that_cannot_be_used_is_told(tmp_path):
                          ("check.txt:f", "a checker is a name or")]:  # fmt: skip
         with pytest.raises(UsageError, match=told):
             checkers.from_file(given_)
+
+
+def test_a_checker_s_file_may_do_what_it_may_when_it_runs_by_itself(tmp_path):
+    (tmp_path / "beside_it.py").write_text("WANTED = 'yes'")
+    (tmp_path / "later_on.py").write_text("def right(answer): return answer == 'yes'")
+    path = tmp_path / "check.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside_it\n"
+        "@dataclass\nclass Pair:\n    one: str\n    other: str\n"
+        "def f(answer, reference):\n    from later_on import right\n"
+        "    return right(answer) and Pair(answer, beside_it.WANTED) == Pair('yes', 'yes')\n"
+    )
+    check, _ = checkers.from_file(f"{path}:f")
+    assert check(question("x"), "yes").score == 1 and check(question("x"), "no").score == 0
+
+
+RUN_EVALUATOR = """
+class Same:
+    def evaluate_run(self, run, example):
+        return {"score": run.outputs["output"] == example.outputs["output"]}
+same = Same()
+"""
+
+
+def test_an_evaluator_object_in_a_file_is_taken_and_its_class_is_not(tmp_path):
+    path = tmp_path / "check.py"
+    path.write_text(RUN_EVALUATOR)
+    check, _ = checkers.from_file(f"{path}:same")
+    assert check(question("yes"), "yes").score == 1 and check(question("yes"), "no").score == 0
+    with pytest.raises(UsageError, match="is a class") as raised:
+        checkers.from_file(f"{path}:Same")
+    assert "same = Same()" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int64", "bool_", "array"])
+def test_a_number_of_numpy_s_is_a_number(kind):
+    numpy = pytest.importorskip("numpy")
+    one = getattr(numpy, kind)(1)
+    assert checkers.from_function(lambda answer, reference: one)(question("x"), "x") == Grade(1.0)
+    assert json.dumps(checkers.as_grade(Grade(one, note="why")).score) == "1.0"
+    assert checkers.from_function(lambda outputs: {"score": one})(question("x"), "x") == Grade(1.0)
+    with pytest.raises(UsageError, match="must return True, False or a number"):
+        checkers.as_grade(numpy.ones(2))
 
 
 # --- graded -------------------------------------------------------------------------------------------------------

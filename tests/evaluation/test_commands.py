@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -106,13 +107,84 @@ def test_when_nothing_could_be_answered_the_exit_code_says_so(call):
 
 
 @pytest.mark.parametrize("told", ["7", "None", "'good'", "1 / 0"])
-def test_a_checker_that_cannot_be_used_stops_the_run_unless_it_raises(call, tmp_path, told):
+def test_a_checker_that_cannot_be_used_stops_the_run_unless_it_raises(call, tmp_path, caplog, told):
     (tmp_path / "check.py").write_text(f"def f(answer, reference): return {told}")
     code, out, err = call("eval", "sums.jsonl", "--checker", "check.py:f", "--limit", "2", "-q")
-    if told == "1 / 0":  # an answer that it did not expect: wrong, and the note says why
-        assert code == FINE and "ZeroDivisionError" in (tmp_path / "specfuse-eval/sums/results.jsonl").read_text()
+    if told == "1 / 0":  # an answer that it did not expect, or a mistake in it: both are told
+        assert code == FAILED and "ann: 2 answers could not be checked and count as wrong: the checker raised" in out
+        assert "ZeroDivisionError" in (tmp_path / "specfuse-eval/sums/results.jsonl").read_text()
     else:
-        assert (code, out) == (MISUSED, "") and "checker must" in err
+        gc.collect()
+        assert (code, out) == (MISUSED, "") and "checker must" in err and "never retrieved" not in caplog.text
+
+
+JUDGE = """
+from pathlib import Path
+def f(answer, reference):
+    if Path("away").exists():
+        raise ConnectionError("the judge is away")
+    return reference in answer
+"""
+
+
+def test_what_a_checker_raised_on_is_counted_everywhere_and_nobody_is_called_better(call, tmp_path):
+    (tmp_path / "judge.py").write_text(JUDGE)
+    (tmp_path / "away").touch()
+    argv = ("eval", "sums.jsonl", "--checker", "judge.py:f", "-q", "--out", "here")
+    code, out, _ = call(*argv)
+    assert code == FAILED and "unchecked" in out and "against" not in out and "tell them apart" not in out
+    assert "ann: 24 answers could not be checked" in out and "the judge is away" in out
+    report = json.loads((tmp_path / "here" / "report.json").read_text())
+    assert [row["unchecked"] for row in report["rows"]] == [24, 24, 24] and not report["best"]
+    page = (tmp_path / "here" / "report.html").read_text()
+    assert "ann: 24 answers could not be checked" in page and "not checked: the checker raised ConnectionError" in page
+
+
+@pytest.mark.parametrize("more", [[], ["--again"]])
+def test_answers_that_could_not_be_checked_are_graded_anew_without_being_asked_for(call, tmp_path, more):
+    (tmp_path / "judge.py").write_text(JUDGE)
+    (tmp_path / "away").touch()
+    argv = ("eval", "sums.jsonl", "--checker", "judge.py:f", "-q", "--json")
+    call(*argv)
+    (tmp_path / "away").unlink()
+    silent = [Known("no", name=name, fails_in=1) for name in ("ann", "bob")]
+    code, out, _ = call(*argv, *more, by=silent)
+    scores = {row["system"]: row["score"]["mean"] for row in json.loads(out)["rows"]}
+    assert code == FINE and scores["ann"] == 1.0 > scores["bob"] == 0.5
+    assert sum(member.draft_calls for member in silent) == 0
+
+
+def test_doctor_advises_nothing_from_a_checker_that_raises(call, tmp_path):
+    (tmp_path / "judge.py").write_text(JUDGE)
+    (tmp_path / "away").touch()
+    argv = ("doctor", "--prompts", "sums.jsonl", "--checker", "judge.py:f", "-q", "--json", "--out", "here")
+    code, out, _ = call(*argv)
+    told = json.loads(out)
+    assert code == FAILED and told["verdict"] == "cannot tell" and told["prior"] == {}
+    assert told["advice"] == [
+        "Cannot tell: the checker raised on 72 answers (ConnectionError: the judge is away). "
+        "Mend it and run this again."
+    ]
+    assert not (tmp_path / "here" / "prior.json").exists()
+
+
+def test_an_own_checker_that_says_true_or_false_is_as_sure_as_a_built_in_one(call, tmp_path):
+    (tmp_path / "own.py").write_text("def f(answer, reference): return answer == f'The sum is {reference}.'")
+    found = []
+    for checker in ("number", "own.py:f"):
+        argv = ("eval", "sums.jsonl", "--checker", checker, "-q", "--json", "--limit", "20", "--out", checker[:3])
+        report = json.loads(call(*argv)[1])
+        found.append(([row["score"] for row in report["rows"]], report["best"], report["comparisons"]))
+    assert found[0] == found[1] and found[1][0][0]["low"] < 0.95 < found[1][0][0]["mean"]
+    told = [json.loads(call("doctor", "--prompts", "sums.jsonl", "--checker", checker, "-q", "--json",
+                            "--out", f"doctor-{checker[:3]}")[1]) for checker in ("number", "own.py:f")]  # fmt: skip
+    assert told[0]["verdict"] == told[1]["verdict"] == "cannot tell"
+
+
+def test_all_right_under_every_seed_is_not_for_certain(call):
+    argv = ("eval", "sums.jsonl", "--checker", "number", "-q", "--json", "--seeds", "1", "2", "--temperature", "0.5")
+    report = json.loads(call(*argv)[1])
+    assert report["rows"][0]["score"]["mean"] == 1.0 > report["rows"][0]["score"]["low"]
 
 
 SLOW = """
@@ -170,9 +242,11 @@ WRONG = {
 
 @pytest.mark.parametrize("argv", WRONG.values(), ids=WRONG.keys())
 def test_a_mistake_in_the_call_leaves_with_2_and_says_what(call, argv, tmp_path):
-    (tmp_path / "stranger.json").write_text('{"eve": 2.0}')
+    (tmp_path / "stranger.json").write_text('{"eve": 2.0}', encoding="utf-8-sig")
     code, out, err = call("eval", *argv)
     assert (code, out) == (MISUSED, "") and "error: " in err and "Traceback" not in err
+    if "stranger.json" in argv:
+        assert "--prior stranger.json: prior names 'eve'" in err and "take that entry out of the file" in err
 
 
 def test_doctor_prints_findings_numbers_advice_and_keeps_the_prior(call, tmp_path):

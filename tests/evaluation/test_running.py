@@ -141,13 +141,13 @@ def test_an_empty_answer_is_wrong(tmp_path):
     assert [(one.score, one.note, one.error) for one in found] == [(0.0, "empty answer", "")] * 3
 
 
-def test_a_checker_that_raises_makes_the_answer_wrong_and_says_so(tmp_path):
+def test_an_answer_on_which_the_checker_raises_is_marked(tmp_path):
     (tmp_path / "check.py").write_text("def f(answer, reference): return 1 / 0")
     (tmp_path / "t.jsonl").write_text('{"input": "1 + 1?", "reference": "2"}')
     task = jsonl(tmp_path / "t.jsonl", f"{tmp_path / 'check.py'}:f")
     with Results(tmp_path) as results:
         (found,) = run(plan(task, [knows("ann", lambda n: True)]), results)
-    assert found.score == 0 and "ZeroDivisionError" in found.note
+    assert found.score == 0 and "ZeroDivisionError" in found.unchecked
 
 
 def test_seeds_are_asked_once_each_and_reach_the_members(tmp_path):
@@ -198,6 +198,22 @@ def test_a_broken_line_in_the_middle_is_told_and_not_thrown_away(tmp_path):
     with pytest.raises(UsageError, match=r"results\.jsonl:1 is no result"), Results(tmp_path):
         pass
     assert path.read_bytes().startswith(b"broken")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("score", "1.0"), ("score", True), ("score", 2), ("answer", None), ("tokens", 1.5), ("members", []),
+     ("first_s", "soon"), ("error", 0)],
+)  # fmt: skip
+def test_a_line_with_a_value_of_the_wrong_kind_is_told(tmp_path, name, value):
+    path = tmp_path / "results.jsonl"
+    with Results(tmp_path) as results:
+        results.add(Result("a", "ensemble", "1", 0, "x", 1.0))
+        results.add(Result("b", "ensemble", "2", 0, "x", 1.0))
+    first, second = path.read_text().splitlines()
+    path.write_text(json.dumps(json.loads(first) | {name: value}) + "\n" + second + "\n")
+    with pytest.raises(UsageError, match=rf"results\.jsonl:1 is no result: {name} is "):
+        Results(tmp_path)
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):

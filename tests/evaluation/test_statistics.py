@@ -50,8 +50,16 @@ def test_all_right_is_not_for_certain():
     assert told.mean == told.high == 1.0 and 0.8 < told.low < 0.95
 
 
+def test_whether_scores_are_graded_can_be_told_from_them():
+    right, half = [1.0] * 20, [1.0] * 19 + [0.5]
+    assert own.interval(right, graded=None) == own.interval(right, graded=False) != own.interval(right, graded=True)
+    assert own.interval(half, graded=None) == own.interval(half, graded=True)
+    assert own.difference(right, right, graded=None) == own.difference(right, right, graded=False)
+    assert own.difference(right, half, graded=None) == own.difference(right, half, graded=True)
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.booleans())
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.booleans() | st.none())
 def test_an_interval_holds_its_mean_and_stays_on_the_scale(values, graded):
     told = own.interval(values, graded=graded)
     assert 0 <= told.low <= told.mean + 1e-12 and told.mean - 1e-12 <= told.high <= 1

@@ -78,7 +78,7 @@ def test_failures_are_told_and_unfinished_runs_too(told):
     some = [r for r in results if r.system != "bob"][:-3]
     some[0] = replace(some[0], error="EnsembleError: no", score=0.0)
     said = table(summary(plan_, some))
-    assert "1 questions failed and count as wrong" in said and "3 questions have no result yet" in said
+    assert "1 question failed and counts as wrong" in said and "3 questions have no result yet" in said
 
 
 def test_seeds_are_averaged_per_question(told):
@@ -104,6 +104,15 @@ def test_the_table_says_in_words_what_it_shows(told):
     assert lines[0] == "sums: 40 questions, score = share of right answers, in percent"
     assert lines[2].split()[:2] == ["system", "score"] and lines[4].split()[0] == "ann"
     assert re.search(r"^ensemble is (worse|better|neither).* against cyd \[", said, re.M)
+
+
+@pytest.mark.parametrize(("known", "same"), [((1, 1), True), ((0, 0), True), ((1, 0), False)])
+def test_a_task_tells_systems_apart_unless_all_have_everything_or_nothing(tmp_path, known, same):
+    members = [knows(name, lambda n, able=able: bool(able)) for name, able in zip(("ann", "bob"), known, strict=True)]
+    made = plan(sums(tmp_path, 3), members, ("singles",))
+    with Results(tmp_path) as results:
+        said = table(summary(made, run(made, results)))
+    assert ("does not tell them apart" in said) == same
 
 
 def test_the_report_is_plain_json(told):
@@ -159,6 +168,17 @@ def test_nothing_that_a_member_or_a_task_wrote_becomes_part_of_the_page(told):
     reader.feed(made)
     assert reader.open == [] and not {"script", "img"} & set(reader.tags)
     assert reader.text.count("<script>alert(1)</script>") > 40
+
+
+def test_what_would_turn_text_around_or_command_a_terminal_is_shown_as_a_picture(tmp_path):
+    odd = "a\x1b[2Jb\x00\u202ec\u2066d\ud800e"
+    made = plan(sums(tmp_path, 3), [knows("x\x1b[2Jy", lambda n: True), knows("bob", lambda n: True)], ("singles",))
+    with Results(tmp_path) as results:
+        found = [replace(result, answer=odd, note=odd) for result in run(made, results)]
+    told = page(summary(made, found), found, made.task, first=[odd])
+    told.encode()
+    assert not set("\x00\x1b\u202e\u2066\ud800") & set(told) and "a\u241b[2Jb\u2400\ufffdc\ufffdd\ufffde" in told
+    assert "\x1b" not in (shown := table(summary(made, found))) and "x\u241b[2Jy" in shown
 
 
 def test_a_result_survives_the_file(told, tmp_path):

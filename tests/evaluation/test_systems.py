@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 
 import pytest
@@ -63,12 +64,18 @@ def test_one_member_is_no_ensemble():
     [
         (["magic"], "no system 'magic'"),
         (["x:magic=1"], "no setting 'magic'"),
-        (["x:exit=magic"], "exit cannot be 'magic'"),
-        (["x:segment_tokens=0"], "at least 1"),
-        (["x:segment_tokens=four"], "segment_tokens cannot be 'four'"),
-        (["x:temperature=-1"], "0 or more"),
-        (["x:loop_guard=maybe"], "loop_guard cannot be"),
-        (["x:preset=magic"], "preset cannot be"),
+        (["x:exit=magic"], "exit must be one of studentized, quiet, literal, fixed, never, got 'magic'"),
+        (["x:segment_tokens=0"], "segment_tokens must be a whole number of at least 1, got '0'"),
+        (["x:segment_tokens=four"], "segment_tokens must be a whole number of at least 1, got 'four'"),
+        (["x:temperature=-1"], "temperature must be a number of at least 0, got '-1'"),
+        (["x:learning_rate=inf"], "learning_rate must be a number of at least 0, got 'inf'"),
+        (["x:top_p=1.5"], "top_p must be a number above 0 and at most 1, got '1.5'"),
+        (["x:min_p=nan"], "min_p must be a number from 0 to 1, got 'nan'"),
+        (["x:repetition_penalty=0"], "repetition_penalty must be a number above 0, got '0'"),
+        (["x:seed=x"], "seed must be a whole number, got 'x'"),
+        (["x:umpire=maybe"], "umpire must be one of true, on, false, off, got 'maybe'"),
+        (["x:speculate=maybe"], "speculate must be one of auto, true, on, false, off, got 'maybe'"),
+        (["x:preset=magic"], "preset must be one of specfuse, specem, robust, got 'magic'"),
         (["x:members=a+z"], "no member 'z'"),
         (["x:exit"], "'exit' is not key=value"),
         (["a:exit=never"], "'a' is taken"),
@@ -82,13 +89,37 @@ def test_a_mistake_says_what_is_wrong_and_what_to_do(names, told):
     assert raised.value.__notes__
 
 
+@pytest.mark.parametrize("key", sorted({**KEYS, **SAMPLING}))
+def test_every_setting_takes_what_it_says_and_says_what_it_takes(key):
+    wanted = _wanted(key)
+    choices = wanted.removeprefix("one of ").split(", ") if wanted.startswith("one of ") else ["1"]
+    assert all(changed(WHOLE, "x", f"{key}={choice}") for choice in choices)
+
+
+def _wanted(key):
+    with pytest.raises(UsageError) as raised:
+        changed(WHOLE, "x", f"{key}=?")
+    return re.fullmatch(rf"system 'x': {key} must be (.*), got '\?'", str(raised.value))[1]
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(sorted(KEYS)), st.text(max_size=8))
+@given(st.sampled_from(sorted({**KEYS, **SAMPLING})), st.text(max_size=8))
 def test_any_text_is_a_value_or_a_usage_error(key, text):
     try:
         changed(WHOLE, "x", f"{key}={text}")
     except UsageError:
         pass
+
+
+@pytest.mark.parametrize("word", ["oracle", "ensemble", "singles", "ablations", "a"])
+def test_a_word_that_means_something_is_no_system_s_name(word):
+    with pytest.raises(UsageError, match="is taken as a system's name"):
+        chosen(["singles", f"{word}:exit=never"], ["a", "b"], Settings())
+
+
+def test_no_member_is_compared_under_the_oracle_s_name():
+    with pytest.raises(UsageError, match="no system may be called 'oracle'"):
+        chosen(["singles"], ["oracle", "b"], Settings())
 
 
 def test_a_prior_counts_only_where_several_vote():

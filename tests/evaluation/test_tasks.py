@@ -56,6 +56,26 @@ def test_messages_may_be_given_as_a_list(file):
         ([], "holds no questions"),
         ([{"input": "a", "reference": "none"}], "holds no number"),
         ([{"input": "a"}], "has no reference"),
+        ([{"input": "a", "reference": 1}, {"input": "b", "id": 1}], ":2: two questions have the id '1', .* line 1"),
+        ([{"input": "a", "reference": "1"}, '{"input": "x \\ud800"}'], ":2 holds '.*ud800', half a character"),
+        ([{"input": "a", "reference": ["1", "\ud83d"]}], ":1 holds '.*ud83d'"),
+        *(
+            ([{"input": "a", "reference": empty, "checker": checker}], "has an empty reference")
+            for checker in ("contains", "regex", "exact", "choice")
+            for empty in ("", " ", ["yes", ""], [None])
+        ),
+        *(
+            (
+                [{"input": "a", "reference": wrong, "checker": "choice", "choices": ["carrot", "banana"]}],
+                f"must be a letter from A to B, or one of the choices, got '{wrong}'",
+            )
+            for wrong in ("C", 0, "apple", "AB")
+        ),
+        ([{"input": "a", "reference": "Paris", "checker": "choice"}], "must be a letter from A to J, got 'Paris'"),
+        *(
+            ([{"input": "a", "reference": "A", "checker": "choice", "choices": choices}], "must be a list of 2 to 26")
+            for choices in (5, True, "AB", {"a": 1, "b": 2}, [], ["one"], [["a"], ["b"]], ["x"] * 27)
+        ),
         ([{"input": "a", "reference": "1", "checker": "magic"}], "no checker 'magic'"),
         ([{"input": "a", "reference": "(", "checker": "regex"}], "no regular expression"),
     ],
@@ -64,6 +84,20 @@ def test_what_cannot_be_used_is_told_before_anything_is_asked(file, lines, told)
     with pytest.raises(UsageError, match=told.replace("(", r"\(")) as raised:
         builtin.jsonl(file(*lines), "number")
     assert raised.value.__notes__
+
+
+def test_an_id_that_is_null_is_none_and_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "marked.jsonl"
+    path.write_text("\n".join(['{"input": "a", "id": null}'] * 2), encoding="utf-8-sig")
+    assert [question.id for question in questions_of(path)] == ["1", "2"]
+
+
+def test_a_choice_may_be_named_by_letter_or_text_in_any_case(file):
+    choices, references = ["carrot", "banana"], ["B", "(b)", "Banana", ["banana ", "BANANA"]]
+    lines = [{"input": "?", "reference": one, "checker": "choice", "choices": choices} for one in references]
+    task = builtin.jsonl(file(*lines))
+    assert {task.grade(question, "The answer is B.").score for question in task.questions} == {1.0}
+    assert {task.grade(question, "carrot").score for question in task.questions} == {0.0}
 
 
 def test_a_file_without_checkers_needs_one(file):

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.tools import tool
 
 from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
-from langchain_specfuse._calls import CLOSED
+from langchain_specfuse._calls import BEYOND, CLOSED
 from langchain_specfuse._tally import Tally
 from langchain_specfuse.core.values import CallFormat, Draft, Effort, Round, Segment
 
@@ -416,3 +416,18 @@ def test_an_agent_with_tools_and_a_format_calls_and_then_answers_in_it() -> None
     state = create_agent(llm, [add], response_format=Sum).invoke({"messages": [HumanMessage("1 + 2?")]})
     assert state["structured_response"] == Sum(total=3)
     assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "ai"]
+
+
+async def test_a_number_that_no_float_holds_is_no_infinity_anywhere(llm: Make) -> None:
+    """JSON's grammar allows 1e999; whoever executed such a call would be given ``inf``."""
+
+    def scale(factor: float) -> float:
+        """Multiply by a number."""
+        return factor
+
+    call = '<tool_call>\n{"name": "scale", "arguments": {"factor": 1e999}}\n</tool_call>'
+    for message in await every_message(llm(call).bind_tools([scale])):
+        assert message.tool_calls == []
+        (broken,) = message.invalid_tool_calls
+        assert broken["name"] == "scale" and str(broken["args"]).endswith(BEYOND)
+    assert "1e999" in (await every_message(llm("Well: 1e999.").bind_tools([scale])))[0].text

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.utils.json import parse_partial_json
 
-from langchain_specfuse._calls import CLOSED, Parted, Splitter
+from langchain_specfuse._calls import BEYOND, CLOSED, Parted, Splitter
 from langchain_specfuse.core.values import CallFormat
 
 FORMAT = CallFormat()
@@ -124,3 +124,19 @@ def test_ids_are_never_the_same() -> None:
     pieces = Splitter(FORMAT, anywhere=True).feed(text, last=True).pieces
     assert len({piece.id for piece in pieces}) == 5 == len(pieces)
     assert all(str(piece.id).startswith("call_") for piece in pieces)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1E+400", '[0, {"a": 2.5e308}]'])
+@pytest.mark.parametrize("cut", [0, 30, 62])
+def test_a_call_with_a_number_that_no_float_holds_can_be_read_by_nobody(number: str, cut: int) -> None:
+    text = FORMAT.begin + f'{{"name": "add", "arguments": {{"a": {number}, "b": 1}}}}' + FORMAT.end
+    _, calls = joined(fed(Splitter(FORMAT, anywhere=True), text, [cut]))
+    assert calls[0][0] == "add"
+    assert calls[0][1] == f'{{"a": {number}, "b": 1}}{BEYOND}'
+    assert parse_partial_json(calls[0][1]) is None
+
+
+def test_a_large_number_is_told_as_it_is() -> None:
+    text = written("add", {"a": 1.5e308, "b": 10**400, "c": "1e999"})
+    _, calls = joined(fed(Splitter(FORMAT, anywhere=True), text, []))
+    assert json.loads(calls[0][1]) == {"a": 1.5e308, "b": 10**400, "c": "1e999"}

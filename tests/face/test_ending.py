@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import operator
 import threading
 import time
 from typing import Any
@@ -119,6 +121,43 @@ def test_a_hanging_member_leaves_and_the_others_finish() -> None:
     (left,) = answer.response_metadata["specfuse"]["exits"]
     assert (left["member"], left["kind"]) == ("b", "timeout")
     time.sleep(0.6)
+
+
+class Dawdling(ScriptedMember):
+    """Answers when it is let go."""
+
+    def __init__(self, *args: Any, **choices: Any) -> None:
+        super().__init__(*args, **choices)
+        self.go = threading.Event()
+
+    def draft(self, jobs: Any) -> Any:
+        self.go.wait(10)
+        return super().draft(jobs)
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream"])
+async def test_a_late_member_is_left_out_for_a_call_and_everybody_is_told(way: str) -> None:
+    slow = Dawdling(BLUE, name="b", device=f"dawdling-{way}")
+    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a"), slow], member_timeout=0.05, max_rounds=3)
+    told: list[Any] = []
+    config: Any = {"callbacks": [SpecFuseCallbackHandler(on_round=told.append)]}
+    choice: Any = {"straggler": "leave_out"}
+    if way == "invoke":
+        answer: Any = await asyncio.to_thread(llm.invoke, "Why?", config, **choice)
+    elif way == "stream":
+        chunks = await asyncio.to_thread(lambda: list(llm.stream("Why?", config, **choice)))
+        answer = functools.reduce(operator.add, chunks)
+    elif way == "ainvoke":
+        answer = await llm.ainvoke("Why?", config, **choice)
+    else:
+        answer = functools.reduce(operator.add, [chunk async for chunk in llm.astream("Why?", config, **choice)])
+    about = answer.response_metadata["specfuse"]
+    assert BLUE.startswith(answer.text) and answer.text
+    assert (about["late"], about["exits"]) == ({"b": about["rounds"]}, [])
+    assert all(event.late["draft"] == ["b"] for event in told) and len(told) == about["rounds"]
+    slow.go.set()
+    again = await llm.ainvoke("Why?", straggler="wait")
+    assert again.text == answer.text and again.response_metadata["specfuse"]["late"] == {}
 
 
 # --- failing members --------------------------------------------------------------------------------------------

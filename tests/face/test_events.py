@@ -20,6 +20,7 @@ from langsmith import Client
 
 from langchain_specfuse import (
     AsyncSpecFuseCallbackHandler,
+    EnsembleError,
     ExitEvent,
     RoundEvent,
     ScriptedMember,
@@ -299,6 +300,19 @@ def test_typed_records_tell_rounds_weights_and_exits_in_order() -> None:
     assert told.index(exits[0]) > told.index(rounds[1])
     with pytest.raises(FrozenInstanceError):
         rounds[0].winner = "b"
+
+
+@pytest.mark.parametrize("way", [invoke, ainvoke, stream, astream], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("first", [1, 2])
+async def test_the_departure_with_which_an_answer_breaks_off_is_told_like_any_other(way: Any, first: int) -> None:
+    ear, told = Ear(), list[ExitEvent]()
+    members = [ScriptedMember("x y z w", name=name, fails_in=at) for name, at in (("a", first), ("b", 2))]
+    llm = SpecFuseChatModel(members=members, segment_tokens=2)
+    with pytest.raises(EnsembleError):
+        await way(llm, {"callbacks": [SpecFuseCallbackHandler(on_exit=told.append), ear]})
+    assert [(one.member, one.kind, one.round) for one in told] == [("a", "error", first), ("b", "error", 2)]
+    assert "scripted failure" in told[-1].reason and told[-1].weights == {}
+    assert [data["member"] for _, name, data in ear.events if name == "specfuse_exit"] == ["a", "b"]
 
 
 @pytest.mark.parametrize("way", [invoke, ainvoke, stream, astream, batch, abatch], ids=lambda way: way.__name__)

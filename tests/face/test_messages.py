@@ -92,6 +92,11 @@ def test_a_call_is_told_once_whether_in_a_block_in_tool_calls_or_in_both(block: 
     assert turns_of([HumanMessage("?"), message])[1] == Turn("assistant", "some text", calls=(ADDED,))
 
 
+def test_a_call_without_a_name_is_told_once_too() -> None:
+    call: dict[str, Any] = {"type": "tool_call", "name": "", "args": {}, "id": None}
+    assert turns_of([AIMessage(content=[call], tool_calls=[call])])[0].calls == (Call("", "{}", ""),)
+
+
 def test_two_equal_calls_with_ids_of_their_own_are_two() -> None:
     calls = [ADD, {**ADD, "id": "2"}]
     (_, turn) = turns_of([HumanMessage("?"), AIMessage([USE, {**USE, "id": "2"}], tool_calls=calls)])

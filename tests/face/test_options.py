@@ -9,6 +9,7 @@ import pytest
 from langchain_core.runnables import ConfigurableField
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel, SpecFuseError, UsageError
+from langchain_specfuse._fields import HELD
 
 from .conftest import BLUE, asked
 
@@ -17,6 +18,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "hot"}, "temperature must be a number of at least 0, got 'hot'"),
     ({"temperature": float("nan")}, "temperature must be"),
     ({"drafters": 0}, "drafters must be a whole number of at least 1, got 0"),
+    ({"speculate": "always"}, "speculate must be True, False or 'auto', got 'always'"),
+    ({"speculate": 1}, "speculate must be True, False or 'auto', got 1"),
     ({"drafters": "auto"}, "drafters must be a whole number of at least 1, got 'auto'"),
     ({"segment_tokens": 0}, "segment_tokens must be a whole number of at least 1, got 0"),
     ({"segment_tokens": 2.5}, "segment_tokens must be"),
@@ -39,6 +42,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"loop_guard": "yes"}, "loop_guard must be"),
     ({"timeout": 0}, "timeout must be"),
     ({"member_timeout": -3}, "member_timeout must be"),
+    ({"straggler": "shoot"}, "straggler must be one of 'wait', 'leave_out', 'exit', got 'shoot'"),
     ({"stop": ""}, "a stop string must not be empty"),
     ({"stop": ["END", ""]}, "a stop string must not be empty"),
     ({"stop": 7}, "stop must be a text or a list of texts"),
@@ -65,6 +69,50 @@ def test_a_wrong_choice_is_told_with_what_it_got_what_was_wanted_and_what_to_do(
             attempt()
         assert message in str(error.value)
         assert error.value.__notes__[0].startswith("-> ")
+
+
+ASSIGNED = [
+    *(one for one in WRONG if "temprature" not in one[0]),
+    ({"members": None}, "members must be a list"),
+    ({"verifiers": "Qwen/Qwen3-0.6B"}, "verifiers must be a list"),
+    ({"at_once": 0}, "at_once must be a whole number of at least 1, got 0"),  # it would wait for ever
+    ({"max_waiting": -1}, "max_waiting must be a whole number of at least 0, got -1"),
+    ({"priority": 0.5}, "priority must be a whole number, got 0.5"),
+    ({"memory_budget": "lots"}, "memory_budget must be a number of bytes"),
+    ({"trace": "all"}, "trace must be one of 'off', 'summary', 'rounds', 'members', got 'all'"),
+]
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream", "batch", "abatch"])
+@pytest.mark.parametrize(("options", "message"), ASSIGNED, ids=lambda value: str(value)[:40])
+async def test_a_wrong_choice_put_into_a_made_chat_model_is_told_at_the_question_in_the_same_words(
+    ensemble: Any, options: dict[str, Any], message: str, way: str
+) -> None:
+    assigned, copied = ensemble(), ensemble().model_copy(update=options)
+    for name, value in options.items():
+        setattr(assigned, name, value)
+    for llm in (assigned, copied):
+        with pytest.raises(UsageError) as error:
+            await asked(llm, way)
+        assert message in str(error.value)
+        assert error.value.__notes__[0].startswith("-> ")
+
+
+def test_what_is_put_right_again_answers_again(ensemble: Any) -> None:
+    llm = ensemble()
+    llm.at_once = 0
+    with pytest.raises(UsageError):
+        llm.bind_tools([])
+    llm.at_once = 1
+    assert llm.invoke("Why?").text == BLUE
+
+
+@pytest.mark.parametrize("name", sorted(HELD - {"members"}))
+def test_none_put_into_a_made_chat_model_means_not_chosen(ensemble: Any, name: str) -> None:
+    llm = ensemble()
+    setattr(llm, name, None)
+    assert llm.invoke("Why?").text == BLUE
+    assert llm._now()[name] == type(llm).model_fields[name].get_default(call_default_factory=True)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +147,14 @@ def test_none_means_not_chosen(ensemble: Any) -> None:
     llm = ensemble(temperature=None, stop=None)
     assert (llm.temperature, llm.stop) == (0.0, None)
     assert llm.invoke("Why?", max_tokens=None, tools=None, tool_choice=None, stop=None).text == BLUE
+
+
+@pytest.mark.parametrize("name", sorted(HELD - {"memory_budget"}))
+def test_none_for_a_call_is_as_the_chat_model_has_it(ensemble: Any, name: str) -> None:
+    made = {"max_waiting": 0, "at_once": 3, "priority": 2, "temperature": 0.5, "seed": 7, "top_p": 0.5, "timeout": 9.0}
+    made |= {"preset": "specem", "stop": ["END"], "umpire": True, "prior": {"a": 2.0}, "trace": "off", "drafters": 1}
+    llm = ensemble(**made)
+    assert llm._chosen(None, {name: None} if name != "stop" else {})[name] == getattr(llm, name)
 
 
 # --- right choices count wherever they are made -------------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
-from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel, TraceCallbackHandler, UsageError
+from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel, Trace, TraceCallbackHandler, UsageError
 
 from .conftest import BLUE
 
@@ -48,6 +50,38 @@ def test_an_answer_that_failed_says_so_and_keeps_what_was_agreed():
     with pytest.raises(EnsembleError):
         llm.invoke("Why?", {"callbacks": [recorder]})
     assert recorder.trace.answer == "The sky is blue" and "no member is left" in recorder.trace.error
+
+
+def test_an_answer_that_failed_before_its_first_round_is_there_with_its_error(tmp_path):
+    recorder = TraceCallbackHandler()
+    with pytest.raises(EnsembleError):
+        SpecFuseChatModel(members=[ScriptedMember(BLUE, fails_in=1)]).invoke("Why?", {"callbacks": [recorder]})
+    trace = recorder.trace
+    assert (trace.question, trace.rounds) == ("Why?", []) and "no member is left" in trace.error
+    trace.save(tmp_path / "run.html")
+    trace.save(tmp_path / "run.json")
+    assert Trace.load(tmp_path / "run.json").error == trace.error
+
+
+def test_a_failure_of_another_chat_model_is_no_trace():
+    class Other(GenericFakeChatModel):
+        def _generate(self, *args, **kwargs):
+            raise RuntimeError("no")
+
+    recorder = TraceCallbackHandler()
+    with pytest.raises(RuntimeError):
+        Other(messages=iter([])).invoke("Why?", {"callbacks": [recorder]})
+    assert recorder.traces == {}
+
+
+def test_an_answer_from_a_cache_has_no_rounds_and_that_is_what_is_told(ensemble):
+    llm = ensemble(cache=InMemoryCache())
+    llm.invoke("Why?")
+    recorder = TraceCallbackHandler()
+    llm.invoke("Why?", {"callbacks": [recorder]})
+    with pytest.raises(UsageError, match="1 answer came without a round") as raised:
+        _ = recorder.trace
+    assert "cache=False" in raised.value.__notes__[0]
 
 
 def test_only_the_last_answers_are_kept(ensemble):

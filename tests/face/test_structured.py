@@ -408,3 +408,13 @@ def test_sets_are_written_as_lists_and_read_as_sets():
     assert llm.with_structured_output(Tags).invoke("x") == Tags(tags={"a", "b"})
     with pytest.raises(UsageError, match="uniqueItems"):
         llm.with_structured_output(Tags.model_json_schema())  # nobody would merge what is read as a list
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_number_that_no_float_holds_is_refused_not_made_infinite(joker: Any, method: str) -> None:
+    schema = {"title": "Size", "type": "object", "properties": {"size": {"type": "number"}}, "required": ["size"]}
+    llm = joker(method, "Size", '{"size": 1e999}').with_structured_output(schema, method=method)
+    with pytest.raises(OutputParserException, match=r"1e999|more than a float holds"):
+        llm.invoke("?")
+    with pytest.raises(OutputParserException, match=r"1e999|more than a float holds"):
+        assert [one async for one in llm.astream("?")] == []

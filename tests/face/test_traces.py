@@ -81,6 +81,7 @@ def test_a_summary_is_metadata_of_the_run(ensemble: Any) -> None:
         "shares": {"a": 1.0},
         "exits": [],
         "looped": 0,
+        "late": {},
     }
 
 
@@ -412,6 +413,10 @@ def test_an_answer_that_nobody_can_finish_tells_who_failed_in_what() -> None:
         ("draft a", "error"),
         ("draft b", "overflow"),
     ]
+    events = [event["kwargs"] for event in run.events if event["name"] == "specfuse_exit"]
+    assert [(event["member"], event["kind"]) for event in events] == [("a", "error"), ("b", "overflow")]
+    assert run.extra["metadata"]["specfuse_exits"] == events
+    assert "specfuse_exit" in run.tags and cut.tags == ["specfuse_exit"]
     assert not collector.run_map
 
 

@@ -28,7 +28,7 @@ def llama_binary() -> str | None:
 
 
 def vllm_python() -> str | None:
-    return os.environ.get("SPECFUSE_VLLM_PYTHON")
+    return os.environ.get("SPECFUSE_VLLM_PYTHON") or None
 
 
 MISSING = {

@@ -44,6 +44,8 @@ class FakeServer:
         """(path, how many questions came before) -> None, a status, bytes, a change of the reply, or "cut"."""
         self.without: set[str] = set()
         """Fields that this (older) engine does not know and silently ignores."""
+        self.begins = False
+        """llama.cpp: puts the BOS token before a text, and takes it from what the template writes."""
         self.said: list[list[int]] = []
         self.go = threading.Event()
         self._lock = threading.Lock()
@@ -281,6 +283,7 @@ def _llama(server: FakeServer, body: Reply) -> Reply:
     if "logit_bias" in body:
         only = lambda *_: [token for token, _ in body["logit_bias"]]
     count = max(1, body["n_predict"])  # as the real one: 0 draws one all the same
+    count = min(count, LIMIT - len(ids))
     tokens, rows, ended = server.drawn(ids, count, body["temperature"], body.get("seed", 0), [], only)
     said = [tokens[: place + 1 - (ended and place + 1 == len(tokens))] for place in range(len(tokens))]
     return {
@@ -288,7 +291,8 @@ def _llama(server: FakeServer, body: Reply) -> Reply:
         "tokens": tokens,
         "stop_type": "eos" if ended else "limit",
         "model": server.name,
-        "truncated": False,
+        "tokens_evaluated": len(ids),
+        "truncated": len(ids) + len(tokens) >= LIMIT,  # as the real one: also where only the answer comes to it
         "timings": {"cache_n": len(ids) - 1, "prompt_n": 1, "predicted_n": len(tokens)},
         "completion_probabilities": [  # as the real one: none where half a character is all there is
             {"id": token, "logprob": float(row[token]), "top_logprobs": _likely(row, body["n_probs"])}
@@ -310,7 +314,12 @@ def _likely(row: Any, count: int) -> list[dict[str, Any]]:
 def _llama_template(server: FakeServer, body: Reply) -> Reply:
     if body["messages"][-1]["role"] == "assistant":  # as the real one: a last answer is left open
         body = {**body, "continue_final_message": True}
-    return {"prompt": server.rendered(body)}
+    return {"prompt": server.rendered(body).removeprefix(server.tokenizer.bos_token if server.begins else "")}
+
+
+def _llama_tokenize(server: FakeServer, body: Reply) -> Reply:
+    begin = [server.tokenizer.bos_token_id] if server.begins and body.get("add_special") else []
+    return {"tokens": begin + server.encode(body["content"])}
 
 
 def _llama_props(server: FakeServer, body: Reply) -> Reply:
@@ -319,6 +328,7 @@ def _llama_props(server: FakeServer, body: Reply) -> Reply:
         "default_generation_settings": {"n_ctx": LIMIT},
         "chat_template": server.tokenizer.chat_template or "",
         "eos_token": server.tokenizer.eos_token,
+        "bos_token": server.tokenizer.bos_token,
     }
 
 
@@ -343,7 +353,7 @@ ENGINES: dict[str, dict[str, Answer]] = {
         "/props": _llama_props,
         "/completion": _llama,
         "/v1/chat/completions": _chat,
-        "/tokenize": lambda server, body: {"tokens": server.encode(body["content"])},
+        "/tokenize": _llama_tokenize,
         "/detokenize": lambda server, body: {"content": server.decode(body["tokens"])},
         "/apply-template": _llama_template,
     },

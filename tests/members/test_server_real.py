@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import json
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.serving, pytest.mark.slow]
 TOLERANCE = {"llama.cpp": 0.15, "vllm": 0.01}
 """Of a mean log-probability: llama.cpp computes with quantized weights, vLLM with the same float32 ones."""
 ANSWER = (Segment("The sky looks blue"), Segment(" because the air"))
+OBJECT = {"type": "json_object"}
 CANDIDATES = tuple(
     Candidate(text, ended, ("x",))
     for text, ended in (
@@ -35,11 +36,8 @@ CANDIDATES = tuple(
 
 
 @pytest.fixture(scope="module", params=["llama.cpp", "vllm"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.Engine]:
-    if engines.FOUND[request.param]() is None:
-        pytest.skip(engines.MISSING[request.param])
-    with engines.running(request.param, Path(tmp_path_factory.mktemp("engine")) / "log") as one:
-        yield one
+def engine(request: pytest.FixtureRequest, engine_for: Callable[[str], engines.Engine]) -> engines.Engine:
+    return engine_for(request.param)
 
 
 @pytest.fixture(params=[True, False], ids=["local tokenizer", "the server's tokenizer"])
@@ -93,6 +91,13 @@ def test_one_answer_however_it_is_cut(member: Member) -> None:
         for size in (4, 12)
     }
     assert len(texts) == 1 and texts.pop()
+
+
+def test_an_object_is_written_to_its_end_however_the_model_spaces_it(member: Member) -> None:
+    llm = SpecFuseChatModel(members=[member], max_tokens=120)
+    told = llm.invoke("Give me a JSON object with the keys name and age of Anna, who is 5.", response_format=OBJECT)
+    assert set(json.loads(told.text)) == {"name", "age"}
+    assert not told.response_metadata["specfuse"]["closed"]
 
 
 def test_an_ensemble_answers_and_outlives_the_engine(engine: engines.Engine, here: TransformersMember) -> None:

@@ -14,7 +14,7 @@ from langchain_specfuse.core.values import (
     Settings,
     Turn,
 )
-from langchain_specfuse.members import _layers, _slab
+from langchain_specfuse.members import _layers, _slab, _stores
 from langchain_specfuse.members._slab import Slab
 from langchain_specfuse.members._snapshots import Snapshots
 from langchain_specfuse.members._stores import Fan, Read, Rereading
@@ -75,7 +75,7 @@ def test_a_cache_that_is_far_too_small_is_slower_and_never_wrong(arch):
 
     def another_query():
         member.draft([DraftJob(intruder, (), 2, 2, Sampling())])
-        evicted.append(set(member.store.rows) == {intruder.id})
+        evicted.append({key.query_id for key in member.store.rows} == {intruder.id})
 
     doubled = Doubled(member, before=another_query)
     tiny.relayed([doubled, *companions(arch)], tiny.query(), 4, turns=5)
@@ -96,8 +96,11 @@ def test_sliding_windows_slide_far_past_their_size(arch):
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt2"])
 def test_long_prompts_are_read_in_parts(arch, monkeypatch):
-    monkeypatch.setattr(_slab, "PREFILL", 16)
-    doubled = Doubled(tiny.member(arch, 1))
+    monkeypatch.setattr(_stores, "PIECE", 16)
+    member = tiny.member(arch, 1)
+    member.probe()
+    assert member.store.piece == 16
+    doubled = Doubled(member)
     query = tiny.query("The air scatters blue light more than red light. " * 3)
     tiny.relayed([doubled, *companions(arch)], query, 5, turns=2)
     assert doubled.worst < NEAR
@@ -214,13 +217,17 @@ def slab_of(arch, budget=None):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("weightless", [False, True])
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral", "gpt2"])
-def test_rows_come_go_grow_and_go_back_in_any_order(arch):
-    """A long random life of a slab against fresh readings."""
+def test_rows_come_go_grow_and_go_back_in_any_order(arch, weightless):
+    """A long random life of a slab against fresh readings. Weightless: passes are parted, rows moved all the time."""
     import random
 
     rng = random.Random(7)
     slab, truth = slab_of(arch)
+    slab._weight = 0 if weightless else slab._weight
+    moved, swap = [], slab._swap
+    slab._swap = lambda *rows: (moved.append(rows), swap(*rows))
     texts = {}
 
     def tokens(count):
@@ -255,8 +262,39 @@ def test_rows_come_go_grow_and_go_back_in_any_order(arch):
             slab.forget(keys[0])
             texts.pop(keys[0])
         assert sorted(row.index for row in slab.rows.values()) == list(range(len(slab.rows)))
+    assert bool(moved) == weightless
     slab.clear()
     assert not slab.rows and all(layer.keys.numel() == 0 for layer in slab.cache.layers)
+
+
+@torch.inference_mode()
+def test_a_long_row_widens_nobodys_pass():
+    """Who is asked beside it is read in a pass of its own, as narrow as ever, and the long one comes to lie first."""
+    slab, truth = slab_of("llama")
+    slab._weight = 100 * 4 * 64  # a hundred columns or so
+    seen, real = [], slab._pass
+    slab._pass = lambda *told, **more: seen.append((slab.where.count, slab.where.width)) or real(*told, **more)
+    wants = [(key, [20 + at] * size) for at, (key, size) in enumerate({"a": 5, "b": 9, "long": 400, "c": 7}.items())]
+    check(slab.lead(wants, exact=True), truth.lead(wants), 0)
+    keys = [key for key, _ in wants]
+    slab.lead(wants[:1])  # whoever is seated next, rows have found their places
+    seen.clear()
+    check(slab.step(keys, [30, 31, 32, 33]), truth.step(keys, [30, 31, 32, 33]), 1)
+    assert seen == [(1, 401), (3, 10)]
+    fans = [Fan(key, [*ids, 30 + at], [[*ids, 30 + at, 40, 41]]) for at, (key, ids) in enumerate(wants)]
+    seen.clear()
+    for found, wanted in zip(slab.fan(fans), truth.fan(fans), strict=True):
+        check(found, wanted, 2)
+    assert seen[-2:] == [(1, 403), (3, 12)]  # before these, the tokens that the steps read, for what comes after them
+    for want in fans:
+        slab.turn_back(want.key, want.ids)
+    seen.clear()
+    told = [(want.key, [50, 51]) for want in fans]
+    wanted = [truth.fan([Fan(w.key, w.ids, [[*w.ids, 50, 51]])])[0][0][1:] for w in fans]
+    check(slab.stride(told), wanted, 3)
+    assert seen == [(1, 403), (3, 12)]
+    slab.drop("long")
+    assert sorted(row.index for row in slab.rows.values()) == [0, 1, 2]
 
 
 def check(found, wanted, turn):

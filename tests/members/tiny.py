@@ -256,6 +256,7 @@ RECURRENT = ["qwen3-next", "mamba", "lfm2"]
 SLAB = ["llama", "gpt2", "gemma3", "mistral", "qwen3", "opt", "phi3", "gpt-neox"]
 
 
+@torch.inference_mode(False)  # whoever asks first, all tests get the weights that a user has
 def made(arch: str, seed: int = 0, attn: str | None = None, **changes: Any) -> tuple[Any, PreTrainedTokenizerFast]:
     """A model and its tokenizer. Equal arguments give equal weights."""
     name, told, kind, template = ARCHITECTURES[arch]
@@ -318,11 +319,12 @@ def answered(
     query: Query,
     settings: Settings | None = None,
     after: Callable[[Ask, Mapping[str, Reply]], None] | None = None,
+    seats: Sequence[Seat] = (),
 ) -> list[Round]:
     """A whole answer without threads. ``after`` sees every job with its replies."""
     by_name = {one.name: one for one in members}
     referee = referee_for(query.constraint)
-    loop = rounds(query, settings or Settings(), Panel.of([Seat(name) for name in by_name]), referee)
+    loop = rounds(query, settings or Settings(), Panel.of(seats or [Seat(name) for name in by_name]), referee)
     told: list[Round] = []
     replies: dict[str, Reply] | None = None
     while (item := next(loop, None) if replies is None else loop.send(replies)) is not None:

@@ -49,6 +49,7 @@ def a_round(number: int, texts: dict[str, str], winner: str, **more: Any) -> dic
         "closed": "",
         "thoughts": {},
         "looped": [],
+        "umpire": "",
         "left": [],
         "finish": None,
         "seconds": {"draft": 0.25, "verify": 0.125},

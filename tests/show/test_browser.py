@@ -133,6 +133,12 @@ def test_thoughts_are_folded_and_loops_and_hands_are_named(opened):
     assert "Italy? <b>Its</b> capital." in sheet.text("#thoughts")
 
 
+def test_who_was_late_is_named(opened):
+    item = a_round(1, {"a": "Rome"}, "a", late={"draft": ["<b>"], "verify": ["<b>", "c"]})
+    told = opened(Trace([item])).text("#detail")
+    assert "went on without them (draft): <b>." in told and "went on without them (verify): <b>, c." in told
+
+
 def test_the_download_is_the_run_and_is_loaded_again(opened, tmp_path):
     trace = scripted()
     trace.error = HOSTILE[0]

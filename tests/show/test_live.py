@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -91,7 +92,7 @@ def test_under_the_answer_are_the_weights_and_who_left(terminal):
     screen = terminal(60, 12)
     with LiveView(Paint(["ann", "bob", "cyd"], on=True), screen.out) as view:
         view.show(a_round(1, "First line.\nThe sky is ", "ann", {"ann": 0.25, "bob": 0.5, "cyd": 0.25}))
-        view.show(a_round(2, "blue", "bob", {"ann": 0.25, "bob": 0.75}))
+        view.show(replace(a_round(2, "blue", "bob", {"ann": 0.25, "bob": 0.75}), late={"draft": ("ann",)}))
         screen.out.flush()
         for _ in range(200):
             if "left" in "".join(screen.screen.display):
@@ -100,7 +101,7 @@ def test_under_the_answer_are_the_weights_and_who_left(terminal):
         shown = [line.rstrip() for line in screen.screen.display]
     assert shown[0] == "First line." and shown[1] == "The sky is blue"
     bars = {line.split()[0]: line for line in shown[3:6]}
-    assert bars["ann"].endswith("0.25") and bars["bob"].endswith("0.75  ✓") and bars["cyd"].endswith("left")
+    assert bars["ann"].endswith("0.25  late") and bars["bob"].endswith("0.75  ✓") and bars["cyd"].endswith("left")
     assert bars["bob"].count("█") == 3 * bars["ann"].count("█") > 0
     assert screen.closed() == ["First line.", "The sky is blue"]
 

@@ -1,5 +1,7 @@
 """Who wrote which piece of what a round shows, also where nobody did."""
 
+from dataclasses import replace
+
 import pytest
 
 from langchain_specfuse.core.values import Draft, Round, Segment
@@ -36,3 +38,9 @@ def test_what_nobody_wrote_is_dim_and_a_hand_that_closed_is_named():
     paint = Paint(["a"], on=True)
     assert paint.by("", "x") == "\x1b[2mx\x1b[0m"
     assert "closed by hand: '\"}'" in table([a_round('Ro"}', "Ro", "", '"}')], Paint(["a"], on=False))
+
+
+def test_who_was_late_is_named_with_its_work():
+    late = replace(a_round("Blue", "Blue"), late={"draft": ("b", "c"), "verify": ("b",)})
+    told = table([late], Paint(["a", "b", "c"], on=False))
+    assert "   late in draft: b, c\n   late in verify: b\n" in told

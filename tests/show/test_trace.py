@@ -125,6 +125,15 @@ def test_what_is_no_round_is_refused_with_the_place(data):
         Trace([data])
 
 
+def test_a_trace_without_rounds_is_not_saved_as_what_cannot_be_read(tmp_path):
+    trace = Trace(question="Why?", error="nobody")
+    with pytest.raises(UsageError, match="without rounds"):
+        trace.save(tmp_path / "run.jsonl")
+    assert list(tmp_path.iterdir()) == []
+    trace.save(tmp_path / "run.json")
+    assert Trace.load(tmp_path / "run.json").as_dict() == trace.as_dict()
+
+
 FILES = {
     "empty": "",
     "no JSON": "not json",

@@ -1,0 +1,24 @@
+"""Members on a Ray cluster, which this program starts on this machine; `ray start --head` would start a lasting one."""
+
+import os
+
+import ray
+
+from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+
+members = [
+    RayMember(ScriptedMember("The sky is blue because the air scatters short waves.", name="ann"), replicas=2),
+    RayMember(ScriptedMember("The sky is wide because the air scatters short waves.", name="bob")),
+]
+# By name they would be spread by one word: SpecFuseChatModel(members=["Qwen/Qwen3-0.6B", ...], cluster="auto")
+llm = SpecFuseChatModel(members=members, segment_tokens=4)
+
+for chunk in llm.stream("Why is the sky blue?"):
+    print(chunk.text, end="|", flush=True)
+print()
+for member in members:
+    print(member.name, "lives in", len(member.places), "processes")
+ray.shutdown()

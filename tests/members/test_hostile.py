@@ -1,0 +1,267 @@
+"""Model folders of strangers: templates that break out or never end, code, pickles, other folders' names."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_specfuse import MemberError, UsageError
+from langchain_specfuse.core.values import DraftJob, Failure, Sampling, Turn
+from langchain_specfuse.members import _template
+from langchain_specfuse.members._lexicon import tokenizer_in
+from langchain_specfuse.members._remote import RemoteTokenizer
+from langchain_specfuse.members._sandglass import Sandglass
+from langchain_specfuse.members._template import Template
+from langchain_specfuse.members.transformers import TransformersMember
+from tests.members import tiny
+
+TURNS = [Turn("user", "Why?")]
+BREAKING_OUT = {
+    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals of a macro": "{% macro f() %}{% endmacro %}{{ f.__globals__ }}",
+    "globals of a function": "{{ raise_exception.__globals__ }}",
+    "builtins": "{{ namespace.__init__.__globals__['__builtins__'] }}",
+    "by attr": "{{ ''|attr('__class__') }}",
+    "by map": "{{ [''] | map(attribute='__class__') | list | string }}",
+    "by format": "{{ '{0.__class__.__mro__}'.format('') }}",
+    "by format_map": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
+    "the template itself": "{{ self._TemplateReference__context.environment.globals }}",
+    "cycler": "{{ cycler.__init__.__globals__.os.popen('touch BROKEN').read() }}",
+    "lipsum": "{{ lipsum.__globals__['os'].popen('touch BROKEN').read() }}",
+    "a file": "{% include '/etc/passwd' %}",
+    "an import": "{% import '/etc/passwd' as x %}{{ x }}",
+    "another template": "{% extends '/etc/passwd' %}",
+    "the messages": "{% set _ = messages.append(messages[0]) %}{{ messages | length }}",
+}
+SECRETS = ("<class", "<module", "root:", "os.", "built-in", "<function", "<Environment")
+NEVER_ENDING = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+}
+HUGE = {
+    "a range": "{% for a in range(10 ** 9) %}{{ a }}{% endfor %}",
+    "a text": "{{ 'x' * 20000000 }}",
+    "a width": "{{ '%20000000d' % 1 }}",
+}
+
+
+def template(text: str) -> Template:
+    return Template(tiny.tokenizer_of("bytes", text), "hostile", None, None)
+
+
+@pytest.mark.parametrize("how", BREAKING_OUT)
+def test_a_template_reaches_nothing_but_what_it_is_given(how, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    try:
+        told = template(BREAKING_OUT[how]).prompt(TURNS)
+    except UsageError as error:
+        told = str(error)
+    assert not any(secret in told for secret in SECRETS), told
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", NEVER_ENDING)
+def test_a_template_that_never_ends_is_broken_off_once_and_not_run_again(how, monkeypatch):
+    monkeypatch.setattr(_template, "RENDER_S", 0.3)
+    one = template(NEVER_ENDING[how])
+    with pytest.raises(UsageError, match="did not end within"):
+        one.prompt(TURNS)
+    since = time.perf_counter()
+    for _ in range(20):
+        with pytest.raises(UsageError, match="did not end within"):
+            one.prompt(TURNS)
+    assert time.perf_counter() - since < 0.3
+
+
+@pytest.mark.parametrize("how", HUGE)
+def test_a_template_that_says_too_much_is_refused(how):
+    with pytest.raises(UsageError, match="chat template refused"):
+        template(HUGE[how]).prompt(TURNS)
+
+
+def test_a_server_that_renders_has_its_own_time(monkeypatch):
+    def render(body: Any) -> str:
+        time.sleep(0.4)
+        return "prompt"
+
+    monkeypatch.setattr(_template, "RENDER_S", 0.1)
+    one = Template(RemoteTokenizer(lambda text: [1], lambda ids: "", render), "far", None, None)
+    assert one._render([{"role": "user", "content": "Why?"}]) == "prompt"
+
+
+def test_who_has_left_without_a_word_is_not_struck_later():
+    """As after an interrupt, which may come before the end of a ``with`` is reached."""
+
+    def leaves() -> None:
+        Sandglass(0.1).__enter__()
+
+    leaves()
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.4:
+        pass
+
+
+def test_a_template_in_time_is_not_disturbed(monkeypatch):
+    monkeypatch.setattr(_template, "RENDER_S", 0.05)
+    one = template(tiny.CHATML)
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.5:  # long after the first one's time
+        assert "Why?" in one.prompt(TURNS)
+
+
+# --- folders ----------------------------------------------------------------------------------------------------
+
+CODE = """
+from pathlib import Path
+Path("BROKEN").touch()
+class HostileConfig: pass
+class HostileModel: pass
+class HostileTokenizer: pass
+"""
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("BROKEN"),)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model that is well, in a folder where strangers may have written."""
+    model, tokenizer = tiny.made("llama", 1)
+    made = tmp_path / "model"
+    model.save_pretrained(made)
+    tokenizer.save_pretrained(made)
+    (made / "hostile.py").write_text(CODE)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return made
+
+
+def changed(file: Path, **told: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **told}))
+
+
+MAPS = {
+    "config.json": {
+        "auto_map": {"AutoConfig": "hostile.HostileConfig", "AutoModelForCausalLM": "hostile.HostileModel"},
+        "model_type": "hostile",
+    },
+    "tokenizer_config.json": {
+        "auto_map": {"AutoTokenizer": ["hostile.HostileTokenizer", None]},
+        "tokenizer_class": "HostileTokenizer",
+    },
+}
+
+
+@pytest.mark.parametrize("file", MAPS)
+def test_code_in_a_folder_is_not_run(folder, file):
+    changed(folder / file, **MAPS[file])
+    with suppress(UsageError, MemberError):  # whatever it makes of what is left
+        TransformersMember(str(folder)).probe()
+    assert not Path("BROKEN").exists()
+
+
+def test_code_beside_a_tokenizer_of_a_server_is_not_run_and_nobody_is_asked(folder, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    changed(folder / "tokenizer_config.json", **MAPS["tokenizer_config.json"])
+    with suppress(ValueError, OSError):
+        tokenizer_in(str(folder))
+    assert not Path("BROKEN").exists()
+
+
+def test_a_folder_whose_template_never_ends_loads_and_its_member_fails_in_time(folder, monkeypatch):
+    monkeypatch.setattr(_template, "RENDER_S", 0.3)
+    (folder / "chat_template.jinja").write_text(NEVER_ENDING["loops"])
+    began = time.perf_counter()
+    one = TransformersMember(str(folder))
+    one.probe()
+    (reply,) = one.draft([DraftJob(tiny.query(), (), 4, 8, Sampling())])
+    assert isinstance(reply, Failure) and "did not end within" in reply.message
+    assert time.perf_counter() - began < 60
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.pth"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_no_pickle_is_opened(folder, name, alone):
+    (folder / name).write_bytes(pickle.dumps(Bomb()))
+    if alone:
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(UsageError, match="pickled weights"):
+            TransformersMember(str(folder)).probe()
+    else:
+        TransformersMember(str(folder)).probe()
+    assert not Path("BROKEN").exists()
+
+
+def test_a_folder_that_names_another_as_its_base_is_refused(folder):
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "/etc", "task_type": "CAUSAL_LM"})
+    )
+    with pytest.raises(UsageError, match="adapter_config") as caught:
+        TransformersMember(str(folder)).probe()
+    assert "base+adapter" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("name", ["a/../../etc", "../../etc/passwd", "/etc/passwd", "\0", "a\0b", "../" * 40 + "etc"])
+def test_a_name_that_leads_elsewhere_is_an_error_and_writes_nothing(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for options in ({}, {"adapter": name}):
+        with pytest.raises((UsageError, MemberError)):
+            TransformersMember(name, **options).probe()
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_a_members_name_is_no_part_of_any_path(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
+    TransformersMember(str(folder), name="../../../escaped").probe()
+    written = {path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents}
+    assert {path.parent for path in written} == {tmp_path / "cache" / "trials"}
+
+
+# --- sizes that lie ---------------------------------------------------------------------------------------------
+
+
+def lying(tensors: int = 0, facts: int = 0, tail: bytes = b"") -> bytes:
+    return b"GGUF" + (3).to_bytes(4, "little") + tensors.to_bytes(8, "little") + facts.to_bytes(8, "little") + tail
+
+
+LONG_KEY = (2**62).to_bytes(8, "little") + b"general.architecture"
+LONG_LIST = (1).to_bytes(8, "little") + b"a" + (9).to_bytes(4, "little") + (0).to_bytes(4, "little")
+LIES = {
+    "so many tensors": lying(tensors=2**60),
+    "so many facts": lying(facts=2**60),
+    "so long a name": lying(facts=1, tail=LONG_KEY),
+    "so long a list": lying(facts=1, tail=LONG_LIST + (2**60).to_bytes(8, "little")),
+    "nothing": b"",
+    "half a head": lying()[:10],
+}
+READ = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+from langchain_specfuse import MemberError, UsageError
+from langchain_specfuse.members.transformers import TransformersMember
+for file in sys.argv[1:]:
+    try:
+        TransformersMember(file).probe()
+    except (MemberError, UsageError) as error:
+        print("refused", str(error)[:100].replace(chr(10), " "), flush=True)
+"""
+
+
+def test_a_gguf_file_whose_sizes_lie_is_refused_in_time_and_memory(tmp_path):
+    files = []
+    for number, told in enumerate(LIES.values()):
+        files.append(str(tmp_path / f"{number}.gguf"))
+        Path(files[-1]).write_bytes(told)
+    done = subprocess.run([sys.executable, "-c", READ, *files], capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("refused") == len(LIES), done.stdout + done.stderr

@@ -1,0 +1,1 @@
+"""Campaigns that take minutes or hours, by hand with `make torture`; what is short of each is among the tests."""
