@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pty
 import struct
 import termios
 import threading
+import time
 
 import pytest
 
 pyte = pytest.importorskip("pyte")
+
+
+END = "that was all"
 
 
 class Terminal:
@@ -28,15 +33,20 @@ class Terminal:
         self._thread.start()
 
     def _read(self) -> None:
-        try:
-            while told := os.read(self._master, 65536):
-                self._stream.feed(told)
-        except OSError:  # its other end was closed
-            pass
+        """Until the end is told in so many words: a terminal that hangs up may take along what nobody has read yet."""
+        while self.screen.title != END:
+            try:
+                self._stream.feed(os.read(self._master, 65536))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                time.sleep(0.01)  # its other end is still open: there is more to come
 
     def closed(self) -> list[str]:
+        print(f"\x1b]2;{END}\x07", end="", file=self.out, flush=True)
+        self._thread.join(120)
+        assert not self._thread.is_alive(), "what was written on the terminal has not been read in two minutes"
         self.out.close()
-        self._thread.join(10)
         os.close(self._master)
         above = ["".join(line[at].data for at in range(self.screen.columns)) for line in self.screen.history.top]
         lines = [line.rstrip() for line in (*above, *self.screen.display)]
