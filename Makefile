@@ -11,7 +11,7 @@ QUESTION ?= Why is the sky blue?
 PIP    := $(BIN)/python -m pip install --quiet --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # Tests run in two processes of one thread each, a file in one of them; SPREAD= runs them one after another.
-SPREAD ?= -n 2 --dist loadfile --benchmark-disable
+SPREAD ?= -n 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD)
 # What depends on the release of langchain-core.
 FACE   := tests/face tests/agents tests/docs tests/cli tests/test_standard.py

@@ -1,7 +1,9 @@
 """What all tests share: how Hypothesis works here."""
 
 import gc
+from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # The same examples every time: a run that fails fails again. New ones are what `make torture` is for.
@@ -24,6 +26,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("here")
+
+
+HEAVY = ("real", "slow")
+"""Marks of tests that take as long as twenty others do."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Processes that take a file each take the longest first, so that they end at about the same time."""
+    if hasattr(config, "workerinput"):
+        weight = Counter[object]()
+        for item in items:
+            weight[item.path] += 20 if any(map(item.get_closest_marker, HEAVY)) else 1
+        items.sort(key=lambda item: -weight[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -182,7 +182,7 @@ def test_a_hanging_member_leaves_and_the_others_on_the_same_desk_finish(device):
     hung = Gated(GREY, gated_call=2, name="a", device=device)
     ensemble = Ensemble([hung, *(ScriptedMember(BLUE, name=n, device=device) for n in "bc")])
     q = query()
-    rounds = list(ensemble.rounds(q, SHORT, member_timeout=0.1))
+    rounds = list(ensemble.rounds(q, SHORT, member_timeout=0.5))
     assert text(rounds) == BLUE
     assert [(d.member, d.kind, d.round) for r in rounds for d in r.left] == [("a", "timeout", 2)]
     assert hung.open_queries  # it could not be told yet

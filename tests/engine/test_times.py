@@ -37,7 +37,7 @@ def test_a_silent_member_is_timed_by_its_desk_and_a_telling_one_is_believed() ->
     for round in rounds:
         slow, exact = round.efforts["draft"]["slow"], round.efforts["draft"]["exact"]
         assert before <= slow.began <= time.time()
-        assert NAP_S <= slow.seconds < 10 * NAP_S
+        assert NAP_S <= slow.seconds < 100 * NAP_S
         assert (exact.began, exact.seconds) == (1000.0, 2.0)
         assert round.began["draft"] <= slow.began + 0.01
         assert slow.began + slow.seconds <= round.began["draft"] + round.seconds["draft"] + 0.01

@@ -101,7 +101,7 @@ async def test_an_answer_that_takes_too_long_is_langchains_timeout_and_frees_eve
     start = time.perf_counter()
     with pytest.raises(AnswerTimeoutError, match=r"timeout=0\.15") as error:
         await asked(slow, way, timeout=0.15)
-    assert time.perf_counter() - start < 1
+    assert time.perf_counter() - start < 3
     assert isinstance(error.value, ModelTimeoutError)
     assert isinstance(error.value, TimeoutError)
     assert isinstance(error.value, SpecFuseError)
@@ -112,15 +112,15 @@ async def test_an_answer_that_takes_too_long_is_langchains_timeout_and_frees_eve
 def test_a_hanging_member_leaves_and_the_others_finish() -> None:
     class Hanging(ScriptedMember):
         def draft(self, jobs: Any) -> Any:
-            time.sleep(0.6)
+            time.sleep(1.5)
             return super().draft(jobs)
 
     members = [ScriptedMember(BLUE, name="a"), Hanging("never", name="b", device="hanging")]
-    answer = SpecFuseChatModel(members=members, member_timeout=0.1).invoke("Why?")
+    answer = SpecFuseChatModel(members=members, member_timeout=0.5).invoke("Why?")
     assert answer.text == BLUE
     (left,) = answer.response_metadata["specfuse"]["exits"]
     assert (left["member"], left["kind"]) == ("b", "timeout")
-    time.sleep(0.6)
+    time.sleep(1.5)
 
 
 class Dawdling(ScriptedMember):
@@ -138,7 +138,7 @@ class Dawdling(ScriptedMember):
 @pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream"])
 async def test_a_late_member_is_left_out_for_a_call_and_everybody_is_told(way: str) -> None:
     slow = Dawdling(BLUE, name="b", device=f"dawdling-{way}")
-    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a"), slow], member_timeout=0.05, max_rounds=3)
+    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a"), slow], member_timeout=0.3, max_rounds=3)
     told: list[Any] = []
     config: Any = {"callbacks": [SpecFuseCallbackHandler(on_round=told.append)]}
     choice: Any = {"straggler": "leave_out"}

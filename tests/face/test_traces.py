@@ -478,7 +478,7 @@ def test_an_endpoint_in_trouble_changes_nothing(ensemble: Any, trouble: str) -> 
     client = Client(api_url=endpoint.url, api_key="not-a-key", timeout_ms=500, retry_config=Retry(total=0))
     since = time.perf_counter()
     answer = ensemble(trace="members").invoke("Why?", {"callbacks": [LangChainTracer(client=client)]})
-    assert time.perf_counter() - since < 1
+    assert time.perf_counter() - since < 5
     assert (answer.text, answer.usage_metadata) == (plain.text, plain.usage_metadata)
     if trouble != "gone":
         endpoint.close()

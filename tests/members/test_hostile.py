@@ -78,7 +78,7 @@ def test_a_template_that_never_ends_is_broken_off_once_and_not_run_again(how, mo
     for _ in range(20):
         with pytest.raises(UsageError, match="did not end within"):
             one.prompt(TURNS)
-    assert time.perf_counter() - since < 0.3
+    assert time.perf_counter() - since < 3, "twenty of them run again would take six seconds"
 
 
 @pytest.mark.parametrize("how", HUGE)

@@ -158,7 +158,7 @@ def test_what_no_node_has_is_told_at_once(made: Callable[..., RayMember]) -> Non
     told = r"1 replica wants CPU 1, GPU 1; the cluster has room for 0. Its nodes: .*other 2"
     with pytest.raises(UsageError, match=told):
         made(ScriptedMember("x"), num_gpus=1).probe()
-    assert time.monotonic() - since < 5
+    assert time.monotonic() - since < 30
 
 
 def test_another_cluster_is_refused_and_a_model_in_memory_too(made: Callable[..., RayMember]) -> None:
