@@ -25,7 +25,7 @@ from langchain_specfuse.constraints._referee import bytewise
 from langchain_specfuse.constraints._schema import plain
 from langchain_specfuse.core.values import Constraint
 from langchain_specfuse.errors import UsageError
-from tests.torture.texts import broken, cut
+from tests.torture.texts import broken, cut, places_in
 
 from .schemas import BY_HAND, made
 from .walks import assert_satisfies, json_schema, walk
@@ -208,14 +208,6 @@ def spoiled(draw: Any) -> Any:
             key = draw(st.sampled_from(SET) | broken)
         holder[key] = draw(scraps)
     return schema
-
-
-def places_in(schema: Any) -> Any:
-    """(list or object, key) of everything inside."""
-    inside = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
-    for key, one in inside:
-        yield schema, key
-        yield from places_in(one)
 
 
 @example({"type": "object", "propertyNames": True, "additionalProperties": {"type": "boolean"}}, 0)

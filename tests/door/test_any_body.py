@@ -19,7 +19,7 @@ from langchain_specfuse import ScriptedMember
 from langchain_specfuse.door import Limits
 from langchain_specfuse.door.orders import KNOWN
 from tests.torture.fuzz import mutations
-from tests.torture.texts import broken, pieced
+from tests.torture.texts import broken, pieced, places_in
 
 from .conftest import ASKED, BLUE, Door, ensemble, events, until
 from .test_messages import conversations
@@ -79,14 +79,6 @@ def wrong(draw: Any) -> dict[str, Any]:
         else:
             holder[key] = draw(anything)
     return body
-
-
-def places_in(body: Any) -> Any:
-    """(list or object, key) of everything inside."""
-    inside = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
-    for key, one in inside:
-        yield body, key
-        yield from places_in(one)
 
 
 @st.composite

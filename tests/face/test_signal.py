@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse import UsageError, _options, _places, _signal
+from langchain_specfuse import UsageError, _places, _signal
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.referee import Unbound
 from langchain_specfuse.core.rounds import rounds
@@ -386,7 +386,6 @@ def test_of_many_fields_the_least_sure_are_told() -> None:
 
 # --- on the message ---------------------------------------------------------------------------------------------
 
-wired = pytest.mark.skipif("runners_up" not in _options.RULES, reason="the chat model does not tell it yet")
 NILE = ("The Nile is 6650 km long and flows north.", "The Nile is 6700 km long and flows north.")
 RIVER = {
     "title": "River",
@@ -400,7 +399,6 @@ def notes(message: Any) -> list[dict[str, Any]]:
     return [note["value"] for block in message.content_blocks for note in block.get("annotations", [])]
 
 
-@wired
 async def test_each_segment_of_an_answer_says_how_sure_the_vote_was(ensemble: Any) -> None:
     llm = ensemble(*NILE, segment_tokens=3, output_version="v1")
     found = notes(llm.invoke("How long is it?"))
@@ -419,7 +417,6 @@ async def test_each_segment_of_an_answer_says_how_sure_the_vote_was(ensemble: An
         llm.invoke("?", runners_up="all")
 
 
-@wired
 @pytest.mark.parametrize("version", ["v0", "v1"])
 async def test_the_fields_of_an_object_are_told_once_whichever_way_it_is_asked(ensemble: Any, version: str) -> None:
     pytest.importorskip("xgrammar")
@@ -434,7 +431,6 @@ async def test_the_fields_of_an_object_are_told_once_whichever_way_it_is_asked(e
     assert "fields" not in llm.invoke("?").response_metadata["specfuse"]
 
 
-@wired
 @pytest.mark.parametrize("version", ["v0", "v1"])
 def test_the_arguments_of_calls_have_confidences(ensemble: Any, version: str) -> None:
     pytest.importorskip("xgrammar")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from langchain_specfuse.core.values import Draft, DraftJob, Reply, Sampling, Scored, ScoreJob
-from langchain_specfuse.members._stores import Read, Rereading
 from langchain_specfuse.members.transformers import TransformersMember
 
 from . import tiny
@@ -45,25 +43,6 @@ def adapter(arch: str, folder: Path, seed: int, **told: Any) -> tuple[Path, Any]
     return folder, adapted.merge_and_unload().eval()
 
 
-def slow(one: TransformersMember, merged: Any) -> TransformersMember:
-    """The member as a model of its own, with the adapter merged into its weights and without any memory."""
-    assert one._weights is not None
-    twin = TransformersMember(
-        merged or one._weights.model,
-        one._weights.tokenizer,
-        name=one.name,
-        seed=one.seed,
-        system_prompt=one.system_prompt,
-        chat_template=one.chat_template,
-        repetition_penalty=one.repetition_penalty,
-        thinking_tokens=one.thinking_tokens,
-    )
-    twin.probe()
-    twin.store = Rereading(Read(twin._weights.model))
-    twin.drawing, twin.thinking = replace(twin.drawing, store=twin.store), replace(twin.thinking, store=twin.store)
-    return twin
-
-
 class Family:
     """Members of one base beside their slow twins: every batch of theirs is compared with what each twin says alone."""
 
@@ -71,7 +50,7 @@ class Family:
         self.members = list(members)
         for one in members:
             one.probe()
-        self.twins = {one: slow(one, model) for one, model in zip(members, merged, strict=True)}
+        self.twins = {one: tiny.rereading(one, model) for one, model in zip(members, merged, strict=True)}
         self.compared, self.worst = 0, 0.0
 
     def told(self, work: str, jobs: Sequence[tuple[TransformersMember, Any]]) -> list[Reply]:

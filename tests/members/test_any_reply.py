@@ -24,7 +24,7 @@ from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members import _http
 from langchain_specfuse.members.server import ServerMember
 from tests.torture.fuzz import mutations
-from tests.torture.texts import broken
+from tests.torture.texts import broken, places_in
 
 from . import tiny
 from .fake_server import INST_END, FakeServer
@@ -77,14 +77,6 @@ class Change:
 
 
 changes = st.builds(Change, st.integers(0, 999), st.sampled_from(["other", "other", "gone", "twice", "all"]), values)
-
-
-def places_in(told: Any) -> Iterator[tuple[Any, Any]]:
-    """(list or object, key) of everything inside."""
-    inside = told.items() if isinstance(told, dict) else enumerate(told) if isinstance(told, list) else ()
-    for key, one in list(inside):
-        yield told, key
-        yield from places_in(one)
 
 
 @dataclass

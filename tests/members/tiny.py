@@ -388,20 +388,21 @@ def query(
     return Query(id or f"q{next(_numbers)}", (*before, Turn("user", text)), constraint=constraint)
 
 
-def rereading(one: TransformersMember) -> TransformersMember:
-    """The same member without any memory: the measure of the others."""
+def rereading(one: TransformersMember, merged: Any = None) -> TransformersMember:
+    """The same member without any memory: the measure of the others. ``merged``: its model with its adapter in it."""
     assert one._weights is not None
     slow = TransformersMember(
-        one._weights.model,
+        merged or one._weights.model,
         one._weights.tokenizer,
         name=one.name,
+        system_prompt=one.system_prompt,
         chat_template=one.chat_template,
         seed=one.seed,
         repetition_penalty=one.repetition_penalty,
         thinking_tokens=one.thinking_tokens,
     )
     slow.probe()
-    slow.store = Rereading(Read(one._weights.model))
+    slow.store = Rereading(Read(slow._weights.model))
     slow.drawing = replace(slow.drawing, store=slow.store)
     slow.thinking = replace(slow.thinking, store=slow.store)
     return slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from hypothesis import strategies as st
 
 PIECES = [
@@ -37,3 +40,11 @@ def cut(text: str, places: list[int]) -> list[str]:
     """The text cut at these places, wherever they are."""
     seams = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     return [text[a:b] for a, b in zip(seams, seams[1:], strict=False)] or [""]
+
+
+def places_in(told: Any) -> Iterator[tuple[Any, Any]]:
+    """(list or object, key) of everything inside."""
+    inside = told.items() if isinstance(told, dict) else enumerate(told) if isinstance(told, list) else ()
+    for key, one in inside:
+        yield told, key
+        yield from places_in(one)
