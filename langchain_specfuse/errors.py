@@ -1,20 +1,21 @@
-"""What can go wrong, and who can mend it.
+"""The errors of this package, by who can do something about them.
 
     Exception
-    └── SpecFuseError             everything this package raises on purpose
-        ├── UsageError            you: an argument, a file or a message that cannot work (also a ValueError)
-        ├── MemberError           one member: it raised, hung, or returned nonsense; the others go on
-        ├── BusyError             nobody: too many ask at once, and a later call will do
-        └── EnsembleError         all of them: nobody is left to finish the answer
+    └── SpecFuseError             every error that this package raises on purpose
+        ├── UsageError            the caller: an argument, a file or a message that cannot work (also a ValueError)
+        ├── MemberError           one member: it raised, hung or returned nonsense; the others continue
+        ├── BusyError             time: too many answers at once; a later call will work
+        └── EnsembleError         all members: none is left to finish the answer
 
-A message says what happened, what it got and what it wanted; a note (``error.add_note``) says what to do next.
-The LangChain face adds LangChain's own classes beside these where LangChain has one (context overflow, timeout,
-rate limit, model not found), so that its retry and summarization middleware recognise them.
+A message says what happened, what was given and what was expected; a note (``error.add_note``) says what to do next.
+``chat.errors`` adds classes that are LangChain's as well (context overflow, timeout, rate limit, model not found), so
+that its retry and summarization middleware recognise them.
 """
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
@@ -25,7 +26,7 @@ class SpecFuseError(Exception):
 
 
 class UsageError(SpecFuseError, ValueError):
-    """Something you passed cannot work; the message says what, the note what to do."""
+    """An argument, a file or a message cannot work."""
 
 
 class MemberError(SpecFuseError):
@@ -43,7 +44,7 @@ class MemberError(SpecFuseError):
 
 
 class BusyError(SpecFuseError):
-    """Too many answers are under way, and too many wait already. ``retry_after_s``: when to ask again, in seconds."""
+    """Too many answers are under way, and too many are waiting. ``retry_after_s``: when to try again, in seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -51,7 +52,7 @@ class BusyError(SpecFuseError):
 
 
 class EnsembleError(SpecFuseError):
-    """Nobody is left to finish the answer. ``text`` is what had been agreed until then."""
+    """No member is left to finish the answer. ``text`` is the text agreed until then."""
 
     def __init__(self, message: str, *, text: str = "", failures: tuple[MemberError, ...] = ()) -> None:
         super().__init__(message)
@@ -60,9 +61,9 @@ class EnsembleError(SpecFuseError):
 
 
 def emptied(error: _E) -> _E:
-    """The same error, to be kept: the frames that it passed let go of what they held.
+    """The same error without the local variables of the frames that it passed.
 
-    A pass that breaks off holds tensors in its frames, and an error holds its frames for as long as a trace does.
+    A forward pass that fails has tensors in its frames, and an error that is kept (in a trace) keeps its frames.
     """
     one: BaseException | None = error
     seen: set[int] = set()
@@ -74,7 +75,7 @@ def emptied(error: _E) -> _E:
 
 
 def amount(count: int, noun: str) -> str:
-    """So many of these, for a message.
+    """A number of things, for a message.
 
     >>> amount(1, "answer"), amount(2, "reply")
     ('1 answer', '2 replies')
@@ -88,3 +89,11 @@ def advised(error: _E, advice: str) -> _E:
     """The same error with a note that says what to do next."""
     error.add_note(f"-> {advice}")
     return error
+
+
+def refuse_arguments(owner: str, given: Iterable[str], renamed: Mapping[str, str]) -> None:
+    """Raise if an argument was given that ``owner`` does not have. ``renamed``: old name -> what to do instead."""
+    for name in given:
+        if name in renamed:
+            raise advised(UsageError(f"{owner} has no argument {name!r} any more"), renamed[name])
+        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}")

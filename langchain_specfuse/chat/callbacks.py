@@ -1,4 +1,5 @@
-"""What you can listen to: every round, every change of the voting weights, every departure, as typed frozen records.
+"""Handlers for the events of an answer: rounds, changes of the voting weights and exits as typed, frozen records; and
+:class:`TraceCallbackHandler`, which keeps them as traces.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
     >>> llm = SpecFuseChatModel(members=[ScriptedMember("Blue.", name="a"), ScriptedMember("Blue.", name="b")])
@@ -6,23 +7,25 @@
     >>> answer = llm.invoke("Which colour?", {"callbacks": [rounds]})
     1 a Blue.
 
-The same data reaches any LangChain handler as custom events, ``specfuse_round`` and ``specfuse_exit``, and
-``astream_events(version="v2")`` as ``on_custom_event``. Knows the events' JSON, nothing of how they travel.
+Other LangChain handlers get the same data as custom events, ``specfuse_round`` and ``specfuse_exit``, and
+``astream_events(version="v2")`` yields them as ``on_custom_event``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.messages import BaseMessage
 
-from ._story import EXIT_EVENT
-from ._tracing import ROUND_EVENT
-from .errors import UsageError, advised
+from ..errors import SpecFuseError, UsageError, advised
+from ..show.trace import Trace
+from .spans import EXIT_EVENT
+from .tracing import ROUND_EVENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,56 +33,51 @@ class RoundEvent:
     """One finished round."""
 
     run_id: UUID
-    """Of the chat model's own run."""
     number: int
     text: str
-    """What may be shown now."""
+    """The text to show now."""
     segment: str
-    """What was agreed: it may hold the beginning of a stop string, which is not shown yet."""
+    """The agreed segment. It may hold the beginning of a stop string, which is not shown yet."""
     ended: bool
-    """Whether the segment's writer ended the answer."""
     winner: str
     authors: Sequence[str]
-    """Everybody who drafted what won, the winner first."""
+    """All members that drafted the segment, the winner first."""
     margin: float
-    """How far the winner's total lies above the best other draft; 1.0 when nobody disagreed."""
+    """The winner's total minus that of the best other draft; 1.0 when all drafts coincide."""
     dissent: float
-    """The entropy of the vote over the distinct drafts, from 0 (one mind) to 1."""
+    """The entropy of the vote over the distinct drafts, from 0 (unanimous) to 1."""
     runner_up: str | None
-    """Who wrote the best draft that says something else."""
+    """The author of the best other draft."""
     drafts: Mapping[str, Mapping[str, Any]]
     """member -> ``text``, ``ended``, ``tokens`` (how many)."""
     scores: Mapping[str, Mapping[str, float]]
-    """verifier -> drafting member -> raw score; empty when nobody had to score."""
+    """verifier -> drafting member -> raw score; empty when there was nothing to choose between."""
     votes: Mapping[str, Mapping[str, float]]
     totals: Mapping[str, float]
     rewards: Mapping[str, float]
     weights_before: Mapping[str, float]
     weights: Mapping[str, float]
     forced: str
-    """What a constraint left no choice about: agreed without a vote, part of ``text``."""
-    closed: str
-    """What was put behind an answer that its budget cut off, part of ``text``."""
+    """Text that the constraint left no choice about: agreed without a vote, part of ``text``."""
     thoughts: Mapping[str, str]
-    """member -> what it thought before its first word."""
+    """member -> its reasoning before its first word."""
     looped: Sequence[str]
     """Members whose drafts only continued a repetition."""
-    umpire: str
-    """Who decided between drafts of which several members were sure; empty: nobody had to."""
+    tie_breaker: str
+    """The member that decided between confident members, if there was such a tie."""
     late: Mapping[str, Sequence[str]]
-    """``draft``, ``verify`` -> members whose reply was not there in time: the round went on without it."""
+    """``draft``, ``verify`` -> members whose reply was late: the round went on without it."""
     left: Sequence[Mapping[str, Any]]
     finish: Literal["stop", "stop_string", "length"] | None
-    """Why the answer ends here, if it does."""
+    """Why the answer ends, if it ends here."""
     seconds: Mapping[str, float]
-    """``draft``, ``verify`` -> seconds."""
     tokens: Mapping[str, Mapping[str, Mapping[str, float]]]
     """``draft``, ``verify`` -> member -> tokens ``read``, ``reused``, and its own ``seconds``."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsEvent:
-    """The voting weights have changed, by feedback or because somebody left."""
+    """The voting weights have changed, by feedback or because a member left."""
 
     run_id: UUID
     round: int
@@ -98,14 +96,18 @@ class ExitEvent:
     """``exit`` when it was voted out, else ``error``, ``timeout``, ``nan``, ``overflow`` or ``not_found``."""
     reason: str
     weights: Mapping[str, float]
-    """Of those who stayed."""
+    """The weights of the members that stay."""
 
 
 Event = RoundEvent | WeightsEvent | ExitEvent
+OnRound = Callable[[RoundEvent], object] | None
+OnWeights = Callable[[WeightsEvent], object] | None
+OnExit = Callable[[ExitEvent], object] | None
+_METHODS = {RoundEvent: "on_round", WeightsEvent: "on_weights", ExitEvent: "on_exit"}
 
 
-def records(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
-    """The typed records of a custom event; none for the events of others."""
+def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
+    """The typed records of a custom event; none for events that are not ours."""
     if name == ROUND_EVENT:
         yield RoundEvent(run_id, data["round"], **{key: value for key, value in data.items() if key != "round"})
         if data["weights"] != data["weights_before"]:
@@ -115,84 +117,108 @@ def records(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
 
 
 class SpecFuseCallbackHandler(BaseCallbackHandler):
-    """Calls you for every round, change of weights and departure. Pass functions, or override the methods."""
+    """Calls a function for every round, change of weights and exit. Pass functions, or override the methods."""
 
-    def __init__(
-        self,
-        *,
-        on_round: Callable[[RoundEvent], object] | None = None,
-        on_weights: Callable[[WeightsEvent], object] | None = None,
-        on_exit: Callable[[ExitEvent], object] | None = None,
-    ) -> None:
+    def __init__(self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None) -> None:
         given = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
         for name, function in given.items():
             if inspect.iscoroutinefunction(function):
                 error = UsageError(f"{name} must be a plain function, got a coroutine function")
                 raise advised(error, "use AsyncSpecFuseCallbackHandler")
-        self._given = given
+        # In the place of the methods below.
+        vars(self).update({name: function for name, function in given.items() if function is not None})
 
     def on_round(self, event: RoundEvent) -> None:
         """A segment was agreed."""
-        self._call("on_round", event)
 
     def on_weights(self, event: WeightsEvent) -> None:
         """The voting weights have changed."""
-        self._call("on_weights", event)
 
     def on_exit(self, event: ExitEvent) -> None:
         """A member has left."""
-        self._call("on_exit", event)
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        for event in records(name, data, run_id):
-            if isinstance(event, RoundEvent):
-                self.on_round(event)
-            elif isinstance(event, WeightsEvent):
-                self.on_weights(event)
-            else:
-                self.on_exit(event)
-
-    def _call(self, name: str, event: Event) -> None:
-        function: Callable[[Any], object] | None = self._given[name]
-        if function is not None:
-            function(event)
+        for event in typed_events(name, data, run_id):
+            getattr(self, _METHODS[type(event)])(event)
 
 
 class AsyncSpecFuseCallbackHandler(AsyncCallbackHandler):
     """The same for asyncio: its functions and methods may be coroutines. It works in synchronous calls too."""
 
-    def __init__(
-        self,
-        *,
-        on_round: Callable[[RoundEvent], Awaitable[object] | object] | None = None,
-        on_weights: Callable[[WeightsEvent], Awaitable[object] | object] | None = None,
-        on_exit: Callable[[ExitEvent], Awaitable[object] | object] | None = None,
-    ) -> None:
-        self._given = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
+    def __init__(self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None) -> None:
+        given = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
+        vars(self).update({name: function for name, function in given.items() if function is not None})
 
     async def on_round(self, event: RoundEvent) -> None:
         """A segment was agreed."""
-        await self._call("on_round", event)
 
     async def on_weights(self, event: WeightsEvent) -> None:
         """The voting weights have changed."""
-        await self._call("on_weights", event)
 
     async def on_exit(self, event: ExitEvent) -> None:
         """A member has left."""
-        await self._call("on_exit", event)
 
     async def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        for event in records(name, data, run_id):
-            if isinstance(event, RoundEvent):
-                await self.on_round(event)
-            elif isinstance(event, WeightsEvent):
-                await self.on_weights(event)
-            else:
-                await self.on_exit(event)
+        for event in typed_events(name, data, run_id):
+            result = getattr(self, _METHODS[type(event)])(event)
+            if inspect.isawaitable(result):
+                await result
 
-    async def _call(self, name: str, event: Event) -> None:
-        function: Callable[[Any], Awaitable[object] | object] | None = self._given[name]
-        result = function(event) if function is not None else None
-        if inspect.isawaitable(result):
-            await result
+
+class TraceCallbackHandler(BaseCallbackHandler):
+    """Keeps a :class:`Trace` of every answer.
+
+    >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel, TraceCallbackHandler
+    >>> llm = SpecFuseChatModel(members=[ScriptedMember("Blue.", name="a"), ScriptedMember("Blue.", name="b")])
+    >>> recorder = TraceCallbackHandler()
+    >>> answer = llm.invoke("Which colour?", {"callbacks": [recorder]})
+    >>> recorder.trace
+    <Trace of 1 round by a, b: 'Blue.'>
+
+    ``recorder.trace`` is the trace of the latest answer, ``recorder.traces`` has the last ``kept`` ones by the run id
+    of the chat model, so that a server that records every answer does not grow without end. The trace of an answer
+    that failed has its ``error``.
+    """
+
+    def __init__(self, *, kept: int = 100) -> None:
+        if kept < 1:
+            raise advised(UsageError(f"kept must be at least 1, got {kept!r}"), "the default is 100")
+        self.kept = kept
+        self.traces: dict[UUID, Trace] = {}
+        """run id of the chat model -> the trace of its answer, in the order in which the answers began."""
+        self._questions: dict[UUID, str] = {}
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the latest answer."""
+        if self.traces:
+            return next(reversed(self.traces.values()))
+        advice = "pass this handler to a SpecFuseChatModel's call; answers from LangChain's cache have no rounds"
+        raise advised(UsageError("no answer with a round has been recorded"), advice)
+
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        human = [message for message in messages[0] if message.type == "human"]
+        self._questions[run_id] = str(human[-1].text) if human else ""
+        while len(self._questions) > self.kept:
+            del self._questions[next(iter(self._questions))]
+
+    def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        if name == ROUND_EVENT:
+            self._trace_of(run_id).add(data)
+
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._questions.pop(run_id, None)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        if run_id in self.traces or isinstance(error, SpecFuseError):  # other chat models fail with other errors
+            self._trace_of(run_id).error = f"{type(error).__name__}: {error}"
+        self._questions.pop(run_id, None)
+
+    def _trace_of(self, run_id: UUID) -> Trace:
+        if run_id not in self.traces:
+            self.traces[run_id] = Trace(question=self._questions.get(run_id, ""))
+        while len(self.traces) > self.kept:
+            del self.traces[next(iter(self.traces))]
+        return self.traces[run_id]

@@ -1,12 +1,10 @@
-"""LangChain's messages to plain turns.
-
-Knows both languages and nothing of who answers, how, or when.
-"""
+"""LangChain's messages to plain turns, and how long these are in tokens. Knows nothing of answers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import (
@@ -19,10 +17,10 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from ._numbers import read_json
-from ._options import refuse_broken
-from .core.values import Call, Turn
-from .errors import UsageError, advised
+from ..core.values import Call, Tool, Turn
+from ..errors import UsageError, advised
+from .call_text import read_json
+from .options import refuse_broken
 
 PROVIDER = "specfuse"
 
@@ -30,22 +28,24 @@ _ROLES = {"human": "user", "user": "user", "ai": "assistant", "assistant": "assi
     ("system", "developer"), "system"
 )
 _CALLS = frozenset({"tool_use", "tool_call"})
-_SILENT = frozenset(
+_NO_TEXT = frozenset(
     {"reasoning", "thinking", "redacted_thinking", "tool_call_chunk", "invalid_tool_call", "input_json_delta"}
 )
-"""Blocks of an AI message that say nothing to the reader: thoughts, and what is told as calls."""
+"""Blocks of an AI message that hold no text for members: reasoning, and calls, which are read from ``tool_calls``."""
+BYTES_PER_TOKEN = 4
+"""Assumed where no member can count."""
 
 
 def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
     """The conversation as plain turns.
 
-    System messages go first, joined, wherever they stood: most chat templates know no other place. Neighbours of one
-    role become one turn, with a blank line between, unless they call tools or tell what a tool answered. A human's
-    ``name`` is written before the text ("ann: hello"). Thoughts of earlier turns are left out. A conversation that
-    ends with an AI message is answered with one more assistant turn; it is not continued in mid-sentence.
+    System messages are joined and go first, because most chat templates know no other place. Neighbours of one role
+    become one turn, with a blank line between, unless they are tool calls or results. A human's ``name`` is written
+    before the text ("ann: hello"). Reasoning of earlier turns is left out. After an AI message at the end comes one
+    more assistant turn; its text is not continued.
     """
     if not messages:
-        error = UsageError("there is nothing to answer: got no messages, wanted at least one")
+        error = UsageError("there is nothing to answer: expected at least one message, got none")
         raise advised(error, "pass a text, or a list such as [('human', 'Why is the sky blue?')]")
     turns = list(_named([_turn(message, place) for place, message in enumerate(messages)]))
     for turn in turns:
@@ -65,7 +65,7 @@ def _merged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
 
 
 def _named(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """A tool's turn that does not say which tool it is of has the name of the call that it answers."""
+    """A tool's turn without a name gets the name of the call that it answers."""
     names: dict[str, str] = {}
     for turn in turns:
         names |= {call.id: call.name for call in turn.calls if call.id}
@@ -84,25 +84,21 @@ def _turn(message: BaseMessage, place: int) -> Turn:
         return Turn("assistant", text, calls=tuple(_calls(message)))
     if isinstance(message, ToolMessage):
         failed = message.status == "error" and not text.lower().startswith("error")
-        told = f"Error: {text}" if failed else text
-        return Turn("tool", told, name=message.name or "", call_id=message.tool_call_id)
+        return Turn("tool", f"Error: {text}" if failed else text, name=message.name or "", call_id=message.tool_call_id)
     if isinstance(message, FunctionMessage):
         return Turn("tool", text, name=message.name)
     if isinstance(message, ChatMessage) and message.role in _ROLES:
         return Turn(_ROLES[message.role], text)
     role = getattr(message, "role", message.type)
-    error = UsageError(f"message {place} has the role {role!r:.80}, wanted one of {', '.join(sorted(_ROLES))}")
-    raise advised(error, "leave it out, or say it as a human")
-
-
-# --- calls ------------------------------------------------------------------------------------------------------
+    error = UsageError(f"message {place} has the role {role!r:.80}, expected one of {', '.join(sorted(_ROLES))}")
+    raise advised(error, "leave it out, or make it a human message")
 
 
 def _calls(message: AIMessage) -> Iterator[Call]:
-    """All that the message calls, wherever it says so, each once: first its right calls, then its broken ones."""
-    told = [Call(one["name"], _json(one["args"]), one["id"] or "") for one in message.tool_calls]
-    yield from told
-    known = {call.id for call in told if call.id} | {(call.name, call.arguments) for call in told}
+    """All calls of the message, from its fields and its blocks, each once: valid ones first."""
+    calls = [Call(one["name"], _json(one["args"]), one["id"] or "") for one in message.tool_calls]
+    yield from calls
+    known = {call.id for call in calls if call.id} | {(call.name, call.arguments) for call in calls}
     for block in message.content if isinstance(message.content, list) else ():
         if isinstance(block, Mapping) and _kind(block) in _CALLS:
             call = _block_call(block)
@@ -123,20 +119,17 @@ def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        unsaid = UsageError(f"arguments of a call, or a result, cannot be written as JSON: {error!s:.200}")
-        raise advised(unsaid, "give what JSON has: keys that are texts, no circles, no hundreds of levels") from error
+        wrong = UsageError(f"arguments of a call, or a result, cannot be written as JSON: {error!s:.200}")
+        raise advised(wrong, "use keys that are texts, no circular references, no hundreds of levels") from error
 
 
 def _object(text: str | None) -> str:
-    """Arguments that were told as text: as they are if they are an object, else as what somebody wrote."""
+    """Arguments given as text: an object stays as it is, other text becomes ``{"invalid": text}``."""
     try:
         arguments = read_json(text or "{}")
     except (ValueError, RecursionError):
         arguments = None
     return _json(arguments if isinstance(arguments, dict) else {"invalid": text})
-
-
-# --- text -------------------------------------------------------------------------------------------------------
 
 
 def _text(message: BaseMessage, place: int) -> str:
@@ -147,7 +140,7 @@ def _text(message: BaseMessage, place: int) -> str:
 
 
 def _kind(block: Any) -> str | None:
-    """The type of a block. It may say anything there, also what no set takes."""
+    """The type of a block. It may be anything, also unhashable."""
     kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
     return kind if kind is None or isinstance(kind, str) else repr(kind)
 
@@ -158,10 +151,28 @@ def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str
     kind = _kind(block)
     if isinstance(block, Mapping) and kind in ("text", "text-plain") and isinstance(block.get("text"), str):
         return str(block["text"])
-    if isinstance(message, AIMessage) and kind in _SILENT | _CALLS:
+    if isinstance(message, AIMessage) and kind in _NO_TEXT | _CALLS:
         return ""
     if isinstance(message, ToolMessage) and isinstance(block, Mapping) and (kind is None or kind == "json"):
         return _json(block.get("json", dict(block)))
     where = f"block {index} of message {place} ({message.type})"
-    error = UsageError(f"{where} is of type {kind!r:.80}, wanted 'text': members read text only")
-    raise advised(error, "leave the block out, or put what it says into words")
+    error = UsageError(f"{where} is of type {kind!r:.80}, expected 'text': members read text only")
+    raise advised(error, "leave the block out, or describe it in words")
+
+
+def length(member: Any, turns: Sequence[Turn], tools: Sequence[Tool]) -> int:
+    """How many tokens these turns have for a member that can count."""
+    if hasattr(member, "token_count"):
+        return int(member.token_count(turns, tools) if tools else member.token_count(turns))
+    return sum(len(member.token_ids(text)) for text in texts_of(turns, tools))
+
+
+def guessed(texts: Iterable[str]) -> int:
+    """About how many tokens these texts have, where no member can count."""
+    return math.ceil(sum(len(text.encode(errors="replace")) for text in texts) / BYTES_PER_TOKEN)
+
+
+def texts_of(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[str]:
+    """All texts of a conversation, without what a template puts around them."""
+    texts = [turn.text + "".join(call.name + call.arguments for call in turn.calls) for turn in turns]
+    return texts + [tool.name + tool.description + tool.parameters for tool in tools]

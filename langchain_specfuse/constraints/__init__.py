@@ -1,25 +1,23 @@
-"""What an answer must look like, held across tokenizers: masks for members, a referee for the loop.
+"""What an answer must look like: masks for members, and a referee for the loop.
 
-Knows texts, bytes and vocabularies; no models, no torch, no LangChain. What reads the grammars is an extra package:
-``pip install "langchain-specfuse[structured]"``.
+Knows texts, bytes and vocabularies; no models, no torch, no LangChain. The grammars are read by llguidance, which the
+extra ``langchain-specfuse[structured]`` installs.
 """
 
-from ._calls import Parsed, calls_of, canonical, format_of
-from ._checks import check
-from ._grammar import Grammar, Vocabulary, vocabulary
-from ._referee import referee_for
-from ._spacing import respaced
-from ._states import State
+from .calls import CallPiece, CallReader, canonical
+from .grammar import Grammar, State, Vocabulary, vocabulary
+from .referee import check, referee_for
+from .rules import reader_for, respaced
 
 __all__ = [
+    "CallPiece",
+    "CallReader",
     "Grammar",
-    "Parsed",
     "State",
     "Vocabulary",
-    "calls_of",
     "canonical",
     "check",
-    "format_of",
+    "reader_for",
     "referee_for",
     "respaced",
     "vocabulary",

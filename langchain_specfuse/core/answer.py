@@ -1,6 +1,6 @@
 """The agreed text: where a draft may be cut, stop strings across seams, the budget, and loops.
 
-Knows characters, not tokens: a member passes in where its tokens end. Nothing is ever stripped or replaced.
+It works on characters; members pass in where their tokens end. Nothing is ever stripped or replaced.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PICTURE = re.compile(r"[\u2190-\u2bff\U0001f000-\U0001faff]")
 
 
 def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
-    """How many tokens of a draft to keep, so that it ends where a word does; 0 if no such place is known yet.
+    """How many tokens of a draft to keep so that it ends at the end of a word; 0 if there is no such place yet.
 
-    ``ends[k]`` is the number of characters of ``text`` that are complete after token k+1, ``limit`` the number of
-    tokens wanted. A word at the very end is not kept, for nobody knows yet whether it goes on; nor is a token that
-    completes no character, for it holds bytes of the next one (``ends`` may say 0 where a token does both).
+    ``ends[k]`` is the number of complete characters of ``text`` after token k+1, ``limit`` the number of tokens
+    wanted. The last word is not kept, because it may go on; nor is a token that completes no character, because it
+    holds bytes of the next one (``ends`` may be 0 where a token does both).
 
     >>> kept_tokens("The sky is bl", [3, 7, 10, 13], limit=4)
     3
@@ -36,7 +36,7 @@ def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
     >>> kept_tokens("a😀", [1, 1, 1, 2], limit=3)  # tokens 2 to 4 are the bytes of one character
     1
 
-    Paper: it knows only the space as a boundary, strips white space and cuts drafts that end the answer as well.
+    Paper: its only boundary is the space; it strips white space and also cuts drafts that end the answer.
     """
     for count in range(min(limit, len(ends)), 0, -1):
         if (count == 1 or ends[count - 1] > ends[count - 2]) and is_safe(text, ends[count - 1]):
@@ -45,7 +45,7 @@ def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
 
 
 def is_safe(text: str, at: int) -> bool:
-    """Whether tokenizers of all kinds split at this place, so that a seam here costs nobody anything.
+    """Whether every kind of tokenizer splits the text here, so that a seam costs no member anything.
 
     >>> [is_safe("a bc", at) for at in range(5)]
     [False, True, False, False, False]
@@ -80,23 +80,23 @@ def _joined(left: str, right: str) -> bool:
 # --- loops ------------------------------------------------------------------------------------------------------
 
 LOOP_CHARS = 24
-"""Shorter repetitions are left alone: "ha ha ha", a short list of zeros."""
+"""Shorter repetitions are allowed: "ha ha ha", a short list of zeros."""
 LOOP_MARKS = 96
-"""The same for repetitions without a letter or digit: rules and empty rows of a table, dots, indentation."""
+"""The same for repetitions without letters and digits: lines and empty rows of tables, dots, indentation."""
 LOOP_WINDOW = 600
-"""Characters of the answer's tail in which a repetition is looked for."""
+"""The length of the answer's end in which repetitions are looked for."""
 
 
 def continues_loop(answer: str, draft: str) -> bool:
-    """Whether the draft only continues a repetition of the answer's tail.
+    """Whether the draft only continues a repetition at the end of the answer.
 
-    True if, for some period p, the draft and some text before it copy what stands p characters earlier, over at least
-    one full period: the answer had begun to repeat itself, and the draft goes on with it.
+    True if, for some period p, the draft and some text before it copy the text p characters earlier over at least one
+    full period: the answer had begun to repeat itself, and the draft continues that.
 
     >>> loop = "it is natural because it is natural because"
     >>> continues_loop(loop, " it is natural because it"), continues_loop(loop, " of the air")
     (True, False)
-    >>> continues_loop("Paris is big. ", "Paris is big. ")  # said twice, not yet a loop
+    >>> continues_loop("Paris is big. ", "Paris is big. ")  # twice is not a loop yet
     False
     """
     if not draft.strip():
@@ -113,7 +113,7 @@ def continues_loop(answer: str, draft: str) -> bool:
 
 
 def _repeats(whole: str, period: int, draft: int) -> bool:
-    """Whether the end of the text copies what stands ``period`` characters earlier, for long enough."""
+    """Whether the end of the text copies the text ``period`` characters earlier, for long enough."""
     least = LOOP_CHARS if any(map(str.isalnum, whole[-period:])) else LOOP_MARKS
     run = max(period, least, draft + min(period, LOOP_CHARS) // 2)
     return run + period <= len(whole) and whole[-run:] == whole[-run - period : -period]
@@ -124,22 +124,20 @@ def _repeats(whole: str, period: int, draft: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What has been agreed so far. ``plus`` gives the next one."""
+    """The answer so far. ``plus`` returns the next one."""
 
     stop: tuple[str, ...]
     budget: int
     referee: Referee = FREE
     segments: tuple[Segment, ...] = ()
     text: str = ""
-    """All that is part of the answer (a stop string and what follows it never are)."""
+    """The answer's text, without a stop string and anything after it."""
     shown: int = 0
     """How many characters of it have been released."""
     released: str = ""
-    """What the last segment released: it may begin with text held back before."""
+    """The text that the last ``plus`` released; it may begin with text that was held back before."""
     forced: str = ""
-    """What the last ``plus`` added that nobody had a choice about."""
-    closed: str = ""
-    """What it added to make an answer whole that ends too soon."""
+    """The text that the last ``plus`` added because the constraint leaves no choice."""
     tokens_left: int = 0
     finish: Finish | None = None
 
@@ -148,12 +146,12 @@ class Answer:
             object.__setattr__(self, "tokens_left", self.budget)
 
     def started(self) -> Answer:
-        """With what every answer to this query begins with."""
+        """With the text that every answer to this query begins with."""
         forced = self.referee.forced("")
         return replace(self, segments=(Segment(forced),), text=forced, forced=forced) if forced else self
 
-    def plus(self, segment: Segment, last: bool = False) -> Answer:
-        """The answer with one more segment. ``last``: no further round is allowed."""
+    def plus(self, segment: Segment) -> Answer:
+        """The answer with one more segment."""
         text = self.text + segment.text
         writer_tokens = next(iter(segment.tokens.values()), ())
         left = self.tokens_left - (len(writer_tokens) or 1)
@@ -169,12 +167,10 @@ class Answer:
             text, segments = text + forced, (*segments, Segment(forced)) if forced else segments
             if self.referee.must_end(text):
                 finish = "stop"
-            elif not (segment.text or writer_tokens):  # who adds nothing will not do so next time
-                finish = "stop" if self._is_whole(text) else "length"
-            elif left <= 0 or last:
+            elif not (segment.text or writer_tokens):  # no member adds anything now, so none would next time
+                finish = "stop" if self._is_complete(text) else "length"
+            elif left <= 0:
                 finish = "length"
-        closed = self.referee.closing(text) if finish in ("length", "stop_string") else ""
-        text += closed
         shown = len(text) if finish else len(text) - self._held_back(text)
         return replace(
             self,
@@ -182,27 +178,27 @@ class Answer:
             text=text,
             shown=shown,
             released=text[self.shown : shown],
+            # The text forced before the first segment belongs to the first round.
             forced=(self.forced if self.tokens_left == self.budget else "") + forced,
-            closed=closed,
             tokens_left=left,
             finish=finish,
         )
 
-    def _is_whole(self, text: str) -> bool:
-        """Whether nothing is missing; of prose nobody knows."""
+    def _is_complete(self, text: str) -> bool:
+        """Whether the constraint says so; prose has no such mark."""
         return self.referee.prose(text) < len(text) and self.referee.may_end(text)
 
     def _held_back(self, text: str) -> int:
-        """Stop strings are looked for in prose alone: inside a call nothing needs to wait for one."""
+        """Stop strings are looked for in prose alone, so nothing is held back inside a call."""
         return held_back(text[self.shown :], self.stop) if self.referee.prose(text) == len(text) else 0
 
 
 def lawful(draft: Draft, answer: Answer) -> Draft:
-    """The draft as the referee lets it stand: cut at the last legal character, ended where the answer must end."""
+    """The draft cut at the last legal character, and ended where the answer must end."""
     referee, text = answer.referee, draft.text
     legal = referee.legal(answer.text, text)
     if legal < len(text):
-        # Whose tokens end elsewhere: they are known no more, nor is what the writer thought of them.
+        # Its tokens end elsewhere now, so neither they nor their log-probabilities are known.
         draft = replace(draft, text=text[:legal], ended=False, tokens=(), logprobs=None, ends=None)
     whole = answer.text + draft.text
     if draft.ended and not referee.may_end(whole):
@@ -213,7 +209,7 @@ def lawful(draft: Draft, answer: Answer) -> Draft:
 
 
 def first_stop(text: str, stop: Sequence[str], start: int = 0) -> int | None:
-    """Where the earliest stop string begins, from ``start`` on.
+    """Where the first stop string begins, from ``start`` on.
 
     >>> first_stop("one END two", ["END", "ND"])
     4
@@ -223,7 +219,7 @@ def first_stop(text: str, stop: Sequence[str], start: int = 0) -> int | None:
 
 
 def held_back(text: str, stop: Sequence[str]) -> int:
-    """How many of the last characters may be the beginning of a stop string, and must not be shown yet.
+    """How many of the last characters may begin a stop string and must not be shown yet.
 
     >>> held_back("one E", ["END"]), held_back("one", ["END"])
     (1, 0)

@@ -1,7 +1,4 @@
-"""One round's vote: which drafts are distinct, which may be chosen, who must score what, and the outcome.
-
-Knows the drafts and the verifiers' numbers of one round; remembers nothing beyond it.
-"""
+"""One round's vote: which drafts are distinct, which are eligible, who must score what, and the outcome."""
 
 from __future__ import annotations
 
@@ -10,89 +7,87 @@ from dataclasses import dataclass
 from typing import Any
 
 from .answer import continues_loop
+from .method import Method
 from .referee import FREE, Referee
-from .umpire import Dispute, called_for, decided, dispute
-from .values import Candidate, Draft, Scored, Segment, Settings
-from .voting import assurances, raw_score, rewards, totals, voices, votes
+from .tie_break import Tie, broken, favourite, find_tie
+from .values import Candidate, Draft, Scored, Segment
+from .voting import confidences, raw_score, rewards, shares, totals, votes
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """The outcome: who won, with which segment, and all the numbers by member's name."""
+    """The outcome: the winner, its segment, and all numbers by the members' names."""
 
     winner: str
     authors: tuple[str, ...]
-    """Who wrote what won, the winner first."""
+    """The members that wrote the winning segment, the winner first."""
     segment: Segment
     scores: Mapping[str, Mapping[str, float]]
     votes: Mapping[str, Mapping[str, float]]
     totals: Mapping[str, float]
     rewards: Mapping[str, float]
-    assured: Mapping[str, float]
-    """How loud each verifier spoke."""
     disputed: bool
-    """False when all drafts coincided: then there is nothing to learn about anybody."""
+    """False when all drafts coincide: such a round says nothing about any member."""
 
 
 class Ballot:
     """The distinct drafts of one round. Drafts that coincide are one candidate: scored once, rewarded alike."""
 
-    def __init__(self, settings: Settings, drafts: Mapping[str, Draft], answer: str, referee: Referee = FREE) -> None:
+    def __init__(self, method: Method, drafts: Mapping[str, Draft], answer: str, referee: Referee = FREE) -> None:
         self.drafts = drafts
-        self.kind, self._voice, self._reward = settings.score, settings.voice, settings.reward
-        self._answer, self._referee = answer, referee
-        writers: dict[Hashable, list[str]] = {}
+        self._method, self._answer, self._referee = method, answer, referee
+        authors: dict[Hashable, list[str]] = {}
         for name, draft in drafts.items():
-            writers.setdefault(self._meaning(draft), []).append(name)
-        firsts = [(drafts[names[0]], tuple(names)) for names in writers.values()]
+            authors.setdefault(self._meaning(draft), []).append(name)
+        firsts = [(drafts[names[0]], tuple(names)) for names in authors.values()]
         self.candidates = [Candidate(draft.text, draft.ended, names) for draft, names in firsts]
-        # A draft without text that does not end the answer says nothing; a loop waits while another draft goes on.
-        saying = [c for c in self.candidates if c.text or c.ended]
-        # Paper: it has no loop guard. Likelihood likes repetition, and members infect each other with it.
-        fresh = [c for c in saying if not (settings.loop_guard and continues_loop(answer, c.text))]
-        self.eligible = fresh or saying or self.candidates
-        self.looped = tuple(name for c in saying if c not in self.eligible for name in c.authors)
+        # An empty draft that does not end the answer is no proposal; a loop loses to any draft that goes on.
+        proposals = [c for c in self.candidates if c.text or c.ended]
+        # Paper: it has no loop guard. Likelihood rewards repetition, and members pick it up from each other.
+        fresh = [c for c in proposals if not (method.loop_guard and continues_loop(answer, c.text))]
+        self.eligible = fresh or proposals or self.candidates
+        self.looped = tuple(name for c in proposals if c not in self.eligible for name in c.authors)
 
-    def unknown_to(self, judge: str) -> tuple[Candidate, ...]:
-        """What this judge must score: all but its own draft, if that came with its numbers."""
-        return tuple(c for c in self.eligible if not self._told(judge, c))
+    def to_score(self, judge: str) -> tuple[Candidate, ...]:
+        """What this verifier must score: all candidates but its own, if its draft came with log-probabilities."""
+        return tuple(c for c in self.eligible if not self._is_own(judge, c))
 
     def scores_of(self, judge: str, reply: Scored) -> list[float]:
-        """This judge's score of every eligible draft, from its replies and what came with its own draft."""
-        told = _numbers(reply)
-        return [raw_score(self.kind, self._counted(judge, c, told), c.text) for c in self.eligible]
+        """This verifier's score of every eligible draft, from its reply and from its own draft."""
+        rows = _rows(reply)
+        return [raw_score(self._method.score, self._counted(judge, c, rows), c.text) for c in self.eligible]
 
-    def dispute(self, scores: Mapping[str, Sequence[float]]) -> Dispute | None:
-        """Whether several are sure of different drafts, and who shall decide between these."""
-        return dispute(self.kind, scores, [c.authors for c in self.eligible])
+    def find_tie(self, scores: Mapping[str, Sequence[float]]) -> Tie | None:
+        """The tie between confident members, if there is one."""
+        return find_tie(self._method.score, scores, [c.authors for c in self.eligible])
 
-    def called_for(self, between: Dispute, scores: Mapping[str, Sequence[float]], unasked: Scored) -> int:
-        """The draft that the question calls for most, as the umpire's scores have it, which are now told without it."""
-        disputed = [self.eligible[i] for i in between.drafts]
-        numbers = [self._free(c, *one) for c, one in zip(disputed, _numbers(unasked), strict=True)]
-        without = [raw_score(self.kind, one, c.text) for one, c in zip(numbers, disputed, strict=True)]
-        return between.drafts[called_for(self.kind, [scores[between.umpire][i] for i in between.drafts], without)]
+    def favourite(self, tie: Tie, scores: Mapping[str, Sequence[float]], without_question: Scored) -> int:
+        """The tied draft that gains most from the question in the eyes of the tie-breaker."""
+        tied = [self.eligible[i] for i in tie.drafts]
+        numbers = [self._free(c, *row) for c, row in zip(tied, _rows(without_question), strict=True)]
+        without = [raw_score(self._method.score, row, c.text) for row, c in zip(numbers, tied, strict=True)]
+        return tie.drafts[favourite(self._method.score, [scores[tie.breaker][i] for i in tie.drafts], without)]
 
     def counted(
         self,
         scores: Mapping[str, Sequence[float]],
         weights: Mapping[str, float],
-        ruling: tuple[Dispute, int] | None = None,
+        tie_break: tuple[Tie, int] | None = None,
     ) -> Vote:
-        """Weigh the votes, after the umpire's ruling if there was one. A draft that was not eligible has total and
-        reward 0."""
-        ballots = {judge: votes(self.kind, row) for judge, row in scores.items()}
-        ballots = decided(ballots, *ruling) if ruling else ballots
-        assured = assurances(self._voice, self.kind, scores)
-        sums = totals(ballots, voices(assured, weights), len(self.eligible))
-        if not ballots:
+        """Weigh the votes, after the tie-break if there was one. Other drafts than eligible ones get 0."""
+        method = self._method
+        by_verifier = {judge: votes(method.score, row) for judge, row in scores.items()}
+        by_verifier = broken(by_verifier, *tie_break) if tie_break else by_verifier
+        confidence = confidences(method.weighting, method.score, scores)
+        sums = totals(by_verifier, shares(confidence, weights), len(self.eligible))
+        if not by_verifier:
             sums = [1.0 / len(self.eligible)] * len(self.eligible)
-        earned = rewards(self._reward, ballots, [c.authors for c in self.eligible], assured)
+        earned = rewards(method.reward, by_verifier, [c.authors for c in self.eligible], confidence)
         total, reward = self._by_member(sums), self._by_member(earned)
         order = list(self.drafts)
 
         def rank(name: str) -> tuple[float, float, int]:
-            # What only the order of a float addition tells apart is a tie.
+            # Rounded: what differs only by the order of a float addition is a tie.
             return round(total[name], 12), round(weights.get(name, 0.0), 12), -order.index(name)
 
         winner = max(total, key=rank)
@@ -103,32 +98,31 @@ class Ballot:
             authors,
             self._segment(authors),
             scores={judge: self._by_member(row) for judge, row in scores.items()},
-            votes={judge: self._by_member(row) for judge, row in ballots.items()},
+            votes={judge: self._by_member(row) for judge, row in by_verifier.items()},
             totals={name: total.get(name, 0.0) for name in order},
             rewards={name: reward.get(name, 0.0) for name in order},
-            assured=assured,
             disputed=len(self.candidates) > 1,
         )
 
     def _meaning(self, draft: Draft) -> Hashable:
-        """Drafts that mean the same are one: with what they make inevitable, they say the same and end or do not."""
+        """Equal for drafts that mean the same once the text that the constraint forces after them is added."""
         whole = draft.text + self._referee.forced(self._answer + draft.text)
         over = draft.ended or self._referee.must_end(self._answer + whole)
         return self._referee.same(self._answer, whole), over
 
-    def _told(self, judge: str, candidate: Candidate) -> bool:
-        """Whether this judge's numbers came with its own draft."""
+    def _is_own(self, judge: str, candidate: Candidate) -> bool:
+        """Whether this candidate is the judge's own draft and came with its log-probabilities."""
         if judge not in candidate.authors or self.drafts[judge].logprobs is None:
             return False
         return (self.drafts[judge].text, self.drafts[judge].ended) == (candidate.text, candidate.ended)
 
-    def _counted(self, judge: str, candidate: Candidate, told: Iterator[Any]) -> Sequence[float]:
-        """The numbers that count: without those of what could not be otherwise, which say nothing and flatter."""
-        own = self.drafts[judge] if self._told(judge, candidate) else None
-        return self._free(candidate, *((own.logprobs or (), own.ends) if own else next(told)))
+    def _counted(self, judge: str, candidate: Candidate, rows: Iterator[Any]) -> Sequence[float]:
+        """The log-probabilities that count in a score."""
+        own = self.drafts[judge] if self._is_own(judge, candidate) else None
+        return self._free(candidate, *((own.logprobs or (), own.ends) if own else next(rows)))
 
     def _free(self, candidate: Candidate, logprobs: Sequence[float], ends: Sequence[int] | None) -> Sequence[float]:
-        if ends is None:  # no constraint, or a member that does not tell where its tokens end
+        if ends is None:  # no constraint, or a member that does not report where its tokens end
             return logprobs
         spans = self._referee.spans(self._answer, candidate.text)
         inevitable = candidate.ended and self._referee.must_end(self._answer + candidate.text)
@@ -140,19 +134,21 @@ class Ballot:
     def _segment(self, authors: Sequence[str]) -> Segment:
         first = self.drafts[authors[0]]
         alike = [name for name in authors if self.drafts[name].text == first.text]
-        # Who was cut by the referee has no tokens of its own for what is left, and reads it like others' text.
+        # A draft that the referee cut has no tokens of its own; its author reads the text like anybody else's.
         tokens = {n: self.drafts[n].tokens for n in alike if self.drafts[n].tokens or not first.text}
         return Segment(first.text, first.ended, tokens)
 
 
-def _numbers(reply: Scored) -> Iterator[tuple[Sequence[float], Sequence[int] | None]]:
+def _rows(reply: Scored) -> Iterator[tuple[Sequence[float], Sequence[int] | None]]:
     return zip(reply.logprobs, reply.ends or [None] * len(reply.logprobs), strict=True)
 
 
 def unforced(
     logprobs: Sequence[float], ends: Sequence[int], spans: Sequence[tuple[int, int]], inevitable: bool
 ) -> Sequence[float]:
-    """The log-probabilities of tokens that do not lie wholly in ``spans``, and of the end unless it is inevitable.
+    """The log-probabilities of tokens that are not wholly inside ``spans``, and of the end unless it is inevitable.
+
+    Tokens that a constraint forces have probability near 1 and say nothing about the draft.
 
     >>> unforced([-1.0, -0.1, -2.0], [2, 6, 9], [(2, 6)], False)
     [-1.0, -2.0]

@@ -1,17 +1,17 @@
-"""What a member is: text in, text out, batches in, batches out. Anything that keeps this protocol can join.
+"""What a member is: text in, text out, batches in, batches out. Any object that keeps this protocol can join.
 
-The promises of an implementation (``tests/members/contract.py`` checks them on every backend):
+What an implementation promises (``tests/members/contract.py`` checks it for every engine):
 
-1. *Stateless in effect.* A reply depends on its job alone. Caches only make it faster; after ``forget``, a crash or a
+1. *Stateless in effect.* A reply depends on its job alone. Caches only make it faster: after ``forget``, a crash or a
    restart the same job gets the same reply.
-2. *One at a time.* ``draft`` and ``score`` are called from one thread at a time (the desk's); they need no locks.
-3. *As many replies as jobs*, in their order. A job that cannot be answered gets a ``Failure`` in its place and does not
-   disturb the others; raising fails the whole batch.
-4. *Text is conserved.* The draft's text is exactly what its tokens add to the agreed text, white space and all, and is
-   valid UTF-8; a character whose bytes are not complete is held back.
+2. *One thread.* ``draft`` and ``score`` are called from one thread at a time (its worker's); they need no locks.
+3. *One reply per job*, in order. A job that cannot be answered gets a ``Failure`` in its place and does not disturb the
+   others; raising fails the whole batch.
+4. *Text is conserved.* A draft's text is exactly what its tokens add to the agreed text, including white space, and is
+   valid UTF-8; a character whose bytes are incomplete is held back.
 5. *A draft that ends the answer is never cut*; others stop at a safe boundary (:func:`.kept_tokens`).
 6. *The end is an event.* For an ended candidate the last log-probability is that of the end of the turn.
-7. *Scores are the model's own* log-probabilities: before temperature, penalties and masks.
+7. *Scores are the model's own* log-probabilities, before temperature, penalties and masks.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .values import CallFormat, Draft, DraftJob, Failure, Scored, ScoreJob
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a member can do. A member that checks itself fills it from what it measured, not from what it hopes."""
+    """What a member can do, as measured where the member can test itself."""
 
     model: str
     scores: bool = True
-    """False: its scores did not agree with its own drafts, or it has none; it becomes draft-only."""
+    """False: it has no scores, or they do not agree with its own drafts. It becomes draft-only."""
     max_context: int | None = None
-    """Tokens of prompt and answer together; None: no limit known."""
+    """Tokens of prompt and answer together; None: unknown."""
     detail: str = ""
-    """How it works here (device, dtype, cache), for people."""
+    """Device, dtype, cache and the like, for people."""
     calls: CallFormat | None = None
-    """How it writes tool calls, if it was trained to; None: in whatever way it is told."""
+    """How it writes tool calls, if it was trained to; None: in any format that its prompt describes."""
     size: int = 0
-    """How many parameters it has: what a token costs it, beside others. 0: not told."""
+    """Its number of parameters (0: unknown)."""
 
 
 @runtime_checkable
@@ -50,36 +50,36 @@ class Member(Protocol):
 
     @property
     def device(self) -> str:
-        """Whose desk it works at: members with the same device take turns. Known after ``probe``."""
+        """Members with the same device share a worker and take turns. Known after ``probe``."""
 
     def probe(self) -> Probe:
-        """Load what must be loaded and say what this member can do. Called once, before the first job."""
+        """Load the model and report what the member can do. Called once, before the first job."""
 
     def draft(self, jobs: Sequence[DraftJob]) -> Sequence[Draft | Failure]:
-        """How the answer goes on, for each job."""
+        """Propose how the answer continues, for each job."""
 
     def score(self, jobs: Sequence[ScoreJob]) -> Sequence[Scored | Failure]:
         """The log-probabilities of each job's candidates."""
 
     def forget(self, query_id: str) -> None:
-        """This query is over: free what is kept for it."""
+        """This query is over: free everything that is kept for it."""
 
 
 @runtime_checkable
-class Kin(Protocol):
-    """What members have in common that share what does their work, one copy of weights: their jobs can be one batch.
+class BatchGroup(Protocol):
+    """Members that share one copy of the weights and can therefore share a batch.
 
-    A member that shares says so in an attribute ``kin``, the same object for all of them; others need no such thing.
-    A reply is what the member alone would have said, and a job that cannot be answered disturbs no other.
+    Such a member has an attribute ``batch_group``, the same object for all of them. Replies are those that each member
+    would have given alone.
     """
 
     def draft(self, jobs: Sequence[tuple[Any, DraftJob]]) -> Sequence[Draft | Failure]:
-        """How the answer goes on, for each job of the member beside it."""
+        """Propose how the answer continues, for each (member, job)."""
 
     def score(self, jobs: Sequence[tuple[Any, ScoreJob]]) -> Sequence[Scored | Failure]:
-        """The log-probabilities of each job's candidates, for the member beside it."""
+        """The log-probabilities of each (member, job)'s candidates."""
 
 
-def kin_of(member: Any) -> Kin | None:
-    """With whom this member can share a batch; None: with nobody, or not yet."""
-    return cast("Kin | None", getattr(member, "kin", None))
+def batch_group_of(member: Any) -> BatchGroup | None:
+    """The group with which this member can share a batch; None: none (yet)."""
+    return cast("BatchGroup | None", getattr(member, "batch_group", None))

@@ -1,16 +1,17 @@
-"""Who is still in, with what voting weight, and who leaves: Hedge and the exit policies.
+"""Who is in, with which voting weight, and who leaves: multiplicative weights and the exit policy.
 
-A :class:`Panel` is frozen; every change returns a new one. It knows names and numbers, nothing of drafts or text.
+A :class:`Panel` is frozen; every change returns a new one. It knows names and numbers, nothing of drafts or texts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from ..errors import UsageError, advised
-from .values import Departure, ExitKind, FeedbackKind, Seat
+from .values import Departure, Panelist
 
 WEIGHT_FLOOR = 0.02
 CLIP = 3.0
@@ -19,21 +20,19 @@ PATIENCE = 2
 """Rounds in a row under the threshold before a member leaves."""
 FIRST_EXIT = 3
 """No exit before this many scored rounds."""
-QUIET = 0.3
-"""Who speaks with less than this share of the loudest voice is quiet."""
 HEAT = 2.5
-"""The factor of the studentized policy's temperature: the lower, the sooner members leave."""
+"""The factor of the exit policy's temperature: the lower, the sooner members leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What an answer's scored rounds have shown so far: the evidence for exits."""
+    """What the scored rounds of an answer have shown: the evidence for exits."""
 
     rounds: int = 0
     quality: Mapping[str, float] = field(default_factory=dict)
-    """Q of the studentized and quiet policies: clipped, standardised deviations, summed."""
-    sums: Mapping[str, float] = field(default_factory=dict)
-    """Q of the literal and fixed policies: totals, summed."""
+    """Q: the sum of clipped, standardised deviations of a member's total from the mean."""
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """The sum of a member's totals."""
     wins: Mapping[str, int] = field(default_factory=dict)
     squares: float = 0.0
     count: int = 0
@@ -45,43 +44,43 @@ class Record:
 class Panel:
     """The members still in, with their weights."""
 
-    seats: tuple[Seat, ...]
+    members: tuple[Panelist, ...]
     weights: Mapping[str, float]
     left: tuple[Departure, ...] = ()
     record: Record = Record()
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        return tuple(seat.name for seat in self.seats if seat.drafts)
+        return tuple(member.name for member in self.members if member.drafts)
 
     @property
     def verifiers(self) -> tuple[str, ...]:
-        return tuple(seat.name for seat in self.seats if seat.scores)
+        return tuple(member.name for member in self.members if member.scores)
 
     @classmethod
-    def of(cls, seats: Sequence[Seat], prior: Mapping[str, float] | None = None) -> Panel:
-        """Everybody in, with equal weights or those of ``prior`` (whoever it does not name counts 1).
+    def of(cls, members: Sequence[Panelist], prior: Mapping[str, float] | None = None) -> Panel:
+        """Everybody in, with equal weights or those of ``prior`` (1 for those that it does not name).
 
-        >>> Panel.of([Seat("a"), Seat("b")]).weights
+        >>> Panel.of([Panelist("a"), Panelist("b")]).weights
         {'a': 0.5, 'b': 0.5}
         """
         for name, weight in (prior or {}).items():
             if not 0.0 <= weight < math.inf:
                 raise advised(UsageError(f"the prior weight of {name!r} is {weight!r}"), "give a number from 0 up")
-        return cls(tuple(seats), normalised({s.name: (prior or {}).get(s.name, 1.0) for s in seats}))
+        return cls(tuple(members), normalised({one.name: (prior or {}).get(one.name, 1.0) for one in members}))
 
     def without(self, departures: Sequence[Departure]) -> Panel:
         """The panel after these members have left; the others keep their proportions."""
         if not departures:
             return self
         gone = {departure.member for departure in departures}
-        seats = tuple(seat for seat in self.seats if seat.name not in gone)
-        weights = normalised({seat.name: self.weights[seat.name] for seat in seats})
-        return replace(self, seats=seats, weights=weights, left=self.left + tuple(departures))
+        members = tuple(member for member in self.members if member.name not in gone)
+        weights = normalised({member.name: self.weights[member.name] for member in members})
+        return replace(self, members=members, weights=weights, left=self.left + tuple(departures))
 
 
 def normalised(weights: Mapping[str, float], floor: float = WEIGHT_FLOOR) -> dict[str, float]:
-    """Weights that sum to 1, none under the floor (or under half of an equal share, where members are many).
+    """Weights that sum to 1, none below the floor (or below half of an equal share, with many members).
 
     >>> normalised({"a": 3.0, "b": 1.0})
     {'a': 0.75, 'b': 0.25}
@@ -106,33 +105,35 @@ def normalised(weights: Mapping[str, float], floor: float = WEIGHT_FLOOR) -> dic
         low |= sunk
 
 
-def learning_rate(kind: FeedbackKind, rate: float, round: int, members: int) -> float:
-    """η_t: ``rate / t`` as published, ``rate · sqrt(8 ln n / t)`` any-time, 0 when off.
+# --- weights ----------------------------------------------------------------------------------------------------
 
-    >>> learning_rate("published", 1.0, 4, 3), learning_rate("off", 1.0, 4, 3)
-    (0.25, 0.0)
-    >>> round(learning_rate("anytime", 1.0, 4, 3), 3)
-    1.482
-    """
-    if kind == "off" or members < 2:
-        return 0.0
-    return rate / round if kind == "published" else rate * math.sqrt(8 * math.log(members) / round)
+LearningRate: TypeAlias = Callable[[float, int, int], float]
+"""(rate, round, members) -> η of this round."""
+
+LEARNING_RATES: dict[str, LearningRate] = {
+    "off": lambda rate, round, members: 0.0,
+    "published": lambda rate, round, members: rate / round,
+}
+"""The values of the option ``feedback``. ``published``: η_t = rate / t."""
 
 
 def hedged(panel: Panel, rewards: Mapping[str, float], eta: float) -> Panel:
-    """Multiplicative weights: w_i <- w_i · exp(η r_i), renormalised. A verify-only member earns the neutral 1/2.
+    """Multiplicative weights: w_i <- w_i · exp(η r_i), normalised. A verify-only member earns the neutral 1/2.
 
-    >>> panel = hedged(Panel.of([Seat("a"), Seat("b")]), {"a": 1.0, "b": 0.0}, eta=1.0)
+    >>> panel = hedged(Panel.of([Panelist("a"), Panelist("b")]), {"a": 1.0, "b": 0.0}, eta=1.0)
     >>> {name: round(w, 3) for name, w in panel.weights.items()}
     {'a': 0.731, 'b': 0.269}
     """
-    if eta == 0.0 or len(set(rewards.values())) < 2:
+    if eta == 0.0 or len(panel.drafters) < 2 or len(set(rewards.values())) < 2:
         return panel
     gains = {name: eta * rewards.get(name, 0.5) for name in panel.weights}
     most = max(gains.values())  # a common factor changes nothing, and keeps a high learning rate finite
     return replace(
         panel, weights=normalised({name: w * math.exp(gains[name] - most) for name, w in panel.weights.items()})
     )
+
+
+# --- exits ------------------------------------------------------------------------------------------------------
 
 
 def observed(panel: Panel, totals: Mapping[str, float], winner: str) -> Panel:
@@ -153,72 +154,60 @@ def observed(panel: Panel, totals: Mapping[str, float], winner: str) -> Panel:
         squares=squares,
         count=count,
         quality={n: old.quality.get(n, 0.0) + max(-CLIP, min(CLIP, d / sd)) for n, d in deviations.items()},
-        sums={n: old.sums.get(n, 0.0) + total for n, total in totals.items()},
+        totals={n: old.totals.get(n, 0.0) + total for n, total in totals.items()},
         wins={n: old.wins.get(n, 0) + (n == winner) for n in totals},
     )
     return replace(panel, record=record)
 
 
-def keep_probabilities(kind: ExitKind, panel: Panel) -> dict[str, float]:
-    """p = softmax(Q / τ) over the drafting members.
+def keep_probabilities(panel: Panel) -> dict[str, float]:
+    """p = softmax(Q / τ) over the drafting members, where τ_t = HEAT · H · sqrt(t).
 
-    ``studentized``, ``quiet``: τ_t = HEAT · H · sqrt(t), where H is the entropy of (wins + 1) / Σ divided by ln n.
-    ``literal``: Q = sum of totals, τ = H · sqrt(t). ``fixed``: the same Q, τ = 1.
+    H is the entropy of (wins + 1) / Σ divided by ln n.
 
-    Paper: the paper's closed form is not public. ``studentized`` is our reconstruction (the increments have unit
-    variance, so sqrt(t) keeps noise at O(1) and lets real gaps grow); ``literal`` is what its text says word by word,
-    and lets few go: totals that sum to 1 never grow far apart.
+    Paper: its closed form is not public; this is our reconstruction. The increments of Q have unit variance, so sqrt(t)
+    keeps noise at O(1) and lets real gaps grow. What the paper's text says word by word is in ``studies/exits.py``.
     """
     names = panel.drafters
     if len(names) < 2:
         return dict.fromkeys(names, 1.0)
     record = panel.record
-    quality = record.sums if kind in ("literal", "fixed") else record.quality
-    spread = _win_entropy([record.wins.get(name, 0) + 1 for name in names])
-    root = math.sqrt(max(record.rounds, 1))
-    tau = {"literal": spread * root, "fixed": 1.0}.get(kind, HEAT * spread * root)
-    best = max(quality.get(name, 0.0) for name in names)
-    shares = {name: math.exp((quality.get(name, 0.0) - best) / max(tau, 1e-6)) for name in names}
+    tau = HEAT * win_entropy(panel) * math.sqrt(max(record.rounds, 1))
+    best = max(record.quality.get(name, 0.0) for name in names)
+    shares = {name: math.exp((record.quality.get(name, 0.0) - best) / max(tau, 1e-6)) for name in names}
     whole = math.fsum(shares.values())
     return {name: share / whole for name, share in shares.items()}
 
 
-def _win_entropy(counts: Sequence[int]) -> float:
+def win_entropy(panel: Panel) -> float:
+    """The entropy of the drafting members' wins, from 0 to 1; every member is given one win in advance."""
+    counts = [panel.record.wins.get(name, 0) + 1 for name in panel.drafters]
     whole = sum(counts)
     return -math.fsum(c / whole * math.log(c / whole) for c in counts) / math.log(len(counts))
 
 
-def dismissed(
-    kind: ExitKind, panel: Panel, min_members: int, round: int, assured: Mapping[str, float] | None = None
-) -> Panel:
-    """The panel after this round's exits: members leave whose keep-probability is under 0.5 / n.
-
-    Under ``studentized`` it must have been so in two rounds running and at least three rounds must have been scored;
-    all of whom that is true go at once, under ``literal`` and ``fixed`` the lowest. ``quiet`` is ``studentized``, but
-    who hardly spoke (``assured``: a_j under 0.3 of the loudest) goes at once when under its fair share, 1 / n: it
-    loses, and has no opinion of its own. ``min_members`` (at least one) stay.
-    """
+def studentized(panel: Panel, min_members: int, round: int) -> Panel:
+    """Members leave whose keep-probability is below 0.5 / n twice in a row, not before the third scored round."""
     names = panel.drafters
-    if kind == "never" or len(names) <= max(min_members, 1):
-        return panel
-    keep = keep_probabilities(kind, panel)
-    quiet = _quiet(names, assured or {}) if kind == "quiet" else set()
-    limits = {name: (1.0 if name in quiet else 0.5) / len(names) for name in names}
-    low = {name: panel.record.low.get(name, 0) + 1 if keep[name] < limits[name] else 0 for name in names}
+    keep, limit = keep_probabilities(panel), 0.5 / len(names)
+    low = {name: panel.record.low.get(name, 0) + 1 if keep[name] < limit else 0 for name in names}
     panel = replace(panel, record=replace(panel.record, low=low))
-    patience, first, most = (1, 1, 1) if kind in ("literal", "fixed") else (PATIENCE, FIRST_EXIT, len(names))
-    lost = {name for name, times in low.items() if times >= patience and panel.record.rounds >= first}
-    ready = [name for name in names if low[name] and name in lost | quiet]
+    ready = [name for name, times in low.items() if times >= PATIENCE and panel.record.rounds >= FIRST_EXIT]
     ready.sort(key=lambda name: (keep[name], panel.weights[name], -names.index(name)))
-    most = min(most, len(names) - max(min_members, 1))
-    told = "its drafts kept losing: keep-probability {:.3f}, under {:.3f}{}"
-    unsure = dict.fromkeys(quiet, ", and it is unsure of every draft")
+    reason = "its drafts kept losing: keep-probability {:.3f}, below {:.3f}"
     return panel.without(
-        [Departure(n, "exit", told.format(keep[n], limits[n], unsure.get(n, "")), round) for n in ready[:most]]
+        [Departure(n, "exit", reason.format(keep[n], limit), round) for n in ready[: len(names) - min_members]]
     )
 
 
-def _quiet(names: Sequence[str], assured: Mapping[str, float]) -> set[str]:
-    """Those who hardly spoke. Whoever cannot score has no voice to be judged by."""
-    loudest = max(assured.values(), default=0.0)
-    return {name for name in names if assured.get(name, loudest) < QUIET * loudest}
+ExitPolicy: TypeAlias = Callable[[Panel, int, int], Panel]
+"""(panel, members that stay, round) -> the panel after this round's exits."""
+
+EXIT_POLICIES: dict[str, ExitPolicy] = {"studentized": studentized, "never": lambda panel, min_members, round: panel}
+"""The values of the option ``exit``."""
+
+
+def dismissed(kind: str, panel: Panel, min_members: int, round: int) -> Panel:
+    """The panel after this round's exits. ``min_members`` (at least one) drafting members stay."""
+    least = max(min_members, 1)
+    return panel if len(panel.drafters) <= least else EXIT_POLICIES[kind](panel, least, round)

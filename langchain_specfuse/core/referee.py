@@ -1,7 +1,7 @@
-"""Who says what may stand in an answer, where the query has a constraint. Knows texts, no tokens and no members.
+"""What may stand in an answer that has a constraint. A referee knows texts, no tokens and no members.
 
-The loop asks a referee about every draft, whoever wrote it: a member that masks its own drafting passes unchanged, one
-that cannot is cut at the last legal character. The implementation that reads grammars is in ``constraints``.
+The loop asks it about every draft: a member that masks its own drafting passes unchanged, a draft of one that cannot is
+cut at the last legal character. The implementation that reads grammars is in ``constraints``.
 """
 
 from __future__ import annotations
@@ -11,34 +11,31 @@ from typing import Protocol
 
 
 class Referee(Protocol):
-    """All questions are about texts that are legal so far: ``answer`` is a legal beginning of a whole answer."""
+    """Every question is about a text that is legal so far: ``answer`` is the beginning of some complete answer."""
 
     def legal(self, answer: str, draft: str) -> int:
-        """How many characters of the draft may stand after the answer."""
+        """How many characters of the draft may follow the answer."""
 
     def may_end(self, answer: str) -> bool:
-        """Whether the answer is whole."""
+        """Whether the answer is complete."""
+
+    def must_end(self, answer: str) -> bool:
+        """Whether the answer is complete and nothing may follow."""
 
     def forced(self, answer: str) -> str:
-        """What must come next, as far as there is only one way on ("" if there is a choice, or the answer must end).
+        """What must come next, as far as there is only one way ("" if there is a choice, or the answer must end).
 
         White space at its end is left to the members: many tokenizers join it to the next word.
         """
 
-    def must_end(self, answer: str) -> bool:
-        """Whether the answer is whole and nothing may follow."""
-
     def spans(self, answer: str, draft: str) -> tuple[tuple[int, int], ...]:
-        """Where the draft (legal after the answer) had no choice: [from, to) in its characters."""
-
-    def closing(self, answer: str) -> str:
-        """The shortest way found to make the answer whole ("" if it is)."""
+        """The parts [from, to) of a legal draft in which its author had no choice."""
 
     def same(self, answer: str, draft: str) -> Hashable:
-        """Drafts with equal values here mean the same: their text, or the calls that they complete."""
+        """Equal for drafts that mean the same: the text, or the tool calls that it completes."""
 
     def prose(self, answer: str) -> int:
-        """How many of the first characters are free text: stop strings are looked for in these alone."""
+        """The length of the free text at the beginning: only there are stop strings looked for."""
 
 
 class Unbound:
@@ -50,17 +47,14 @@ class Unbound:
     def may_end(self, answer: str) -> bool:
         return True
 
-    def forced(self, answer: str) -> str:
-        return ""
-
     def must_end(self, answer: str) -> bool:
         return False
 
+    def forced(self, answer: str) -> str:
+        return ""
+
     def spans(self, answer: str, draft: str) -> tuple[tuple[int, int], ...]:
         return ()
-
-    def closing(self, answer: str) -> str:
-        return ""
 
     def same(self, answer: str, draft: str) -> Hashable:
         return draft

@@ -1,25 +1,24 @@
 """THE LOOP. Read this first: several members write one answer, segment by segment.
 
-It is one generator and does no work itself: it yields an :class:`.Ask` (who should do what), is sent the replies, and
-yields a frozen :class:`.Round` when a segment is agreed. So the same code serves threads, asyncio and tests, and knows
-nothing of torch, devices, time-outs or LangChain. ``engine.drive`` pumps it.
+It is one generator and does no work itself. It yields an :class:`.Ask` (which member should do what), is sent the
+replies, and yields a frozen :class:`.Round` when a segment is agreed. So the same code serves threads, asyncio and
+tests, and knows nothing of torch, devices, timeouts or LangChain. ``engine.drive`` runs it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
 from typing import TypeAlias
 
 from ..errors import EnsembleError, MemberError, advised
 from .answer import Answer, lawful
 from .ballot import Ballot
-from .casting import Casting, hints, in_turn
-from .panel import Panel, dismissed, hedged, learning_rate, observed
+from .drafters import DrafterChoice
+from .method import Method, Settings
+from .panel import LEARNING_RATES, Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
-from .umpire import Dispute, without_question
+from .tie_break import Tie, without_question
 from .values import (
     LATE,
     Ask,
@@ -34,46 +33,43 @@ from .values import (
     Round,
     Scored,
     ScoreJob,
-    Settings,
 )
 
 Loop: TypeAlias = "Generator[Ask | Round, Replies | None, None]"
 
 _ADVICE = {
     "overflow": "shorten the conversation, or use members with a longer context",
-    "other": "what each member raised is in .failures, with its cause; try them one by one",
+    "other": "what each member raised is in .failures, with its cause; try the members one by one",
 }
-EVERYBODY = Casting()
-"""Nobody has won yet, so everybody drafts."""
 ROUNDING = 1e-3
-"""A log-probability may be this far above 0: low precision."""
+"""How far a log-probability may be above 0 because of low precision."""
 
 
 def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
     """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the next item."""
+    method, choice = settings.method, DrafterChoice()
     answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
-    casting = EVERYBODY
-    for number in range(1, (settings.max_rounds or settings.max_tokens) + 1):
-        before, clock = panel, Clock()  # ``before`` came in, ``voted`` decides, ``panel`` goes on
-        # 1. Draft. Everyone proposes how to go on (or who has won so far; in doubt, everyone).
-        panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock, casting)
-        # 2. Verify. Everyone scores everyone's draft.
-        ballot = Ballot(settings, drafts, answer.text, referee)
+    for number in range(1, settings.max_tokens + 1):
+        before, clock = panel, Clock()
+        # 1. Draft. Members propose how the answer continues.
+        panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock, choice)
+        # 2. Verify. Members score every draft.
+        ballot = Ballot(method, drafts, answer.text, referee)
         panel, scores = yield from call_for_scores(panel, query, answer, ballot, number, clock)
         # 3. Select. The best draft, by weighted vote, becomes part of the answer.
-        panel, scores, ruling = yield from call_for_umpire(
-            panel, query, settings, answer, ballot, scores, number, clock
+        panel, scores, tie_break = yield from call_for_tie_break(
+            panel, query, method, answer, ballot, scores, number, clock
         )
-        vote = ballot.counted(scores, panel.weights, ruling)
-        answer = answer.plus(vote.segment, last=number == settings.max_rounds)
-        voted, casting = panel, casting.after(drafts, vote)
-        # 4. Feedback. Members whose drafts were well received gain weight.
-        eta = learning_rate(settings.feedback, settings.learning_rate, number, len(panel.drafters))
+        vote = ballot.counted(scores, panel.weights, tie_break)
+        answer = answer.plus(vote.segment)
+        voted, choice = panel, choice.after(drafts, vote)
+        # 4. Feedback. Members whose drafts were preferred gain weight.
+        eta = LEARNING_RATES[method.feedback](method.learning_rate, number, len(panel.drafters))
         panel = hedged(panel, vote.rewards, eta)
         # 5. Exit. Members that keep losing leave for the rest of this answer.
         if vote.disputed and drafts.keys() >= set(panel.drafters):
             panel = observed(panel, vote.totals, vote.winner)
-            panel = dismissed(settings.exit, panel, settings.min_members, number, vote.assured)
+            panel = dismissed(method.exit, panel, method.min_members, number)
         yield Round(
             number=number,
             text=answer.released,
@@ -88,10 +84,9 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             weights_before=voted.weights,
             weights=panel.weights,
             forced=answer.forced,
-            closed=answer.closed,
             thoughts={name: draft.thought for name, draft in drafts.items() if draft.thought},
             looped=ballot.looped,
-            umpire=ruling[0].umpire if ruling else "",
+            tie_breaker=tie_break[0].breaker if tie_break else "",
             late=clock.late,
             left=panel.left[len(before.left) :],
             finish=answer.finish,
@@ -110,132 +105,111 @@ def call_for_drafts(
     answer: Answer,
     number: int,
     clock: Clock,
-    casting: Casting = EVERYBODY,
+    choice: DrafterChoice,
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
-    """What those who are cast propose, and in doubt the rest. Who failed has left the panel, who is late has not."""
+    """The drafts of the members chosen to draft first and, in doubt, of the others. Failed members leave the panel."""
+    method = settings.method
     job = DraftJob(
         query,
         answer.segments,
         segment_tokens=settings.segment_tokens,
         max_tokens=answer.tokens_left,
         sampling=settings.sampling,
-        stop=settings.stop,
+        # A draft that ends early at a stop string has another score. Only a lone drafter may: there is no vote on it.
+        stop=settings.stop if len(panel.drafters) == 1 else (),
     )
-    replies = yield from _asked(casting.cast(panel, settings.drafters), panel, job, settings, answer, number, clock)
-    rest = [name for name in panel.drafters if name not in replies]
-    sound = [name for name in replies if rest and not failure_of(job, replies[name])]
-    if rest and casting.doubts(panel, _drafts(sound, replies, answer), answer.text, settings.loop_guard):
-        again = [name for name in panel.drafters if name in rest or is_late(replies[name])]
-        replies = yield from _asked(again, panel, job, settings, answer, number, clock, replies)
+    first = choice.first(panel, method.drafters)
+    spare = len(first) < len(panel.drafters)
+    replies: dict[str, Reply] = dict((yield Ask(dict.fromkeys(first, job), number, spare)))
+    clock.lap("draft", replies)
+    others = [name for name in panel.drafters if name not in replies]
+    usable = [name for name in replies if not failure_of(job, replies[name])]
+    if others and choice.doubts(panel, _drafts(usable, replies, answer), answer.text, method.loop_guard):
+        again = [name for name in panel.drafters if name in others or is_late(replies[name])]
+        more = yield Ask(dict.fromkeys(again, job), number, spare=bool(usable))
+        clock.lap("draft", more)
+        replies |= more
     if number > 1 and all(isinstance(r, Failure) and r.kind == "overflow" for r in replies.values()):
-        # Everybody's context is full: nobody leaves, and nobody has more to say. The answer ends here.
+        # Every member's context is full. The answer ends here, and no member leaves.
         return panel, {name: Draft("") for name in panel.drafters}
     asked = [name for name in panel.drafters if name in replies]
     panel = _without_failed(panel, dict.fromkeys(asked, job), replies, answer, number)
     return panel, _drafts([name for name in panel.drafters if name in replies], replies, answer)
 
 
-def _asked(
-    names: Sequence[str],
-    panel: Panel,
-    job: DraftJob,
-    settings: Settings,
-    answer: Answer,
-    number: int,
-    clock: Clock,
-    replies: Replies = MappingProxyType({}),
-) -> Generator[Ask, Replies, dict[str, Reply]]:
-    """These members' replies, and those that were there. Who speculates is told what has been drafted so far."""
-    new, replies = [name for name in names if name not in replies], dict(replies)
-    others = set(panel.drafters) - {*names, *replies}
-    # Who was late once is not waited for again: it is asked with those who wait.
-    *first, _ = in_turn(panel.seats, new, settings.speculate)
-    smaller = {name for part in first for name in part}
-    for part in [*first, [name for name in names if name not in smaller]]:
-        if settings.speculate:
-            sound = [name for name in replies if not failure_of(job, replies[name])]
-            job = replace(job, hints=hints(_drafts(sound, replies, answer)))
-        here = any(name in replies and not failure_of(job, replies[name]) for name in names)
-        told = yield Ask(dict.fromkeys(part, job), number, spare=bool(others) or here or part in first)
-        clock.lap("draft", told)
-        replies |= {name: told[name] for name in part}
-    return replies
-
-
 def _drafts(names: Sequence[str], replies: Replies, answer: Answer) -> dict[str, Draft]:
-    """What these members drafted, as it may stand."""
-    told = {name: draft for name in names if isinstance(draft := replies[name], Draft)}
-    return {name: lawful(draft, answer) for name, draft in told.items()}
+    """The drafts of these members, as far as the constraint allows them."""
+    drafts = {name: draft for name in names if isinstance(draft := replies[name], Draft)}
+    return {name: lawful(draft, answer) for name, draft in drafts.items()}
 
 
 def call_for_scores(
     panel: Panel, query: Query, answer: Answer, ballot: Ballot, number: int, clock: Clock
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, list[float]]]]:
-    """verifier -> its score of each eligible draft. Nobody is asked when there is nothing to choose."""
+    """verifier -> its score of each eligible draft. Empty when there is nothing to choose between."""
     if len(ballot.eligible) < 2 or not panel.verifiers:
         return panel, {}
-    writers = set(panel.drafters)
+    drafters = set(panel.drafters)
     jobs = {
-        name: ScoreJob(query, answer.segments, ballot.unknown_to(name), thinks=name in writers)
+        name: ScoreJob(query, answer.segments, ballot.to_score(name), thinks=name in drafters)
         for name in panel.verifiers
     }
     replies = yield Ask(jobs, number)
     clock.lap("verify", replies)
     panel = _without_failed(panel, jobs, replies, answer, number)
-    told = {name: reply for name in panel.verifiers if isinstance(reply := replies[name], Scored)}
-    return panel, {name: ballot.scores_of(name, scored) for name, scored in told.items()}
+    scored = {name: reply for name in panel.verifiers if isinstance(reply := replies[name], Scored)}
+    return panel, {name: ballot.scores_of(name, reply) for name, reply in scored.items()}
 
 
-def call_for_umpire(
+def call_for_tie_break(
     panel: Panel,
     query: Query,
-    settings: Settings,
+    method: Method,
     answer: Answer,
     ballot: Ballot,
     scores: dict[str, list[float]],
     number: int,
     clock: Clock,
-) -> Generator[Ask, Replies, tuple[Panel, dict[str, list[float]], tuple[Dispute, int] | None]]:
-    """Where several members are sure of different beginnings: which of these the question calls for, as one sees it
-    that is no party.
+) -> Generator[Ask, Replies, tuple[Panel, dict[str, list[float]], tuple[Tie, int] | None]]:
+    """The tie between confident members, and the draft that a neutral member decides for.
 
-    Later, what was agreed before says more about a draft than the question does. Who is late here is not waited for,
-    who fails has left the panel, and both rule nothing.
+    Only in the first round: later the agreed text says more about a draft than the question does. A late tie-breaker is
+    skipped and a failed one leaves the panel; then the vote decides.
     """
-    between = ballot.dispute(scores) if settings.umpire and number == 1 else None
-    unasked = without_question(query) if between else None
-    if between is None or unasked is None:
+    tie = ballot.find_tie(scores) if method.tie_break and number == 1 else None
+    bare = without_question(query) if tie else None
+    if tie is None or bare is None:
         return panel, scores, None
-    job = ScoreJob(unasked, answer.segments, tuple(ballot.eligible[i] for i in between.drafts), thinks=False)
-    replies = yield Ask({between.umpire: job}, number, spare=True)
+    job = ScoreJob(bare, answer.segments, tuple(ballot.eligible[i] for i in tie.drafts), thinks=False)
+    replies = yield Ask({tie.breaker: job}, number, spare=True)
     clock.lap("verify", replies)
-    reply = replies[between.umpire]
+    reply = replies[tie.breaker]
     if is_late(reply):
         return panel, scores, None
-    panel = _without_failed(panel, {between.umpire: job}, replies, answer, number)
+    panel = _without_failed(panel, {tie.breaker: job}, replies, answer, number)
     if failure_of(job, reply) or not isinstance(reply, Scored):
-        return panel, {name: row for name, row in scores.items() if name != between.umpire}, None
-    return panel, scores, (between, ballot.called_for(between, scores, reply))
+        return panel, {name: row for name, row in scores.items() if name != tie.breaker}, None
+    return panel, scores, (tie, ballot.favourite(tie, scores, reply))
 
 
 def _without_failed(
     panel: Panel, jobs: Mapping[str, DraftJob | ScoreJob], replies: Replies, answer: Answer, number: int
 ) -> Panel:
-    """The panel without the members that failed or returned nonsense. Nobody left: the answer cannot be finished."""
+    """The panel without the members that failed or returned nonsense; an error if no drafting member is left."""
     failures = {name: failure for name, job in jobs.items() if (failure := failure_of(job, replies[name]))}
-    if len(failures) < len(jobs):  # where somebody has answered, who is late is out of this round only
+    if len(failures) < len(jobs):  # another member has replied, so late members only miss this round
         failures = {name: failure for name, failure in failures.items() if failure.kind != LATE}
     panel = panel.without([Departure(name, f.kind, f.message, number, f.cause) for name, f in failures.items()])
     if panel.drafters:
         return panel
-    told = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
+    reasons = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
     errors = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")
-    error = EnsembleError(f"no member is left to go on in round {number}: {told}", text=answer.text, failures=errors)
+    error = EnsembleError(f"no member is left to go on in round {number}: {reasons}", text=answer.text, failures=errors)
     raise advised(error, _ADVICE["overflow" if {e.kind for e in errors} == {"overflow"} else "other"])
 
 
 def failure_of(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
-    """Why this is not a reply to this job, if it is not: a member's nonsense must not hurt the others."""
+    """Why this is not a valid reply to this job, if it is not. Nonsense from one member must not hurt the others."""
     if isinstance(reply, Failure):
         return reply
     try:
@@ -245,7 +219,7 @@ def failure_of(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
 
 
 def is_late(reply: Reply) -> bool:
-    """Whether this is no reply yet, and no failure either."""
+    """Whether the reply is only late."""
     return isinstance(reply, Failure) and reply.kind == LATE
 
 
@@ -257,9 +231,9 @@ def _nonsense(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
     if isinstance(job, ScoreJob) and len(rows) != len(job.candidates):
         return Failure("error", f"scored {len(rows)} candidates (wanted {len(job.candidates)})")
     if isinstance(reply, Scored) and reply.ends is not None and len(reply.ends) != len(rows):
-        return Failure("error", f"told {len(reply.ends)} rows of ends for {len(rows)} candidates")
+        return Failure("error", f"returned {len(reply.ends)} rows of ends for {len(rows)} candidates")
     if isinstance(reply, Draft):
-        reply.text.encode()  # half a surrogate pair is no text
+        reply.text.encode()  # raises for half a surrogate pair
     # max alone may overlook a NaN, the sum never does.
     suspect = [row for row in rows if row and not (max(row) <= ROUNDING and sum(row) <= ROUNDING)]
     bad = [value for row in suspect for value in row if not value <= ROUNDING]
@@ -267,13 +241,14 @@ def _nonsense(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
 
 
 def member_error(gone: Departure) -> MemberError:
+    """The departure of a failed member as an exception."""
     error = MemberError(gone.reason, member=gone.member, round=gone.round, kind=gone.kind)
     error.__cause__ = gone.cause
     return error
 
 
 class Clock:
-    """Wall-clock time and effort of one round, by phase, and who was late."""
+    """Wall-clock time, effort and late members of one round, by phase."""
 
     def __init__(self) -> None:
         self.late: dict[str, tuple[str, ...]] = {}
@@ -283,6 +258,7 @@ class Clock:
         self._since = time.perf_counter()
 
     def lap(self, phase: str, replies: Replies) -> None:
+        """These replies have come: the time since the last lap belongs to this phase."""
         now = time.perf_counter()
         spent, self._since = now - self._since, now
         self.began.setdefault(phase, time.time() - spent)

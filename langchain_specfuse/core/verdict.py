@@ -1,47 +1,45 @@
 """A decision: the members vote on labels. Nothing is drafted; each label is a draft that ends the answer.
 
-As in ``rounds``, a generator says who should do what and is sent the replies; at the end it yields a :class:`Verdict`.
+As in ``rounds``, a generator yields what members should do and is sent the replies; at the end it yields a
+:class:`Verdict`.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import EnsembleError, UsageError, advised
 from .panel import Panel
 from .rounds import failure_of, member_error
-from .values import Ask, Candidate, Departure, Effort, Failure, Query, Replies, Reply, Scored, ScoreJob
+from .values import Ask, Candidate, Departure, Failure, Query, Replies, Reply, Scored, ScoreJob
 from .voting import FLOOR
 
 LABELS_AT_ONCE = 64
-"""More labels are scored in several passes: each is a branch in every member's memory."""
+"""More labels are scored in several passes: each takes room in every member's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the members decided, and how much of one mind they were."""
+    """What the members decided."""
 
     probabilities: Mapping[str, float]
-    """label -> probability: the members' own, mixed with their weights: Σ_j w_j p_j(label). They sum to 1."""
+    """label -> probability, the weighted mean over the members: Σ_j w_j p_j(label). They sum to 1."""
     by_member: Mapping[str, Mapping[str, float]]
-    """member -> label -> probability, of those who voted."""
+    """member -> label -> probability."""
     mass: Mapping[str, float]
-    """member -> the probability that it would answer with one of these labels at all. If it is tiny, what is left of
-    the probabilities says little: ask in other words, or for other labels."""
+    """member -> the probability that it would answer with one of these labels at all. If it is tiny, the probabilities
+    say little: rephrase the question, or offer other labels."""
     weights: Mapping[str, float]
     """member -> voting weight; they sum to 1."""
     left: tuple[Departure, ...] = ()
-    """Who failed, and why."""
-    efforts: Mapping[str, Effort] = field(default_factory=dict)
-    seconds: float = 0.0
+    """Members that failed, and why."""
 
     @property
     def label(self) -> str:
-        """The likeliest label; of equals the first."""
+        """The most probable label; among equals the first."""
         return max(self.probabilities, key=lambda label: round(self.probabilities[label], 12))
 
     @property
@@ -51,26 +49,13 @@ class Verdict:
 
     @property
     def margin(self) -> float:
-        """How far it lies above the next one (1.0 when there is no other)."""
+        """The confidence minus the probability of the second label (1.0 when there is no other)."""
         others = [share for label, share in self.probabilities.items() if label != self.label]
         return self.confidence - max(others) if others else 1.0
 
     @property
-    def dissent(self) -> float | None:
-        """How far the members' opinions lie apart, from 0 (all the same) to 1; None when fewer than two voted.
-
-        The Jensen-Shannon divergence H(Σ w p) - Σ w H(p) over the most that it can be, min(H(w), ln labels). Members
-        that are all equally unsure are of one mind: dissent is not uncertainty.
-        """
-        most = min(_entropy(self.weights.values()), math.log(len(self.probabilities)))
-        if len(self.by_member) < 2 or most <= 0:
-            return None
-        own = math.fsum(self.weights[name] * _entropy(p.values()) for name, p in self.by_member.items())
-        return min(1.0, max(0.0, (_entropy(self.probabilities.values()) - own) / most))
-
-    @property
     def text(self) -> str:
-        """The answer, as a round's text is."""
+        """The label, as a round has its text."""
         return self.label
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,12 +64,10 @@ class Verdict:
             "label": self.label,
             "probabilities": dict(self.probabilities),
             "margin": self.margin,
-            "dissent": self.dissent,
             "by_member": {name: dict(shares) for name, shares in self.by_member.items()},
             "mass": dict(self.mass),
             "weights": dict(self.weights),
             "left": [{"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round} for d in self.left],
-            "seconds": self.seconds,
         }
 
 
@@ -92,16 +75,14 @@ Deciding = Generator[Ask | Verdict, Replies | None, None]
 
 
 def decided(query: Query, labels: Sequence[str], panel: Panel) -> Deciding:
-    """The verdict on these labels. Every member that can score reads the query once and scores every label."""
-    since = time.perf_counter()
+    """The verdict on these labels. Every verifier reads the query once and scores every label."""
     if not panel.verifiers:
-        error = UsageError("none of these members can score, so nobody can decide")
-        raise advised(error, "a decision needs a member that knows log-probabilities, as TransformersMember does")
+        error = UsageError("none of these members can score, so none can decide")
+        raise advised(error, "a decision needs a member with log-probabilities, such as a TransformersMember")
     sums: dict[str, list[float]] = {name: [] for name in panel.verifiers}
-    efforts: dict[str, Effort] = {}
     for some in _parts(labels):
-        candidates, writers = tuple(Candidate(label, True, ()) for label in some), set(panel.drafters)
-        jobs = {name: ScoreJob(query, (), candidates, thinks=name in writers) for name in panel.verifiers}
+        candidates, drafters = tuple(Candidate(label, True, ()) for label in some), set(panel.drafters)
+        jobs = {name: ScoreJob(query, (), candidates, thinks=name in drafters) for name in panel.verifiers}
         replies = yield Ask(jobs, 1)
         assert replies is not None
         failures = {name: failed for name, job in jobs.items() if (failed := _unfit(job, replies[name]))}
@@ -112,13 +93,14 @@ def decided(query: Query, labels: Sequence[str], panel: Panel) -> Deciding:
             reply = replies[name]
             assert isinstance(reply, Scored)
             sums[name] += [math.fsum(max(value, FLOOR) for value in row) for row in reply.logprobs]
-            efforts[name] = efforts.get(name, Effort()) + reply.effort
-    voting = {name: sums[name] for name in panel.verifiers}
-    yield verdict(labels, voting, panel.weights, left=panel.left, efforts=efforts, seconds=time.perf_counter() - since)
+    yield verdict(labels, {name: sums[name] for name in panel.verifiers}, panel.weights, panel.left)
 
 
 def verdict(
-    labels: Sequence[str], sums: Mapping[str, Sequence[float]], weights: Mapping[str, float], **told: Any
+    labels: Sequence[str],
+    sums: Mapping[str, Sequence[float]],
+    weights: Mapping[str, float],
+    left: tuple[Departure, ...] = (),
 ) -> Verdict:
     """The verdict from each member's summed log-probabilities of the labels.
 
@@ -132,15 +114,15 @@ def verdict(
     own = {name: dict(zip(labels, probabilities(row), strict=True)) for name, row in sums.items()}
     mixed = {label: math.fsum(shares[name] * own[name][label] for name in own) for label in labels}
     mass = {name: min(1.0, math.fsum(map(math.exp, row))) for name, row in sums.items()}
-    return Verdict(mixed, own, mass, shares, **told)
+    return Verdict(mixed, own, mass, shares, left)
 
 
 def probabilities(sums: Sequence[float]) -> list[float]:
-    """One member's probabilities of the labels, given that it says one of them: p_i = e^(s_i) / Σ_k e^(s_k).
+    """One member's probabilities of the labels, given that it answers with one of them: p_i = e^(s_i) / Σ_k e^(s_k).
 
-    s is the *sum* of the log-probabilities of a label's tokens and of the end behind it, so e^s is the probability of
-    that answer, and answers exclude each other: also where one label begins with another. A mean would favour long
-    labels, whose last tokens follow from the first.
+    s is the *sum* of the log-probabilities of a label's tokens and of the end after it, so e^s is the probability of
+    that whole answer, also where one label begins with another. A mean would favour long labels, whose last tokens
+    follow from the first.
 
     >>> [round(p, 6) for p in probabilities([math.log(0.3), math.log(0.1)])]
     [0.75, 0.25]
@@ -152,7 +134,7 @@ def probabilities(sums: Sequence[float]) -> list[float]:
 
 
 def _unfit(job: ScoreJob, reply: Reply) -> Failure | None:
-    """Why these are no scores of these labels, if they are not."""
+    """Why this is not a score of every label, if it is not."""
     if failed := failure_of(job, reply):
         return failed
     assert isinstance(reply, Scored)
@@ -163,15 +145,11 @@ def _unfit(job: ScoreJob, reply: Reply) -> Failure | None:
 
 
 def _nobody(panel: Panel) -> EnsembleError:
-    told = "; ".join(f"{gone.member} ({gone.kind}): {gone.reason}" for gone in panel.left)
-    error = EnsembleError(f"no member is left to decide: {told}", failures=tuple(map(member_error, panel.left)))
+    reasons = "; ".join(f"{gone.member} ({gone.kind}): {gone.reason}" for gone in panel.left)
+    error = EnsembleError(f"no member is left to decide: {reasons}", failures=tuple(map(member_error, panel.left)))
     return advised(error, "what each member raised is in .failures, with its cause; try them one by one")
 
 
 def _parts(labels: Sequence[str]) -> Iterator[Sequence[str]]:
     for at in range(0, len(labels), LABELS_AT_ONCE):
         yield labels[at : at + LABELS_AT_ONCE]
-
-
-def _entropy(shares: Any) -> float:
-    return -math.fsum(share * math.log(share) for share in shares if share > 0)

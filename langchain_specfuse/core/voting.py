@@ -1,6 +1,6 @@
 """Scores -> votes -> totals -> rewards: the arithmetic of one vote, each step with its formula.
 
-Drafts are known here only by an index; who wrote them matters for rewards alone. Nothing here remembers anything.
+Drafts are numbers here; their authors matter for rewards alone. Pure functions without state.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from .values import RewardKind, ScoreKind, VoiceKind
+from .method import RewardKind, ScoreKind, WeightingKind
 
 FLOOR = -1e4
 """Log-probabilities below this (minus infinity too) count as this: votes stay finite."""
-SPOKEN = 8
-"""How many tokens an assured verifier's voice is the probability of."""
-BYTES_A_TOKEN = 4
-WHISPER = 0.1
-"""The faintest voice. Among those who are all at a loss, how much so says little: they count alike."""
+CONFIDENT_TOKENS = 8
+"""A verifier's confidence is the probability of this many tokens of its favourite draft."""
+BYTES_PER_TOKEN = 4
+LEAST_CONFIDENCE = 0.1
+"""Where no verifier finds any draft probable, differences in confidence mean little."""
 
 
 def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
@@ -31,7 +31,7 @@ def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
     >>> raw_score("logprob_per_byte", [-1.0, -2.0], "äbc")
     -0.75
 
-    A draft without any event (no token, no end) says nothing and scores worst:
+    A draft without any event (no token, no end) scores worst:
 
     >>> raw_score("mean_logprob", [], "")
     -10000.0
@@ -47,7 +47,7 @@ def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
 
 
 def votes(kind: ScoreKind, scores: Sequence[float]) -> list[float]:
-    """One verifier's scores made comparable: s_i >= 0, Σ s_i = 1; equal scores give equal votes, order is kept.
+    """One verifier's scores made comparable: s_i >= 0, Σ s_i = 1, order kept.
 
     ``mean_prob`` divides by the sum, the log-probability kinds take a softmax.
 
@@ -61,12 +61,12 @@ def votes(kind: ScoreKind, scores: Sequence[float]) -> list[float]:
     Paper: the published reference divides raw logits by their sum, which reverses the order when they are negative.
     """
     if kind == "mean_prob":
-        shares = list(scores)
+        raw = list(scores)
     else:
         best = max(scores)
-        shares = [math.exp(score - best) for score in scores]
-    whole = math.fsum(shares)
-    return [share / whole for share in shares] if whole > 0 else [1.0 / len(scores)] * len(scores)
+        raw = [math.exp(score - best) for score in scores]
+    whole = math.fsum(raw)
+    return [one / whole for one in raw] if whole > 0 else [1.0 / len(scores)] * len(scores)
 
 
 def totals(by_verifier: Mapping[str, Sequence[float]], weights: Mapping[str, float], drafts: int) -> list[float]:
@@ -78,76 +78,80 @@ def totals(by_verifier: Mapping[str, Sequence[float]], weights: Mapping[str, flo
     return [math.fsum(weights[judge] * row[i] for judge, row in by_verifier.items()) for i in range(drafts)]
 
 
-def assurances(voice: VoiceKind, kind: ScoreKind, scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """How loud each verifier speaks in this round, from 0 to 1.
+def confidences(kind: WeightingKind, score: ScoreKind, scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """How much each verifier counts in this round besides its weight, from 0 to 1.
 
-    ``equal``: 1. ``assured``: a_j = 0.1 + 0.9 p^8, where p is the probability a token that j gives the draft it likes
-    best. Who is at a loss, also with its own draft, leaves the decision to those who know; if all are, all count alike.
+    ``equal``: 1. ``confidence``: c_j = 0.1 + 0.9 p^8, where p is the probability per token that j gives its favourite
+    draft. A verifier that finds no draft probable, not even its own, leaves the decision to the others.
 
     >>> scores = {"a": [math.log(0.95), -3.0], "b": [math.log(0.5), math.log(0.3)]}
-    >>> {name: round(a, 3) for name, a in assurances("assured", "mean_logprob", scores).items()}
+    >>> {name: round(c, 3) for name, c in confidences("confidence", "mean_logprob", scores).items()}
     {'a': 0.697, 'b': 0.104}
 
-    Paper: there every verifier's votes count by its weight alone. A member that knows the answer prefers it by far, but
-    members that know nothing prefer their own drafts by far too, and there are more of those (docs/study.md).
+    Paper: there a verifier's votes count by its weight alone. A member that knows the answer strongly prefers it, but
+    members that know nothing strongly prefer their own drafts too, and there are more of those (docs/log.md).
     """
-    if voice == "equal":
+    if kind == "equal":
         return dict.fromkeys(scores, 1.0)
-    return {name: WHISPER + (1 - WHISPER) * a_token(kind, max(row)) ** SPOKEN for name, row in scores.items()}
+    return {
+        name: LEAST_CONFIDENCE + (1 - LEAST_CONFIDENCE) * per_token(score, max(row)) ** CONFIDENT_TOKENS
+        for name, row in scores.items()
+    }
 
 
-def a_token(kind: ScoreKind, score: float) -> float:
-    """The probability a token that this score stands for."""
+def per_token(kind: ScoreKind, score: float) -> float:
+    """The probability per token that a score stands for."""
     if kind == "mean_prob":
         return min(score, 1.0)
-    return math.exp(min(score * (BYTES_A_TOKEN if kind == "logprob_per_byte" else 1.0), 0.0))
+    return math.exp(min(score * (BYTES_PER_TOKEN if kind == "logprob_per_byte" else 1.0), 0.0))
 
 
-def voices(assured: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """How much each verifier's votes count in this round: w_j a_j, made to sum to 1 over those who voted.
+def shares(confidence: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    """The share of the vote of each verifier that voted: w_j c_j, normalised.
 
-    >>> {name: round(v, 3) for name, v in voices({"a": 0.3, "b": 0.1}, {"a": 0.5, "b": 0.5, "mute": 1.0}).items()}
+    >>> {name: round(v, 3) for name, v in shares({"a": 0.3, "b": 0.1}, {"a": 0.5, "b": 0.5, "absent": 1.0}).items()}
     {'a': 0.75, 'b': 0.25}
     """
-    said = {name: weights[name] * a for name, a in assured.items()}
-    whole = math.fsum(said.values())
-    return {name: share / whole for name, share in said.items()}
+    products = {name: weights[name] * c for name, c in confidence.items()}
+    whole = math.fsum(products.values())
+    return {name: product / whole for name, product in products.items()}
 
 
 def rewards(
     kind: RewardKind,
     by_verifier: Mapping[str, Sequence[float]],
     authors: Sequence[Sequence[str]],
-    assured: Mapping[str, float],
+    confidence: Mapping[str, float],
 ) -> list[float]:
-    """What each draft earns its writers: :func:`win_rates` or :func:`margins`; the only draft earns 1."""
+    """What each draft earns its authors: :func:`win_rates` or :func:`margins`. A single draft earns 1."""
     if len(authors) == 1:
         return [1.0]
-    return win_rates(by_verifier, authors) if kind == "wins" else margins(by_verifier, assured, len(authors))
+    return win_rates(by_verifier, authors) if kind == "wins" else margins(by_verifier, confidence, len(authors))
 
 
-def margins(by_verifier: Mapping[str, Sequence[float]], assured: Mapping[str, float], drafts: int) -> list[float]:
-    """Reward r_i of each draft: how clearly all verifiers, the writers too, prefer it to the other drafts.
+def margins(by_verifier: Mapping[str, Sequence[float]], confidence: Mapping[str, float], drafts: int) -> list[float]:
+    """Reward r_i of each draft: how clearly all verifiers, its authors included, prefer it to the other drafts.
 
-    The mean over all verifiers j (as loud as a_j) and other drafts k of s_ji / (s_ji + s_jk).
+    The mean over all verifiers j (weighted by c_j) and other drafts k of s_ji / (s_ji + s_jk).
 
     >>> [round(r, 3) for r in margins({"a": [0.7, 0.3], "b": [0.6, 0.4]}, {"a": 1.0, "b": 1.0}, 2)]
     [0.65, 0.35]
 
-    One verifier that knows outweighs two that hardly tell the drafts apart, though both prefer another one:
+    One verifier with a clear preference outweighs two with a slight one:
 
     >>> rows = {"a": [0.9, 0.05, 0.05], "b": [0.33, 0.34, 0.33], "c": [0.33, 0.34, 0.33]}
     >>> [round(r, 2) for r in margins(rows, {"a": 1.0, "b": 1.0, "c": 1.0}, 3)]
     [0.65, 0.43, 0.42]
 
-    Paper: there only others judge, and a narrow win counts as much as a clear one. Who knows nothing of a question
-    compares drafts that are all equally strange to it, and that is noise (docs/study.md).
+    Paper: there only third parties judge, and a narrow win counts as much as a clear one. A third party that knows
+    nothing of the question adds noise (docs/log.md).
     """
     if not by_verifier:
         return [0.5] * drafts
-    whole = math.fsum(assured[judge] for judge in by_verifier)
+    whole = math.fsum(confidence[judge] for judge in by_verifier)
     return [
-        math.fsum(assured[judge] / whole * _margin(i, row) for judge, row in by_verifier.items()) for i in range(drafts)
+        math.fsum(confidence[judge] / whole * _margin(i, row) for judge, row in by_verifier.items())
+        for i in range(drafts)
     ]
 
 
@@ -157,11 +161,11 @@ def _margin(i: int, row: Sequence[float]) -> float:
 
 
 def win_rates(by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]) -> list[float]:
-    """Reward r_i of each draft, as others judge it; what one thinks of oneself never counts.
+    """Reward r_i of each draft as third parties judge it.
 
     The share of comparisons (judge j, other draft k) in which s_ji > s_jk, ties one half, where j wrote neither of the
-    two: third parties judge. Where there are no third parties (two drafts, each judge wrote one of them) the soft
-    margin: the mean vote s_ji of the judges that did not write i.
+    two. Where there are no third parties (two drafts, each judge wrote one of them): the mean vote s_ji of the judges
+    that did not write i.
 
     >>> win_rates({"a": [0.7, 0.3], "b": [0.6, 0.4]}, [["a"], ["b"]])
     [0.6, 0.3]
@@ -170,7 +174,7 @@ def win_rates(by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequ
     >>> win_rates({"a": [0.5, 0.3, 0.2], "b": [0.5, 0.3, 0.2], "c": [0.5, 0.3, 0.2]}, [["a"], ["b"], ["c"]])
     [1.0, 0.5, 0.0]
 
-    Paper: the reference's feedback is a no-op for two members; the soft margin is ours.
+    Paper: the reference's feedback does nothing with two members; the mean vote is ours.
     """
     return [_win_rate(i, by_verifier, authors) for i in range(len(authors))]
 

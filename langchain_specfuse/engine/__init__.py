@@ -1,4 +1,4 @@
-"""Runs the loop: a desk (inbox and thread) per device, and two ways to pump it. Knows no backend and no LangChain."""
+"""Runs the loop: a worker (queue and thread) per device, and two drivers, sync and async."""
 
 from .drive import adrive, drive
 from .ensemble import Ensemble

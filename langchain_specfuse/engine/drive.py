@@ -1,60 +1,73 @@
-"""Pumps the loop: a :class:`Run` moves it forward from the desks' threads; ``drive`` and ``adrive`` read its rounds.
+"""Drives the loop: a :class:`Run` advances it from the workers' threads; ``drive`` and ``adrive`` read its rounds.
 
-Whoever delivers the last reply of an ``Ask`` moves that query on, so its next jobs are in the inboxes before the desk
-looks for its next batch: queries stay in step, and nobody waits for somebody else's answer to end. The caller's thread
-only reads a queue. Closing the iterator, for whatever reason, cancels the run and frees its caches within one round.
+The thread that delivers the last reply to an ``Ask`` advances that query, so its next jobs are queued before the worker
+forms its next batch: queries stay in step. The caller's thread only reads a queue. Closing the iterator, for any
+reason, cancels the run and frees its caches within one round.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from ..core.member import Member
-from ..core.rounds import Loop
-from ..core.values import Ask, DraftJob, Replies, Reply, Round, Straggler
-from .desk import desk_for, forked, refuse_fork
-from .gathering import Gathering
-from .line import Line, Turn
-from .task import Task
+from ..core.rounds import Loop, failure_of, is_late
+from ..core.values import Ask, DraftJob, Replies, Reply, Round
+from .admission import Admission, Limits
+from .queue import Task
+from .worker import forked, refuse_fork, worker_for
 
 Sink = Callable[[Round | BaseException | None], None]
 """Takes the rounds, then None; or an error instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Time limits of one answer, and when it may begin."""
+
+    timeout: float | None = None
+    """Seconds for the whole answer, after which TimeoutError is raised."""
+    member_timeout: float | None = None
+    """Seconds for one reply of one member."""
+    skip_late: bool = False
+    """A member that exceeds ``member_timeout`` skips the round (True) or leaves the answer (False)."""
+    limits: Limits = Limits()
+    admission: Admission = field(default_factory=Admission)
 
 
 class Run:
     """One answer under way."""
 
     def __init__(
-        self, loop: Loop, query_id: str, members: Mapping[str, Member], patience: Patience, place: Place, sink: Sink
+        self, loop: Loop, query_id: str, members: Mapping[str, Member], schedule: Schedule, sink: Sink
     ) -> None:
         self._loop = loop
         self._query_ids = {query_id}
-        """The query's, and those of what else had to be asked about it."""
+        """The query's id, and those of other queries that the loop made of it."""
         self._members = members
-        self._patience = patience
-        self._place = place
+        self._schedule = schedule
         self._sink = sink
         self._begun = False
         self._over = False
 
     def start(self) -> None:
         """Begin, now or when it is this answer's turn."""
-        self._place.line.enter(self, self._place.turn, self._begin)
+        self._schedule.admission.enter(self, self._schedule.limits, self._begin)
 
     def cancel(self) -> None:
-        """Whatever happens from now on, nobody wants it. Frees every member's caches; harmless when over."""
+        """Drop all later replies and free every member's caches. Harmless when the run is over."""
         if not self._over:
             self._over = True
             if forked():
-                return  # it is over in the process where it began
+                return  # it continues in the parent process
             if self._begun:
                 self._forget(list(self._members))
-            self._place.line.leave(self)
+            self._schedule.admission.leave(self)
 
     def _begin(self) -> None:
         self._begun = True
@@ -74,31 +87,30 @@ class Run:
             self._ask(item)
         except StopIteration:
             self._end(None)
-        except BaseException as error:  # whatever it is belongs to the caller, not to the desk
+        except BaseException as error:  # whatever it is belongs to the caller, not to the worker
             self._end(error)
 
     def _ask(self, ask: Ask) -> None:
-        gathering, patience = Gathering(ask), self._patience
+        replies = ReplyCollector(ask)
 
         def deliver(name: str, reply: Reply) -> None:
-            replies = gathering.take(name, reply)
-            if replies is not None and not self._over:
-                self._advance(replies)
+            complete = replies.add(name, reply)
+            if complete is not None and not self._over:
+                self._advance(complete)
 
         def wanted() -> bool:
-            return not (gathering.over or self._over)
+            return not (replies.over or self._over)
 
         tasks: dict[str, list[Task]] = {}
+        limit_s, keep_waiting = self._schedule.member_timeout, self._schedule.skip_late
         for name, job in ask.jobs.items():
             self._query_ids.add(job.query.id)
             member = self._members[name]
             work = "draft" if isinstance(job, DraftJob) else "score"
-            receive = partial(deliver, name)
-            stays, priority = patience.straggler == "leave_out", self._place.turn.priority
-            task = Task(member, work, job, receive, wanted, patience.limit_s, stays, priority)
+            task = Task(member, work, job, partial(deliver, name), wanted, limit_s, keep_waiting)
             tasks.setdefault(member.device, []).append(task)
         for device, mine in tasks.items():
-            desk_for(device).put(*mine)  # at once, or the first would be taken alone, without its kin
+            worker_for(device).put(*mine)  # together, or the first would be taken alone, without its batch group
 
     def _end(self, last: BaseException | None) -> None:
         try:
@@ -107,36 +119,40 @@ class Run:
             self._sink(last)
 
     def _forget(self, names: list[str]) -> None:
-        # Through the inbox, or it would race with the batch that is running.
+        # Through the queue, or it would race with the batch that is running.
         for name in names:
             member = self._members[name]
             for query_id in sorted(self._query_ids):
-                call = partial(member.forget, query_id)
-                task = Task(member, "call", call, lambda _: None, priority=self._place.turn.priority)
-                desk_for(member.device).put(task)
+                task = Task(member, "call", partial(member.forget, query_id), lambda _: None)
+                worker_for(member.device).put(task)
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long one reply of one member may take, and what becomes of a member that takes longer."""
+class ReplyCollector:
+    """The replies to one ``Ask``. A late reply can never be taken for one to a later ``Ask``."""
 
-    member_timeout: float | None = None
-    straggler: Straggler = "exit"
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._replies: dict[str, Reply] = {}
+        self._lock = threading.Lock()
+        self.over = False
 
-    @property
-    def limit_s(self) -> float | None:
-        return None if self.straggler == "wait" else self.member_timeout
+    def add(self, name: str, reply: Reply) -> Replies | None:
+        """Add a reply, or a note that it is late. Returns all replies, once, as soon as they suffice."""
+        with self._lock:
+            if self.over or (is_late(reply) and name in self._replies):  # the note may come after the reply
+                return None
+            self._replies[name] = reply
+            self.over = len(self._replies) == len(self._ask.jobs) and self._suffice()
+            return {name: self._replies[name] for name in self._ask.jobs} if self.over else None
+
+    def _suffice(self) -> bool:
+        """Late members are waited for while no member has answered and the loop cannot continue without them."""
+        if self._ask.spare or not any(is_late(reply) for reply in self._replies.values()):
+            return True
+        return any(failure_of(self._ask.jobs[name], reply) is None for name, reply in self._replies.items())
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an answer waits for its turn, and what it wants there."""
-
-    line: Line = field(default_factory=Line)
-    turn: Turn = field(default_factory=Turn)
-
-
-class Late(TimeoutError):
+class AnswerLate(TimeoutError):
     """The answer took too long. ``text`` is what had been agreed until then."""
 
     def __init__(self, message: str, text: str) -> None:
@@ -145,7 +161,7 @@ class Late(TimeoutError):
 
 
 class _Deadline:
-    """When the whole answer must be there."""
+    """The time limit of the whole answer."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -156,34 +172,28 @@ class _Deadline:
         return None if self._end is None else max(self._end - time.monotonic(), 0.0)
 
     def error(self) -> TimeoutError:
-        return Late(f"no whole answer within timeout={self._timeout:g} s", self.agreed)
+        return AnswerLate(f"the answer was not complete within timeout={self._timeout:g} s", self.agreed)
 
 
 def drive(
-    loop: Loop,
-    query_id: str,
-    members: Mapping[str, Member],
-    *,
-    timeout: float | None = None,
-    member_timeout: float | None = None,
-    straggler: Straggler = "exit",
-    place: Place | None = None,
+    loop: Loop, query_id: str, members: Mapping[str, Member], schedule: Schedule | None = None
 ) -> Iterator[Round]:
-    """The rounds of one answer, as they are agreed. ``timeout`` seconds for the whole answer, else TimeoutError."""
+    """The rounds of one answer, as they are agreed."""
+    schedule = schedule or Schedule()
     news: queue.SimpleQueue[Round | BaseException | None] = queue.SimpleQueue()
-    deadline = _Deadline(timeout)
+    deadline = _Deadline(schedule.timeout)
 
-    def news_in_time() -> Round | BaseException | None:
-        refuse_fork()  # in a child nobody is there who could bring any
+    def next_item() -> Round | BaseException | None:
+        refuse_fork()  # a forked child has no worker that would put anything in
         try:
             return news.get(timeout=deadline.left_s())
         except queue.Empty:
             raise deadline.error() from None
 
-    run = Run(loop, query_id, members, Patience(member_timeout, straggler), place or Place(), news.put)
+    run = Run(loop, query_id, members, schedule, news.put)
     try:
         run.start()
-        while (item := news_in_time()) is not None:
+        while (item := next_item()) is not None:
             if isinstance(item, BaseException):
                 raise item
             deadline.agreed += item.text
@@ -193,36 +203,30 @@ def drive(
 
 
 async def adrive(
-    loop: Loop,
-    query_id: str,
-    members: Mapping[str, Member],
-    *,
-    timeout: float | None = None,
-    member_timeout: float | None = None,
-    straggler: Straggler = "exit",
-    place: Place | None = None,
-) -> AsyncIterator[Round]:
+    loop: Loop, query_id: str, members: Mapping[str, Member], schedule: Schedule | None = None
+) -> AsyncGenerator[Round, None]:
     """``drive`` for asyncio."""
+    schedule = schedule or Schedule()
     news: asyncio.Queue[Round | BaseException | None] = asyncio.Queue()
-    here = asyncio.get_running_loop()
-    deadline = _Deadline(timeout)
+    event_loop = asyncio.get_running_loop()
+    deadline = _Deadline(schedule.timeout)
 
     def post(item: Round | BaseException | None) -> None:
         try:
-            here.call_soon_threadsafe(news.put_nowait, item)
-        except RuntimeError:  # the event loop was closed under us: nobody reads any more
+            event_loop.call_soon_threadsafe(news.put_nowait, item)
+        except RuntimeError:  # the event loop was closed: there is no reader any more
             run.cancel()
 
-    async def news_in_time() -> Round | BaseException | None:
+    async def next_item() -> Round | BaseException | None:
         try:
             return await asyncio.wait_for(news.get(), deadline.left_s())
         except TimeoutError:
             raise deadline.error() from None
 
-    run = Run(loop, query_id, members, Patience(member_timeout, straggler), place or Place(), post)
+    run = Run(loop, query_id, members, schedule, post)
     try:
         run.start()
-        while (item := await news_in_time()) is not None:
+        while (item := await next_item()) is not None:
             if isinstance(item, BaseException):
                 raise item
             deadline.agreed += item.text

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, cast
+from dataclasses import replace
+from typing import cast
 
 from ..core.member import Member, Probe
+from ..core.method import Settings
 from ..core.panel import Panel
 from ..core.referee import FREE, Referee
-from ..core.rounds import rounds
-from ..core.values import Query, Round, Seat, Settings, Straggler
+from ..core.rounds import Loop, rounds
+from ..core.values import Panelist, Query, Round
 from ..core.verdict import Verdict, decided
 from ..errors import UsageError, advised, emptied
-from .desk import desk_for, refuse_fork
-from .drive import Place, adrive, drive
-from .line import Line, Turn
-from .task import Task
+from .admission import Admission
+from .drive import Schedule, adrive, drive
+from .queue import Task
+from .worker import refuse_fork, worker_for
 
 
 class Ensemble:
@@ -33,8 +36,8 @@ class Ensemble:
                 raise advised(error, "give one of them another name, for example TransformersMember(..., name='b')")
             self.members[member.name] = member
         self._drafting = frozenset(member.name for member in members)
-        self.line = Line()
-        """Its answers under way, and those that wait for their turn."""
+        self.admission = Admission()
+        """The answers under way, and those that wait for their turn."""
         self._lock = threading.Lock()
         self._known: dict[str, Probe] | None = None
         self._waiting: list[Future[dict[str, Probe]]] = []
@@ -46,9 +49,9 @@ class Ensemble:
         return self._known is not None
 
     def loaded(self) -> Future[dict[str, Probe]]:
-        """What each member can do, once all are loaded; loading starts now if it has not. A failed load is retried.
+        """What each member can do, once all are loaded; starts loading if necessary. A failed load is tried again.
 
-        The future is the caller's own: who is interrupted while waiting leaves its lock taken, and hurts nobody else.
+        Each caller gets a future of its own: an interrupt while waiting may leave its lock taken.
         """
         refuse_fork()
         future: Future[dict[str, Probe]] = Future()
@@ -63,41 +66,40 @@ class Ensemble:
         return future
 
     def load(self) -> None:
-        """Begin to load, if nobody has. Nobody is told when it is done: see ``ready``."""
+        """Start loading if necessary, without waiting for it (see ``ready``)."""
         with self._lock:
             if self._known is None:
                 self._begin()
 
     def _begin(self) -> None:
         if not self._loading:
-            desk_for("loading").put(Task(self, "call", self._load, lambda _: None))
-            self._loading = True  # last: after an interrupt nobody may wait for a load that never began
+            worker_for("loading").put(Task(self, "call", self._load, lambda _: None))
+            self._loading = True  # last, so that an interrupt before it does not leave a load that never begins
 
     def _load(self) -> None:
         try:
             for member in self.members.values():
-                # Only some can: those that load elsewhere, all at once.
+                # Members that load elsewhere do so all at once.
                 getattr(member, "start_loading", lambda: None)()
             known = {name: member.probe() for name, member in self.members.items()}
         except BaseException as error:
-            for future in self._loaded(None):
+            for future in self._end_loading(None):
                 future.set_exception(emptied(error))
         else:
-            for future in self._loaded(known):
+            for future in self._end_loading(known):
                 future.set_result(known)
 
-    def _loaded(self, known: dict[str, Probe] | None) -> list[Future[dict[str, Probe]]]:
-        """It is over: who is to be told."""
+    def _end_loading(self, known: dict[str, Probe] | None) -> list[Future[dict[str, Probe]]]:
+        """Loading is over. Returns the futures of those that wait for it."""
         with self._lock:
             self._known, self._loading = known, False
             waiting, self._waiting = self._waiting, []
         return waiting
 
-    def seats(self, probes: Mapping[str, Probe]) -> list[Seat]:
-        return [
-            Seat(name, name in self._drafting, probe.scores, probe.size, self.members[name].device)
-            for name, probe in probes.items()
-        ]
+    def panel(self, probes: Mapping[str, Probe], prior: Mapping[str, float] | None = None) -> Panel:
+        """The panel with which an answer begins."""
+        members = [Panelist(name, name in self._drafting, probe.scores) for name, probe in probes.items()]
+        return Panel.of(members, prior)
 
     def rounds(
         self,
@@ -106,17 +108,14 @@ class Ensemble:
         *,
         referee: Referee = FREE,
         prior: Mapping[str, float] | None = None,
-        timeout: float | None = None,
-        member_timeout: float | None = None,
-        straggler: Straggler = "exit",
-        turn: Turn = Turn(),  # noqa: B008 - it is frozen
+        schedule: Schedule | None = None,
     ) -> Iterator[Round]:
-        """Ask, and get the rounds as they are agreed. ``referee`` judges texts under the query's constraint, if it has
-        one. ``timeout`` does not count the time that loading takes. ``turn``: how much company the answer wants."""
-        panel = Panel.of(self.seats(self.loaded().result()), prior)
-        loop = rounds(query, settings, panel, referee)
-        limits: Any = {"timeout": timeout, "member_timeout": member_timeout, "straggler": straggler}
-        return drive(loop, query.id, self.members, **limits, place=Place(self.line, turn))
+        """Ask, and get the rounds as they are agreed. The timeout of ``schedule`` does not include loading.
+
+        ``referee`` judges texts under the query's constraint, if it has one.
+        """
+        loop = rounds(query, settings, self.panel(self.loaded().result(), prior), referee)
+        return drive(loop, query.id, self.members, self._scheduled(schedule, settings))
 
     async def arounds(
         self,
@@ -125,45 +124,45 @@ class Ensemble:
         *,
         referee: Referee = FREE,
         prior: Mapping[str, float] | None = None,
-        timeout: float | None = None,
-        member_timeout: float | None = None,
-        straggler: Straggler = "exit",
-        turn: Turn = Turn(),  # noqa: B008 - it is frozen
+        schedule: Schedule | None = None,
     ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio."""
-        import asyncio
-
         probes = await asyncio.wrap_future(self.loaded())
-        panel = Panel.of(self.seats(probes), prior)
-        loop = rounds(query, settings, panel, referee)
-        limits: Any = {"timeout": timeout, "member_timeout": member_timeout, "straggler": straggler}
-        driven = adrive(loop, query.id, self.members, **limits, place=Place(self.line, turn))
+        loop = rounds(query, settings, self.panel(probes, prior), referee)
+        driven = adrive(loop, query.id, self.members, self._scheduled(schedule, settings))
         try:
             async for item in driven:
                 yield item
         finally:
-            await driven.aclose()  # type: ignore[attr-defined]
+            await driven.aclose()
 
     def verdict(
-        self, query: Query, labels: Sequence[str], *, prior: Mapping[str, float] | None = None, **limits: Any
+        self,
+        query: Query,
+        labels: Sequence[str],
+        *,
+        prior: Mapping[str, float] | None = None,
+        schedule: Schedule | None = None,
     ) -> Verdict:
-        """Let the members vote on these labels; nothing is drafted. ``limits`` are those of ``rounds``."""
-        loop = self._deciding(self.loaded().result(), query, labels, prior)
-        (found,) = drive(loop, query.id, self.members, place=Place(self.line), **limits)
-        return cast("Verdict", found)
+        """Let the members vote on these labels; nothing is drafted."""
+        loop = cast("Loop", decided(query, labels, self.panel(self.loaded().result(), prior)))
+        (verdict,) = drive(loop, query.id, self.members, self._scheduled(schedule))
+        return cast("Verdict", verdict)
 
     async def averdict(
-        self, query: Query, labels: Sequence[str], *, prior: Mapping[str, float] | None = None, **limits: Any
+        self,
+        query: Query,
+        labels: Sequence[str],
+        *,
+        prior: Mapping[str, float] | None = None,
+        schedule: Schedule | None = None,
     ) -> Verdict:
         """``verdict`` for asyncio."""
-        import asyncio
-
         probes = await asyncio.wrap_future(self.loaded())
-        loop = self._deciding(probes, query, labels, prior)
-        (found,) = [item async for item in adrive(loop, query.id, self.members, place=Place(self.line), **limits)]
-        return cast("Verdict", found)
+        loop = cast("Loop", decided(query, labels, self.panel(probes, prior)))
+        (verdict,) = [one async for one in adrive(loop, query.id, self.members, self._scheduled(schedule))]
+        return cast("Verdict", verdict)
 
-    def _deciding(
-        self, probes: Mapping[str, Probe], query: Query, labels: Sequence[str], prior: Mapping[str, float] | None
-    ) -> Any:
-        return decided(query, labels, Panel.of(self.seats(probes), prior))
+    def _scheduled(self, schedule: Schedule | None, settings: Settings | None = None) -> Schedule:
+        skip_late = settings is not None and settings.method.late == "skip"
+        return replace(schedule or Schedule(), admission=self.admission, skip_late=skip_late)

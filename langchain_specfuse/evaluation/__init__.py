@@ -1,19 +1,17 @@
 """Does the ensemble help, on your own questions? Tasks, systems, a run that can be stopped, statistics, reports.
 
-A ``Task`` and some ``System`` make a ``Plan``; ``run`` finds its ``Result``, ``summary`` a ``Report`` of them, and
-``table`` or ``page`` show that. The page ``docs/evaluation.md`` does all of it in twenty lines.
-
-``specfuse eval`` and ``specfuse doctor`` are this room's commands. It knows members and rounds, never LangChain's face.
+A :class:`Task` and some :class:`System` make a :class:`Plan`; :func:`run` finds its :class:`Result`,
+:func:`summary` makes a :class:`Report` of them, and :func:`table` or :func:`page` show that. The page
+``docs/evaluation.md`` does all of it in twenty lines. The commands ``eval`` and ``doctor`` are made of this.
 """
 
-from .builtin import gsm8k, human_eval, if_eval, jsonl, task_named
-from .page import page
-from .report import table
+from .checkers import Grade, Question
+from .report import page, table
 from .results import Result, Results
 from .running import Plan, run
 from .summary import Report, summary
 from .systems import System, chosen
-from .tasks import Grade, Question, Task
+from .tasks import Task, jsonl
 
 __all__ = [
     "Grade",
@@ -25,13 +23,9 @@ __all__ = [
     "System",
     "Task",
     "chosen",
-    "gsm8k",
-    "human_eval",
-    "if_eval",
     "jsonl",
     "page",
     "run",
     "summary",
     "table",
-    "task_named",
 ]

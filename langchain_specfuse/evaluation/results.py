@@ -1,7 +1,7 @@
-"""Results on disk: one line of JSON per finished question, appended at once, so that a run can be killed and go on.
+"""Results on disk: one line of JSON per finished question, written at once, so that a run can be killed and continued.
 
-A line's ``key`` tells system, settings, members, question, checker and seed apart. What a process that died has left
-half-written is cut off when the file is opened. Knows files and lines; nothing of what they mean.
+A result's ``key`` identifies system, settings, members, question, checker and seed. A half-written last line, which a
+killed process leaves, is cut off when the file is opened.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, BinaryIO
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ..errors import UsageError, advised
 
@@ -26,36 +28,37 @@ class Result:
     question: str
     seed: int
     answer: str
-    score: float
-    parts: Mapping[str, bool] = field(default_factory=dict)
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    score: Annotated[float, Field(ge=0, le=1)]
     note: str = ""
     error: str = ""
-    """What went wrong, if there was no answer: it counts as wrong."""
+    """Why there is no answer: it counts as wrong."""
     unchecked: str = ""
-    """What the checker raised: nobody knows whether the answer is right. The next run has it graded anew."""
+    """The error that the checker raised: whether the answer is right is unknown. The next run grades it again."""
     finish: str = ""
     tokens: int = 0
     rounds: int = 0
     began: float = 0.0
-    """In seconds of ``time.time()``: how fast a system is, is told from all its answers together."""
+    """In seconds of ``time.time()``: a system's speed is measured over all its answers together."""
     seconds: float = 0.0
     first_s: float | None = None
-    """From asking to the first text, with other questions under way."""
+    """Seconds from asking to the first text, with other questions under way."""
     drafting: int = 0
-    """Drafts asked for in all rounds: members per round is this by rounds."""
+    """Drafts asked for in all rounds: divided by ``rounds``, the members per round."""
     shared: int = 0
     """Rounds of two and more members in which all drafts were the same."""
     open: int = 0
     """Rounds of two and more members."""
     looped: int = 0
-    """Rounds in which a draft had to wait because it only repeated."""
+    """Rounds in which a draft could not win because it only repeated."""
     members: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """member -> ``wins`` (rounds), ``judged`` (rounds with a vote), ``reward`` (summed over those), ``left`` (0, 1)."""
+    """member -> ``wins`` (rounds), ``judged`` (rounds with a vote), ``reward`` (summed over those)."""
+
+
+_RESULT = TypeAdapter(Result)
 
 
 class Results:
-    """The results of one folder. One process writes; a second one is refused.
+    """The results of one folder. Only one process can write at a time.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -67,24 +70,21 @@ class Results:
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder) / "results.jsonl"
-        self._by_key: dict[str, Result] = {}
         self._file: BinaryIO | None = None
-        if self.path.exists():
-            self._by_key = {result.key: result for result in _lines(self.path.read_bytes(), self.path)[0]}
+        found = read_results(self.path.read_bytes(), self.path)[0] if self.path.exists() else []
+        self._by_key = {result.key: result for result in found}
 
     def __enter__(self) -> Results:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b")
         except OSError as error:
-            raise advised(
-                UsageError(f"results cannot be written: {error}"), "name another folder with --out"
-            ) from error
+            wrong = UsageError(f"results cannot be written: {error}")
+            raise advised(wrong, "name another folder with --out") from error
         self._lock(self._file)
         self._file.seek(0)
-        found, whole = _lines(self._file.read(), self.path)
-        self._file.truncate(whole)
-        self._file.seek(0, os.SEEK_END)
+        found, end = read_results(self._file.read(), self.path)
+        self._file.truncate(end)
         self._by_key = {result.key: result for result in found}
         return self
 
@@ -109,54 +109,31 @@ class Results:
         return key in self._by_key
 
     def add(self, result: Result) -> None:
-        """Append and write through: whatever happens next, this result stays. The last of one key counts."""
+        """Append a result and write it through to the disk. The last result of a key counts."""
         assert self._file is not None, "results are added inside `with`"
-        self._file.write(json.dumps(asdict(result), ensure_ascii=True).encode() + b"\n")
+        line = json.dumps(asdict(result), ensure_ascii=False).encode(errors="replace")
+        self._file.write(line + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._by_key[result.key] = result
 
     def found(self, keys: Iterable[str] | None = None) -> list[Result]:
-        """The results under these keys that are there, in their order; without keys all, as they came."""
-        if keys is None:
-            return list(self._by_key.values())
-        return [self._by_key[key] for key in keys if key in self._by_key]
+        """The results of these keys that exist, in that order; without keys, all as they came."""
+        return [self._by_key[key] for key in (self._by_key if keys is None else keys) if key in self._by_key]
 
 
-def _lines(data: bytes, path: Path) -> tuple[list[Result], int]:
-    """The whole lines, and where they end. Only the last line may be broken: that is what a killed process leaves."""
-    whole = data.rfind(b"\n") + 1
+def read_results(data: bytes, path: Path) -> tuple[list[Result], int]:
+    """The results in a file's content, and where the last whole line ends. Only the last line may be broken."""
+    *lines, rest = data.split(b"\n")
     results: list[Result] = []
-    lines = data[:whole].split(b"\n")[:-1]
     for at, line in enumerate(lines):
         try:
-            results.append(_result(json.loads(line)))
-        except (ValueError, TypeError, RecursionError) as error:
+            results.append(_RESULT.validate_json(line, strict=True))
+        except ValidationError as error:
             if at == len(lines) - 1:
-                return results, whole - len(line) - 1
-            wrong = UsageError(f"{path}:{at + 1} is no result: {error}")
+                return results, len(data) - len(rest) - len(line) - 1
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the line"
+            wrong = UsageError(f"{path}:{at + 1} is not a result: {where}: {first['msg']}")
             raise advised(wrong, "delete that line, or name another folder with --out") from error
-    return results, whole
-
-
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("key", "system", "question", "answer", "note", "error", "unchecked", "finish"), (str,)),
-    **dict.fromkeys(("seed", "tokens", "rounds", "drafting", "shared", "open", "looped"), (int,)),
-    **dict.fromkeys(("score", "began", "seconds"), (int, float)),
-    **dict.fromkeys(("parts", "numbers", "members"), (dict,)),
-    "first_s": (int, float, type(None)),
-}
-"""field of a result -> what JSON may hold there."""
-
-
-def _result(told: Any) -> Result:
-    if not isinstance(told, dict):
-        raise TypeError(f"got {type(told).__name__}")
-    result = Result(**told)
-    for name, kinds in _KINDS.items():
-        value = getattr(result, name)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r:.60}")
-    if not 0 <= result.score <= 1:
-        raise TypeError(f"score is {result.score!r}, not from 0 to 1")
-    return result
+    return results, len(data) - len(rest)

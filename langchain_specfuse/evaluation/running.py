@@ -1,7 +1,7 @@
-"""Asks every system every question, many at once, and keeps each result as soon as it is there.
+"""Runs an evaluation: asks every system every question, many at a time, and keeps each result as soon as it exists.
 
-All questions of a system are under way together (up to ``at_once``), so the desks make batches of them by themselves.
-Systems take turns, or one would slow the other's clock. Knows ensembles and rounds; nothing of what results mean.
+Up to ``at_once`` questions of a system are under way together, so the workers form batches of them. Systems run one
+after another, because one would slow down the other's clock.
 """
 
 from __future__ import annotations
@@ -9,30 +9,36 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, TextIO
 
 from .._version import __version__
 from ..core.member import Member
-from ..core.values import Query, Round, Settings
-from ..engine import desk, task
+from ..core.values import Query, Round
+from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
-from ..errors import SpecFuseError, UsageError
+from ..engine.queue import Task as WorkerTask
+from ..engine.worker import worker_for
+from ..errors import SpecFuseError, UsageError, amount
+from .checkers import Grade, Question
 from .results import Result, Results
 from .systems import System
-from .tasks import Grade, Question, Task, digest
+from .tasks import Task, digest
 
 AT_ONCE = 16
 Seen = Callable[[System, int, int], None]
-"""Told after every result: which system, how many are done, of how many."""
+"""Called after every result: which system, how many are done, of how many."""
+Asked = tuple[str, Question, int]
+"""A result's key, the question and the seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is to be known: systems x questions x seeds."""
+    """What is evaluated: systems x questions x seeds."""
 
     task: Task
     systems: tuple[System, ...]
@@ -40,17 +46,12 @@ class Plan:
     seeds: tuple[int, ...] = (0,)
     at_once: int = AT_ONCE
     timeout: float | None = None
-    """Seconds for one answer; what takes longer counts as failed."""
+    """Seconds for one answer; one that takes longer counts as failed."""
 
-    def key(self, system: System, question: Question, seed: int) -> str:
-        return digest([self.mark(system), self.task.fingerprint(question), seed])
-
-    def mark(self, system: System) -> str:
+    def keys(self, system: System) -> list[Asked]:
+        """Everything that this system is asked, with the keys of the results."""
         identities = {name: identity(member) for name, member in self.members.items()}
-        return digest([__version__, system.name, system.fingerprint(identities)])
-
-    def keys(self, system: System) -> list[tuple[str, Question, int]]:
-        mark = self.mark(system)
+        mark = digest([__version__, system.name, system.fingerprint(identities)])
         return [
             (digest([mark, self.task.fingerprint(question), seed]), question, seed)
             for seed in self.seeds
@@ -58,67 +59,72 @@ class Plan:
         ]
 
     def results(self, results: Results) -> list[Result]:
-        """What is there of this plan; results of other plans in the same file are left out."""
+        """The results of this plan that exist; those of other plans in the same folder are left out."""
         return results.found(key for system in self.systems for key, _, _ in self.keys(system))
 
 
 def identity(member: Member) -> Any:
-    """What tells this member's answers from another's, as plain data."""
+    """What distinguishes this member's answers from another's, as plain data."""
     spec = getattr(member, "spec", None)
     return [member.name, dict(spec) if isinstance(spec, Mapping) else type(member).__name__]
 
 
 def run(plan: Plan, results: Results, *, seen: Seen | None = None, again: bool = False) -> list[Result]:
-    """Ask what has not been asked, and return all results of the plan. ``again``: failed ones are asked again.
+    """Ask what has no result yet, and return all results of the plan. ``again``: also ask what failed.
 
-    Answers on which the checker raised are graded anew in any case.
+    Answers on which the checker raised are graded again in any case.
     """
-    return asyncio.run(_run(plan, results, seen, again))
+    return asyncio.run(_run(plan, results, seen or (lambda *_: None), again))
 
 
-async def _run(plan: Plan, results: Results, seen: Seen | None, again: bool) -> list[Result]:
-    await _graded_anew(plan, results)
+async def _run(plan: Plan, results: Results, seen: Seen, again: bool) -> list[Result]:
+    await _grade_again(plan, results)
     for system in plan.systems:
-        failed = {result.key for result in plan.results(results) if result.error} if again else set()
         asked = plan.keys(system)
+        failed = {result.key for result in results.found(key for key, _, _ in asked) if again and result.error}
         open = [one for one in asked if one[0] not in results or one[0] in failed]
         done = len(asked) - len(open)
-        if seen:
-            seen(system, done, len(asked))
+        seen(system, done, len(asked))
         if not open:
             continue
         ensemble = Ensemble(
             [plan.members[name] for name in system.members], [plan.members[name] for name in system.verifiers]
         )
         await asyncio.wrap_future(ensemble.loaded())
-        await _forgotten(ensemble)
-        async with aclosing(_each(_answers(plan, system, ensemble, open))) as answers:
+        await _drop_prefixes(ensemble)
+        work = [partial(_answer, plan, system, ensemble, *one) for one in open]
+        async with aclosing(_as_completed(work, plan.at_once)) as answers:
             async for result in answers:
                 results.add(result)
                 done += 1
-                if seen:
-                    seen(system, done, len(asked))
+                seen(system, done, len(asked))
     return plan.results(results)
 
 
-async def _graded_anew(plan: Plan, results: Results) -> None:
-    """What the checker raised on: a judge that was away for a while may be back. Nobody is asked for the answer."""
+async def _grade_again(plan: Plan, results: Results) -> None:
+    """Grade the answers on which the checker raised: it may work now. No system is asked for them again."""
     asked = {key: question for system in plan.systems for key, question, _ in plan.keys(system)}
-    open = [result for result in results.found(asked) if result.unchecked]
-    room = asyncio.Semaphore(plan.at_once)
 
-    async def one(result: Result) -> Result:
-        async with room:
-            grade = await asyncio.to_thread(_grade, plan.task, asked[result.key], result.answer)
-            return replace(result, **_told(grade))
+    async def graded(result: Result) -> Result:
+        return replace(result, **await _grade(plan.task, asked[result.key], result.answer))
 
-    async with aclosing(_each([asyncio.ensure_future(one(result)) for result in open])) as graded:
-        async for result in graded:
+    work = [partial(graded, result) for result in results.found(asked) if result.unchecked]
+    async with aclosing(_as_completed(work, plan.at_once)) as found:
+        async for result in found:
             results.add(result)
 
 
-async def _each(tasks: Sequence[asyncio.Task[Result]]) -> AsyncGenerator[Result, None]:
-    """The results as they come. After a mistake of the caller's the others are stopped: nobody would look at them."""
+async def _as_completed(
+    work: Sequence[Callable[[], Coroutine[Any, Any, Result]]], at_once: int
+) -> AsyncGenerator[Result, None]:
+    """The results as they come, with ``at_once`` under way. A usage error stops the rest."""
+    limit = asyncio.Semaphore(at_once)
+
+    async def limited(one: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        async with limit:
+            return await one()
+
+    tasks = [asyncio.ensure_future(limited(one)) for one in work]
     try:
         for finished in asyncio.as_completed(tasks):
             yield await finished
@@ -128,93 +134,72 @@ async def _each(tasks: Sequence[asyncio.Task[Result]]) -> AsyncGenerator[Result,
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _forgotten(ensemble: Ensemble) -> None:
-    """No member knows what it read for another system: that would make this one's clock run slower."""
+async def _drop_prefixes(ensemble: Ensemble) -> None:
+    """Empty the members' prefix caches: prompts read for an earlier system would make this one look faster."""
     for member in ensemble.members.values():
         if drop := getattr(member, "drop_prefixes", None):
-            done: Future[Any] = Future()
-            done.set_running_or_notify_cancel()
-            desk.desk_for(member.device).put(task.Task(member, "call", drop, done.set_result))
-            await asyncio.wrap_future(done)
+            await asyncio.wrap_future(on_worker(member, drop))
 
 
-def _answers(
-    plan: Plan, system: System, ensemble: Ensemble, asked: Iterable[tuple[str, Question, int]]
-) -> Sequence[asyncio.Task[Result]]:
-    room = asyncio.Semaphore(plan.at_once)
+def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
+    """The result of a call in the thread of the member's worker: members are used in no other."""
+    done: Future[Any] = Future()
 
-    async def one(key: str, question: Question, seed: int) -> Result:
-        async with room:
-            return await _result(plan, system, ensemble, question, seed, key)
+    def work() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
 
-    return [asyncio.ensure_future(one(*told)) for told in asked]
+    done.set_running_or_notify_cancel()
+    worker_for(member.device).put(WorkerTask(member, "call", work, lambda _: None))
+    return done
 
 
-async def _result(plan: Plan, system: System, ensemble: Ensemble, question: Question, seed: int, key: str) -> Result:
-    settings = _seeded(system.settings, seed)
+async def _answer(plan: Plan, system: System, ensemble: Ensemble, key: str, question: Question, seed: int) -> Result:
+    sampling = system.settings.sampling
+    settings = replace(system.settings, sampling=replace(sampling, seed=sampling.seed + seed))
     query = Query(f"eval-{uuid.uuid4().hex}", question.turns)
     began, since, first = time.time(), time.perf_counter(), None
     rounds: list[Round] = []
     error = ""
     try:
-        told = ensemble.arounds(query, settings, prior=system.prior, timeout=plan.timeout)
-        async with aclosing(told) as agreed:  # type: ignore[type-var]
+        stream = ensemble.arounds(query, settings, prior=system.prior, schedule=Schedule(timeout=plan.timeout))
+        async with aclosing(stream) as agreed:  # type: ignore[type-var]
             async for round in agreed:
                 rounds.append(round)
                 if first is None and round.text:
                     first = time.perf_counter() - since
+    except UsageError:
+        raise
     except (SpecFuseError, TimeoutError) as wrong:
-        if isinstance(wrong, UsageError):
-            raise
         error = f"{type(wrong).__name__}: {wrong}"
     seconds = time.perf_counter() - since
     answer = "".join(round.text for round in rounds)
-    grade = Grade(0.0, note="failed") if error else await asyncio.to_thread(_grade, plan.task, question, answer)
-    return Result(
-        key=key,
-        system=system.name,
-        question=question.id,
-        seed=seed,
-        answer=answer,
-        **_told(grade),
-        error=error,
-        began=began,
-        seconds=seconds,
-        first_s=first,
-        **counted(rounds),
-    )
+    grade = asdict(Grade(0.0, note="failed")) if error else await _grade(plan.task, question, answer)
+    took: dict[str, Any] = {"error": error, "began": began, "seconds": seconds, "first_s": first, **counts(rounds)}
+    return Result(key, system.name, question.id, seed, answer, **grade, **took)
 
 
-def _told(grade: Grade) -> dict[str, Any]:
-    """A grade in the fields of a result."""
-    return {field.name: getattr(grade, field.name) for field in fields(Grade)}
-
-
-def _seeded(settings: Settings, seed: int) -> Settings:
-    return replace(settings, sampling=replace(settings.sampling, seed=settings.sampling.seed + seed))
-
-
-def _grade(task: Task, question: Question, answer: str) -> Grade:
+async def _grade(task: Task, question: Question, answer: str) -> dict[str, Any]:
+    """The fields of a grade. In a thread, because a checker may take its time."""
     try:
-        return task.grade(question, answer)
+        return asdict(await asyncio.to_thread(task.grade, question, answer))
     except UsageError:
         raise
     except Exception as error:  # the user's checker, or an answer that it did not expect
-        return Grade(0.0, unchecked=f"{type(error).__name__}: {error}")
+        return asdict(Grade(0.0, unchecked=f"{type(error).__name__}: {error}"))
 
 
-def counted(rounds: Sequence[Round]) -> dict[str, Any]:
-    """What a run's rounds come to, in the fields of a result."""
-    by_member: dict[str, dict[str, float]] = {}
+def counts(rounds: Sequence[Round]) -> dict[str, Any]:
+    """What a result counts in the rounds of its answer."""
+    by_member = {name: {"wins": 0.0, "judged": 0.0, "reward": 0.0} for round in rounds for name in round.members}
     for round in rounds:
         for name in round.members:
-            one = by_member.setdefault(name, {"wins": 0, "judged": 0, "reward": 0.0, "left": 0})
-            one["wins"] += name == round.winner
+            by_member[name]["wins"] += name == round.winner
             if round.scores and name in round.rewards:
-                one["judged"] += 1
-                one["reward"] += round.rewards[name]
-        for gone in round.left:
-            by_member.setdefault(gone.member, {"wins": 0, "judged": 0, "reward": 0.0, "left": 0})["left"] = 1
+                by_member[name]["judged"] += 1
+                by_member[name]["reward"] += round.rewards[name]
     several = [round for round in rounds if len(round.drafts) > 1]
     return {
         "finish": (rounds[-1].finish or "") if rounds else "",
@@ -226,3 +211,33 @@ def counted(rounds: Sequence[Round]) -> dict[str, Any]:
         "looped": sum(bool(round.looped) for round in rounds),
         "members": by_member,
     }
+
+
+class Progress:
+    """Prints how far each system is and how long it will take: ``run(plan, results, seen=Progress(sys.stderr))``.
+
+    On a terminal it rewrites one line; elsewhere it prints one every half minute, and one when a system is done.
+    """
+
+    EVERY_S = 30.0
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._system = ""
+        self._earlier = 0
+        """Results of an earlier run: they say nothing about speed."""
+        self._since = self._printed = time.monotonic()
+
+    def __call__(self, system: System, done: int, of: int) -> None:
+        now = time.monotonic()
+        if system.name != self._system:
+            self._system, self._earlier, self._since = system.name, done, now
+        line = f"{system.name}: {done} of {amount(of, 'answer')}"
+        if self._earlier < done < of:
+            seconds = (now - self._since) / (done - self._earlier) * (of - done)
+            line += f", about {f'{seconds:.0f} s' if seconds < 90 else f'{seconds / 60:.0f} min'} left"
+        if self._stream.isatty():
+            print(f"\r{line}\x1b[K", end="\n" if done == of else "", file=self._stream, flush=True)
+        elif done == of or now - self._printed >= self.EVERY_S:
+            self._printed = now
+            print(line, file=self._stream, flush=True)

@@ -1,12 +1,9 @@
-"""From results to a report: a row per system, comparisons with the best single member and with the oracle.
-
-Knows results and statistics; how a report looks is for ``report`` and ``page``.
-"""
+"""From results to a report: a row per system, and comparisons with the best member, the oracle and the ensemble."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,7 +13,9 @@ from .results import Result
 from .running import Plan
 from .statistics import LEVEL, AgainstBest, Interval, against_best, difference, interval, needed, paired
 from .systems import ENSEMBLE, ORACLE, System
-from .tasks import Task
+
+Scores = Mapping[str, float]
+"""question -> score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +25,12 @@ class Row:
     system: str
     questions: int
     score: Interval
-    alone: bool = False
     failed: int = 0
     empty: int = 0
     unchecked: int = 0
-    """Answers on which the checker raised: nobody knows whether they are right; they count as wrong."""
+    """Answers on which the checker raised: they count as wrong, although that is unknown."""
     raised: str = ""
-    """What the checker raised on the first of them."""
-    followed: float | None = None
-    """Share of all parts of all questions that were done (IFEval: instruction level)."""
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    """The error that it raised on the first of them."""
     tokens_per_second: float | None = None
     first_s: float | None = None
     seconds: float = 0.0
@@ -44,20 +39,17 @@ class Row:
     tokens: float | None = None
     members_per_round: float | None = None
     shared: float | None = None
-    """Of the rounds with several members, the share in which their drafts coincided."""
+    """The share of the rounds with several members in which all drafts were the same."""
     looped: float | None = None
-    wins: Mapping[str, float] = field(default_factory=dict)
-    """member -> share of the rounds that it won."""
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    """member -> mean reward in the rounds with a vote."""
-    by_part: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """kind of part -> (done, asked)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One system against another on the same questions. Where several are compared with the ensemble, each interval
-    is as wide as makes all of them together hold at the level of confidence; ``p`` is of this pair alone."""
+    """One system against another on the same questions.
+
+    Where several are compared with the ensemble, the intervals together hold at the level of confidence; ``p`` is that
+    of this pair alone.
+    """
 
     system: str
     other: str
@@ -67,61 +59,59 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a plan's results say: a row per system, and who is better than whom."""
+    """What a plan's results say: a row per system, and which is better."""
 
     task: str
     measure: str
     questions: int
-    graded: bool
     rows: tuple[Row, ...]
     best: Mapping[str, AgainstBest]
     """system -> against the best single member."""
     comparisons: tuple[Comparison, ...]
     needed: int | None
-    """About so many questions would show a difference of five points between ensemble and best single member."""
+    """About this many questions would show a difference of five points between ensemble and best single member."""
     seeds: tuple[int, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Version, settings, members: what one must know to make it again."""
+    """Version, settings, members: what is needed to repeat it."""
 
     def row(self, system: str) -> Row | None:
         return next((row for row in self.rows if row.system == system), None)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain JSON."""
-        return asdict(self) | {"verdicts": {name: told.verdict for name, told in self.best.items()}}
+        return asdict(self) | {"verdicts": {name: one.verdict for name, one in self.best.items()}}
 
 
 def summary(plan: Plan, results: Sequence[Result]) -> Report:
-    """The report of a plan, from what is there of it."""
+    """The report of a plan, from the results that exist."""
     by_system: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         by_system[result.system].append(result)
     systems = [system for system in plan.systems if by_system[system.name]]
     scores = {system.name: scores_of(by_system[system.name]) for system in systems}
-    rows = [_row(s, by_system[s.name], scores[s.name], plan.task) for s in systems]
+    rows = [_row(system, by_system[system.name], scores[system.name]) for system in systems]
     single = {s.name: scores[s.name] for s in systems if s.alone and s.name in s.members}
     others = [s.name for s in systems if s.name not in single]
-    if any(result.unchecked for result in results):  # who is better, nobody knows
+    if any(result.unchecked for result in results):  # then nothing is known about who is better
         single, others = {}, []
     comparisons: list[Comparison] = []
     if len(single) > 1:
-        best_of_each = _oracle(single)
-        rows.append(Row(ORACLE, len(best_of_each), interval(list(best_of_each.values()), graded=None)))
-        comparisons += [_compared(name, scores[name], ORACLE, best_of_each) for name in others]
+        oracle = _oracle(list(single.values()))
+        rows.append(Row(ORACLE, len(oracle), interval(list(oracle.values()))))
+        comparisons += [_compared(name, scores[name], ORACLE, oracle) for name in others]
     if ENSEMBLE in others:
         rest = [name for name in others if name != ENSEMBLE]
         level = 1 - (1 - LEVEL) / max(len(rest), 1)
         comparisons += [_compared(name, scores[name], ENSEMBLE, scores[ENSEMBLE], level) for name in rest]
-    best = {name: told for name in others if (told := _against_singles(scores[name], single))}
+    best = {name: found for name in others if (found := _against_singles(scores[name], single))}
     return Report(
         task=plan.task.name,
         measure=plan.task.measure,
         questions=len(plan.task.questions),
-        graded=plan.task.graded or any(0.0 < one < 1.0 for told in scores.values() for one in told.values()),
         rows=tuple(rows),
         best=best,
         comparisons=tuple(comparisons),
-        needed=_needed(scores.get(ENSEMBLE), single, best.get(ENSEMBLE)),
+        needed=_needed(scores[ENSEMBLE], single[best[ENSEMBLE].best]) if ENSEMBLE in best else None,
         seeds=plan.seeds,
         about=_about(plan),
     )
@@ -135,102 +125,59 @@ def scores_of(results: Sequence[Result]) -> dict[str, float]:
     return {question: math.fsum(scores) / len(scores) for question, scores in by_question.items()}
 
 
-def _oracle(single: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    common = set.intersection(*(set(scores) for scores in single.values()))
-    first = next(iter(single.values()))
-    return {question: max(scores[question] for scores in single.values()) for question in first if question in common}
-
-
-def _paired(*told: Mapping[str, float]) -> list[list[float]]:
+def _common(*scores: Scores) -> list[list[float]]:
     """The scores on the questions that all have answered."""
-    common = [question for question in told[0] if all(question in one for one in told[1:])]
-    return [[one[question] for question in common] for one in told]
+    questions = [question for question in scores[0] if all(question in one for one in scores[1:])]
+    return [[one[question] for question in questions] for one in scores]
 
 
-def _compared(
-    name: str,
-    one: Mapping[str, float],
-    other: str,
-    theirs: Mapping[str, float],
-    level: float = LEVEL,
-) -> Comparison:
-    first, second = _paired(one, theirs)
-    apart = difference(first, second, level=level, graded=None)
-    return Comparison(name, other, apart, paired(first, second))
+def _oracle(single: Sequence[Scores]) -> dict[str, float]:
+    questions = [question for question in single[0] if all(question in one for one in single)]
+    return {question: max(one[question] for one in single) for question in questions}
 
 
-def _against_singles(scores: Mapping[str, float], single: Mapping[str, Mapping[str, float]]) -> AgainstBest | None:
+def _compared(name: str, mine: Scores, other: str, theirs: Scores, level: float = LEVEL) -> Comparison:
+    first, second = _common(mine, theirs)
+    return Comparison(name, other, difference(first, second, level=level), paired(first, second))
+
+
+def _against_singles(scores: Scores, single: Mapping[str, Scores]) -> AgainstBest | None:
     if not single:
         return None
-    mine, *theirs = _paired(scores, *single.values())
-    return against_best(mine, dict(zip(single, theirs, strict=True)), graded=None) if mine else None
+    mine, *theirs = _common(scores, *single.values())
+    return against_best(mine, dict(zip(single, theirs, strict=True))) if mine else None
 
 
-def _needed(
-    scores: Mapping[str, float] | None, single: Mapping[str, Mapping[str, float]], best: AgainstBest | None
-) -> int | None:
-    if scores is None or best is None:
-        return None
-    mine, theirs = _paired(scores, single[best.best])
-    return needed([a - b for a, b in zip(mine, theirs, strict=True)])
+def _needed(scores: Scores, best: Scores) -> int:
+    return needed([a - b for a, b in zip(*_common(scores, best), strict=True)])
 
 
-def _row(system: System, results: Sequence[Result], scores: Mapping[str, float], task: Task) -> Row:
-    parts: Counter[str] = Counter()
-    done: Counter[str] = Counter()
-    wins: Counter[str] = Counter()
-    judged: Counter[str] = Counter()
-    reward: dict[str, float] = defaultdict(float)
-    for result in results:
-        for part, good in result.parts.items():
-            parts[part.partition("#")[0]] += 1
-            done[part.partition("#")[0]] += good
-        for member, told in result.members.items():
-            wins[member] += int(told["wins"])
-            judged[member] += int(told["judged"])
-            reward[member] += told["reward"]
-    busy = _busy(results)
+def _row(system: System, results: Sequence[Result], scores: Scores) -> Row:
+    seconds = _busy_s(results)
     rounds, open = sum(r.rounds for r in results), sum(r.open for r in results)
     firsts = sorted(result.first_s for result in results if result.first_s is not None)
     tokens = sum(result.tokens for result in results)
     return Row(
         system.name,
         len(scores),
-        interval(list(scores.values()), graded=None),
-        alone=system.alone,
+        interval(list(scores.values())),
         failed=sum(bool(result.error) for result in results),
         empty=sum(not result.error and not result.answer.strip() for result in results),
         unchecked=sum(bool(result.unchecked) for result in results),
         raised=next((result.unchecked for result in results if result.unchecked), ""),
-        followed=sum(done.values()) / sum(parts.values()) if parts else None,
-        numbers=_numbers(results) | _corpus(task, results),
-        tokens_per_second=tokens / busy if busy > 0 else None,
+        tokens_per_second=tokens / seconds if seconds > 0 else None,
         first_s=firsts[len(firsts) // 2] if firsts else None,
-        seconds=busy,
+        seconds=seconds,
         rounds=rounds / len(results),
         tokens=tokens / len(results),
         members_per_round=sum(r.drafting for r in results) / rounds if rounds else None,
         shared=sum(r.shared for r in results) / open if open else None,
         looped=sum(r.looped for r in results) / rounds if rounds else None,
-        wins={member: count / rounds for member, count in wins.items()} if rounds else {},
-        rewards={member: reward[member] / judged[member] for member in wins if judged[member]},
-        by_part={part: (done[part], parts[part]) for part in sorted(parts)},
     )
 
 
-def _numbers(results: Sequence[Result]) -> dict[str, float]:
-    """The means of all other measures; a failed answer has none of them: it counts as 0."""
-    names = sorted({name for result in results for name in result.numbers})
-    return {name: math.fsum(r.numbers.get(name, 0.0) for r in results) / len(results) for name in names}
-
-
-def _corpus(task: Task, results: Sequence[Result]) -> dict[str, float]:
-    by_id = {question.id: question for question in task.questions}
-    return dict(task.corpus([(by_id[r.question], r.answer) for r in results])) if task.corpus else {}
-
-
-def _busy(results: Sequence[Result]) -> float:
-    """Seconds in which at least one answer was under way: also right for a run that was stopped and went on."""
+def _busy_s(results: Sequence[Result]) -> float:
+    """Seconds in which at least one answer was under way, also where a run was stopped and continued."""
     whole, until = 0.0, -math.inf
     for began, ended in sorted((r.began, r.began + r.seconds) for r in results):
         whole += max(0.0, ended - max(began, until))
@@ -239,17 +186,10 @@ def _busy(results: Sequence[Result]) -> float:
 
 
 def _about(plan: Plan) -> dict[str, Any]:
+    systems = {one.name: {**asdict(one), "prior": dict(one.prior) if one.prior else None} for one in plan.systems}
     return {
         "version": __version__,
         "at_once": plan.at_once,
         "members": {name: dict(getattr(member, "spec", {})) for name, member in plan.members.items()},
-        "systems": {
-            system.name: {
-                "members": list(system.members),
-                "verifiers": list(system.verifiers),
-                "prior": dict(system.prior) if system.prior else None,
-                "settings": asdict(system.settings),
-            }
-            for system in plan.systems
-        },
+        "systems": systems,
     }

@@ -1,31 +1,28 @@
-"""What is compared: each member alone, the ensemble, and the ensemble with something changed, by name.
-
-Knows settings and members' names; asks nobody anything.
-"""
+"""What an evaluation compares: each member alone, the ensemble, and the ensemble with something changed, by name."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
-from ..core.values import PRESETS, ExitKind, FeedbackKind, RewardKind, Sampling, ScoreKind, Settings, VoiceKind
+from ..chat import options
+from ..core.method import METHODS, Method, Settings
+from ..core.method import options as method_options
 from ..errors import UsageError, advised
 from .tasks import digest
 
 ENSEMBLE = "ensemble"
 ORACLE = "oracle"
-"""The best single member, chosen anew for each question by somebody who knows the grades."""
-TAKEN = (ENSEMBLE, ORACLE, "singles", "ablations")
-"""What these words mean is fixed."""
+"""The best single member for each question, chosen with the grades at hand."""
+RESERVED = (ENSEMBLE, ORACLE, "singles", "ablations")
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One thing that answers all questions."""
+    """Something that answers all questions: members and settings."""
 
     name: str
     members: tuple[str, ...]
@@ -39,203 +36,122 @@ class System:
         return len(self.members) == 1 and not self.verifiers
 
     def fingerprint(self, identities: Mapping[str, Any]) -> str:
-        """Changes with anything that can change an answer. ``identities`` tells what each member is."""
+        """Changes with anything that can change an answer. ``identities``: what tells each member from another."""
         who = [[identities[name] for name in names] for names in (self.members, self.verifiers)]
-        told = {field.name: getattr(self.settings, field.name) for field in fields(Settings)}
-        told["sampling"] = {field.name: getattr(self.settings.sampling, field.name) for field in fields(Sampling)}
-        return digest([who, told, dict(self.prior) if self.prior and not self.alone else None])
-
-
-def singles(members: Sequence[str], settings: Settings) -> list[System]:
-    """Each member alone: the loop guard never touches it, and nobody can leave."""
-    return [System(name, (name,), settings) for name in members]
+        return digest([who, asdict(self.settings), dict(self.prior) if self.prior and not self.alone else None])
 
 
 ABLATIONS: Mapping[str, str] = MappingProxyType(
     {
         "no-feedback": "feedback=off",
-        "anytime-feedback": "feedback=anytime",
         "no-exit": "exit=never",
         "no-loop-guard": "loop_guard=false",
-        "no-umpire": "umpire=false",
+        "no-tie-break": "tie_break=false",
         "mean-prob": "score=mean_prob",
         "per-byte": "score=logprob_per_byte",
         "drafters-1": "drafters=1",
-        "segment-4": "segment_tokens=4",
-        "segment-8": "segment_tokens=8",
-        "segment-16": "segment_tokens=16",
-        "segment-32": "segment_tokens=32",
-        **{f"preset-{name}": f"preset={name}" for name in PRESETS if name != "robust"},
+        **{f"segment-{tokens}": f"segment_tokens={tokens}" for tokens in (4, 8, 16, 32)},
+        **{name: f"method={name}" for name in METHODS if name != "robust"},
     }
 )
-"""What ``--systems ablations`` compares with the ensemble as it is."""
+"""The systems of ``--systems ablations`` and what each changes."""
+
+
+def singles(members: Sequence[str], settings: Settings) -> list[System]:
+    """Each member alone."""
+    return [System(name, (name,), settings) for name in members]
 
 
 def chosen(
     names: Sequence[str], members: Sequence[str], settings: Settings, verifiers: Sequence[str] = (), prior: Any = None
 ) -> list[System]:
-    """The systems that these names mean: ``singles``, ``ensemble``, ``ablations``, one of them, a member's name, or
+    """The systems of these names: ``singles``, ``ensemble``, ``ablations``, one of them, a member's name, or
     ``name:key=value,key=value``.
 
     >>> [s.name for s in chosen(["singles", "ensemble", "short:segment_tokens=4"], ["a", "b"], Settings())]
     ['a', 'b', 'ensemble', 'short']
     """
     whole = System(ENSEMBLE, tuple(members), settings, prior, tuple(verifiers))
-    found: list[System] = []
-    for name in names:
-        found += _meant(name, whole)
-    if len(members) == 1 and not verifiers and len(found) > 1:
-        found = [system for system in found if system.name != ENSEMBLE]  # it is the member alone
-    counts = [system.name for system in found]
-    if ORACLE in counts:
+    systems = [system for name in names for system in _systems_named(name, whole)]
+    if len(members) == 1 and not verifiers and len(systems) > 1:
+        systems = [system for system in systems if system.name != ENSEMBLE]  # the same as the member alone
+    found = [system.name for system in systems]
+    if ORACLE in found:
         raise advised(UsageError(f"no system may be called {ORACLE!r}"), "give that member another name")
-    twice = next((name for name in counts if counts.count(name) > 1), None)
-    if twice:
+    if twice := next((name for name in found if found.count(name) > 1), None):
         raise advised(UsageError(f"two systems are called {twice!r}"), "give one of them another name: NAME:key=value")
-    return found
+    return systems
 
 
-def _meant(name: str, whole: System) -> list[System]:
+def _systems_named(name: str, whole: System) -> list[System]:
     own, colon, changes = name.partition(":")
     if colon and own and changes:
-        if own in (*TAKEN, *whole.members):
-            raise advised(UsageError(f"{own!r} is taken as a system's name"), f"call it otherwise: my-{own}:{changes}")
+        if own in (*RESERVED, *whole.members):
+            raise advised(UsageError(f"{own!r} is taken as a system's name"), f"another name: my-{own}:{changes}")
         return [changed(whole, own, changes)]
-    if name == "singles":
-        return singles(whole.members, whole.settings)
     if name == ENSEMBLE:
         return [whole]
-    if name == "ablations":
-        return [changed(whole, ablation, told) for ablation, told in ABLATIONS.items()]
-    if name in ABLATIONS:
-        return [changed(whole, name, ABLATIONS[name])]
-    if name in whole.members:
-        return [one for one in singles(whole.members, whole.settings) if one.name == name]
-    if re.fullmatch(r"segment-\d+", name):
-        return [changed(whole, name, f"segment_tokens={name.partition('-')[2]}")]
-    error = UsageError(f"there is no system {name!r}")
+    if name == "singles" or name in whole.members:
+        return singles(whole.members if name == "singles" else [name], whole.settings)
+    if name == "ablations" or name in ABLATIONS:
+        return [changed(whole, one, ABLATIONS[one]) for one in (ABLATIONS if name == "ablations" else [name])]
     known = ", ".join(("singles", ENSEMBLE, "ablations", *whole.members, *ABLATIONS))
-    raise advised(error, f"there are {known}; or NAME:key=value,key=value, for example short:segment_tokens=4")
+    advice = f"there are {known}; or NAME:key=value,key=value, for example short:segment_tokens=4"
+    raise advised(UsageError(f"there is no system {name!r}"), advice)
 
 
 # --- changes ----------------------------------------------------------------------------------------------------
 
-
-def _is(wanted: str, read: Callable[[str], Any], holds: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """What reads a value that holds, and otherwise says what was wanted."""
-
-    def reading(told: str) -> Any:
-        try:
-            value = read(told)
-        except (ValueError, KeyError):
-            raise ValueError(wanted) from None
-        if not holds(value):
-            raise ValueError(wanted)
-        return value
-
-    return reading
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 
 
-def _one_of(choices: Mapping[str, Any]) -> Callable[[str], Any]:
-    return _is("one of " + ", ".join(choices), lambda told: choices[told.lower()], lambda value: True)
+def changed(whole: System, name: str, changes: str) -> System:
+    """The system with changes ``key=value,key=value``: options of the method, ``method``, ``segment_tokens``,
+    ``max_tokens``, options of the sampling, and ``members=a+b`` for some of the members."""
+    try:
+        system = replace(whole, name=name)
+        # The method first: the others change its options.
+        for key, value in sorted(_pairs(changes), key=lambda pair: pair[0] != "method"):
+            system = _with(system, key, value)
+    except UsageError as error:
+        error.add_note(f"   (system {name!r})")
+        raise
+    known = (*system.members, *system.verifiers)
+    return replace(system, prior={one: w for one, w in (whole.prior or {}).items() if one in known} or None)
 
 
-def _named(kind: Any) -> Callable[[str], Any]:
-    return _one_of({name: name for name in get_args(kind)})
-
-
-_TRUTHS = {"true": True, "on": True, "false": False, "off": False}
-_truth = _one_of(_TRUTHS)
-_count = _is("a whole number of at least 1", int, lambda value: value >= 1)
-_rate = _is("a number of at least 0", float, lambda value: 0 <= value < math.inf)
-_above = _is("a number above 0", float, lambda value: 0 < value < math.inf)
-_part = _is("a number above 0 and at most 1", float, lambda value: 0 < value <= 1)
-_share = _is("a number from 0 to 1", float, lambda value: 0 <= value <= 1)
-_whole = _is("a whole number", int, lambda value: True)
-
-
-KEYS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
-    {
-        "segment_tokens": _count,
-        "drafters": _count,
-        "speculate": _one_of({"auto": "auto", **_TRUTHS}),
-        "max_tokens": _count,
-        "max_rounds": _count,
-        "score": _named(ScoreKind),
-        "voice": _named(VoiceKind),
-        "reward": _named(RewardKind),
-        "feedback": _named(FeedbackKind),
-        "learning_rate": _rate,
-        "exit": _named(ExitKind),
-        "min_members": _count,
-        "umpire": _truth,
-        "loop_guard": _truth,
-    }
-)
-PRESET_KEYS = ("score", "voice", "reward", "feedback", "learning_rate", "umpire", "exit", "min_members", "loop_guard")
-"""What a preset decides."""
-SAMPLING: Mapping[str, Callable[[str], Any]] = MappingProxyType(
-    {
-        "temperature": _rate,
-        "top_p": _part,
-        "top_k": _count,
-        "min_p": _share,
-        "repetition_penalty": _above,
-        "seed": _whole,
-    }
-)
-
-
-def changed(whole: System, name: str, told: str) -> System:
-    """The system with changes ``key=value,key=value``: any of ``Settings`` and ``Sampling``, ``preset``, and
-    ``members=a+b`` for some of the members."""
-    settings, members, verifiers = whole.settings, whole.members, whole.verifiers
-    # The preset first: whatever else is said is said about it.
-    for key, value in sorted(_pairs(name, told), key=lambda pair: pair[0] != "preset"):
-        if key == "preset":
-            if value not in PRESETS:
-                raise _wrong(name, key, value, "one of " + ", ".join(PRESETS))
-            method = {one: getattr(Settings(), one) for one in PRESET_KEYS}
-            settings = replace(settings, **{**method, **PRESETS[value]})
-        elif key == "members":
-            members, verifiers = _some(name, value, whole.members), ()
-        elif key in KEYS:
-            settings = replace(settings, **{key: _read(name, key, value, KEYS[key])})
-        elif key in SAMPLING:
-            sampling = replace(settings.sampling, **{key: _read(name, key, value, SAMPLING[key])})
-            settings = replace(settings, sampling=sampling)
-        else:
-            error = UsageError(f"system {name!r}: there is no setting {key!r}")
-            raise advised(error, f"there are preset, members, {', '.join((*KEYS, *SAMPLING))}")
-    prior = {one: weight for one, weight in (whole.prior or {}).items() if one in (*members, *verifiers)} or None
-    return System(name, members, settings, prior, verifiers)
-
-
-def _pairs(name: str, told: str) -> Iterable[tuple[str, str]]:
-    for pair in told.split(","):
+def _pairs(changes: str) -> Iterator[tuple[str, str]]:
+    for pair in changes.split(","):
         key, equals, value = pair.partition("=")
         if not equals or not value.strip():
-            error = UsageError(f"system {name!r}: {pair!r} is not key=value")
-            raise advised(error, "for example short:segment_tokens=4,exit=never")
+            raise advised(UsageError(f"{pair!r} is not key=value"), "for example short:segment_tokens=4,exit=never")
         yield key.strip().replace("-", "_"), value.strip()
 
 
-def _read(name: str, key: str, value: str, read: Callable[[str], Any]) -> Any:
+def _with(system: System, key: str, value: str) -> System:
+    settings, method = system.settings, system.settings.method
+    if key == "members":
+        members = tuple(value.split("+"))
+        if missing := next((one for one in members if one not in system.members), None):
+            raise advised(UsageError(f"there is no member {missing!r}"), f"members are {', '.join(system.members)}")
+        return replace(system, members=members, verifiers=())
+    if key == "method":
+        settings = replace(settings, method=Method.named(value))
+    elif key in method_options():
+        settings = replace(settings, method=replace(method, **{key: method_options()[key].read(key, value)}))
+    elif key in SAMPLING:
+        change = options.checked({key: _number(value)}, SAMPLING)
+        settings = replace(settings, sampling=replace(settings.sampling, **change))
+    elif key in ("segment_tokens", "max_tokens"):
+        settings = replace(settings, **options.checked({key: _number(value)}, (key,)))
+    else:
+        known = ("method", "members", "segment_tokens", "max_tokens", *method_options(), *SAMPLING)
+        raise advised(UsageError(f"there is no option {key!r}"), f"the options are {', '.join(known)}")
+    return replace(system, settings=settings)
+
+
+def _number(text: str) -> Any:
     try:
-        return read(value)
-    except ValueError as error:
-        raise _wrong(name, key, value, str(error)) from error
-
-
-def _wrong(name: str, key: str, value: str, wanted: str) -> UsageError:
-    error = UsageError(f"system {name!r}: {key} must be {wanted}, got {value!r}")
-    return advised(error, "leave it out to have it as in the ensemble")
-
-
-def _some(name: str, told: str, members: Sequence[str]) -> tuple[str, ...]:
-    wanted = tuple(told.split("+"))
-    missing = [one for one in wanted if one not in members]
-    if missing:
-        error = UsageError(f"system {name!r}: there is no member {missing[0]!r}")
-        raise advised(error, f"the members are {', '.join(members)}")
-    return wanted
+        return json.loads(text)
+    except ValueError:
+        return text

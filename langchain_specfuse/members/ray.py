@@ -1,40 +1,39 @@
-"""RayMember: any member behind actors of a Ray cluster: placed by resources, started again when it dies, in replicas.
+"""RayMember: any member behind actors of a Ray cluster: placed by resources, restarted when it dies, in replicas.
 
-The parts: ``_hosted`` is what lives in the actor, ``_homes`` says which replica a query belongs to. This file finds the
-cluster, starts replicas and stands them up again, and asks once more where a process died. A job carries all that is
-needed, so whoever takes it over gives the same reply. Nothing is loaded here, and votes are not known.
+A job carries all that is needed, so whichever process gets it gives the same reply. Nothing is loaded here.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
+import pickle
 import re
+import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..core.member import Probe
 from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
-from ..errors import MemberError, UsageError, advised
-from ._homes import Homes
-from ._hosted import Hosted, answer
-from ._places import gpus, refuse_if_no_room, said, wait_for_places
-from ._reach import NAMED, connect, session
-from ._replica import PAUSE_S, Coming, Replica
+from ..errors import MemberError, UsageError, advised, refuse_arguments
 
 log = logging.getLogger("langchain_specfuse")
 
+PLACEMENT = ("cluster", "replicas", "num_cpus", "num_gpus", "resources")
+"""The arguments that say where a member works."""
+RENAMED = {"start_timeout": "leave it out: finding a place has a limit of two minutes, loading has none"}
 ATTEMPTS = 3
-"""A job is lost when its process died so often at work on it. The last time each is asked alone, so that a job that
-kills its process takes no other along."""
-AT_WORK = ("_team", "_homes", "_ready", "_coming", "_session", "_starting")
-"""What a member has while its actors live: it stays in its process."""
-_TURNS = itertools.count(1)
+"""A job fails when its process died this often over it. The last time each job is sent alone, so that a job that kills
+its process does not take others with it."""
+CONNECT_S, PLACING_S, RESTART_S, PAUSE_S = 5.0, 120.0, 60.0, 0.05
+"""Limits: to reach the cluster (Ray would try for minutes), to find a place, to be back after a death (after that jobs
+fail at once until a process is back); and the pause between two looks."""
+_CONNECTING = threading.Lock()
 
 
 class RayMember:
@@ -47,9 +46,9 @@ class RayMember:
 
     ``member`` is any member that has not been loaded; each replica loads it for itself. ``cluster`` is ``"auto"`` (the
     one that ``RAY_ADDRESS`` names or that runs on this machine) or an address, ``"10.0.0.1:6379"``; a process that is
-    connected already stays so. Each of the ``replicas`` takes ``num_cpus``, ``num_gpus`` (left out: one where the
-    cluster has any; ``0.5`` lets two members share one) and ``resources`` of one node. A query stays at one replica
-    while that lives, and the jobs of a batch are at work in all replicas at once. ``start_timeout`` is for loading.
+    connected already stays so. Each of the ``replicas`` takes ``num_cpus``, ``num_gpus`` (default: one if the cluster
+    has any; ``0.5`` lets two members share one) and ``resources`` of one node. A query stays with one replica while
+    that lives, for its cache is there; the jobs of a batch run in all replicas at once.
     """
 
     def __init__(
@@ -61,81 +60,69 @@ class RayMember:
         num_cpus: float = 1,
         num_gpus: float | None = None,
         resources: Mapping[str, float] | None = None,
-        start_timeout: float = 600.0,
+        **renamed: Any,
     ) -> None:
-        missing = [need for need in ("probe", "draft", "score", "forget") if not hasattr(type(member), need)]
-        if missing or isinstance(member, RayMember):
+        refuse_arguments("RayMember", renamed, RENAMED)
+        if isinstance(member, RayMember) or not hasattr(type(member), "probe"):
             error = UsageError(f"a RayMember hosts a member, got {member!r:.80} ({type(member).__name__})")
             raise advised(error, "for example RayMember(TransformersMember('Qwen/Qwen2.5-7B-Instruct'))")
         if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
-            raise advised(UsageError(f"replicas must be a whole number of at least 1, got {replicas!r}"), "1 is enough")
-        if not isinstance(cluster, str) or not (cluster in NAMED or re.fullmatch(r"[^/\s]+:\d+", cluster)):
+            raise UsageError(f"replicas must be a whole number of at least 1, got {replicas!r}")
+        if not isinstance(cluster, str) or not (cluster == "auto" or re.fullmatch(r"[^/\s]+:\d+", cluster)):
             error = UsageError(f"cluster must be 'auto' or an address of Ray, got {cluster!r}")
             raise advised(error, "for example '10.0.0.1:6379', from a machine of the cluster (no ray:// client)")
+        amounts = {"num_cpus": num_cpus, "num_gpus": num_gpus or 0, **(resources or {})}
+        if wrong := {name: one for name, one in amounts.items() if not isinstance(one, int | float) or not one >= 0}:
+            raise UsageError(f"amounts must be numbers of at least 0, got {wrong}")
         self.name: str = member.name
-        self.cluster, self.replicas, self.start_timeout = cluster, replicas, start_timeout
+        self._member, self.cluster, self.replicas = member, cluster, replicas
         self.num_cpus, self.num_gpus, self.resources = num_cpus, num_gpus, dict(resources or {})
-        amounts = {"num_cpus": num_cpus, "num_gpus": num_gpus or 0, **self.resources}
-        wrong = {name: one for name, one in amounts.items() if not isinstance(one, int | float) or not one >= 0}
-        if wrong:
-            raise advised(
-                UsageError(f"an amount must be a number of at least 0, got {wrong}"), "num_cpus=1, for example"
-            )
-        self._member = member
-        self._desk = f"ray:{self.name}:{next(_TURNS)}"
-        self._at_rest()
+        self._team: list[_Replica] = []
+        self._asked: dict[str, float] = {}  # what each replica takes
+        self._home: dict[str, int] = {}  # query id -> its replica
+        self._ready: Probe | None = None
+        self._lock = threading.RLock()  # tokens are counted from any thread
 
     def __repr__(self) -> str:
         return f"RayMember({self._member!r}, cluster={self.cluster!r}, replicas={self.replicas})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without its actors: whoever unpacks it starts its own."""
-        return {key: value for key, value in vars(self).items() if key not in AT_WORK}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        self._desk = f"ray:{self.name}:{next(_TURNS)}"
-        self._at_rest()
-
-    def _at_rest(self) -> None:
-        self._team: list[Replica] = []
-        self._homes = Homes()
-        self._ready: Probe | None = None
-        self._coming: Coming | None = None
-        self._session: Any = None
-        """Of Ray, in which the actors live."""
-        self._starting = threading.Lock()
+    def __reduce__(self) -> Any:
+        # A copy starts actors of its own.
+        return partial(RayMember, **{name: getattr(self, name) for name in PLACEMENT}), (self._member,)
 
     def __getattr__(self, name: str) -> Any:
-        # What only some members can do: asked of the hosted one's class, for it is not loaded here.
+        # What only some members can do is looked up in the hosted member's class: the member is not loaded here.
         if name in ("token_ids", "token_count", "spec") and hasattr(type(vars(self).get("_member")), name):
-            return self._member.spec if name == "spec" else partial(self._called, name)
+            return self._member.spec if name == "spec" else partial(self._call, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def device(self) -> str:
-        """A desk of its own: it works elsewhere, while others do."""
-        return self._desk
+        return f"ray:{self.name}:{id(self)}"  # a worker of its own: it computes elsewhere
 
     @property
     def places(self) -> tuple[tuple[str, int], ...]:
         """Where its replicas live: the address of the node, and the process there."""
         return tuple(one.place for one in self._team if one.place)
 
-    # --- the protocol -------------------------------------------------------------------------------------------
-
     def probe(self) -> Probe:
-        with self._starting:
-            if self._ready is None or self._session != session(_ray()):
-                self._ready = self._finished(self._coming or self._begun())
+        with self._lock:
+            if self._ready is not None and not _ray().is_initialized():
+                self.unload()  # ray.shutdown() ended the actors
+            if self._ready is None:
+                self.start_loading()
+                try:
+                    self._ready = self._loaded()
+                except BaseException:
+                    self.unload()
+                    raise
                 log.info("%s: %s", self.name, self._ready.detail)
             return self._ready
 
     def start_loading(self) -> None:
-        """Begin, and do not wait: several members load at the same time."""
-        with self._starting:
-            if self._ready is None and self._coming is None:
-                self._coming = self._begun()
+        """Start the actors and do not wait: several members load at the same time."""
+        with self._lock:
+            self._team = self._team or self._started()
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
         return self._each("draft", jobs)
@@ -144,142 +131,182 @@ class RayMember:
         return self._each("score", jobs)
 
     def forget(self, query_id: str) -> None:
-        home = self._homes.leave(query_id)
-        if home is not None and self._team and self._team[home].alive:
-            self._team[home].ask("forget", query_id)  # nobody waits for it
+        home = self._home.pop(query_id, None)
+        if home is not None and self._team:
+            self._team[home].send("forget", query_id)  # no reply is needed
 
     def unload(self) -> None:
         """End the actors. The next job starts new ones."""
-        team = self._coming.team if self._coming else self._team
-        self._at_rest()
-        for one in team:
+        for one in self._team:
             one.end()
-
-    # --- asking -------------------------------------------------------------------------------------------------
+        self._team, self._home, self._ready = [], {}, None
 
     def _each(self, work: str, jobs: Sequence[Any]) -> list[Any]:
-        """All replicas at once, each with its own queries; again where a process died."""
         self.probe()
         replies: dict[int, Any] = {}
-        for attempt in range(1, ATTEMPTS + 1):
-            waiting = [place for place in range(len(jobs)) if place not in replies]
-            for lot in [[place] for place in waiting] if attempt == ATTEMPTS else [waiting]:
-                replies |= self._asked_once(work, jobs, lot) if lot else {}
-        return [replies[place] if place in replies else self._lost(work) for place in range(len(jobs))]
+        for attempt in range(ATTEMPTS):
+            waiting = [at for at in range(len(jobs)) if at not in replies]
+            for group in ([at] for at in waiting) if attempt == ATTEMPTS - 1 else [waiting]:
+                replies |= self._ask(work, jobs, group)
+        return [replies[at] if at in replies else Failure("error", self._trouble(work)) for at in range(len(jobs))]
 
-    def _asked_once(self, work: str, jobs: Sequence[Any], lot: Sequence[int]) -> dict[int, Any]:
-        """place in the batch -> reply, for those of the lot whose process lived to tell."""
-        living = self._living()
-        if not living:
-            return {}
-        parts = self._homes.parts([jobs[place].query.id for place in lot], living)
-        asked = {home: self._team[home].ask(work, [jobs[lot[k]] for k in part]) for home, part in parts.items()}
-        replies: dict[int, Any] = {}
-        for home, part in parts.items():
-            told = self._team[home].told(asked[home])
-            if told is not None:
-                replies |= dict(zip([lot[k] for k in part], answer(told), strict=True))
-        return replies
+    def _ask(self, work: str, jobs: Sequence[Any], group: Sequence[int]) -> dict[int, Any]:
+        """The replies to these jobs, by their places in the batch; none to jobs whose replica died."""
+        parts: dict[int, list[int]] = {}
+        counts = Counter(self._home.values())
+        for at in group if self._any_up() else ():
+            query = jobs[at].query.id
+            if (home := self._home.get(query)) is None or not self._team[home].place:
+                home = min(range(self.replicas), key=lambda one: (not self._team[one].place, counts[one]))
+                self._home[query], counts[home] = home, counts[home] + 1
+            parts.setdefault(home, []).append(at)
+        sent = {home: self._team[home].send(work, [jobs[at] for at in part]) for home, part in parts.items()}
+        found = {home: self._team[home].receive(sent[home]) for home in parts}
+        return {at: one for home, part in parts.items() for at, one in zip(part, found[home] or (), strict=False)}
 
-    def _living(self) -> list[int]:
-        """The replicas that are up. If none is, wait for one, for as long as one may take to stand up."""
-        while True:
-            living = [home for home, one in enumerate(self._team) if one.risen()]
-            if living or all(one.given_up for one in self._team):
-                return living
+    def _any_up(self) -> bool:
+        """Whether any replica is up. If none is, wait for one, as long as a restart may take."""
+        while not any([one.is_up() for one in self._team]):  # noqa: C419 (all are looked at)
+            if all(time.monotonic() - one.down_since > RESTART_S for one in self._team):
+                return False
             time.sleep(PAUSE_S)
+        return True
 
-    def _lost(self, work: str) -> Failure:
-        trouble = "; ".join(dict.fromkeys(one.trouble for one in self._team if one.trouble))
-        gone = all(one.given_up for one in self._team)
-        what = "its processes died, and none is back yet" if gone else f"it died {ATTEMPTS} times over this {work}"
-        return Failure("error", f"{what}: {trouble}"[:600])
+    def _trouble(self, work: str) -> str:
+        how = f"it died over this {work}" if self.places else f"its processes died over this {work}, none is back yet"
+        return f"{how}: {'; '.join({one.trouble for one in self._team if one.trouble})}"[:600]
 
-    def _called(self, method: str, *arguments: Any) -> Any:
-        """What is asked of no query: whoever is up answers."""
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """A call that belongs to no query: any replica that is up answers."""
         self.probe()
-        for _ in range(ATTEMPTS):
-            for home in self._living()[:1]:
-                told = self._team[home].told(self._team[home].ask(method, *arguments))
-                if told is not None:
-                    return answer(told)
-        raise MemberError(self._lost(method).message, member=self.name)
+        for one in self._team * ATTEMPTS:
+            if self._any_up() and one.is_up() and (result := one.receive(one.send(method, *arguments))) is not None:
+                return result
+        raise MemberError(self._trouble(method), member=self.name)
 
-    # --- starting -----------------------------------------------------------------------------------------------
-
-    def _begun(self) -> Coming:
-        """Replicas that take their places and load."""
-        ray = _ray()
-        connect(ray, self.cluster, self.name)
+    def _started(self) -> list[_Replica]:
+        with _CONNECTING:
+            ray = _connected(self.cluster, self.name)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        asked = {"CPU": self.num_cpus, "GPU": gpus(nodes) if self.num_gpus is None else self.num_gpus, **self.resources}
-        refuse_if_no_room(self.name, self.replicas, asked, nodes)
-        packed = self._packed(ray)
+        gpus = float(any(node.get("GPU", 0) >= 1 for node in nodes)) if self.num_gpus is None else self.num_gpus
+        self._asked = {"CPU": self.num_cpus, "GPU": gpus, **self.resources}
+        if not any(all(node.get(name, 0) >= count for name, count in self._asked.items()) for node in nodes):
+            has = " | ".join(map(_shown, nodes)) or "none"
+            error = UsageError(f"{self.name} wants {_shown(self._asked)}, which no node has; there are {has}")
+            raise advised(error, "ask for less (num_cpus=0.5, num_gpus=0.5, resources=), or add nodes first")
         actor = ray.remote(_Actor).options(
             num_cpus=self.num_cpus,
-            num_gpus=asked["GPU"],
+            num_gpus=gpus,
             resources=self.resources,
             max_restarts=-1,
-            max_task_retries=0,  # what a retry finds is another process: we ask again ourselves
+            max_task_retries=0,  # a retry may kill the new process too: jobs are sent again here, in the end alone
             scheduling_strategy="SPREAD",
         )
-        log.info("%s: starting %d on the Ray cluster, each with %s", self.name, self.replicas, said(asked))
-        team = [Replica(ray, partial(actor.remote, packed)) for _ in range(self.replicas)]
-        return Coming(asked, team, [one.ask("probe") for one in team])
+        try:
+            return [_Replica(ray, partial(actor.remote, self._member)) for _ in range(self.replicas)]
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            unsent = UsageError(f"{self.name} cannot be sent to another process: {str(error).splitlines()[0]}")
+            raise advised(unsent, "a member that has not been loaded can be: name its model, load nothing") from error
 
-    def _finished(self, coming: Coming) -> Probe:
-        """What the replicas can do, once all have loaded."""
+    def _loaded(self) -> Probe:
+        """What the replicas can do, once all have their places and have loaded."""
         ray = _ray()
-        self._team, self._homes, self._coming = [], Homes(), None  # those of a session that is over are gone
-        try:
-            wait_for_places(ray, self.name, coming.team, coming.asked)
-            probes = self._probes(ray, coming)
-        except BaseException:
-            for one in coming.team:
-                one.end()
-            raise
-        self._team, self._session = coming.team, session(ray)
-        return self._of_all(probes)
-
-    def _packed(self, ray: Any) -> bytes:
-        try:
-            return bytes(ray.cloudpickle.dumps(self._member))
-        except UsageError:
-            raise
-        except Exception as error:
-            told = UsageError(f"{self.name} cannot be sent to another process: {type(error).__name__}: {error}")
-            raise advised(told, "a member that has not been loaded can be: name its model, and load nothing") from error
-
-    def _probes(self, ray: Any, coming: Coming) -> list[Probe]:
-        team, waiting = coming.team, coming.probes
-        _, late = ray.wait(waiting, num_returns=len(waiting), timeout=self.start_timeout)
-        if late:
-            told = f"{self.name}: {len(late)} of {len(team)} did not load within start_timeout={self.start_timeout:g} s"
-            raise advised(MemberError(told, member=self.name, kind="timeout"), "give it more: start_timeout=1800")
-        found = [one.told(asked) for one, asked in zip(team, waiting, strict=True)]
-        died = next((one for one, told in zip(team, found, strict=True) if told is None), None)
-        if died:
-            error = MemberError(f"{self.name}: its process died while it loaded: {died.trouble}", member=self.name)
-            raise advised(error, "is there memory enough for its weights on that node?")
-        return [answer(told) for told in found if told is not None]
-
-    def _of_all(self, probes: Sequence[Probe]) -> Probe:
-        """What all replicas can do: nobody knows which one will be asked."""
-        first = probes[0]
-        limits = [one.max_context for one in probes if one.max_context is not None]
+        ray.wait([one.ping for one in self._team], num_returns=self.replicas, timeout=PLACING_S)
+        if down := [one for one in self._team if not one.is_up()]:
+            why = down[0].trouble or f"no place was free within {PLACING_S:g} s"
+            wants, free = _shown(self._asked), _shown(ray.available_resources())
+            message = f"Ray did not start {self.name} ({why}): it wants {wants}; free are {free}"
+            error = MemberError(message, member=self.name)
+            raise advised(error, "ask for less, end what else runs there, or install the same versions on every node")
+        probes = [one.receive(one.probe) for one in self._team]
+        if None in probes:
+            died = MemberError(f"{self.name}: {self._trouble('load')}", member=self.name)
+            raise advised(died, "is there memory enough for its weights on that node?")
+        limit = min((one.max_context for one in probes if one.max_context is not None), default=None)
         nodes = ", ".join(dict.fromkeys(node for node, _ in self.places))
-        detail = f"{first.detail}; {len(probes)} by Ray at {nodes}".lstrip("; ")
-        scores, limit = all(one.scores for one in probes), min(limits, default=None)
-        return replace(first, scores=scores, max_context=limit, detail=detail)
+        detail = f"{probes[0].detail}; {len(probes)} by Ray at {nodes}".lstrip("; ")
+        return replace(probes[0], scores=all(one.scores for one in probes), max_context=limit, detail=detail)
 
 
-class _Actor(Hosted):
-    """What Ray runs."""
+class _Replica:
+    """One actor. Ray restarts its process; an actor that Ray does not restart is replaced."""
+
+    def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
+        self._ray, self._start = ray, start
+        self._lock = threading.Lock()
+        self._actor = start()
+        self.ping = self._actor.where.remote()  # answered as soon as the process is up
+        self.probe = self.send("probe")
+        self.place: tuple[str, int] | None = None  # node and process; None: not up
+        self.down_since, self.trouble = time.monotonic(), ""
+
+    def is_up(self) -> bool:
+        """Asked again and again, it notices a restart."""
+        with self._lock:
+            if self.place is None and self._ray.wait([self.ping], timeout=0)[0]:
+                try:
+                    self.place = self._ray.get(self.ping)
+                except self._ray.exceptions.RayError as error:
+                    self._note_death(error)
+            return self.place is not None
+
+    def send(self, method: str, *arguments: Any) -> Any:
+        return self._actor.call.remote(method, *arguments)
+
+    def receive(self, sent: Any) -> Any:
+        """What the member returned, or raised; None: its process died first."""
+        try:
+            return self._ray.get(sent)
+        except self._ray.exceptions.RayTaskError as failed:
+            raise failed.cause from None
+        except self._ray.exceptions.RayError as failed:
+            with self._lock:
+                log.warning("a process of a Ray member at %s died: %s", self.place, failed)
+                self.place, self.down_since = None, time.monotonic()
+                self._note_death(failed)
+            return None
+
+    def end(self) -> None:
+        if self._ray.is_initialized():
+            self._ray.kill(self._actor)
+
+    def _note_death(self, error: Exception) -> None:
+        self.trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        if isinstance(error, self._ray.exceptions.ActorDiedError):  # Ray does not restart it
+            self._actor = self._start()
+        self.ping = self._actor.where.remote()
+
+
+class _Actor:
+    """What Ray runs: a member that loads when it is first asked, also in a process that replaces a dead one."""
+
+    def __init__(self, member: Any) -> None:
+        self._member = member
+        self._probe: Probe | None = None
 
     def where(self) -> tuple[str, int]:
-        import ray
+        return _ray().util.get_node_ip_address(), os.getpid()
 
-        return ray.util.get_node_ip_address(), os.getpid()
+    def call(self, method: str, *arguments: Any) -> Any:
+        try:
+            if self._probe is None and method != "forget":
+                self._probe = self._member.probe()
+            result: Any = self._probe if method == "probe" else getattr(self._member, method)(*arguments)
+        except Exception as error:
+            raise _picklable(error) from None
+        if method not in ("draft", "score"):
+            return result
+        return [replace(one, cause=_picklable(one.cause)) if isinstance(one, Failure) else one for one in result]
+
+
+def _picklable(error: Any) -> Any:
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return MemberError(f"{type(error).__name__}: {error}", kind=getattr(error, "kind", "error"))
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------
 
 
 def _ray() -> Any:
@@ -289,3 +316,35 @@ def _ray() -> Any:
         missing = UsageError(f"a member on a cluster needs {error.name}, which is not installed")
         raise advised(missing, 'pip install "langchain-specfuse[ray]"') from error
     return ray
+
+
+def _connected(cluster: str, name: str) -> Any:
+    """Ray, with this process as part of the cluster. Called under a lock: Ray must not be connected twice at once."""
+    ray = _ray()
+    address = os.environ.get("RAY_ADDRESS", "auto") if cluster == "auto" else cluster
+    if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if cluster != "auto" and _resolved(ray, cluster) != _resolved(ray, here):
+            error = UsageError(f"cluster={cluster!r} is wanted, but this process belongs to the cluster at {here!r}")
+            raise advised(error, "a process belongs to one cluster: name that one, or call ray.shutdown() first")
+        return ray
+    try:
+        if address not in ("auto", "local"):
+            socket.create_connection(_resolved(ray, address), timeout=CONNECT_S).close()
+        ray.init(cluster, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        missing = MemberError(f"{name}: no Ray cluster at {address!r}: {error}", member=name)
+        raise advised(missing, "`ray start --head` starts one; name it: cluster='HOST:6379' or RAY_ADDRESS") from error
+    return ray
+
+
+def _resolved(ray: Any, address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    own = host in ("localhost", "127.0.0.1")  # which Ray replaces by this machine's own address
+    return ray.util.get_node_ip_address() if own else socket.gethostbyname(host), int(port)
+
+
+def _shown(amounts: Mapping[str, float]) -> str:
+    """Resources for people, without those that Ray adds itself."""
+    own = {name: count for name, count in sorted(amounts.items()) if count > 0 and not re.search("memory|node:", name)}
+    return ", ".join(f"{name} {count:g}" for name, count in own.items()) or "nothing"

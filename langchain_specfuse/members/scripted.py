@@ -1,4 +1,4 @@
-"""ScriptedMember: a member that says what you tell it to. Deterministic, instant, no torch.
+"""ScriptedMember: a member that says what its script says. Deterministic, instant, no torch.
 
 For tests of your own chains, for docs, and for looking at the method itself. Its tokens are words with the white space
 before them; its log-probabilities come from how well a text agrees with its script.
@@ -7,23 +7,29 @@ before them; its log-probabilities come from how well a text agrees with its scr
 from __future__ import annotations
 
 import itertools
+import json
+import logging
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..constraints import referee_for
 from ..core.answer import first_stop
 from ..core.member import Probe
-from ..core.values import KINDS, Draft, DraftJob, Effort, Failure, Query, Scored, ScoreJob
-from ._fitting import fitted
-from ._script import call_text, lines_of, said_by
+from ..core.values import Call, CallFormat, Draft, DraftJob, Effort, Failure, Query, Scored, ScoreJob
+from ..errors import UsageError, advised
+from .text.tools import written
 
-Script = str | Mapping[str, Any] | Callable[[Query], Any] | Sequence[Any] | Any
-"""A text; a dict, said as JSON; a message with ``text`` and ``tool_calls``; a function that makes one; a list."""
-_WORD = re.compile(r"\s*\S+|\s+\Z")
+log = logging.getLogger("langchain_specfuse")
+
 SURE, UNSURE = -0.1, -3.0
-"""The log-probability of a word as the script has it, and of any other."""
+"""The log-probability of a word that agrees with the script, and of any other."""
+_WORD = re.compile(r"\s*\S+|\s+\Z")
 _COUNT = itertools.count()
+_ADVICE = "pass a text, a dict (said as JSON), an AIMessage, a function of the query, or a list of these"
+Line = str | Callable[[Query], Any]
+"""One answer, or the function that makes it."""
 
 
 class ScriptedMember:
@@ -39,10 +45,10 @@ class ScriptedMember:
     tool call is one), and so on; past the end of the list the last one stays. A dict is said as JSON, an ``AIMessage``
     as its text and its calls; :meth:`call` writes a call.
 
-    It goes on at the place where the agreed answer stands in words: after four agreed words it proposes its fifth and
-    following ones. Under a constraint, where an agreed text may end inside a word, it goes on there, as long as the
-    text is its own. A script that is the JSON or the calls wanted, in another spelling (spaces, order of keys, escapes,
-    a fence), is said in the legal one; of a script that does not fit, the logger ``langchain_specfuse`` warns.
+    It continues at the place that the agreed answer has reached in words: after four agreed words it proposes its fifth
+    and following ones. Under a constraint, where an agreed text may end inside a word, it continues there, as long as
+    the text is its own. A script that the constraint does not allow is cut where it breaks it, and the logger
+    ``langchain_specfuse`` warns.
 
     ``confidence`` scales its log-probabilities (0: sure of itself, 1: as above, more: unsure). ``fails_in`` is the
     number of a draft call (from 1) in which it raises ``error``; ``draft_only`` takes its vote away.
@@ -50,7 +56,7 @@ class ScriptedMember:
 
     def __init__(
         self,
-        answer: Script,
+        answer: Any,
         *,
         name: str | None = None,
         confidence: float = 1.0,
@@ -60,7 +66,7 @@ class ScriptedMember:
         error: BaseException | None = None,
     ) -> None:
         self.answer = answer
-        self._lines = lines_of(answer)
+        self._lines = _lines_of(answer)
         self.name = name or f"scripted-{next(_COUNT)}"
         self.device = device
         self.confidence = confidence
@@ -70,7 +76,7 @@ class ScriptedMember:
         self.draft_calls = 0
         self.score_calls = 0
         self.open_queries: dict[str, str] = {}
-        """What it would say, by query: empty again when everything has been forgotten."""
+        """What it says, by query id: empty again when everything has been forgotten."""
 
     def __repr__(self) -> str:
         return f"ScriptedMember(name={self.name!r})"
@@ -84,11 +90,11 @@ class ScriptedMember:
         {"name": "get_weather", "arguments": {"city": "Rome"}}
         </tool_call>
         """
-        return call_text(tool, arguments)
+        return _call_text(tool, arguments)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What tells this member's answers from another's: for caches."""
+        """Whatever distinguishes this member's answers from another's: for caches."""
         lines = [line if isinstance(line, str) else repr(line) for line in self._lines]
         return {"scripted": lines, "confidence": self.confidence, "draft_only": self.draft_only}
 
@@ -96,18 +102,18 @@ class ScriptedMember:
         return Probe(model=self.name, scores=not self.draft_only, detail="scripted")
 
     def token_ids(self, text: str) -> list[int]:
-        """One id per word, the same in all scripted members, in whatever process they are."""
+        """One id per word, the same in all scripted members and processes."""
         return [zlib.crc32(word.encode(errors="surrogatepass")) for word in _WORD.findall(text)]
 
     def draft(self, jobs: Sequence[DraftJob]) -> Sequence[Draft | Failure]:
         self.draft_calls += 1
         if self.draft_calls == self.fails_in:
             raise self.error
-        return [self._draft(job) if (failure := self._unsaid(job)) is None else failure for job in jobs]
+        return [self._failure(job) or self._draft(job) for job in jobs]
 
     def score(self, jobs: Sequence[ScoreJob]) -> Sequence[Scored | Failure]:
         self.score_calls += 1
-        return [self._score(job) if (failure := self._unsaid(job)) is None else failure for job in jobs]
+        return [self._failure(job) or self._score(job) for job in jobs]
 
     def forget(self, query_id: str) -> None:
         self.open_queries.pop(query_id, None)
@@ -132,8 +138,8 @@ class ScriptedMember:
     def _score(self, job: ScoreJob) -> Scored:
         _, rest = self._place(job)
         rows = tuple(self._logprobs(c.text, c.ended, rest) for c in job.candidates)
-        bound = job.query.constraint is not None
-        ends = tuple(_ends(_WORD.findall(c.text)) for c in job.candidates) if bound else None
+        constrained = job.query.constraint is not None
+        ends = tuple(_ends(_WORD.findall(c.text)) for c in job.candidates) if constrained else None
         return Scored(rows, Effort(read=sum(map(len, rows))), ends)
 
     def _logprobs(self, text: str, ended: bool, rest: Sequence[str]) -> tuple[float, ...]:
@@ -145,30 +151,118 @@ class ScriptedMember:
 
     def _place(self, job: DraftJob | ScoreJob) -> tuple[int, list[str]]:
         """How many words have been agreed, and the words that it would still say."""
-        said = "".join(segment.text for segment in job.answer)
-        script = self._whole(job.query)
-        place = len(_WORD.findall(said))
-        if job.query.constraint is not None and script.startswith(said):
-            return place, _WORD.findall(script[len(said) :])
+        agreed = "".join(segment.text for segment in job.answer)
+        script = self._script(job.query)
+        place = len(_WORD.findall(agreed))
+        if job.query.constraint is not None and script.startswith(agreed):
+            return place, _WORD.findall(script[len(agreed) :])
         return place, _WORD.findall(script)[place:]
 
-    def _unsaid(self, job: DraftJob | ScoreJob) -> Failure | None:
+    def _failure(self, job: DraftJob | ScoreJob) -> Failure | None:
         """Why there is nothing to say: the script's function raised, or returned no text."""
         try:
-            self._whole(job.query)
+            self._script(job.query)
         except Exception as error:
-            kind = getattr(error, "kind", "error")
-            told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            return Failure(kind if kind in KINDS else "error", told, error)
+            return Failure.of(error)
         return None
 
-    def _whole(self, query: Query) -> str:
+    def _script(self, query: Query) -> str:
         if query.id not in self.open_queries:
             answered = sum(turn.role == "assistant" for turn in query.turns)
-            script = said_by(self._lines[min(answered, len(self._lines) - 1)], query)
-            self.open_queries[query.id] = fitted(script, query.constraint, self.name)
+            script = _said(self._lines[min(answered, len(self._lines) - 1)], query)
+            if query.constraint is not None:
+                self._warn_if_illegal(script, query)
+            self.open_queries[query.id] = script
         return self.open_queries[query.id]
+
+    def _warn_if_illegal(self, script: str, query: Query) -> None:
+        try:
+            referee = referee_for(query.constraint)
+        except (ImportError, ValueError, RuntimeError):  # the constraint cannot be read here; the chat model says so
+            return
+        legal = referee.legal("", script)
+        if legal < len(script):
+            what = f"is not allowed by the constraint from character {legal} on: {script[legal : legal + 20]!r}"
+        elif not referee.may_end(script):
+            what = f"ends at character {legal}, where the constraint wants more"
+        else:
+            return
+        advice = "JSON is legal with ', ' and ': ' and the schema's keys in the schema's order"
+        log.warning("%s: its script %s; it is cut there (%s)", self.name, what, advice)
 
 
 def _ends(words: Sequence[str]) -> tuple[int, ...]:
     return tuple(itertools.accumulate(map(len, words)))
+
+
+# --- scripts ----------------------------------------------------------------------------------------------------
+
+
+def _lines_of(answer: Any) -> tuple[Line, ...]:
+    """The answers of a script, in their order: one of a text or a function, as many as a list has."""
+    if (line := _line(answer)) is not None:
+        return (line,)
+    if not isinstance(answer, Sequence) or isinstance(answer, (bytes, bytearray)):
+        raise advised(UsageError(f"a script cannot be {_shown(answer)}"), _ADVICE)
+    if not answer:
+        raise advised(UsageError("a script is an empty list"), _ADVICE)
+    lines = [_line(one) for one in answer]
+    for place, line in enumerate(lines):
+        if line is None:
+            raise advised(UsageError(f"answer {place} of a script cannot be {_shown(answer[place])}"), _ADVICE)
+    return tuple(line for line in lines if line is not None)
+
+
+def _line(value: Any) -> Line | None:
+    text = _text_of(value)
+    return value if text is None and callable(value) else text
+
+
+def _said(line: Line, query: Query) -> str:
+    if isinstance(line, str):
+        return line
+    value = line(query)
+    text = _text_of(value)
+    if text is None:
+        name = getattr(line, "__name__", type(line).__name__)
+        error = UsageError(f"the script {name!r} returned {_shown(value)}, wanted a text")
+        raise advised(error, "return a text, a dict (said as JSON) or an AIMessage")
+    return text
+
+
+def _text_of(value: Any) -> str | None:
+    """A text as it is, a dict as JSON, a message's text and calls as a member writes them. None: it is none of these.
+
+    >>> _text_of({"city": "Köln"})
+    '{"city": "Köln"}'
+    """
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return _json(dict(value), "a script")
+    calls = getattr(value, "tool_calls", None)
+    texts = (getattr(value, key, None) for key in ("text", "content"))
+    text = next((one for one in texts if isinstance(one, str)), None)
+    if isinstance(value, type) or not isinstance(calls, Sequence) or text is None:
+        return None
+    return str(text) + CallFormat().between.join(_call_text(call["name"], call["args"]) for call in calls)
+
+
+def _call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call in the common format."""
+    if not isinstance(name, str) or not name:
+        error = UsageError(f"a call needs the name of a tool, got {_shown(name)}")
+        raise advised(error, "call('get_weather', city='Rome')")
+    return written(Call(name, _json(dict(arguments), f"the call of {name!r}")), CallFormat())
+
+
+def _json(value: Any, what: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        wrong = UsageError(f"{what} is no JSON: {error}")
+        raise advised(wrong, "use texts, finite numbers, True, False, None, lists and dicts only") from error
+
+
+def _shown(value: Any) -> str:
+    return "None" if value is None else f"{value!r:.80} (of type {type(value).__name__})"

@@ -1,5 +1,5 @@
 "use strict";
-// The page of one run. Whatever a model wrote is shown as text nodes and attributes; nothing is ever parsed as HTML.
+// The page of one run. Text of models is shown as text nodes and attributes; it is never parsed as HTML.
 
 const run = JSON.parse(document.getElementById("run").textContent);
 const split = JSON.parse(document.getElementById("pieces").textContent);
@@ -8,11 +8,11 @@ const members = run.members;
 const part = (id) => document.getElementById(id);
 const look = new Map(members.map((name, at) => [name, { label: String(at + 1), kind: `m${at % 8}` }]));
 const DASHES = ["", "dashed", "dotted"];
-const FINISHED = { stop: "its writer ended it", stop_string: "a stop string appeared", length: "the budget was used up" };
+const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up" };
 const LEAVES = { exit: "voted out", error: "failed", timeout: "too slow", nan: "returned nonsense", overflow: "its context was full", not_found: "not found" };
 let chosen = -1;
 
-// --- small things ---------------------------------------------------------------------------------------------------
+// --- helpers --------------------------------------------------------------------------------------------------------
 
 function node(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -21,12 +21,12 @@ function node(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Control characters as pictures of themselves, as on the terminal.
+// Control characters as symbols, as on the terminal.
 function visible(text) {
   return text.replace(/[\x00-\x08\x0b-\x1f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0))).replace(/[\x7f-\x9f]/g, "\ufffd");
 }
 
-// A member may be called "constructor": only what the data itself holds counts.
+// An entry of the data itself: a member may be called "constructor".
 function of(table, name) {
   return table && Object.hasOwn(table, name) ? table[name] : undefined;
 }
@@ -57,7 +57,7 @@ function bar(share, name) {
   return made;
 }
 
-// A long table is only made when somebody opens it.
+// A long table is made when it is opened.
 function folded(title, make) {
   const made = node("details", {}, node("summary", {}, title));
   made.addEventListener("toggle", () => made.open && made.children.length < 2 && made.append(make()));
@@ -71,10 +71,10 @@ function header() {
   const last = rounds.at(-1);
   const seconds = sum(rounds.flatMap((item) => Object.values(item.seconds ?? {})));
   const tokens = sum(rounds.map((item) => of(item.drafts, item.winner)?.tokens));
-  const ending = last ? of(FINISHED, last.finish) ?? "it was left unfinished" : "nothing was agreed";
+  const ending = last ? of(FINISHED, last.finish) ?? "it is incomplete" : "no segment was agreed";
   part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}`;
   part("error").hidden = !run.error;
-  part("error").textContent = `It broke off: ${visible(run.error)}`;
+  part("error").textContent = `The answer broke off: ${visible(run.error)}`;
 }
 
 function legend() {
@@ -82,11 +82,11 @@ function legend() {
   for (const name of members) {
     const wins = rounds.filter((item) => item.winner === name).length;
     const weight = of(last, name);
-    const told = `: won ${count(wins, "round")}, ${weight === undefined ? "left" : `weight ${number(weight, 2)}`}`;
-    part("legend").append(node("li", {}, badge(name), node("bdi", {}, visible(name)), told));
+    const outcome = `: won ${count(wins, "round")}, ${weight === undefined ? "left" : `weight ${number(weight, 2)}`}`;
+    part("legend").append(node("li", {}, badge(name), node("bdi", {}, visible(name)), outcome));
   }
   if (names(split).length) {
-    part("legend").append(node("li", {}, node("span", { class: "badge", "aria-hidden": "true" }, "·"), "nobody: it had to be so, without a vote"));
+    part("legend").append(node("li", {}, node("span", { class: "badge", "aria-hidden": "true" }, "·"), "forced text: the format leaves no choice, so there is no vote"));
   }
 }
 
@@ -94,12 +94,12 @@ function answer() {
   const shown = document.createDocumentFragment();
   let before = null;
   rounds.forEach((item, at) => {
-    const told = visible(item.text) || (item.ended ? "■" : "…");
-    const label = `Round ${item.round}, ${item.winner}: ${told.trim() || "white space"}`;
+    const shownText = visible(item.text) || (item.ended ? "■" : "…");
+    const label = `Round ${item.round}, ${item.winner}: ${shownText.trim() || "white space"}`;
     const segment = node("span", { class: "segment", role: "option", tabindex: at ? "-1" : "0", "aria-selected": "false", "aria-label": label });
     segment.dataset.at = at;
     for (const [author, text] of split[at] ?? [[item.winner, item.text]]) {
-      const piece = node("span", { class: author ? `piece ${kind(author)}` : "piece nobody" }, visible(text) || told);
+      const piece = node("span", { class: author ? `piece ${kind(author)}` : "piece forced" }, visible(text) || shownText);
       if (author !== before) piece.dataset.by = look.get(author)?.label ?? "·";
       before = author;
       segment.append(piece);
@@ -116,25 +116,25 @@ function weights() {
   const lines = members.map((name, at) => ({
     label: look.get(name).label, kind: kind(name), dash: DASHES[at % 3], points: panels.map((panel) => of(panel, name) ?? null),
   }));
-  const told = members.map((name, at) => {
+  const ranges = members.map((name, at) => {
     const points = lines[at].points.filter((value) => value !== null);
     return `${name} from ${number(points[0], 2)} to ${number(points.at(-1), 2)}`;
   });
-  const plot = plotted(lines, rounds.length, `Voting weights. ${told.join("; ")}.`);
+  const plot = plotted(lines, rounds.length, `Voting weights. ${ranges.join("; ")}.`);
   plot.picture.addEventListener("click", (event) => choose(Math.min(rounds.length, Math.max(1, plot.placeAt(event))) - 1));
   const asTable = folded("As a table", () =>
     table("Weights after each round", ["round", ...members], rounds.map((item) =>
       node("tr", {}, head(String(item.round), "row"), ...members.map((name) => cell(number(of(item.weights, name)))))))
   );
   const scroll = node("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Weights over the rounds" }, plot.picture);
-  part("weights").append(scroll, node("p", { class: "hint" }, "Numbers are those of the members above; a cross is where one left; the upright line is the chosen round. Click to choose another."), asTable);
+  part("weights").append(scroll, node("p", { class: "hint" }, "Numbers are those of the members above; a cross marks a departure; the vertical line marks the chosen round. Click to choose another."), asTable);
   return plot.mark;
 }
 
 function left() {
   const gone = rounds.flatMap((item) => list(item.left).map((one) => ({ round: item.round, ...one })));
-  if (!gone.length) return part("left").append("Nobody left: all members stayed to the end.");
-  part("left").append(table("Departures", [head("member", "col", "words"), "round", head("how", "col", "words"), head("why", "col", "words")],
+  if (!gone.length) return part("left").append("All members stayed to the end.");
+  part("left").append(table("Members that left", [head("member", "col", "words"), "round", head("how", "col", "words"), head("why", "col", "words")],
     gone.map((one) => node("tr", {}, named(one.member), cell(String(one.round)), words(of(LEAVES, one.kind) ?? one.kind ?? ""), words(one.reason ?? "")))));
 }
 
@@ -193,7 +193,7 @@ function choose(at, focus = false) {
   if (!first) part("status").textContent = `Round ${rounds[at].round} of ${rounds.length}. ${outcome(rounds[at])}`;
 }
 
-// --- what people do -------------------------------------------------------------------------------------------------
+// --- events -------------------------------------------------------------------------------------------------------
 
 const MOVES = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
 
@@ -214,7 +214,7 @@ function listen() {
   part("download").addEventListener("click", download);
 }
 
-// Exactly what the page was made from; Trace.load reads it.
+// The data that the page was made from; Trace.load reads it.
 function download() {
   const address = URL.createObjectURL(new Blob([part("run").textContent], { type: "application/json" }));
   node("a", { href: address, download: "run.json" }).click();
@@ -224,13 +224,13 @@ function download() {
 function themes() {
   const wish = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (document.documentElement.dataset.theme ?? (wish.matches ? "dark" : "light")) === "dark";
-  const tell = () => (part("theme").textContent = dark() ? "Light" : "Dark");
+  const label = () => (part("theme").textContent = dark() ? "Light" : "Dark");
   part("theme").addEventListener("click", () => {
     document.documentElement.dataset.theme = dark() ? "light" : "dark";
-    tell();
+    label();
   });
-  wish.addEventListener("change", tell);
-  tell();
+  wish.addEventListener("change", label);
+  label();
 }
 
 header();

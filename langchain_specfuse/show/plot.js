@@ -1,5 +1,5 @@
 "use strict";
-// Lines over rounds as SVG. Knows numbers and classes, nothing of runs. Colours come from the style, so they follow the theme.
+// Lines over rounds as SVG. Colours come from the style sheet, so they follow the theme.
 
 const PLOT = { width: 800, height: 240, left: 44, right: 40, top: 12, bottom: 28 };
 
@@ -60,7 +60,7 @@ function curve(picture, line, x, y, last, ends) {
   group.append(svg("path", { class: `curve ${line.dash}`, d: path }));
   const [at, high] = [x(end), y(line.points[end])];
   if (end < last) group.append(svg("path", { class: "out", d: `M${at - 4} ${high - 4}l8 8m0 -8l-8 8` }));
-  let free = high + 4; // labels of lines that end together stand under each other
+  let free = high + 4; // labels of lines that end together are stacked
   while (ends.some(([other, taken]) => Math.abs(other - at) < 30 && Math.abs(taken - free) < 12)) free += 12;
   ends.push([at, free]);
   group.append(svg("text", { class: "name", x: at + 8, y: free }, line.label));

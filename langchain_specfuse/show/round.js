@@ -1,10 +1,10 @@
 "use strict";
-// One round in full: its outcome, its drafts with votes and scores, what it did to the weights. The small things are page.js's.
+// One round in detail: outcome, drafts with votes and scores, weights and costs. Helpers are in page.js.
 
 function outcome(item) {
   const won = visible(item.winner);
   if (names(item.drafts).length < 2) return `${won} was the only one to draft.`;
-  if (!names(item.scores).length) return `${won} wrote it; there was nothing to choose, so nobody scored.`;
+  if (!names(item.scores).length) return `${won} wrote it; all drafts were the same, so there was no vote.`;
   const divided = item.dissent === undefined ? "" : `, dissent ${number(item.dissent, 2)}`;
   const second = item.runner_up ? ` over ${visible(item.runner_up)}` : "";
   return `${won} won by ${number(item.margin)}${second}${divided}.`;
@@ -15,9 +15,8 @@ function detail(item) {
   const made = document.createDocumentFragment();
   made.append(node("p", {}, outcome(item)));
   if (item.finish) made.append(node("p", {}, `The answer ends here: ${of(FINISHED, item.finish) ?? visible(item.finish)}.`));
-  if (item.forced) made.append(node("p", {}, "Without a vote, because it had to be so: ", node("code", {}, visible(item.forced))));
-  if (item.closed) made.append(node("p", {}, "Closed by hand, because the budget ended first: ", node("code", {}, visible(item.closed))));
-  for (const phase of names(item.late)) made.append(node("p", {}, `Late, so the round went on without them (${visible(phase)}): ${list(item.late[phase]).map(visible).join(", ")}.`));
+  if (item.forced) made.append(node("p", {}, "Forced by the format, without a vote: ", node("code", {}, visible(item.forced))));
+  for (const phase of names(item.late)) made.append(node("p", {}, `Late in ${visible(phase)}, so the round went on without: ${list(item.late[phase]).map(visible).join(", ")}.`));
   for (const one of list(item.left)) made.append(node("p", { class: "error" }, `${visible(one.member)} left (${of(LEAVES, one.kind) ?? visible(one.kind ?? "")}): ${visible(one.reason ?? "")}`));
   thoughts([item], made);
   made.append(drafts(item), changes(item));
@@ -45,18 +44,18 @@ function drafts(item) {
 }
 
 function remarks(item, name) {
-  const told = [];
-  if (name === item.winner) told.push("✓ won");
-  else if (list(item.authors).includes(name)) told.push("✓ wrote the same");
-  if (list(item.looped).includes(name)) told.push("loops: not eligible");
-  if (name === item.umpire) told.push("umpire between those who were sure");
-  return told.map((text) => node("span", { class: "small" }, text));
+  const remarks = [];
+  if (name === item.winner) remarks.push("✓ won");
+  else if (list(item.authors).includes(name)) remarks.push("✓ wrote the same");
+  if (list(item.looped).includes(name)) remarks.push("loops: not eligible");
+  if (name === item.tie_breaker) remarks.push("broke the tie between confident members");
+  return remarks.map((text) => node("span", { class: "small" }, text));
 }
 
 function changes(item) {
-  const who = members.filter((name) => of(item.weights_before, name) !== undefined || of(item.weights, name) !== undefined || of(item.drafts, name));
+  const shown = members.filter((name) => of(item.weights_before, name) !== undefined || of(item.weights, name) !== undefined || of(item.drafts, name));
   const effort = (name, phase) => number(of(of(item.tokens, phase), name)?.seconds, 2);
-  return table("What it did to the weights, and what it cost", [head("member", "col", "words"), "reward", "weight before", "after", "tokens", "drafting, s", "scoring, s"],
-    who.map((name) => node("tr", {}, named(name), ...[of(item.rewards, name), of(item.weights_before, name), of(item.weights, name)].map((value) => cell(number(value))),
+  return table("Weights and costs", [head("member", "col", "words"), "reward", "weight before", "after", "tokens", "drafting, s", "scoring, s"],
+    shown.map((name) => node("tr", {}, named(name), ...[of(item.rewards, name), of(item.weights_before, name), of(item.weights, name)].map((value) => cell(number(value))),
       cell(String(of(item.drafts, name)?.tokens ?? "–")), cell(effort(name, "draft")), cell(effort(name, "verify")))));
 }

@@ -1,4 +1,4 @@
-"""A run on a terminal: who wrote what, in colour, and the table of its rounds. Knows rounds and text, nothing else."""
+"""A run on a terminal: who wrote what, in colour, and a table of the rounds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..errors import amount
 
 COLOURS = (36, 33, 35, 32, 34, 31)
 BOLD, DIM = 1, 2
-FINISHED = {"stop": "its writer ended it", "stop_string": "a stop string appeared", "length": "the budget was used up"}
-SHOWN_WEIGHTS = 5
+FINISHED = {"stop": "its author ended it", "stop_string": "a stop string appeared", "length": "the budget was used up"}
+MAX_WEIGHTS = 5
 """With more members than this a row shows only its author's weight."""
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 _CONTROLS |= dict.fromkeys(range(127, 160), 0xFFFD)
 
 
 class Paint:
-    """A colour per member; every piece is closed again, so a terminal that is left at any moment stays clean.
+    """A colour per member. Every piece resets its colour, so the terminal stays clean whenever the program ends.
 
     >>> Paint(["a", "b"], on=True).by("b", "text")
     '\\x1b[33mtext\\x1b[0m'
@@ -32,10 +32,11 @@ class Paint:
         self._codes = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(self.names)}
 
     def by(self, name: str, text: str) -> str:
+        """The text in the member's colour."""
         return self.coded(self.code(name), text)
 
     def code(self, name: str) -> int:
-        """The terminal's number for a member's colour, or for what nobody wrote."""
+        """The terminal's code for a member; dim for forced text, which has no author."""
         return self._codes.get(name, BOLD) if name else DIM
 
     def coded(self, code: int, text: str) -> str:
@@ -43,7 +44,7 @@ class Paint:
 
 
 def visible(text: str) -> str:
-    """The text with control characters as pictures: an answer must not be able to command the terminal.
+    """The text with symbols for control characters, so that an answer cannot command the terminal.
 
     >>> visible("a\\x1b[2Jb\\n")
     'a␛[2Jb\\n'
@@ -52,32 +53,33 @@ def visible(text: str) -> str:
 
 
 def pieces(item: Round) -> list[tuple[str, str]]:
-    """What a round shows, piece by piece with its author: "" for what nobody wrote, because it had to be so."""
-    return parted(item.text, item.segment.text, item.winner, forced=item.forced, closed=item.closed)
+    """The text of a round in pieces with their authors; forced text has the author ""."""
+    return split(item.text, item.segment.text, item.winner, forced=item.forced)
 
 
-def parted(text: str, said: str, winner: str, *, forced: str = "", closed: str = "") -> list[tuple[str, str]]:
-    """The same from a round's plain data: its text, its segment, and what was put around that.
+def split(text: str, segment: str, winner: str, *, forced: str = "") -> list[tuple[str, str]]:
+    """The same from a round's plain data: ``text`` is the segment with forced text around it.
 
-    >>> parted('{"city": "Rome"}', "Rome", "ann", forced='{"city": ""}')
+    >>> split('{"city": "Rome"}', "Rome", "ann", forced='{"city": ""}')
     [('', '{"city": "'), ('ann', 'Rome'), ('', '"}')]
     """
-    shown = text.removesuffix(closed)
-    for at in range(len(forced) + 1) if forced + closed else ():
-        if shown[at : at + len(said)] == said and shown[:at] + shown[at + len(said) :] == forced:
-            parts = [("", shown[:at]), (winner, said), ("", shown[at + len(said) :] + closed)]
-            return [(name, piece) for name, piece in parts if piece]
+    for at in range(len(forced) + 1) if forced else ():
+        end = at + len(segment)
+        if text[at:end] == segment and text[:at] + text[end:] == forced:
+            parts = [("", text[:at]), (winner, segment), ("", text[end:])]
+            return [(name, part) for name, part in parts if part]
     return [(winner, text)]
 
 
 def legend(paint: Paint) -> str:
-    """Who writes in which colour."""
+    """The members in their colours."""
     return "  ".join(paint.by(name, f"■ {name}") for name in paint.names)
 
 
 def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
-    """One line per round, then who left and why, then the sum of it all."""
-    head = ["#", "author", "segment", "total", "margin", _weights_head(paint.names), "seconds"]
+    """One line per round with its events, then a summary."""
+    weights = "weights" if len(paint.names) <= MAX_WEIGHTS else "weight"
+    head = ["#", "author", "segment", "total", "margin", weights, "seconds"]
     rows = [_row(item, paint.names) for item in rounds]
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
     widths[2] = max(12, min(widths[2], width - sum(widths) + widths[2] - 2 * (len(head) - 1)))
@@ -85,51 +87,40 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
     for item, row in zip(rounds, rows, strict=True):
         lines.append(paint.by(item.winner, _line(row, widths)))
         lines += [paint.coded(DIM, f"   loops, not eligible: {', '.join(item.looped)}")] if item.looped else []
-        lines += [paint.coded(DIM, f"   several were sure: {item.umpire} decided")] if item.umpire else []
+        lines += [paint.coded(DIM, f"   tie-break: {item.tie_breaker}")] if item.tie_breaker else []
         lines += [paint.coded(DIM, f"   late in {phase}: {', '.join(late)}") for phase, late in item.late.items()]
-        lines += [paint.coded(DIM, f"   closed by hand: {visible(repr(item.closed))}")] if item.closed else []
         lines += [paint.coded(BOLD, f"   {left.member} left ({left.kind}): {left.reason}") for left in item.left]
-    return "\n".join([*lines, "", _sum(rounds, paint)])
+    return "\n".join([*lines, "", _summary(rounds, paint)])
 
 
 def _row(item: Round, names: Sequence[str]) -> list[str]:
     total = item.totals.get(item.winner)
     disputed = total is not None and item.margin < 1.0
+    shown = names if len(names) <= MAX_WEIGHTS else [item.winner]
     return [
         str(item.number),
         item.winner,
         visible(repr(item.segment.text)) + (" ■" if item.segment.ended else ""),
         f"{total:.3f}" if disputed else "-",
         f"+{item.margin:.3f}" if disputed else "-",
-        _weights(item, names),
+        " ".join(f"{item.weights[name]:.2f}" if name in item.weights else "-   " for name in shown),
         f"{sum(item.seconds.values()):.2f}",
     ]
 
 
-def _weights_head(names: Sequence[str]) -> str:
-    return "weights" if len(names) <= SHOWN_WEIGHTS else "weight"
-
-
-def _weights(item: Round, names: Sequence[str]) -> str:
-    """Those after this round; a dash for who is out."""
-    shown = names if len(names) <= SHOWN_WEIGHTS else [item.winner]
-    return " ".join(f"{item.weights[name]:.2f}" if name in item.weights else "-   " for name in shown)
-
-
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    pieces = []
+    shown = []
     for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         cut = cell if len(cell) <= width else cell[: width - 1] + "…"
-        pieces.append(cut.rjust(width) if at in (0, 3, 4, 6) else cut.ljust(width))
-    return "  ".join(pieces).rstrip()
+        shown.append(cut.rjust(width) if at in (0, 3, 4, 6) else cut.ljust(width))
+    return "  ".join(shown).rstrip()
 
 
-def _sum(rounds: Sequence[Round], paint: Paint) -> str:
-    last = rounds[-1]
-    wrote = Counter(item.winner for item in rounds)
+def _summary(rounds: Sequence[Round], paint: Paint) -> str:
+    wins = Counter(item.winner for item in rounds)
     tokens = sum(max((len(ids) for ids in item.segment.tokens.values()), default=0) for item in rounds)
     seconds = sum(sum(item.seconds.values()) for item in rounds)
-    shares = ", ".join(paint.by(name, f"{name} {wrote[name]}") for name in paint.names if wrote[name])
-    ending = FINISHED.get(last.finish or "", "it was left unfinished")
+    shares = ", ".join(paint.by(name, f"{name} {wins[name]}") for name in paint.names if wins[name])
+    ending = FINISHED.get(rounds[-1].finish or "", "it is incomplete")
     speed = f", {tokens / seconds:.1f} a second" if seconds > 0 else ""
     return f"{amount(len(rounds), 'round')} ({shares}), {amount(tokens, 'token')} in {seconds:.1f} s{speed}; {ending}"

@@ -1,40 +1,38 @@
-"""ServerMember: a model on a server, over HTTP: vLLM, SGLang, llama.cpp, or whatever goes on with a chat.
+"""ServerMember: a model on a server, over HTTP: vLLM, SGLang, llama.cpp, or any server that continues a chat.
 
-The parts: ``_http`` asks and asks again, a dialect (``_vllm``, ``_sglang``, ``_llamacpp``) says it as the engine wants
-it, ``_exact`` drafts and scores in token ids, ``_chat`` drafts where there are none. This file finds out which it is,
-and turns whatever goes wrong into the failure of one job. It knows nothing of votes, and needs neither torch nor a GPU.
+This file finds out which kind of server it is, and turns any error into the failure of one job. It knows
+nothing of votes, and needs neither torch nor a GPU.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from ..core.member import Probe
-from ..core.values import KINDS, CallFormat, Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
-from ..errors import MemberError, UsageError, advised
-from ._addresses import refuse_secrets
-from ._chat import Chat
-from ._crew import Crew
-from ._dialects import Dialect
-from ._exact import Exact
-from ._http import SHOWN, Address, Wire
-from ._lexicon import stops_of, tokenizer_in
-from ._llamacpp import LlamaCpp
-from ._remote import RemoteTokenizer
-from ._sglang import SGLang
-from ._template import Template
-from ._text import Words
-from ._vllm import VLLM
+from ...core.member import Probe
+from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
+from ...errors import MemberError, UsageError, advised, refuse_arguments
+from ..text.templates import Template
+from ..text.words import Words
+from .chat import ChatSession, word_ids
+from .http import SHOWN, Address, Client, refuse_secrets
+from .llamacpp import LlamaCpp
+from .sglang import SGLang
+from .tokenizers import RemoteTokenizer, local_tokenizer, stops_of
+from .tokens import Dialect, TokenSession
+from .vllm import VLLM
 
 log = logging.getLogger("langchain_specfuse")
 
 Engine = Literal["vllm", "sglang", "llama.cpp", "chat"]
-DIALECTS: Mapping[str, Callable[[Wire, str], Dialect]] = {"vllm": VLLM, "sglang": SGLang, "llama.cpp": LlamaCpp}
+DIALECTS: Mapping[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang, "llama.cpp": LlamaCpp}
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
-"""What a server calls itself in its list of models -> the engine that it is."""
+"""``owned_by`` in a server's list of models -> the engine that it is."""
+RENAMED = {"parallel": "use max_concurrency=", "retries": "leave it out: a request is retried while its timeout allows"}
 _Job = TypeVar("_Job", DraftJob, ScoreJob)
 
 
@@ -45,13 +43,25 @@ class ServerMember:
     >>> member.name
     'Qwen2.5-7B-Instruct'
 
-    ``model`` may be left out where one is served. ``tokenizer`` is a local folder or hub id (or a tokenizer of
-    transformers) with the model's own tokenizer: then text becomes tokens here, else the server is asked. ``engine`` is
-    found out; it may be told. The API key is read from the environment variable ``api_key_env`` (``Basic ...`` is
-    sent as it is), never from the address. ``timeout`` is for one question with its ``retries``; ``verify`` may
-    name the authorities to trust. ``parallel`` jobs are asked at once. ``system_prompt``, ``seed``,
-    ``chat_template``, ``chat_template_kwargs`` and ``repetition_penalty`` are as those of
-    :class:`.TransformersMember`.
+    - ``model`` may be left out if the server has only one.
+    - ``tokenizer`` is a local folder or hub id (or a tokenizer of transformers) with the model's own tokenizer: then
+      text becomes tokens here. Without it the server is asked.
+    - ``engine`` is found out; it may be given: ``"vllm"``, ``"sglang"``, ``"llama.cpp"`` or ``"chat"``.
+    - ``api_key_env`` names the environment variable with the API key (``Basic ...`` is sent as it is). An address must
+      not hold a key.
+    - ``verify`` may name a file with the certificate authorities to trust.
+    - ``max_concurrency`` requests are sent at once.
+    - ``system_prompt``, ``seed``, ``chat_template``, ``chat_template_kwargs`` and ``repetition_penalty`` are as those
+      of :class:`.TransformersMember`.
+
+    Three time limits:
+
+    - ``timeout`` here: one HTTP request with its retries. Then the job fails, and the member leaves the answer.
+    - ``member_timeout`` of the chat model: one reply of any member, which may take several requests. Then the member
+      leaves the answer or, with ``Method(late="skip")``, misses the round; its requests continue until their own limit.
+    - ``timeout`` of the chat model: the whole answer. Then the call raises.
+
+    Each should be shorter than the next, except that with ``late="skip"`` a short ``member_timeout`` is useful.
     """
 
     def __init__(
@@ -64,15 +74,16 @@ class ServerMember:
         engine: Engine | None = None,
         api_key_env: str = "SPECFUSE_API_KEY",
         timeout: float = 60.0,
-        retries: int = 3,
         verify: bool | str = True,
-        parallel: int = 8,
+        max_concurrency: int = 8,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         system_prompt: str | None = None,
         repetition_penalty: float | None = None,
         seed: int = 0,
+        **renamed: Any,
     ) -> None:
+        refuse_arguments("ServerMember", renamed, RENAMED)
         if not base_url.startswith(("http://", "https://")):
             error = UsageError(f"a server's address begins with http:// or https://, got {base_url!r}")
             raise advised(error, "for example ServerMember('http://localhost:8000/v1', 'my-model')")
@@ -80,20 +91,19 @@ class ServerMember:
         if engine is not None and engine not in (*DIALECTS, "chat"):
             known = ", ".join((*DIALECTS, "chat"))
             raise advised(UsageError(f"engine must be one of {known}, got {engine!r}"), "leave it out: it is found out")
-        if isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1:
-            error = UsageError(f"parallel must be a whole number from 1 on, got {parallel!r}")
-            raise advised(error, "leave it out: 8 questions are asked at once")
+        if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
+            error = UsageError(f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}")
+            raise advised(error, "leave it out for 8 requests at once")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise advised(UsageError(f"seed must be a whole number, got {seed!r}"), "for example seed=1")
-        self.address = Address(base_url, api_key_env, timeout, retries, verify)
+        self.address = Address(base_url, api_key_env, timeout, verify)
         self.model, self.engine, self.tokenizer = model, engine, tokenizer
         self.name = name or os.path.basename((model or base_url.split("//")[1]).rstrip("/")) or base_url
-        self.parallel = parallel
+        self.max_concurrency = max_concurrency
         self.chat_template, self.chat_template_kwargs = chat_template, dict(chat_template_kwargs or {})
         self.system_prompt, self.repetition_penalty, self.seed = system_prompt, repetition_penalty, seed
-        self._wire: Wire | None = None
-        self._crew: Crew | None = None
-        self._speech: Exact | Chat | None = None
+        self._client: Client | None = None
+        self._session: TokenSession | ChatSession | None = None
         self._ready: Probe | None = None
 
     def __repr__(self) -> str:
@@ -101,12 +111,12 @@ class ServerMember:
 
     @property
     def device(self) -> str:
-        """A device of its own, also beside others on that server: it makes a batch of what it is asked at once."""
+        """Its own, also beside others on the same server: the server makes a batch of what it is asked at once."""
         return f"{self.address.url}#{self.model or ''}#{self.name}"
 
     @property
     def spec(self) -> dict[str, Any]:
-        """All that tells this member's answers from another's, as plain JSON."""
+        """Whatever distinguishes this member's answers from another's, as plain JSON."""
         own: dict[str, Any] = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
         own |= {"repetition_penalty": self.repetition_penalty, "seed": self.seed, "system_prompt": self.system_prompt}
         return {"server": self.address.url, "model": self.model} | {key: value for key, value in own.items() if value}
@@ -116,95 +126,87 @@ class ServerMember:
     def probe(self) -> Probe:
         if self._ready is None:
             self.unload()
-            wire = self._wire = Wire(self.address, self.name, self.parallel)
-            self._crew = Crew(self.parallel, f"specfuse-{self.name}")
+            client = self._client = Client(self.address, self.name, self.max_concurrency)
             try:
-                self._ready = self._probed(wire)
-            except (MemberError, UsageError):
+                self._ready = self._probe(client)
+            except BaseException as error:
                 self.unload()
-                raise
-            except Exception as error:  # a server may tell anything of itself
-                self.unload()
-                message = f"the server at {self.address.url} tells of itself what it should not: {_shown(error)}"
+                if isinstance(error, MemberError | UsageError) or not isinstance(error, Exception):
+                    raise
+                message = f"the server at {self.address.url} describes itself in an unexpected way: {_shown(error)}"
                 odd = MemberError(message, member=self.name)
-                raise advised(
-                    odd, "look whether it is the engine that you mean: engine='chat' asks for least"
-                ) from error
-            except BaseException:
-                self.unload()
-                raise
+                raise advised(odd, "is it the engine that you mean? engine='chat' asks for least") from error
             log.info("%s: %s", self.name, self._ready.detail)
         return self._ready
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return self._each(jobs, lambda speech, job: speech.draft(job))
+        return self._each(jobs, lambda session, job: session.draft(job))
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        def scored(speech: Exact | Chat, job: ScoreJob) -> Scored:
-            if isinstance(speech, Chat) or not speech.known:
+        def score(session: TokenSession | ChatSession, job: ScoreJob) -> Scored:
+            if isinstance(session, ChatSession) or not session.known:
                 raise MemberError("it is draft-only", member=self.name)
-            return speech.score(job)
+            return session.score(job)
 
-        return self._each(jobs, scored)
+        return self._each(jobs, score)
 
     def forget(self, query_id: str) -> None:
-        if isinstance(self._speech, Exact):
-            self._speech.forget(query_id)
+        if isinstance(self._session, TokenSession):
+            self._session.forget(query_id)
 
     def unload(self) -> None:
-        """Close the connections. The next job opens them again, and looks again at what is served."""
-        self._ready = self._speech = None
-        if self._crew is not None:
-            self._crew.close()
-        if self._wire is not None:
-            self._wire.close()
-        self._wire = self._crew = None
+        """Close the connections. The next job opens them again, and finds out again what is served."""
+        self._ready = self._session = None
+        if self._client is not None:
+            self._client.close()
+        self._client = None
 
     # --- tokens for people --------------------------------------------------------------------------------------
 
     def token_ids(self, text: str) -> list[int]:
-        """The text's tokens in this member's tokenizer; numbers of words where the server tells none."""
+        """The text's tokens in this member's tokenizer; a number per word where the server has none to ask."""
         self.probe()
-        speech = self._speech
-        return speech.words.encode(text) if isinstance(speech, Exact) else list(speech.numbered(text) if speech else ())
+        session = self._session
+        return session.words.encode(text) if isinstance(session, TokenSession) else list(word_ids(text))
 
     def token_count(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> int:
-        """How long the prompt of these turns is."""
+        """The length of these turns' prompt."""
         self.probe()
-        if isinstance(self._speech, Exact):
-            return len(self._speech.prompt_ids(turns, tools))
+        if isinstance(self._session, TokenSession):
+            return len(self._session.prompt_ids(turns, tools))
         return sum(len(self.token_ids(turn.text)) for turn in turns)
 
-    # --- finding out --------------------------------------------------------------------------------------------
+    # --- finding out what is served -----------------------------------------------------------------------------
 
-    def _probed(self, wire: Wire) -> Probe:
-        served, owner = self._served(wire)
-        model = self._promised(served)
+    def _probe(self, client: Client) -> Probe:
+        served, owner = self._served(client)
+        model = self._chosen(served)
         engine = self.engine or OWNERS.get(owner, "chat")
-        exact = self._exact(DIALECTS[engine](wire, model)) if engine in DIALECTS else None
-        if exact is None:
-            return self._chatting(wire, model, engine)
-        self._speech = exact
-        exact.check()
-        scoring = f"scores by {', '.join(exact.known)}" if exact.known else "draft-only"
-        trouble = "; ".join(f"not by {way}: {why}" for way, why in exact.refused.items())
-        detail = f"{exact.dialect.name} at {self.address.url}, {scoring}" + (f" ({trouble})" if trouble else "")
-        if not exact.known:
+        session = self._token_session(DIALECTS[engine](client, model)) if engine in DIALECTS else None
+        if session is None:
+            return self._probe_chat(client, model, engine)
+        self._session = session
+        session.check()
+        scoring = f"scores by {', '.join(session.known)}" if session.known else "draft-only"
+        trouble = "; ".join(f"not by {name}: {why}" for name, why in session.refused.items())
+        detail = f"{session.dialect.name} at {self.address.url}, {scoring}" + (f" ({trouble})" if trouble else "")
+        if not session.known:
             log.warning("%s is draft-only: %s", self.name, trouble)
-        return Probe(model, bool(exact.known), exact.limit, detail, self._own_calls(exact))
+        calls = session.template.own_calls(session.words)
+        return Probe(model, bool(session.known), session.limit, detail, calls)
 
-    def _served(self, wire: Wire) -> tuple[list[str], str]:
-        """The models of this server, and who it says that it is."""
+    def _served(self, client: Client) -> tuple[list[str], str]:
+        """The server's models, and who it says that it is."""
         try:
-            told = wire.get("/v1/models").get("data") or []
+            models = client.get("/v1/models").get("data") or []
         except MemberError as error:
             if error.kind != "not_found":
                 raise
-            told = []  # a gateway without a list
-        return [str(one.get("id")) for one in told], str(told[0].get("owned_by", "")) if told else ""
+            models = []  # a gateway without a list
+        return [str(one.get("id")) for one in models], str(models[0].get("owned_by", "")) if models else ""
 
-    def _promised(self, served: Sequence[str]) -> str:
-        """The model to ask for; an error where it is not what is served."""
+    def _chosen(self, served: Sequence[str]) -> str:
+        """The model to ask for; an error if the server does not have it."""
         wanted = self.model
         if not served and wanted:
             return wanted
@@ -216,64 +218,75 @@ class ServerMember:
         error = MemberError(message, member=self.name, kind="not_found")
         raise advised(error, "name one that is served: ServerMember(base_url, model)")
 
-    def _exact(self, dialect: Dialect) -> Exact | None:
-        tokenizer = tokenizer_in(self.tokenizer) if self.tokenizer is not None else dialect.tokenizer()
+    def _token_session(self, dialect: Dialect) -> TokenSession | None:
+        tokenizer = local_tokenizer(self.tokenizer) if self.tokenizer is not None else dialect.tokenizer()
         if tokenizer is None:
             return None
         own = self.chat_template not in (None, "plain")
         if own and isinstance(tokenizer, RemoteTokenizer) and not tokenizer.takes_templates():
             error = UsageError(f"the server at {self.address.url} renders with its own template, whatever it is given")
             raise advised(error, "name the model's tokenizer (tokenizer=), or start the server with that chat_template")
-        words = Words(tokenizer)
         template = Template(tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
         dialect.stops = stops_of(tokenizer, template, self.tokenizer)
-        limit = dialect.limit()
-        return Exact(self.name, dialect, words, template, limit, self.seed, self.repetition_penalty, self.system_prompt)
+        how = (self.seed, self.repetition_penalty, self.system_prompt)
+        return TokenSession(self.name, dialect, Words(tokenizer), template, dialect.limit(), *how)
 
-    def _chatting(self, wire: Wire, model: str, engine: str) -> Probe:
+    def _probe_chat(self, client: Client, model: str, engine: str) -> Probe:
         if self.chat_template is not None:
             error = UsageError(f"the server at {self.address.url} only chats, with its own template")
             raise advised(error, "start the server with that chat_template, and leave it out here")
         extra = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
-        self._speech = Chat(self.name, wire, model, self.seed, self.system_prompt, extra, self.repetition_penalty)
-        self._speech.check()
-        why = "it takes no token ids" if engine == "chat" else "it lends no tokenizer, and none was given"
+        how = (self.seed, self.repetition_penalty, self.system_prompt)
+        self._session = ChatSession(self.name, client, model, *how, extra)
+        self._session.check()
+        why = "it takes no token ids" if engine == "chat" else "it offers no tokenizer, and none was given"
         log.warning("%s is draft-only: %s", self.name, why)
         return Probe(model, False, None, f"chat at {self.address.url}, draft-only: {why}")
 
-    @staticmethod
-    def _own_calls(exact: Exact) -> CallFormat | None:
-        """How it writes calls by its own training, if its tokenizer can say so in plain text."""
-        own, words = exact.template.native.format, exact.words
-        plain = own and all(words.decode(words.continuing(mark, marks=True)) == mark for mark in (own.begin, own.end))
-        return own if plain else None
-
     # --- asking -------------------------------------------------------------------------------------------------
 
-    def _each(self, jobs: Sequence[_Job], work: Callable[[Exact | Chat, _Job], Any]) -> list[Any]:
-        """All of them at once; the engine makes a batch of them. One that fails takes no other along."""
-        self._look_again()
-        assert self._crew is not None
-        return self._crew.map(lambda job: self._replied(job, work), jobs)
+    def _each(self, jobs: Sequence[_Job], work: Callable[[TokenSession | ChatSession, _Job], Any]) -> list[Any]:
+        """All jobs at once, so that the engine makes a batch of them; one that fails does not disturb the others.
 
-    def _look_again(self) -> None:
-        """After a connection broke it may be another server: what it serves is looked at as if it were new."""
-        if self._wire is not None and self._wire.broken:
-            self._ready = None
+        In daemon threads: those of ``concurrent.futures`` keep a program from ending while a server hangs.
+        """
+        if self._client is not None and self._client.broken:
+            self._ready = None  # another server may be there now: find out again what is served
         self.probe()
+        session = self._session
+        assert session is not None
+        replies: list[Any] = [None] * len(jobs)
+        waiting = deque(enumerate(jobs))
 
-    def _replied(self, job: _Job, work: Callable[[Exact | Chat, _Job], Any]) -> Any:
-        assert self._speech is not None
-        try:
-            return work(self._speech, job)
-        except (MemberError, UsageError) as error:
-            kind = getattr(error, "kind", "error")
-            return Failure(kind if kind in KINDS else "error", str(error), error)
-        except Exception as error:  # a server may send anything
-            return Failure("error", f"the server's answer is not what it should be: {_shown(error)}", error)
+        def run() -> None:
+            while True:
+                try:
+                    at, job = waiting.popleft()
+                except IndexError:  # all are taken
+                    return
+                replies[at] = _reply(session, job, work)
+
+        threads = [
+            threading.Thread(target=run, name=f"specfuse-{self.name}_{number}", daemon=True)
+            for number in range(1, min(len(jobs), self.max_concurrency))
+        ]
+        for thread in threads:
+            thread.start()
+        run()
+        for thread in threads:
+            thread.join()
+        return replies
+
+
+def _reply(session: Any, job: Any, work: Callable[[Any, Any], Any]) -> Any:
+    try:
+        return work(session, job)
+    except (MemberError, UsageError) as error:
+        return Failure.of(error, str(error))
+    except Exception as error:  # a server may send anything
+        return Failure("error", f"the server's reply is not what it should be: {_shown(error)}", error)
 
 
 def _shown(error: Exception) -> str:
-    """An error as it may be told: what a server sent may be no text, and long."""
-    told = f"{type(error).__name__}: {error}"
-    return told.encode(errors="backslashreplace").decode()[:SHOWN]
+    """An error for a message: what a server sent may be no text, and long."""
+    return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()[:SHOWN]

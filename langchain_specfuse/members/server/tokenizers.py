@@ -1,31 +1,33 @@
-"""A server's own tokenizer, with the face of a local one: encode, decode, render, each one question to the server.
+"""The tokenizer of a model on a server: the server's own, asked over HTTP, or a local copy.
 
-So templates and seams work as they do in this process, at the price of a few short questions per draft. Knows nothing
-of what the text is for.
+Both have the interface of a tokenizer of transformers, so templates and seams work as with a model in this process.
+The server's own costs a few short requests per draft. Knows nothing of what the text is for.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..errors import MemberError
+from ...errors import MemberError, UsageError, advised
+from ..text.templates import Template, end_of_turn, stop_ids
+from .http import SHOWN, Client
 
 KEPT = 8192
-"""So many texts and runs of tokens are remembered; the same ones are asked for again and again."""
-
+"""This many texts and runs of tokens are remembered: the same ones are asked for again and again."""
 REFUSALS = (400, 422, 500)
-"""What engines answer where a template raises. Anything else says nothing of the template."""
+"""What engines answer where a template raises. Other statuses say nothing of the template."""
 
 
 class RemoteTokenizer:
-    """What :class:`.Words` and :class:`.Template` need of a tokenizer."""
+    """What :class:`.Words` and :class:`.Template` need of a tokenizer, by requests to the server."""
 
-    elsewhere = True
-    """The server renders: it has its own time for that."""
+    is_remote = True
+    """The server renders, within its own time limit."""
     bos_token: str | None = None
-    """What begins a text, where a server tells that; a chat template writes it where it belongs."""
+    """The token that begins a text, if the server says; a chat template writes it where it belongs."""
 
     def __init__(
         self,
@@ -37,7 +39,6 @@ class RemoteTokenizer:
     ) -> None:
         self.chat_template = self._own = chat_template
         self.eos_token = eos_token
-        """Where the server tells it."""
         self._encode = lru_cache(maxsize=KEPT)(lambda text, marks: tuple(encode(text, marks)))
         self._decode = lru_cache(maxsize=KEPT)(lambda ids: decode(list(ids)))
         self._render = render
@@ -83,7 +84,7 @@ class RemoteTokenizer:
             return False
 
     def if_served(self) -> RemoteTokenizer | None:
-        """Itself; None where the server has it switched off, or stands behind a gateway that does not know it."""
+        """Itself; None where the server has it switched off, or is behind a gateway that does not know it."""
         try:
             return self if self("a b")["input_ids"] else None
         except MemberError as error:
@@ -93,19 +94,76 @@ class RemoteTokenizer:
 
     def stops(self) -> list[int]:
         """The tokens that are known to end a turn."""
-        marks = {self.end_of_turn(), self.eos_token} - {None, ""}
+        marks = {self._end_of_turn(), self.eos_token} - {None, ""}
         return sorted({ids[0] for mark in marks if mark and len(ids := self(mark)["input_ids"]) == 1})
 
-    def end_of_turn(self) -> str | None:
-        """The token that the template writes behind an assistant's text, if that looks like one made for it."""
+    def _end_of_turn(self) -> str | None:
+        """The token that the template writes after an assistant's text, if it looks like a special one."""
         mark = "specfuse-answer-mark"
         turns = [("user", "x"), ("assistant", mark), ("user", "x")]  # some servers leave a last answer open
         try:
-            told = self.apply_chat_template([{"role": role, "content": text} for role, text in turns])
-        except MemberError:  # it was not asked
-            raise
-        except Exception:  # the template refuses; then it tells nothing
+            prompt = self.apply_chat_template([{"role": role, "content": text} for role, text in turns])
+        except ValueError:  # the template refuses
             return None
-        tail = told.rpartition(mark)[2].lstrip()
-        first = self.decode(self(tail)["input_ids"][:1])
-        return first if len(first) > 2 and first[0] in "<[" and tail.startswith(first) else None
+        after = prompt.rpartition(mark)[2].lstrip()
+        first = self.decode(self(after)["input_ids"][:1])
+        return first if len(first) > 2 and first[0] in "<[" and after.startswith(first) else None
+
+
+def by_endpoints(client: Client, model: str, prefix: str, text_key: str, **decoding: Any) -> RemoteTokenizer:
+    """The tokenizer behind ``/tokenize`` and ``/detokenize`` as vLLM and SGLang have them.
+
+    They always recognise special tokens written in a text, whatever ``marks`` says.
+    """
+
+    def tokens(fields: Mapping[str, Any]) -> list[int]:
+        return list(client.post(f"{prefix}/tokenize", {"model": model, **fields})["tokens"])
+
+    def decode(ids: list[int]) -> str:
+        return str(client.post(f"{prefix}/detokenize", {"model": model, "tokens": ids, **decoding})[text_key])
+
+    def encode(text: str, marks: bool) -> list[int]:
+        return tokens({"prompt": text, "add_special_tokens": False})
+
+    return RemoteTokenizer(encode, decode, lambda body: decode(tokens(body)))
+
+
+# --- a local copy -----------------------------------------------------------------------------------------------
+
+
+def local_tokenizer(given: Any) -> Any:
+    """The tokenizer itself, or the one in a folder or on the hub; needs transformers, but neither torch nor weights."""
+    if not isinstance(given, (str, os.PathLike)):
+        return given
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError as error:
+        missing = UsageError(f"a local tokenizer needs {error.name}, which is not installed")
+        raise advised(missing, "pip install transformers, or leave tokenizer= out: the server is asked") from error
+    path, gguf = os.fspath(given), {}
+    if path.endswith(".gguf"):
+        path, gguf = os.path.dirname(path) or ".", {"gguf_file": os.path.basename(path)}
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, **gguf)
+    except (OSError, ValueError) as error:
+        unread = UsageError(f"no tokenizer can be read at {os.fspath(given)!r}: {str(error)[:SHOWN]}")
+        advice = "name the folder or hub id of the model's own, or leave tokenizer= out: the server is asked"
+        raise advised(unread, advice) from error
+
+
+def stops_of(tokenizer: Any, template: Template, given: Any) -> list[int]:
+    """The tokens that end a turn by tokenizer, template and (of a folder) generation config."""
+    if isinstance(tokenizer, RemoteTokenizer):
+        return [] if template.plain else tokenizer.stops()
+    return stop_ids(tokenizer, _generation_config(given), end_of_turn(template))
+
+
+def _generation_config(given: Any) -> Any:
+    if not isinstance(given, (str, os.PathLike)):
+        return None
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(os.fspath(given))
+    except (OSError, ValueError):  # the folder has none
+        return None

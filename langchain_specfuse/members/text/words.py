@@ -1,37 +1,37 @@
-"""One tokenizer's view of a text that others write too.
+"""One tokenizer's view of a text that others write too, and where a draft ends.
 
-Own segments keep their own tokens. Text from others is tokenized in its context, never alone: runs of it are one text,
-cut into blocks at safe boundaries so that a long run costs no more than its tail. What looks like a special token there
-is text as well: a page of HTML must not end a turn with its ``</s>``. Text is told from tokens by difference, which
-keeps every space whatever the tokenizer does at a beginning. Knows nothing of models and tensors.
+A member's own segments keep their own tokens. Text from others is tokenized in its context, never alone: a run of it is
+one text, cut into blocks at safe boundaries so that a long run costs no more than its end. What looks like a special
+token in an answer is text as well: a page of HTML must not end a turn with its ``</s>``. The text of new tokens is
+found by difference, which keeps every space whatever the tokenizer does at a beginning. Knows nothing of models and
+tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from ..core.answer import is_safe
-from ..core.values import DraftJob, Segment
-
-OVERTIME = 2
-"""A draft without a safe boundary may go on to this many times its length, and a few tokens more."""
+from ...core.answer import first_stop, held_back, is_safe, kept_tokens
+from ...core.values import DraftJob, Segment
 
 LEFT_TOKENS = 12
-"""Tokens of context that are decoded along, to see what a new token adds."""
+"""This many tokens of context are decoded along, to see what a new token adds."""
 LEFT_CHARS = 48
-"""Characters of context that are tokenized along, so that the first new token is what it would be in the whole."""
+"""This many characters of context are tokenized along, so that the first new token is what it would be in the whole."""
 ANCHORS = ("\n", "x", "0", ")")
-"""What a text is read behind where its context melts into it: alone, some tokenizers put a space before it."""
+"""A text that melts into its context is tokenized behind one of these: alone, some tokenizers put a space first."""
 BLOCK_CHARS = 400
 REPLACEMENT = "\ufffd"
 HELD_BYTES = 4
-"""A character has at most four bytes: what is still incomplete after more tokens than that never will be."""
+"""A character has at most four bytes: one that is still incomplete after more tokens never becomes complete."""
 
 _ENCODING = Lock()
-"""How special tokens are read is a state of the tokenizer, which members, and those who count tokens, may share."""
+"""Whether special tokens are recognised is a state of the tokenizer, which members and token counters may share."""
 
 
 class Words:
@@ -44,13 +44,13 @@ class Words:
     def encode(self, text: str, marks: bool = True) -> list[int]:
         """The tokens of a text that stands alone (a rendered prompt), without anything added.
 
-        ``marks``: what is written like a special token is one. In an answer nothing is, whoever wrote it.
+        ``marks``: special tokens written in the text are recognised. In an answer they are not.
         """
         with _ENCODING:
             return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=not marks)["input_ids"])
 
     def continuing(self, text: str, marks: bool = False) -> list[int]:
-        """The tokens of a text that follows a word: no space is put before it, as some do at a beginning."""
+        """The tokens of a text that follows a word: no space is added, as some tokenizers do at a beginning."""
         return list(self._after("x", text, marks))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -58,7 +58,7 @@ class Words:
         return text
 
     def answer_ids(self, me: str, prompt_ids: Sequence[int], segments: Sequence[Segment]) -> list[int]:
-        """The prompt and the agreed answer as ``me`` reads them."""
+        """The tokens of the prompt and the agreed answer for the member ``me``."""
         ids = list(prompt_ids)
         run = ""
         for segment in segments:
@@ -72,7 +72,7 @@ class Words:
         return ids + self.after(ids, run)
 
     def after(self, ids: Sequence[int], run: str, marks: bool = False) -> list[int]:
-        """The tokens of a text, not our own, that follows ``ids``."""
+        """The tokens of a text from others that follows ``ids``."""
         if not run:
             return []
         left = self._left(ids)[1][-LEFT_CHARS:]
@@ -105,7 +105,7 @@ class Words:
                 return None
         return None
 
-    def told(self, context: Sequence[int], new: Sequence[int]) -> tuple[str, list[int]]:
+    def text_after(self, context: Sequence[int], new: Sequence[int]) -> tuple[str, list[int]]:
         """The text that these tokens add, and how many of its characters are complete after each of them."""
         left, base = self._left(context)
         text, ends = "", []
@@ -122,18 +122,18 @@ class Words:
         return text, ends
 
     def added(self, context: Sequence[int], new: Sequence[int]) -> str:
-        """The text that these tokens add, complete characters or not."""
+        """The text that these tokens add, also where its last character is incomplete."""
         return self._added(*self._left(context), new)
 
     def _left(self, context: Sequence[int]) -> tuple[list[int], str]:
-        """The end of the context and its text, from where a character begins: half a one spoils what follows."""
+        """The end of the context and its text, beginning with a whole character: half of one spoils what follows."""
         first = None
         for size in range(LEFT_TOKENS, LEFT_TOKENS + HELD_BYTES):
             left = list(context[-size:])
-            told = left, self.decode(left)
-            if not told[1].startswith(REPLACEMENT):
-                return told
-            first = first or told
+            text = self.decode(left)
+            if not text.startswith(REPLACEMENT):
+                return left, text
+            first = first or (left, text)
         return first or ([], "")
 
     def _added(self, left: list[int], base: str, new: Sequence[int]) -> str:
@@ -147,7 +147,7 @@ class Words:
 
 
 def blocks(run: str) -> Iterator[str]:
-    """A long run in pieces that stay the same when it grows: each ends at the first safe boundary after 400 characters.
+    """Cut a long run into blocks that stay the same when it grows: at the first safe boundary after 400 characters.
 
     >>> [len(block) for block in blocks("word " * 200)]
     [404, 400, 196]
@@ -165,6 +165,75 @@ def blocks(run: str) -> Iterator[str]:
         yield run[start:]
 
 
+# --- where a draft ends -----------------------------------------------------------------------------------------
+
+OVERTIME = 2
+"""A draft without a safe boundary may become this many times as long as wanted, and a few tokens longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a draft ends."""
+
+    kept: int
+    """This many of its tokens are kept."""
+    rest: tuple[int, ...] = ()
+    """The answer's last characters, where their token also begins the text that ends the turn."""
+    ended: bool = False
+    """The draft ends the answer."""
+
+    def logprobs(self, known: Sequence[float], ended_by: float = 0.0) -> list[float]:
+        """The log-probabilities of the tokens in ``kept`` and ``rest`` and, if it ended, of the end of the turn.
+
+        ``known``: those of all drawn tokens; ``ended_by``: that of the token that ended the turn, if one did.
+        """
+        count = self.kept + bool(self.rest)
+        row = [*known[:count], *[0.0] * (len(self.rest) - 1)]
+        return [*row, math.fsum(known[count:]) + ended_by] if self.ended else row
+
+
+def find_end(
+    words: Words,
+    job: DraftJob,
+    text: str,
+    ends: Sequence[int],
+    *,
+    limit: int,
+    wanted: int | None = None,
+    end_text: str = "",
+    hold: str = "",
+    cuts: Sequence[Callable[[str, Sequence[int], int], int]] = (kept_tokens,),
+) -> End | None:
+    """Where the draft ends, if it does with the last of its tokens; ``text`` and ``ends`` as of :meth:`.text_after`.
+
+    It ends where ``end_text`` ends the turn, at a stop string, after ``limit`` tokens, or at the last safe boundary
+    once it has ``wanted`` tokens (default: the job's). ``hold``: text that must not be cut in two. ``cuts``: functions
+    that find a boundary, the first that finds one counts.
+    """
+    size, wanted = len(ends), wanted or job.segment_tokens
+    at = text.find(end_text) if end_text else -1
+    if at >= 0:
+        return end_at(words, text, ends, at, ended=True)
+    if first_stop(tail_of(job) + text, job.stop) is not None or size >= limit:
+        return End(complete(ends))
+    if size < wanted:
+        return None
+    # What may be the beginning of ``end_text`` is not offered yet: the next tokens will tell.
+    open_end = len(text) - held_back(text, (end_text, hold))
+    whole = sum(end <= open_end for end in ends)
+    found = (cut(text, ends, most) for most in (min(wanted, whole), whole) for cut in cuts)
+    if kept := next(filter(None, found), 0):
+        return End(kept)
+    return End(complete(ends)) if size >= OVERTIME * wanted + 8 else None
+
+
+def end_at(words: Words, text: str, ends: Sequence[int], at: int, *, ended: bool) -> End:
+    """The end at this character, which may be in the middle of a token."""
+    kept = sum(end <= at for end in ends)
+    known = ends[kept - 1] if kept else 0
+    return End(kept, tuple(words.continuing(text[known:at])) if known < at else (), ended)
+
+
 def complete(ends: Sequence[int]) -> int:
     """How many tokens end where a character is complete."""
     whole = len(ends)
@@ -177,3 +246,55 @@ def tail_of(job: DraftJob) -> str:
     """The end of the answer in which a stop string may have begun."""
     longest = max((len(word) for word in job.stop), default=1) - 1
     return "".join(segment.text for segment in job.answer)[-longest:] if longest else ""
+
+
+@dataclass
+class PartialDraft:
+    """A draft whose tokens come in several at a time, until its end is found."""
+
+    job: DraftJob
+    words: Words
+    context: Sequence[int]
+    limit: int
+    """It has at most this many tokens."""
+    end_text: str = ""
+    """The text that ends a turn, for a model without tokens that do."""
+    tokens: list[int] = field(default_factory=list)
+    end: End | None = None
+    _logprobs: list[float] | None = field(default_factory=list)
+    _ended_by: float = 0.0
+
+    @property
+    def wanted(self) -> int:
+        """How many tokens to draw next."""
+        return min(self.job.segment_tokens, self.limit - len(self.tokens))
+
+    def add(
+        self, tokens: Sequence[int], logprobs: Sequence[float] | None, *, ended: bool = False, ended_by: float = 0.0
+    ) -> None:
+        """Add drawn tokens, one by one: where the draft ends must not depend on how many came at once.
+
+        ``ended``: the model ended its turn behind them, by a token of log-probability ``ended_by``.
+        """
+        before = len(self.tokens)
+        self.tokens += tokens
+        self._logprobs = None if self._logprobs is None or logprobs is None else [*self._logprobs, *logprobs]
+        text, ends = self.words.text_after(self.context, self.tokens)
+        for size in range(before + 1, len(self.tokens) + 1):
+            so_far, known = text[: ends[size - 1]], ends[:size]
+            self.end = find_end(self.words, self.job, so_far, known, limit=self.limit, end_text=self.end_text)
+            if self.end is not None:
+                del self.tokens[size:]
+                return
+        if ended:
+            self.end, self._ended_by = End(len(self.tokens), ended=True), ended_by
+        elif not tokens:  # the engine has nothing more to add
+            self.end = End(complete(ends))
+
+    def result(self) -> tuple[list[int], list[float] | None]:
+        """The tokens that are kept, and their log-probabilities with that of the end."""
+        assert self.end is not None
+        kept = [*self.tokens[: self.end.kept], *self.end.rest]
+        if self._logprobs is None:
+            return kept, None
+        return kept, self.end.logprobs(self._logprobs[: len(self.tokens)], self._ended_by)

@@ -1,105 +1,103 @@
-"""Where one draft stands under its query's constraint, and which tokens that leaves it.
+"""From a query's constraint to token masks: where a draft stands in the grammar, and which tokens may come next.
 
-Between the grammar (``constraints``: bytes and bit masks) and the drawing of drafts (tokens and logits). Knows nothing
-of what a constraint means.
+Between the grammar (``constraints``: bytes and bit masks) and the drafts (tokens and logits). Knows nothing of what a
+constraint means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ._text import Words
-
-if TYPE_CHECKING:
-    from ..constraints import Grammar, State
+from ...constraints import Grammar, State
+from ..text.words import Words
 
 FORCED_CHARS = 4
-"""So much text with only one way on is not drawn: it is agreed without a vote, or read in one pass inside a call."""
-REFUSED = 16
-"""A mask may say more than its grammar holds to; after so many wrong tokens at one place the draft ends."""
-ANY = 256
-"""As many bytes as there are."""
+"""From this many characters on, text with only one continuation is not drafted token by token: it is agreed without a
+vote, or read in one pass inside a call."""
+MOST_REFUSED = 16
+"""A mask may allow more than its grammar does. After this many wrong tokens at one place the draft ends."""
+ANY_BYTE = 256
 STRUCTURE = frozenset("{}[],:")
-"""Behind these a draft may be cut where no word ends: JSON has few other places."""
+"""A draft may be cut after these where no word ends: JSON has few other places."""
 
 
-class Standing:
-    """How far the agreed answer has moved through the grammar. Kept for a query, and made again from any answer."""
+class AnswerState:
+    """How far the agreed answer has moved through the grammar. Kept per query, and made again from any answer."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
-        self.text = ""
-        self.state: State | None = None
+        self._text = ""
+        self._state: State | None = None
 
     def after(self, answer: str) -> State:
-        """A state of its own, behind this answer. It moves by the agreed text, whoever wrote that."""
-        if self.state is None or not answer.startswith(self.text):
-            self.state, self.text = self.grammar.start(), ""
-        state, new = self.state, answer[len(self.text) :]
-        self.state = None  # what follows may raise half-way
+        """A copy of the state after this answer. It moves by text, whichever member wrote it."""
+        if self._state is None or not answer.startswith(self._text):
+            self._state, self._text = self.grammar.start(), ""
+        state, new = self._state, answer[len(self._text) :]
+        self._state = None  # what follows may raise half-way
         if new and state.advance(new) < len(new.encode()):
             raise ValueError("the agreed answer does not fit its constraint")
-        self.state, self.text = state, answer
+        self._state, self._text = state, answer
         return state.fork()
 
 
 @dataclass
-class Bound:
-    """One draft's place in its grammar: moved token by token."""
+class DraftConstraint:
+    """Where one draft stands in its grammar; it moves token by token."""
 
     state: State
     begin: str = ""
     """The text that begins a call ("" if there can be none)."""
     forced: bool = False
-    """Only one way on from here, for ``FORCED_CHARS`` or more."""
+    """From here on at least ``FORCED_CHARS`` characters have only one continuation."""
     entered: bool = False
     """The last token began a call."""
     left: bool = False
     """The last token ended a call."""
-    whole: int = 0
-    """Tokens up to the end of a call that need not be the last."""
+    call_end: int = 0
+    """Number of tokens up to the end of a call that need not be the last."""
     read: list[int] = field(default_factory=list)
-    """Which of the draft's tokens were not drawn, but read as forced text."""
+    """Which of the draft's tokens were not picked, but read as forced text."""
     refused: int = 0
     """How often the mask has allowed a token at this place that the grammar then refused."""
     _mask: Any = None
-    _known: bool = False
+    _mask_known: bool = False
 
     def __post_init__(self) -> None:
         self.forced = bool(self.forced_text())
 
     @property
     def mask(self) -> Any:
-        """The next token's bits, or None where any will do."""
-        if not self._known:
-            self._mask, self._known = self.state.mask(), True
+        """The next token's bits; None where any token may follow."""
+        if not self._mask_known:
+            self._mask, self._mask_known = self.state.mask(), True
         return self._mask
 
     @property
     def free(self) -> bool:
-        """Whether this is prose: anything may come, and the answer may end (a call may also begin)."""
+        """Whether this is prose: anything may follow, and the answer may end (a call may also begin)."""
         state = self.state
-        return self.mask is None or (not state.in_call and state.may_end() and len(state.follows()) == ANY)
+        return self.mask is None or (not state.in_call and state.may_end() and len(state.follows()) == ANY_BYTE)
 
-    def takes(self, token: int) -> bool:
-        """Move over this token; False if it is illegal."""
+    def take(self, token: int) -> bool:
+        """Move past this token; False if it is illegal."""
         before = self.state.in_call
         if not self.state.put(token):
             return False
         self.entered = self.state.in_call and not before
         self.left = before and not self.state.in_call
-        self._known, self.refused = False, 0
+        self._mask_known, self.refused = False, 0
         return True
 
-    def refuse(self, token: int) -> bool:
-        """Mask this token too, so that another is drawn; False if there is no use in it."""
-        if self.mask is None or self.refused >= REFUSED:
+    def exclude(self, token: int) -> bool:
+        """Mask this token too, so that another one is picked; False if that is of no use."""
+        if self.mask is None or self.refused >= MOST_REFUSED:
             return False
         self._mask = self._mask.copy()
         self._mask.view(np.uint32)[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
@@ -107,41 +105,40 @@ class Bound:
         return bool(self._mask.any())
 
     def forced_text(self) -> str:
-        """What must come next, if it is long enough. White space at its end is left to be drawn with the next word."""
+        """What must come next, if it is long enough. White space at its end is left to the next word."""
         text = self.state.forced().decode("utf-8", "ignore").rstrip()
         return text if len(text) >= FORCED_CHARS else ""
 
     def newly_forced(self) -> bool:
-        """Whether forced text begins here: inside one that had begun before, there is nothing to stop for."""
+        """Whether forced text begins here."""
         before, self.forced = self.forced, bool(self.forced_text())
         return self.forced and not before
 
-    def run(self, words: Words, ids: Sequence[int], room: int) -> list[int]:
-        """The tokens of the forced text, which need not be drawn; none where it is short or the grammar disagrees."""
+    def forced_tokens(self, words: Words, ids: Sequence[int], room: int) -> list[int]:
+        """The tokens of the forced text; none where it is short or the grammar disagrees."""
         text = self.forced_text()
-        run = words.after(ids, text)[:room] if text else []
+        tokens = words.after(ids, text)[:room] if text else []
         trial = self.state.fork()
-        return run if len(run) > 1 and all(trial.put(token) for token in run) else []
+        return tokens if len(tokens) > 1 and all(trial.put(token) for token in tokens) else []
 
 
 def cut_in_structure(text: str, ends: Sequence[int], limit: int) -> int:
-    """How many tokens to keep so that the draft ends behind a bracket, comma or colon; 0 if there is no such place.
+    """How many tokens to keep so that the draft ends after a bracket, comma or colon; 0 if there is no such place.
 
     >>> cut_in_structure("[[1],[2", [1, 2, 3, 5, 6, 7], 6)
     5
+    >>> cut_in_structure("ab", [1, 2], 2), cut_in_structure('{"a":', [1, 1, 5, 5], 4)
+    (0, 3)
     """
     for count in range(min(limit, len(ends)), 0, -1):
-        if (
-            ends[count - 1]
-            and (count == 1 or ends[count - 1] > ends[count - 2])
-            and text[ends[count - 1] - 1] in STRUCTURE
-        ):
+        end, before = ends[count - 1], ends[count - 2] if count > 1 else 0
+        if end > before and text[end - 1] in STRUCTURE:
             return count
     return 0
 
 
 def masked(rows: Tensor, masks: Sequence[Any]) -> Tensor:
-    """The logits with what is illegal at minus infinity; rows without a mask are left as they are."""
+    """The logits with illegal tokens at minus infinity; rows without a mask are left as they are."""
     bound = [at for at, mask in enumerate(masks) if mask is not None]
     if not bound:
         return rows
@@ -154,7 +151,7 @@ def masked(rows: Tensor, masks: Sequence[Any]) -> Tensor:
 
 
 def unpacked(words: Any, width: int, beyond: bool = False) -> Tensor:
-    """Rows of 32-bit words as rows of ``width`` bools, lowest bit first; what the words do not reach is ``beyond``."""
+    """Rows of 32-bit words as rows of ``width`` bools, lowest bit first; ``beyond`` where there are no more words."""
     bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")[:, :width]
     if bits.shape[1] < width:
         bits = np.pad(bits, ((0, 0), (0, width - bits.shape[1])), constant_values=beyond)

@@ -1,7 +1,7 @@
 """From logits to one token per row, repeatable whatever else is in the batch.
 
-The noise of a token depends on (seed, position) alone: not on the round, the batch, the device, or a global generator.
-So what was drafted and cut off comes out the same when it is drafted again. Knows nothing of text or of scores.
+The noise of a token depends on (seed, position) alone: not on the round, the batch, the device or a global generator.
+So what was drafted and cut off comes out the same when it is drafted again. Knows nothing of text or scores.
 """
 
 from __future__ import annotations
@@ -12,32 +12,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.values import Sampling
+from ...core.values import Sampling
 
 
-def logprobs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
-    """The log-probability of one token per row. logits: (rows, vocabulary)."""
-    wide = logits.float()
-    picked = wide.gather(-1, torch.tensor(tokens, device=wide.device)[:, None])[:, 0]
-    return (picked - wide.logsumexp(-1)).clamp_max(0.0).tolist()
-
-
-def end_logprobs(logits: Tensor, stop_ids: Sequence[int]) -> list[float]:
-    """The log-probability, per row, that the turn ends here: any of the stop tokens. -inf if there are none."""
-    if not stop_ids:
-        return [float("-inf")] * logits.shape[0]
-    wide = logits.float()
-    ends = wide[:, torch.tensor(stop_ids, device=wide.device)].logsumexp(-1) - wide.logsumexp(-1)
-    return ends.clamp_max(0.0).tolist()
-
-
-def chosen(logits: Tensor, sampling: Sequence[Sampling], contexts: Sequence[Sequence[int]]) -> list[int]:
+def sample(logits: Tensor, sampling: Sequence[Sampling], contexts: Sequence[Sequence[int]]) -> list[int]:
     """One token per row. ``contexts``: the row's tokens so far (for the penalty; their number is the position)."""
-    penalised = [_penalised(row, s.repetition_penalty, c) for row, s, c in zip(logits, sampling, contexts, strict=True)]
-    best: list[int] = torch.stack(penalised).argmax(-1).tolist()
+    rows = [_penalised(row, s.repetition_penalty, c) for row, s, c in zip(logits, sampling, contexts, strict=True)]
+    best: list[int] = torch.stack(rows).argmax(-1).tolist()
     return [
         _sampled(row, s, len(c)) if s.temperature > 0 else first
-        for row, s, c, first in zip(penalised, sampling, contexts, best, strict=True)
+        for row, s, c, first in zip(rows, sampling, contexts, best, strict=True)
     ]
 
 
@@ -51,7 +35,7 @@ def _penalised(row: Tensor, penalty: float | None, context: Sequence[int]) -> Te
 
 
 def _sampled(row: Tensor, how: Sampling, position: int) -> int:
-    """Inverse transform on the sorted, filtered probabilities with one uniform number."""
+    """Inverse transform sampling on the sorted, filtered probabilities with one uniform number."""
     values, tokens = (row.float() / how.temperature).sort(descending=True, stable=True)
     # Each filter sees what the one before has left: top_k, top_p, min_p.
     probs = values[: how.top_k or None].softmax(-1)

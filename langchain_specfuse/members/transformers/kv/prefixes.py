@@ -1,4 +1,5 @@
-"""What was read for queries that are over, kept for those that begin alike; the least recently used goes first.
+"""Kept prefixes: what was read for queries that are over, for queries that begin alike. The least recently used goes
+first.
 
 Knows token ids, bytes, and the logits where a prompt ended; nothing of how a store holds keys, values or states.
 """
@@ -11,20 +12,19 @@ from typing import Any
 
 from torch import Tensor
 
-LEAST = 64
-"""Fewer tokens than this are read again. A chat template's header is all that unrelated questions share: to spare that
-would save little, and have the last bits of one answer hang on another."""
+SHORTEST = 64
+"""Fewer tokens than this are read again. All that unrelated questions share is the header of a chat template: sharing
+it would save little, and the last bits of one answer would depend on another."""
 MOST = 256
-"""So many prefixes are looked through for each new query."""
-ALIKE = 8
-"""A prefix goes when one comes that has where its prompt ended, and all of it but an eighth: it was an earlier
-turn of the same conversation."""
-ENDS = 4
-"""At so many ends of prompts the logits are kept: they are as long as the vocabulary."""
+"""At most this many prefixes are kept, because each new query is compared with all of them."""
+REPLACED = 8
+"""A new prefix replaces an old one that it shares all but an eighth of: it is a later turn of the same conversation."""
+MOST_ENDS = 4
+"""Logits are kept for this many ends of prompts: they are as long as the vocabulary."""
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two lists share from the beginning.
+    """How many tokens two lists share at the beginning.
 
     >>> common_prefix([1, 2, 3, 4], [1, 2, 4]), common_prefix([1], [1, 2]), common_prefix([], [1])
     (2, 1, 0)
@@ -40,21 +40,22 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 @dataclass(eq=False)
 class Prefix:
-    """Tokens that were read, and what a store goes on from."""
+    """Tokens that were read, and the state after them."""
 
     ids: list[int]
-    memory: Any = None
-    """Whatever the store that made it wants."""
+    data: Any = None
+    """Keys, values or states, in whatever form its store uses."""
     bytes: int = 0
     ends: dict[int, Tensor] = field(default_factory=dict)
-    """Next-token logits after the first n tokens, where a prompt ended: asked again, it is not read again, and its
-    answer is the same to the bit."""
-    mark: int = 0
-    """The adapter that it was read with (0: none). It is of use to no other."""
+    """Next-token logits after the first n tokens, where a prompt ended. A prompt that is asked again is not read at
+    all, and its answer is the same to the bit."""
+    adapter_id: int = 0
+    """The adapter that it was read with (0: none). It is of no use with another."""
 
 
 def closest(prefixes: Iterable[Prefix], ids: list[int]) -> tuple[Prefix | None, int]:
-    """Who shares most with these tokens, and how many. Of equals one that knows what follows them all, and the last.
+    """The prefix that shares most with these tokens, and how many. Among equals one that has the logits after all of
+    them, and the last.
 
     >>> found, shared = closest([Prefix([1, 2, 3]), Prefix([1, 5])], [1, 2, 9])
     >>> found.ids, shared
@@ -63,56 +64,50 @@ def closest(prefixes: Iterable[Prefix], ids: list[int]) -> tuple[Prefix | None, 
     best, rank = None, (1, False)
     for prefix in prefixes:
         shared = common_prefix(prefix.ids, ids)
-        mine = (shared, shared == len(ids) and shared in prefix.ends)
-        if mine >= rank:
-            best, rank = prefix, mine
+        own = (shared, shared == len(ids) and shared in prefix.ends)
+        if own >= rank:
+            best, rank = prefix, own
     return best, rank[0] if best else 0
 
 
-def longest_whole(prefixes: Iterable[Prefix], ids: list[int]) -> Prefix | None:
-    """The longest of which these tokens begin with every one: for a state that cannot be cut."""
-    fitting = [prefix for prefix in prefixes if prefix.ids == ids[: len(prefix.ids)]]
-    return max(fitting, key=lambda prefix: len(prefix.ids), default=None)
-
-
 class Prefixes:
-    """The prefixes of one member, least recently used first.
+    """The kept prefixes of one store, least recently used first.
 
-    ``limit``: at most so many bytes; ``whole``: they cannot be cut, so that one does not make a shorter one needless.
+    ``limit``: at most this many bytes. ``whole``: they cannot be cut, so a longer one does not replace a shorter one.
     """
 
     def __init__(self, limit: int = 0, *, whole: bool = False) -> None:
         self.limit = limit
         self.whole = whole
-        self.least = LEAST
+        self.shortest = SHORTEST
         self.kept: list[Prefix] = []
 
     @property
     def bytes(self) -> int:
-        """What all of them hold."""
         return sum(prefix.bytes for prefix in self.kept)
 
-    def keep(self, made: Prefix, memory: Callable[[], Any], room: int, others: Iterable[Prefix] = ()) -> None:
-        """One more, if ``room`` bytes are enough for it; ``memory`` is only called for one that is wanted.
+    def of(self, adapter_id: int) -> list[Prefix]:
+        """Those that were read with this adapter."""
+        return [prefix for prefix in self.kept if prefix.adapter_id == adapter_id]
 
-        ``others``: what members of the same model keep, so that nothing is kept twice.
-        """
+    def keep(self, new: Prefix, copy: Callable[[], Any], room: int) -> None:
+        """Keep one more if it fits into ``room`` bytes. ``copy`` makes its data; it is only called if it is kept."""
         room = min(room, self.limit)
-        if len(made.ids) < self.least or made.bytes > room or self._covered(made, others):
+        if len(new.ids) < self.shortest or new.bytes > room or self._has(new):
             return
-        self.kept = [prefix for prefix in self.kept if not self._needless(prefix, made)]
-        self.shrink(room - made.bytes, MOST - 1)
-        made.memory = memory()
-        self.kept.append(made)
+        self.kept = [prefix for prefix in self.kept if not self._replaces(new, prefix)]
+        self.shrink(room - new.bytes, MOST - 1)
+        new.data = copy()
+        self.kept.append(new)
 
     def use(self, prefix: Prefix) -> None:
-        """Now the most recently used, if it is one of these."""
+        """Mark it as the most recently used, if it is one of these."""
         if prefix in self.kept:
             self.kept.remove(prefix)
             self.kept.append(prefix)
 
     def shrink(self, room: int, most: int = MOST) -> None:
-        """Let go of as many as must be for the rest to take no more than ``room`` bytes."""
+        """Drop the least recently used until the rest fits into ``room`` bytes."""
         held = self.bytes
         while self.kept and (held > room or len(self.kept) > most):
             held -= self.kept.pop(0).bytes
@@ -120,21 +115,20 @@ class Prefixes:
     def clear(self) -> None:
         self.kept.clear()
 
-    def drop(self, mark: int) -> None:
-        """All that was read with this adapter (0: with none)."""
-        self.kept = [prefix for prefix in self.kept if prefix.mark != mark]
+    def drop(self, adapter_id: int) -> None:
+        """Drop all that was read with this adapter."""
+        self.kept = [prefix for prefix in self.kept if prefix.adapter_id != adapter_id]
 
-    def _covered(self, made: Prefix, others: Iterable[Prefix]) -> bool:
-        for prefix in [*self.kept, *others]:
-            alike = prefix.mark == made.mark and made.ids == (prefix.ids if self.whole else prefix.ids[: len(made.ids)])
-            if alike:
-                self.use(prefix)
+    def _has(self, new: Prefix) -> bool:
+        for old in self.of(new.adapter_id):
+            if new.ids == (old.ids if self.whole else old.ids[: len(new.ids)]):
+                self.use(old)
                 return True
         return False
 
-    def _needless(self, old: Prefix, new: Prefix) -> bool:
-        if old.mark != new.mark:
+    def _replaces(self, new: Prefix, old: Prefix) -> bool:
+        if self.whole or old.adapter_id != new.adapter_id:
             return False
-        own = len(old.ids) - common_prefix(old.ids, new.ids)
-        asked = max(old.ends, default=0)  # where its prompt ended: asked again, it must be found
-        return not self.whole and own * ALIKE < len(old.ids) and (not asked or asked in new.ends)
+        lost = len(old.ids) - common_prefix(old.ids, new.ids)
+        end = max(old.ends, default=0)  # where its prompt ended: a prompt that is asked again must be found
+        return lost * REPLACED < len(old.ids) and (not end or end in new.ends)

@@ -1,0 +1,1 @@
+"""The LangChain side: one chat model whose answers several members write together."""

@@ -1,0 +1,187 @@
+"""Rounds to LangChain's chunks, with tool calls, reasoning, usage, provenance and finish reason.
+
+Knows rounds and LangChain's messages; nothing of how or where the rounds are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessageChunk
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.outputs import ChatGenerationChunk
+
+from ..core.values import Draft, Effort, Round
+from .call_text import Parted, Piece, Splitter
+from .messages import PROVIDER
+from .spans import AnswerSummary
+
+
+class AnswerChunks:
+    """Makes the chunks of one answer, round by round.
+
+    Usage: ``input_tokens`` is the prompt as the first member reads it, ``cache_read`` the part of it that a cache
+    already held. ``output_tokens`` counts each agreed segment in its author's own tokens; the end of the turn and what
+    a constraint forces are not counted, so it never exceeds ``max_tokens``. ``drafted`` counts the tokens of all
+    drafts, ``discarded`` those that were not agreed, ``verified`` the tokens run through members to score drafts.
+    """
+
+    def __init__(
+        self, members: Sequence[str], model_name: str, *, v1: bool, seed: int | None, splitter: Splitter | None
+    ) -> None:
+        self._model_name = model_name
+        self._v1 = v1
+        self._seed = seed
+        self._splitter = splitter
+        self._summary = AnswerSummary(members)
+        self._begun = False
+        self._shown = 0
+        self._thinkers: list[str] = []
+        self._forced = self._output = self._drafted = self._verified = 0
+        self._prompt = Effort()
+
+    def of(self, round: Round) -> Iterator[ChatGenerationChunk]:
+        """The chunks that this round releases: text, then pieces of tool calls, then the end.
+
+        Separately: LangChain reads pieces of calls only from a chunk that holds nothing else and is not the last.
+        """
+        self._count(round)
+        cut = round.finish in ("length", "stop_string")
+        parted = self._splitter.feed(round.text, bool(round.finish), cut=cut) if self._splitter else Parted(round.text)
+        if parted.said or round.thoughts:
+            last = None if parted.pieces else round
+            kwargs = {} if self._v1 else self._reasoning_content(round.thoughts)
+            yield self._chunk(self._text_blocks(round, parted.said), last, kwargs=kwargs)
+        if parted.pieces:
+            yield self._chunk(self._call_blocks(round, parted.pieces), None, pieces=parted.pieces)
+        if round.finish and (parted.pieces or not (parted.said or round.thoughts)):
+            yield self._chunk([], round)
+
+    def _chunk(
+        self,
+        blocks: list[dict[str, Any]],
+        round: Round | None,
+        *,
+        pieces: Sequence[Piece] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatGenerationChunk:
+        """One chunk; with a round that ends the answer it is the last one."""
+        finish = round if round and round.finish else None
+        content: Any = blocks if self._v1 else "".join(block["text"] for block in blocks if block["type"] == "text")
+        message = AIMessageChunk(
+            content=content,
+            tool_call_chunks=[self._call_chunk(piece) for piece in pieces],
+            additional_kwargs=dict(kwargs or {}),
+            response_metadata=self._metadata(finish),
+        )
+        if finish:
+            # On the last chunk only: merging chunks adds numbers up and refuses floats that differ.
+            message.usage_metadata = self._usage()
+            message.chunk_position = "last"
+        return ChatGenerationChunk(message=message)
+
+    def _text_blocks(self, round: Round, text: str) -> list[dict[str, Any]]:
+        blocks = list(self._reasoning_blocks(round.thoughts)) if self._v1 else []
+        if text:
+            start, self._shown = self._shown, self._shown + len(text)
+            value = {**provenance(round), "start": start, "end": self._shown}
+            note = {"type": "non_standard_annotation", "value": value}
+            blocks.append({"type": "text", "text": text, "annotations": [note], "index": 0})
+        return blocks
+
+    def _call_blocks(self, round: Round, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """The first piece of a call has its author in ``extras``: LangChain keeps no annotations of a call."""
+        author = provenance(round)
+        return [
+            {"type": "tool_call_chunk", **self._call_chunk(piece)} | ({"extras": author} if piece.name else {})
+            for piece in pieces
+        ]
+
+    def _reasoning_blocks(self, thoughts: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """One block per reasoning member. Its name is given once, because merging chunks joins texts."""
+        for member, thought in thoughts.items():
+            extras = {} if member in self._thinkers else {"extras": {"member": member}}
+            self._thinkers += [member] if extras else []
+            index = f"lc_thought_{self._thinkers.index(member)}"
+            yield {"type": "reasoning", "reasoning": thought, **extras, "index": index}
+
+    def _reasoning_content(self, thoughts: Mapping[str, str]) -> dict[str, Any]:
+        if not thoughts:
+            return {}
+        separator = "\n\n" if self._thinkers else ""
+        self._thinkers += thoughts
+        return {"reasoning_content": separator + "\n\n".join(thoughts.values())}
+
+    def _call_chunk(self, piece: Piece) -> Any:
+        # In v1 calls share their indexes with content blocks, where 0 is the text.
+        index = piece.index + (1 if self._v1 else 0)
+        return tool_call_chunk(name=piece.name, args=piece.arguments, id=piece.id, index=index)
+
+    def _count(self, round: Round) -> None:
+        if not self._summary.rounds:
+            efforts = round.efforts.get("draft", {})
+            known = (efforts[name] for name in self._summary.members if name in efforts and efforts[name].prompt)
+            self._prompt = next(known, Effort())
+        self._summary.add(round)
+        self._forced += len(round.forced)
+        self._output += _tokens(round.drafts[round.winner])
+        self._drafted += sum(map(_tokens, round.drafts.values()))
+        self._verified += sum(effort.read for effort in round.efforts.get("verify", {}).values())
+
+    def _usage(self) -> UsageMetadata:
+        prompt, output = self._prompt.prompt, self._output
+        details = {"drafted": self._drafted, "verified": self._verified, "discarded": self._drafted - output}
+        return UsageMetadata(
+            input_tokens=prompt,
+            output_tokens=output,
+            total_tokens=prompt + output,
+            input_token_details=InputTokenDetails(cache_read=min(self._prompt.reused, prompt)),
+            output_token_details=OutputTokenDetails(**details),  # type: ignore[typeddict-item]
+        )
+
+    def _metadata(self, finish: Round | None) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"output_version": "v1"} if self._v1 else {}
+        if not self._begun:
+            # On the first chunk only: merging chunks joins texts.
+            metadata |= {"model_name": self._model_name, "model_provider": PROVIDER}
+        self._begun = True
+        if finish:
+            called = finish.finish == "stop" and self._splitter is not None and self._splitter.calls
+            summary = {**self._summary.as_dict(), "exits": self._summary.exits, "forced": self._forced}
+            summary |= {} if self._seed is None else {"seed": self._seed}
+            metadata |= {"finish_reason": "tool_calls" if called else finish.finish, "specfuse": summary}
+        return metadata
+
+
+def _tokens(draft: Draft) -> int:
+    """The draft's length in tokens; 1 if it was cut inside a token, as the answer's budget counts it."""
+    return len(draft.tokens) or bool(draft.text)
+
+
+def provenance(round: Round) -> dict[str, Any]:
+    """Who wrote what this round added, and how much the members agreed, as plain JSON."""
+    agreed = confidence(round)
+    return {
+        "member": round.winner,
+        "round": round.number,
+        "margin": round.margin,
+        "confidence": agreed,
+        # Without votes equal totals would look like disagreement.
+        "dissent": None if agreed is None else round.dissent,
+    }
+
+
+def confidence(round: Round) -> float | None:
+    """The winner's share of the vote: its total, Σ_j w_j s_j(winner), from 0 to 1.
+
+    1.0 when all members drafted the same, so that there was nothing to vote on. With k different drafts, 1/k means
+    that no member preferred any. None when no member could disagree (a single member drafted) or none voted (no member
+    that is left can score; all drafts but one were empty or loops). It measures agreement, not correctness.
+    """
+    if len(round.drafts) < 2:
+        return None
+    if set(round.authors or (round.winner,)) >= set(round.drafts):
+        return 1.0
+    return min(1.0, round.totals[round.winner]) if round.votes else None

@@ -1,0 +1,261 @@
+"""Members by name: one object per member in this process, so that chat models, copies and pickles share its weights.
+
+Knows how a member can be written (a name, a dict, an object) and what it is called. Loads nothing by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import threading
+import uuid
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, TypeAlias
+from urllib.parse import urldefrag, urlsplit
+
+from ..core.member import Member
+from ..engine.ensemble import Ensemble
+from ..engine.queue import Task
+from ..engine.worker import worker_for
+from ..errors import UsageError, advised
+from ..members.ray import PLACEMENT
+from ..members.server import http as _http
+from ..members.transformers import memory
+
+Given: TypeAlias = Any
+"""A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of arguments, an object."""
+
+UNLOAD_WAIT_S = 30.0  # a member that hangs frees its weights when it comes back
+SECRET = re.compile(r"(key|token|password|secret|authorization|headers|auth)$", re.IGNORECASE)
+
+_LOCK = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.RLock()))  # another thread may hold it
+_MEMBERS: dict[tuple[str, str], Member] = {}
+"""The members made here, by specification and name."""
+_SHARED: weakref.WeakValueDictionary[tuple[int, ...], Ensemble] = weakref.WeakValueDictionary()
+"""All ensembles. Those of the user's own objects live as long as a chat model holds them."""
+_KEPT: dict[tuple[int, ...], Ensemble] = {}
+"""The ensembles of members made here live until :func:`unload`."""
+_IDS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def checked_member(given: Given) -> Given:
+    """The same, if it can name a member; paths become strings."""
+    if isinstance(given, os.PathLike):
+        given = os.fspath(given)
+    if isinstance(given, str):
+        return _checked_name(given)
+    if isinstance(given, Mapping):
+        return _checked_dict(given)
+    # Look at the type, not at the object: `device` may be unknown before the member is loaded.
+    missing = [need for need in ("probe", "draft", "score", "forget") if not callable(getattr(type(given), need, None))]
+    if missing or not isinstance(getattr(given, "name", None), str):
+        expected = "a hub id, a folder, a .gguf file, an address, a dict or an object with the methods of Member"
+        error = UsageError(f"a member is {expected}, got {given!r:.80} ({type(given).__name__})")
+        raise advised(error, "a model that is already loaded: TransformersMember(model, tokenizer)")
+    return given
+
+
+def _checked_name(name: str) -> str:
+    if not name.strip():
+        error = UsageError(f"a member's name is empty, got {name!r}")
+        raise advised(error, "name a model, for example 'Qwen/Qwen3-0.6B'")
+    if is_server(name):
+        _http.refuse_secrets(name)
+        if not urlsplit(name).hostname:
+            raise advised(UsageError(f"{name!r} names no server"), "for example 'http://localhost:8000/v1#my-model'")
+    return name
+
+
+def _checked_dict(given: Mapping[str, Any]) -> dict[str, Any]:
+    if "model" not in given:
+        error = UsageError(f"a member given as a dict needs a 'model', got only {sorted(map(str, given))}")
+        raise advised(error, "for example {'model': 'Qwen/Qwen2.5-0.5B-Instruct', 'dtype': 'bfloat16'}")
+    secret = next((key for key in given if SECRET.search(str(key))), None)
+    if secret is not None:
+        error = UsageError(f"a member given as a dict must not hold {secret!r}: traces show all its values")
+        advice = "put a server's key into the environment variable SPECFUSE_API_KEY, or name another: api_key_env="
+        raise advised(error, advice)
+    written = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in given.items()}
+    if isinstance(written["model"], str):
+        _checked_name(written["model"])
+    return written
+
+
+def is_server(name: Any) -> bool:
+    """Whether this is the address of a server: ``http://host:8000/v1#model``."""
+    return isinstance(name, str) and name.startswith(("http://", "https://"))
+
+
+def parted(name: str) -> tuple[str, str | None]:
+    """The base and the adapter in ``base+adapter``. A path that exists is never split.
+
+    >>> parted("Qwen/Qwen2.5-0.5B-Instruct+./adapters/law"), parted("Qwen/Qwen2.5-0.5B-Instruct")
+    (('Qwen/Qwen2.5-0.5B-Instruct', './adapters/law'), ('Qwen/Qwen2.5-0.5B-Instruct', None))
+    """
+    cuts = [at for at, sign in enumerate(name) if sign == "+"]
+    existing = [at for at in (*cuts, len(name)) if os.path.exists(os.path.expanduser(name[:at]))]
+    if not cuts or is_server(name) or len(name) in existing:
+        return name, None
+    at = (existing or cuts)[0]
+    return name[:at], name[at + 1 :]
+
+
+def is_spec(given: Given) -> bool:
+    """Whether this can be written as JSON, so that it can be serialized without weights."""
+    try:
+        return isinstance(given, str | Mapping) and bool(json.dumps(given))
+    except (TypeError, ValueError):
+        return False
+
+
+def names_of(given: Iterable[Given]) -> list[str]:
+    """The members' names: the last part of a path, with #2, #3 ... where a name repeats.
+
+    >>> names_of(["Qwen/Qwen2.5-0.5B", "models/a.gguf", "Qwen/Qwen2.5-0.5B"])
+    ['Qwen2.5-0.5B', 'a', 'Qwen2.5-0.5B#2']
+    """
+    names: list[str] = []
+    for one in given:
+        chosen = one.get("name") if isinstance(one, Mapping) else None if isinstance(one, str) else one.name
+        if chosen is None:
+            plain = _last_part(one)
+            numbered = (plain if number == 1 else f"{plain}#{number}" for number in itertools.count(1))
+            names.append(next(name for name in numbered if name not in names))
+        elif chosen in names:
+            error = UsageError(f"two members are called {chosen!r}; names must differ")
+            raise advised(error, "give one of them another name, for example name='b'")
+        else:
+            names.append(str(chosen))
+    return names
+
+
+def _last_part(given: str | Mapping[str, Any]) -> str:
+    """The last part of the adapter's path if there is an adapter, else of the model's."""
+    arguments = _arguments(given)
+    source = arguments.get("adapter") or arguments["model"]
+    if not isinstance(source, str):
+        source = str(getattr(source, "name_or_path", "") or type(source).__name__)
+    if is_server(source):
+        url = urlsplit(source)
+        source = url.fragment or url.hostname or source
+    return os.path.basename(os.path.abspath(source)).removesuffix(".gguf") or source
+
+
+def identity(given: Given, name: str) -> dict[str, Any]:
+    """Plain JSON that distinguishes this member's answers from another's: for caches and traces. Loads nothing."""
+    if isinstance(given, str):
+        return {"name": name, "model": given}
+    if isinstance(given, Mapping):
+        values = {key: value if is_spec({key: value}) else _id_of(value) for key, value in given.items()}
+        return {"name": name, **values}
+    spec = getattr(given, "spec", None)
+    return {"name": name, **(spec if isinstance(spec, Mapping) else {"object": _id_of(given)})}
+
+
+def _id_of(thing: Any) -> str:
+    """A text that no other object has, in this process or another (``id`` is reused, and reprs can be equal)."""
+    try:
+        return _IDS.setdefault(thing, f"{type(thing).__name__}-{uuid.uuid4().hex[:12]}")
+    except TypeError:  # not hashable, or no weak references
+        return f"{type(thing).__name__}-{id(thing):x}"
+
+
+def ensemble_for(
+    members: Sequence[Given], verifiers: Sequence[Given] = (), memory_budget: memory.Limit | None = None
+) -> Ensemble:
+    """The one ensemble of these members in this process. Makes members, loads nothing.
+
+    Equal budgets are shared: a budget counts what is on the device, whichever chat model put it there.
+    """
+    given = [*members, *verifiers]
+    with _LOCK:
+        made = [_member(one, name) for one, name in zip(given, names_of(given), strict=True)]
+        if memory_budget is not None:
+            memory.share_budget(memory_budget, made)
+        key = (len(members), *map(id, made))
+        ensemble = _SHARED.get(key)
+        if ensemble is None:
+            ensemble = _SHARED[key] = Ensemble(made[: len(members)], made[len(members) :])
+            if all(isinstance(one, str | Mapping) for one in given):
+                _KEPT[key] = ensemble
+        return ensemble
+
+
+def _member(given: Given, name: str) -> Member:
+    if not isinstance(given, str | Mapping):
+        member: Member = given
+        return member
+    key = (_written(given), name)
+    if key not in _MEMBERS:
+        _MEMBERS[key] = _made({**_arguments(given), "name": name})
+    return _MEMBERS[key]
+
+
+def _arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
+    arguments = {"model": given} if isinstance(given, str) else dict(given)
+    if isinstance(arguments.get("model"), str) and "adapter" not in arguments:
+        base, adapter = parted(arguments["model"])
+        arguments |= {} if adapter is None else {"model": base, "adapter": adapter}
+    return arguments
+
+
+def _written(given: str | Mapping[str, Any]) -> str:
+    """The specification as text, without the name."""
+    return json.dumps({**identity(_arguments(given), ""), "name": ""}, sort_keys=True)
+
+
+def _made(arguments: dict[str, Any]) -> Member:
+    on_server = is_server(arguments["model"])
+    try:
+        if on_server:
+            from ..members.server.member import ServerMember
+
+            address, model = urldefrag(arguments["model"])
+            return ServerMember(address, model or None, **{key: arguments[key] for key in arguments if key != "model"})
+        from ..members.transformers.member import TransformersMember
+
+        if "cluster" not in arguments:
+            return TransformersMember(**arguments)
+        from ..members.ray import RayMember
+
+        where = {key: arguments[key] for key in arguments if key in PLACEMENT}
+        what = {key: arguments[key] for key in arguments if key not in PLACEMENT}
+        return RayMember(TransformersMember(**what), **where)
+    except ModuleNotFoundError as error:
+        missing = UsageError(f"a member named {arguments['name']!r} needs {error.name}, which is not installed")
+        extra = "server" if on_server else "transformers"
+        raise advised(missing, f'pip install "langchain-specfuse[{extra}]"') from error
+    except TypeError as error:
+        wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")
+        keys = "ServerMember" if on_server else f"TransformersMember; with 'cluster', also {', '.join(PLACEMENT[1:])}"
+        raise advised(wrong, f"the keys of a member's dict are the arguments of {keys}") from error
+
+
+def unload(*given: Given) -> None:
+    """Free the weights of these members, or of all members that this process made from names.
+
+    Answers under way are not disturbed; the next question loads again. A member given as an object frees its weights
+    too, if it can.
+
+    >>> unload("Qwen/Qwen2.5-0.5B-Instruct")
+    """
+    with _LOCK:
+        written = {_written(one) for one in given if isinstance(one, str | Mapping)}
+        keys = [key for key in _MEMBERS if not given or key[0] in written]
+        leaving = [one for one in given if not isinstance(one, str | Mapping)] + [_MEMBERS.pop(key) for key in keys]
+        ids = {id(member) for member in leaving}
+        for ensembles in (_KEPT, _SHARED):
+            for key in [key for key in list(ensembles) if ids.intersection(key[1:])]:
+                ensembles.pop(key, None)
+    for member in leaving:
+        free = getattr(member, "unload", None)
+        if callable(free):  # on the member's own worker, or it would race with the running batch
+            done: Future[Any] = Future()
+            worker_for(member.device).put(Task(member, "call", free, done.set_result))
+            wait([done], timeout=UNLOAD_WAIT_S)

@@ -1,0 +1,333 @@
+"""Options, defined once: the chat model's fields, the options of a call, the command's flags and the tables in the docs
+are all made from the classes below. The options of the method itself are in ``core.method``.
+
+Time limits, from the widest to the narrowest:
+
+- ``timeout``: seconds for a whole answer, not counting loading. Then :class:`.AnswerTimeoutError` is raised, with the
+  agreed text in ``.text``. None: no limit.
+- ``member_timeout``: seconds for one reply (a draft or a score) of one member. Then ``Method.late`` decides: with
+  ``"exit"`` the member leaves this answer, with ``"skip"`` it only misses the round. None: members are waited for.
+- ``timeout`` of a ``ServerMember``: seconds for one HTTP request, with its retries. Then the member fails and leaves
+  this answer. Set ``member_timeout`` below it if late servers should only be skipped.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, Field, SkipValidation, TypeAdapter, ValidationError
+
+from ..core.method import METHODS, Method, Settings
+from ..core.method import options as method_options
+from ..core.values import Sampling
+from ..engine.admission import Limits
+from ..engine.drive import Schedule
+from ..errors import UsageError, advised
+from .members import checked_member, names_of
+from .spans import Depth
+
+log = logging.getLogger("langchain_specfuse")
+
+Count: TypeAlias = Annotated[int, Field(strict=True, ge=1)]
+Positive: TypeAlias = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Nonnegative: TypeAlias = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Share: TypeAlias = Annotated[float, Field(strict=True, gt=0, le=1)]
+
+
+class CallOptions(BaseModel):
+    """Chosen when the chat model is made, or for one call: ``llm.invoke(question, temperature=0.7)``."""
+
+    members: list[Any] = Field(
+        description="the models that write: hub ids, folders, .gguf files, base+adapter, servers' addresses, dicts of "
+        "arguments, or member objects"
+    )
+    verifiers: list[Any] = Field(default_factory=list, description="members that vote but never write")
+    model_name: str | None = Field(None, description="the name in traces and metadata (default: the members' names)")
+    segment_tokens: Count = Field(10, description="length of a draft in its author's tokens")
+    max_tokens: Count = Field(512, description="budget of the answer in tokens")
+    stop: list[str] | None = Field(None, description="texts that end the answer and are not part of it")
+    temperature: Nonnegative = Field(0.0, description="0 is greedy and repeatable")
+    top_p: Share | None = Field(None, description="sample from the most probable tokens that together reach this mass")
+    top_k: Count | None = Field(None, description="sample from this many tokens")
+    min_p: Annotated[float, Field(strict=True, ge=0, le=1)] | None = Field(
+        None, description="leave out tokens below this share of the most probable one"
+    )
+    repetition_penalty: Positive | None = Field(
+        None, description="above 1, tokens that occurred become less probable (default: each member's own setting)"
+    )
+    seed: Annotated[int, Field(strict=True)] | None = Field(
+        None, description="makes sampling repeatable (default: another one for every call)"
+    )
+    method: Annotated[Method, SkipValidation] = Field(
+        METHODS["robust"], description="robust, specfuse, specem, or a Method with options of its own"
+    )
+    prior: dict[str, float] | None = Field(
+        None, description="initial voting weights by member name (1 for members that are not named)"
+    )
+    timeout: Positive | None = Field(None, description="seconds for a whole answer, not counting loading")
+    member_timeout: Positive | None = Field(None, description="seconds for one reply of one member; see Method.late")
+    max_concurrency: Count = Field(256, description="answers under way at once on these members; others wait")
+    trace: Depth = Field(
+        "rounds", description="depth of traces: off, summary, rounds, or members (each draft and scoring too)"
+    )
+
+
+class Options(CallOptions):
+    """The fields of the chat model that are not LangChain's."""
+
+    memory_budget: int | str | dict[str, int | str] | None = Field(
+        None, description='bytes, such as "6GB", that members in this process may use on a device'
+    )
+    streaming: Annotated[bool, Field(strict=True)] | None = Field(
+        None, description="LangChain's switch: True streams inside invoke as well, False never streams"
+    )
+
+
+CALL_ONLY: Mapping[str, str] = {
+    "max_waiting": "refuse the call with TooBusyError if this many answers are waiting already",
+    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "strict"), "see bind_tools"),
+    **dict.fromkeys(("response_format", "regex", "choice", "grammar"), "what the answer must look like"),
+}
+"""Options of a call that are no fields of the chat model."""
+_INTERNAL = frozenset({"ls_structured_output_format", "structured_output_format", "stream"})
+"""LangChain may leave these in a call."""
+_LANGCHAIN = frozenset({"output_version", "disable_streaming", "cache", "verbose", "rate_limiter"})
+
+_RENAMED: Mapping[str, str] = {
+    "preset": "method=...: 'robust', 'specfuse' or 'specem'",
+    **{name: f"method=Method({name}=...)" for name in method_options()},
+    "voice": "method=Method(weighting='confidence') or 'equal'",
+    "umpire": "method=Method(tie_break=...)",
+    "straggler": "method=Method(late='exit') or 'skip'; without member_timeout all members are waited for",
+    "at_once": "max_concurrency=...",
+    "cluster": "members=[{'model': ..., 'cluster': 'auto'}]",
+    **dict.fromkeys(
+        ("max_rounds", "max_new_tokens", "max_completion_tokens", "max_length", "num_predict"), "max_tokens=..."
+    ),
+    "models": "members=[...]",
+    "functions": "tools=[...]",
+    "function_call": "tool_choice=...",
+    "format": "response_format=...",
+}
+"""Names of version 0.5 and of other packages, and their names here."""
+_IGNORED: Mapping[str, str] = {
+    "max_retries": "nothing is retried: a failed member leaves, the others finish. llm.with_retry() repeats answers",
+    "api_key": "members in this process need no key; a server's is in the environment variable SPECFUSE_API_KEY",
+}
+"""LangChain's standard tests make every chat model with these."""
+_REMOVED: Mapping[str, str] = {
+    **_IGNORED,
+    "speculate": "members no longer guess ahead; docs/log.md says what was measured",
+    "runners_up": "every round's drafts are in its event: SpecFuseCallbackHandler(on_round=...)",
+    "priority": "calls are served in the order in which they come",
+}
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def checked(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The given options as their fields hold them. None means: not given."""
+    given = {"stop" if name == "stop_sequences" else name: one for name, one in given.items() if one is not None}
+    if "model" in given:
+        given = _with_model(given)
+    known = set(known)
+    return {name: _checked_one(name, value, known) for name, value in given.items()}
+
+
+def of_model(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The fields with which a chat model is made, checked."""
+    for name in given.keys() & _IGNORED.keys():
+        log.warning("%s is ignored: %s", name, _IGNORED[name])
+    chosen = checked({name: value for name, value in given.items() if name not in _IGNORED}, known)
+    check_names(chosen)
+    return chosen
+
+
+def of_call(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of one call: those given with it over the chat model's fields, all checked.
+
+    Fields are checked again because they can be assigned after the chat model was made.
+    """
+    own = {name: value for name, value in call.items() if name not in _INTERNAL}
+    chosen = defaults() | checked(fields, Options.model_fields)
+    chosen |= checked(own, {*CallOptions.model_fields, *CALL_ONLY})
+    if chosen["prior"] is not None or "members" not in chosen:
+        check_names(chosen)
+    return chosen
+
+
+def check_names(chosen: Mapping[str, Any]) -> None:
+    """Refuse missing members, two of one name, and a prior for a member that is not there."""
+    members = members_list(chosen.get("members"), "members")
+    names = names_of([*members, *(chosen.get("verifiers") or ())])
+    if chosen.get("prior") is not None:
+        checked_prior(chosen["prior"], names)
+
+
+def _checked_one(name: str, value: Any, known: set[str]) -> Any:
+    if name not in known:
+        raise _unknown(name, known)
+    if name in _CHECKS:
+        return _CHECKS[name](value)
+    adapter = _ADAPTERS.get(name)
+    try:
+        return value if adapter is None else adapter.validate_python(value)
+    except ValidationError as error:
+        expected = error.errors()[0]["msg"].replace("Input should", "must", 1)
+        wrong = UsageError(f"{name} {expected}, got {value!r:.200}")
+        field = Options.model_fields.get(name)
+        raise advised(wrong, f"{name}: {field.description if field else CALL_ONLY[name]}") from error
+
+
+def _with_model(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``model=`` as in other chat models: the only member."""
+    if "members" in given:
+        error = UsageError("model and members are both given")
+        raise advised(error, "model= is short for one member; the label in traces is model_name=")
+    model = given["model"]
+    label = {"model_name": model} if isinstance(model, str) and "model_name" not in given else {}
+    return {name: value for name, value in given.items() if name != "model"} | {"members": [model], **label}
+
+
+def _unknown(name: str, known: Iterable[str]) -> UsageError:
+    error = UsageError(f"there is no option {name!r}")
+    if name in _LANGCHAIN or name in Options.model_fields:
+        error = UsageError(f"{name} is chosen when the chat model is made, not for one call")
+        return advised(error, f"SpecFuseChatModel(..., {name}=...), or another chat model: they share their members")
+    if name in _RENAMED:
+        return advised(error, f"use {_RENAMED[name]}")
+    if name in _REMOVED:
+        return advised(UsageError(f"there is no option {name!r} any more"), _REMOVED[name])
+    if name in CALL_ONLY:
+        error = UsageError(f"{name} is chosen for a call, not when the chat model is made")
+        return advised(error, "llm.bind_tools([...])" if name == "tools" else f"llm.bind({name}=...)")
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
+    return advised(error, f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(known))}")
+
+
+def as_method(given: Any) -> Method:
+    """A method by name, as an object, or as a dict of its options (with ``name`` for the method that it changes)."""
+    if isinstance(given, Method):
+        return given
+    if isinstance(given, str):
+        return Method.named(given)
+    if isinstance(given, Mapping):
+        return Method.named(**{"name": "robust", **given})
+    error = UsageError(f"method must be one of {', '.join(map(repr, METHODS))} or a Method, got {given!r:.80}")
+    raise advised(error, "for example Method(exit='never')")
+
+
+def members_list(given: Any, field: str) -> list[Any]:
+    """The members of a list, each checked as far as possible without loading it."""
+    expected = f"{field} must be a list of hub ids, folders, .gguf files, dicts or member objects"
+    if not isinstance(given, list | tuple):
+        raise advised(UsageError(f"{expected}, got {given!r:.200}"), f"put it into a list: {field}=[...]")
+    if not given and field == "members":
+        raise advised(UsageError(f"{expected}, at least one; got none"), "name one, for example 'Qwen/Qwen3-0.6B'")
+    return [checked_member(one) for one in given]
+
+
+def stop_strings(given: Any) -> list[str]:
+    """One stop string or several, as a list."""
+    strings = [given] if isinstance(given, str) else given
+    if not isinstance(strings, list | tuple) or not all(isinstance(one, str) for one in strings):
+        error = UsageError(f"stop must be a text or a list of texts, got {given!r:.200}")
+        raise advised(error, "for example stop=['\\n\\n', 'Question:']")
+    if "" in strings:
+        raise advised(UsageError(f"a stop string must not be empty, got stop={given!r}"), "leave it out")
+    return list(dict.fromkeys(strings))
+
+
+def checked_prior(prior: Any, names: Iterable[str]) -> dict[str, float]:
+    """Initial voting weights by member name."""
+    names = list(names)
+    expected = f"a dict of member names ({', '.join(names)}) and numbers above 0"
+    if not isinstance(prior, Mapping):
+        raise advised(UsageError(f"prior must be {expected}, got {prior!r:.200}"), "leave it out for equal weights")
+    for name, weight in prior.items():
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+            advice = f"did you mean {near[0]!r}?" if near else f"the members are {', '.join(names)}"
+            raise advised(UsageError(f"prior names {name!r}, which is not a member; it must be {expected}"), advice)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+            error = UsageError(f"prior of {name!r} must be a number above 0, got {weight!r:.80}")
+            raise advised(error, "to keep a member from writing, put it in verifiers= or leave it out")
+    return dict(prior)
+
+
+def _memory_budget(given: Any) -> Any:
+    from ..members.transformers.memory import parse_limit
+
+    try:
+        parse_limit(given)
+        return given
+    except (ValueError, TypeError, AttributeError):
+        pass
+    expected = "a number of bytes such as 6000000000 or '6GB', or a dict of such by device"
+    error = UsageError(f"memory_budget must be {expected}, got {given!r:.200}")
+    raise advised(error, "leave it out to let each member take what it needs")
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "members": lambda given: members_list(given, "members"),
+    "verifiers": lambda given: members_list(given, "verifiers"),
+    "method": as_method,
+    "stop": stop_strings,
+    "memory_budget": _memory_budget,
+    "prior": lambda given: given,  # needs the members' names: see checked_prior
+}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {"max_waiting": TypeAdapter(Annotated[int, Field(strict=True, ge=0)])}
+for _name, _field in Options.model_fields.items():
+    _type: Any = _field.annotation
+    _ADAPTERS[_name] = TypeAdapter(Annotated[(_type, *_field.metadata)] if _field.metadata else _type)
+
+
+def refuse_broken(text: str) -> None:
+    """Bytes that are not UTF-8 arrive as lone surrogates, which no tokenizer accepts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        broken = UsageError(f"the text is not valid UTF-8 at character {error.start + 1}: {text[:80]!r}")
+        raise advised(broken, "convert it to UTF-8") from error
+
+
+# --- what the engine needs --------------------------------------------------------------------------------------
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+_DEFAULTS = {
+    name: field.get_default(call_default_factory=True)
+    for name, field in Options.model_fields.items()
+    if not field.is_required()
+}
+
+
+def defaults() -> dict[str, Any]:
+    """Every option but ``members`` with its default."""
+    return dict(_DEFAULTS)
+
+
+def settings(chosen: Mapping[str, Any]) -> Settings:
+    """What the loop needs to know about an answer with these options."""
+    seed = chosen["seed"]
+    if seed is None:  # another one for every call; greedy answers need none
+        seed = secrets.randbelow(2**31) if chosen["temperature"] else 0
+    return Settings(
+        segment_tokens=chosen["segment_tokens"],
+        max_tokens=chosen["max_tokens"],
+        stop=tuple(chosen["stop"] or ()),
+        sampling=Sampling(**{name: chosen[name] for name in _SAMPLING}, seed=int(seed)),
+        method=chosen["method"],
+    )
+
+
+def schedule(chosen: Mapping[str, Any]) -> Schedule:
+    """The time limits of an answer with these options, and when it may begin."""
+    limits = Limits(chosen["max_concurrency"], chosen.get("max_waiting"))
+    return Schedule(timeout=chosen["timeout"], member_timeout=chosen["member_timeout"], limits=limits)

@@ -1,0 +1,212 @@
+"""What one call asks the answer to be: tools that may be called, and the form of what is no call.
+
+Turns the options ``tools, tool_choice, parallel_tool_calls, strict, response_format, regex, choice, grammar`` into
+tools and one constraint, and refuses before any model runs what cannot be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..constraints import check, referee_for
+from ..core.values import CallFormat, Constraint, Tool
+from ..errors import UsageError, advised
+from .options import refuse_broken
+from .schemas import WRAPPED, is_schema, openai_tools, schema_of, titled
+
+TEXT_OPTIONS = ("response_format", "regex", "choice", "grammar")
+referee_of = referee_for
+COMMON = CallFormat()
+"""How calls are written where the members have no format of their own, or not the same one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an answer may be."""
+
+    tools: tuple[Tool, ...] = ()
+    """The tools that may be called."""
+    forced: bool = False
+    """The answer must be a call."""
+    parallel: bool = False
+    """Whether it may be several calls."""
+    text: Constraint | None = None
+    """What it must look like where it is no call; None: prose."""
+
+    @property
+    def begins_with_call(self) -> bool:
+        """Whether a call, if there is one, is all of the answer."""
+        return bool(self.tools) and (self.forced or self.text is not None)
+
+    def constraint(self, format: CallFormat = COMMON) -> Constraint | None:
+        """The whole as plain data, calls written in this format; None: anything goes."""
+        if not self.tools:
+            return self.text
+        tools = [{"name": tool.name, "parameters": json.loads(tool.parameters)} for tool in self.tools]
+        calls = Constraint("calls", _dumped({"tools": tools, "parallel": self.parallel, **asdict(format)}))
+        if self.forced:
+            return calls
+        kinds = [calls, self.text] if self.text else [Constraint("prose"), calls]
+        return Constraint("any_of", _dumped([[one.kind, one.body] for one in kinds]))
+
+
+def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
+    """What these options ask for, checked: nothing is loaded yet.
+
+    ``stop`` is the call's own: the chat model's is for prose, and is not looked for in anything else.
+    """
+    shape = Shape(*_calls(given), _text_constraint(given))
+    _refuse_conflicts(shape, given, stop)
+    if (constraint := shape.constraint()) is not None:
+        for text in (constraint.body, *(tool.description for tool in shape.tools)):
+            refuse_broken(text)
+        check(constraint)
+    return shape
+
+
+def _refuse_conflicts(shape: Shape, given: Mapping[str, Any], stop: Sequence[str]) -> None:
+    """Options that cannot both be kept. A ``response_format`` may stand beside a forced call: it has its turn later."""
+    asked = [name for name in TEXT_OPTIONS if given.get(name) is not None]
+    if shape.forced and asked and asked[0] != "response_format":
+        error = UsageError(f"{asked[0]} and tool_choice={given['tool_choice']!r:.80}: the answer is a call, not a text")
+        raise advised(error, f"leave {asked[0]} out, or tool_choice='auto'")
+    if stop and (shape.forced or shape.text):
+        what = "tool_choice" if shape.forced else asked[0]
+        error = UsageError(f"stop={list(stop)!r:.200} and {what}=...: a stop string would cut what must be whole")
+        raise advised(error, "leave stop out: the answer ends when it is whole")
+
+
+def plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as plain data: what a cache's key and a trace can tell apart (two classes may have one name)."""
+    found = dict(given)
+    if found.get("tools"):
+        found["tools"] = openai_tools(found["tools"], found.get("strict"))
+    if found.get("response_format") is not None:
+        text = _response_format(found["response_format"])
+        found["response_format"] = text and [text.kind, text.body]
+    return found
+
+
+# --- the text -----------------------------------------------------------------------------------------------------
+
+
+def _text_constraint(given: Mapping[str, Any]) -> Constraint | None:
+    chosen = [name for name in TEXT_OPTIONS if given.get(name) is not None]
+    if len(chosen) > 1:
+        error = UsageError(f"{chosen[0]} and {chosen[1]} are both given; an answer has one shape")
+        raise advised(error, f"leave {chosen[0]} or {chosen[1]} out")
+    if not chosen:
+        return None
+    name, wanted = chosen[0], given[chosen[0]]
+    if name == "response_format":
+        return _response_format(wanted)
+    if name == "choice":
+        return _choice(wanted)
+    if not isinstance(wanted, str) or not wanted:
+        example = "regex='[0-9]{4}'" if name == "regex" else "grammar='root ::= \"x\"'"
+        raise advised(UsageError(f"{name} must be a text, got {wanted!r:.200}"), f"for example {example}")
+    return Constraint(name, wanted)
+
+
+def _choice(texts: Any) -> Constraint:
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(one, str) and one for one in texts):
+        error = UsageError(f"choice must be a list of texts, at least one and none empty, got {texts!r:.200}")
+        raise advised(error, "for example choice=['yes', 'no']")
+    return Constraint("choice", _dumped(list(dict.fromkeys(texts))))
+
+
+def _response_format(wanted: Any) -> Constraint | None:
+    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+    if kind in ("text", "json_object"):
+        _refuse_more(wanted, {"type"})
+        return Constraint("json") if kind == "json_object" else None
+    if kind == "json_schema":
+        _refuse_more(wanted, {"type", "json_schema"})
+        wrapped = wanted.get("json_schema")
+        if not isinstance(wrapped, Mapping) or not isinstance(wrapped.get("schema"), Mapping):
+            error = UsageError(f"response_format has no schema: {wrapped!r:.200}")
+            raise advised(error, "{'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}")
+        _refuse_more(wrapped, WRAPPED)
+        return Constraint("json_schema", _dumped(titled(wrapped, wrapped["schema"])))
+    if not isinstance(wanted, Mapping) or is_schema(wanted):
+        return Constraint("json_schema", _dumped(schema_of(wanted)))
+    error = UsageError(f"response_format is of a kind that is not known: {dict(wanted)!r:.200}")
+    raise advised(error, "'json_schema', 'json_object' or 'text' as its type, a pydantic class, or a JSON schema")
+
+
+def _refuse_more(given: Mapping[str, Any], known: set[str] | frozenset[str]) -> None:
+    if unknown := [name for name in given if name not in known]:
+        error = UsageError(f"response_format has a key {unknown[0]!r} that is not known")
+        raise advised(error, f"there are {', '.join(sorted(known))}")
+
+
+# --- the tools ----------------------------------------------------------------------------------------------------
+
+
+def tools_of(tools: Any, strict: bool | None = None) -> tuple[Tool, ...]:
+    """The tools as members see them."""
+    functions = [tool["function"] for tool in openai_tools(tools, strict)]
+    return tuple(Tool(one["name"], str(one.get("description") or ""), _dumped(one["parameters"])) for one in functions)
+
+
+def _calls(given: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
+    """Which tools may be called, whether one must be, and whether several may be. With ``none`` members see no tool."""
+    tools = tools_of(given.get("tools") or [], given.get("strict"))
+    chosen = _chosen(given.get("tool_choice"), [tool.name for tool in tools])
+    parallel = given.get("parallel_tool_calls")
+    if not isinstance(parallel, bool | None):
+        error = UsageError(f"parallel_tool_calls must be True or False, got {parallel!r:.80}")
+        raise advised(error, "leave it out to let members decide where they are free to call")
+    if not tools or chosen == "none":
+        return (), False, False
+    if chosen in ("auto", "any"):
+        return tools, chosen == "any", parallel is not False if chosen == "auto" else parallel is True
+    if parallel:
+        error = UsageError(f"parallel_tool_calls=True and tool_choice={chosen!r}: a tool named is called once")
+        raise advised(error, "tool_choice='any' allows several calls")
+    return tuple(tool for tool in tools if tool.name == chosen), True, False
+
+
+def _chosen(choice: Any, names: Sequence[str]) -> str:
+    """``auto``, ``any``, ``none`` or a tool's name."""
+    if choice is None or choice is False:
+        return "auto"
+    if not names:
+        error = UsageError(f"tool_choice={choice!r:.80} without tools")
+        raise advised(error, "pass tools as well, or leave tool_choice out")
+    name = "any" if choice is True else _named(choice)
+    if name is None:
+        error = UsageError(f"tool_choice must be 'auto', 'any', 'none' or a tool's name, got {choice!r:.200}")
+        own = getattr(choice, "name", None) or getattr(choice, "__name__", None)
+        if own in names:
+            raise advised(error, f"pass the tool's name: tool_choice={own!r} (tool.name)")
+        raise advised(error, "for example tool_choice='any'; as a dict {'type': 'function', 'function': {'name': ...}}")
+    if name in names:
+        return name
+    if name in ("auto", "any", "none", "required"):
+        return "any" if name == "required" else name
+    error = UsageError(f"tool_choice names {name!r}, which is no tool; there are {', '.join(map(repr, names))}")
+    raise advised(error, "name one of them, or 'auto', 'any', 'none'")
+
+
+def _named(choice: Any) -> str | None:
+    """What a choice names: in words, in OpenAI's form or in Anthropic's."""
+    if isinstance(choice, str):
+        return choice
+    if not isinstance(choice, Mapping):
+        return None
+    kind, function = choice.get("type"), choice.get("function")
+    inner = function if kind == "function" and isinstance(function, Mapping) else choice
+    name = inner.get("name") if kind in ("function", "tool") else kind
+    return name if isinstance(name, str) else None
+
+
+def _dumped(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        wrong = UsageError(f"a schema is no JSON: {error}")
+        raise advised(wrong, "write it with texts, numbers, lists and dicts only, not too deep") from error

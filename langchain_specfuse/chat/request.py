@@ -1,0 +1,119 @@
+"""One question on its way: everything chosen for it, and its rounds. Knows nothing of callbacks or chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+
+from ..core.member import Probe
+from ..core.method import Settings
+from ..core.referee import FREE
+from ..core.values import CallFormat, Query, Round, Turn
+from ..engine.drive import Schedule
+from ..engine.ensemble import Ensemble
+from . import options as _options
+from . import output_format as _formats
+from .errors import loading_errors
+from .members import ensemble_for
+from .messages import turns_of
+from .spans import Depth
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question with everything that was chosen for it."""
+
+    turns: tuple[Turn, ...]
+    shape: _formats.Shape
+    settings: Settings
+    schedule: Schedule
+    ensemble: Ensemble
+    writers: Sequence[str]
+    """The names of the members that write."""
+    prior: Mapping[str, float] | None
+    model_name: str
+    trace: Depth
+
+    @classmethod
+    def of(cls, messages: Sequence[BaseMessage], chosen: Mapping[str, Any], stop: Sequence[str] | None) -> Request:
+        """The question with these options. ``stop`` is the call's own. Loads nothing."""
+        turns, shape = turns_of(messages), _formats.shape_of(chosen, stop or ())
+        ensemble = ensemble_for(chosen["members"], chosen["verifiers"], chosen["memory_budget"])
+        writers = list(ensemble.members)[: len(chosen["members"])]
+        return cls(
+            turns=turns,
+            shape=shape,
+            settings=_options.settings(chosen),
+            schedule=_options.schedule(chosen),
+            ensemble=ensemble,
+            writers=writers,
+            prior=chosen["prior"],
+            model_name=chosen["model_name"] or "+".join(writers),
+            trace=chosen["trace"],
+        )
+
+    @property
+    def verifiers(self) -> list[str]:
+        return [name for name in self.ensemble.members if name not in self.writers]
+
+    def call_format(self, probes: Mapping[str, Probe]) -> CallFormat:
+        """How tool calls are written: the writers' own format if they have one in common."""
+        formats = {probes[name].calls for name in self.writers} - {None}
+        own = formats.pop() if len(formats) == 1 else None
+        return own or _formats.COMMON
+
+    def rounds(self, format: CallFormat) -> Iterator[Round]:
+        query = self._query(format)
+        referee = _formats.referee_of(query.constraint)
+        return self.ensemble.rounds(query, self.settings, referee=referee, prior=self.prior, schedule=self.schedule)
+
+    async def arounds(self, format: CallFormat) -> AsyncIterator[Round]:
+        """``rounds`` for asyncio. A grammar can take long to compile, so that is done on another thread."""
+        query = self._query(format)
+        referee = await asyncio.to_thread(_formats.referee_of, query.constraint) if query.constraint else FREE
+        return self.ensemble.arounds(query, self.settings, referee=referee, prior=self.prior, schedule=self.schedule)
+
+    def _query(self, format: CallFormat) -> Query:
+        return Query(uuid.uuid4().hex, self.turns, self.shape.tools, self.shape.constraint(format))
+
+
+def loaded(ensemble: Ensemble) -> dict[str, Probe]:
+    """What each member can do; loads them if necessary."""
+    with loading_errors():
+        probes = ensemble.loaded().result()
+    _warn_where_votes_decide_nothing(ensemble, probes)
+    return probes
+
+
+async def aloaded(ensemble: Ensemble) -> dict[str, Probe]:
+    """``loaded`` for asyncio."""
+    with loading_errors():
+        probes = await asyncio.wrap_future(ensemble.loaded())
+    _warn_where_votes_decide_nothing(ensemble, probes)
+    return probes
+
+
+_CHECKED: weakref.WeakSet[Ensemble] = weakref.WeakSet()
+
+
+def _warn_where_votes_decide_nothing(ensemble: Ensemble, probes: Mapping[str, Probe]) -> None:
+    """Warn once per ensemble if several members draft, but at most one of them and no other member has a vote."""
+    if ensemble in _CHECKED:
+        return
+    _CHECKED.add(ensemble)
+    panel = ensemble.panel(probes).members
+    drafting = [one.name for one in panel if one.drafts]
+    voting = [one.name for one in panel if one.scores]
+    others = ", ".join(name for name in drafting if name not in voting)
+    if len(drafting) < 2 or len(voting) > 1 or set(voting) - set(drafting):
+        return
+    fact = f"{others} cannot score, so only {voting[0]} votes" if voting else f"no member can score ({others})"
+    advice = "add a member that can score (one in this process, or a vLLM or SGLang server), perhaps in verifiers=[...]"
+    warnings.warn(f"{fact}: the drafts of {(voting or drafting)[0]} always win\n-> {advice}", stacklevel=2)

@@ -1,0 +1,216 @@
+"""One answer as plain data made from its rounds: a summary, and a tree of spans with true times.
+
+A round is a span; below it are each member's drafting, scoring and failing. Text that leads to the answer (drafts,
+reasons) is in ``inputs``, ``outputs`` and ``error``, which tracers can hide; names, tags, metadata and events never
+hold any. Knows nothing of LangChain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..core.method import Method
+from ..core.values import Effort, Round
+from ..errors import EnsembleError, MemberError
+
+Depth = Literal["off", "summary", "rounds", "members"]
+TAIL = 200
+"""A round's span shows this many characters of the agreed text before it."""
+EXIT_EVENT = "specfuse_exit"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of work with its start and end, in seconds of ``time.time()``."""
+
+    name: str
+    began: float
+    ended: float
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    children: tuple[Span, ...] = ()
+
+
+class AnswerSummary:
+    """What the rounds of one answer add up to."""
+
+    def __init__(self, members: Sequence[str]) -> None:
+        self.members = tuple(members)
+        self.rounds = 0
+        self.weights: Mapping[str, float] = {}
+        self.exits: list[dict[str, Any]] = []
+        """The members that left, with the reason: it may quote the text."""
+        self._won: Counter[str] = Counter()
+        self._looped = 0
+        self._late: Counter[str] = Counter()
+
+    def add(self, round: Round) -> None:
+        self.rounds += 1
+        self.weights = round.weights
+        self.exits += round.as_dict()["left"] if round.left else []
+        self._won[round.winner] += 1
+        self._looped += len(round.looped)
+        self._late.update(round.late_members)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The summary without exits, as plain JSON."""
+        return {
+            "members": list(self.members),
+            "rounds": self.rounds,
+            "weights": dict(self.weights),
+            "shares": {name: self._won[name] / self.rounds for name in self.members if self._won[name]},
+            "looped": self._looped,
+            "late": dict(self._late),
+        }
+
+
+class SpanBuilder:
+    """Makes the spans of one answer, round by round."""
+
+    def __init__(self, members: Sequence[str], verifiers: Sequence[str], method: Method, *, whole: bool) -> None:
+        self._verifiers = frozenset(verifiers)
+        self._method = method
+        self._whole = whole
+        """Whether drafting and scoring are spans too."""
+        self._summary = AnswerSummary(members)
+        self._tail, self._length = "", 0
+        self._now = time.time()
+        self._failed: list[MemberError] = []
+        self.finished = False
+
+    def round(self, round: Round) -> Span:
+        """The span of this round."""
+        began, _ = _phase(round, "draft")
+        ended = max((sum(_phase(round, phase)) for phase in round.seconds), default=began)
+        span = Span(
+            f"round {round.number}",
+            began,
+            ended,
+            self._inputs(round.number, round.weights_before, [gone.member for gone in round.left]),
+            {key: value for key, value in round.as_dict().items() if key != "round"},
+            tags=(EXIT_EVENT,) if round.left else (),
+            metadata={"specfuse_round": round.number, "specfuse_winner": round.winner},
+            children=tuple(self._children(round)),
+        )
+        self._summary.add(round)
+        self._now = ended
+        self._length += len(round.text)
+        self._tail = (self._tail + round.text)[-TAIL:]
+        self.finished = round.finish is not None
+        return span
+
+    def cut(self, error: BaseException) -> Span:
+        """The span of the round during which the answer broke off."""
+        number, ended = self._summary.rounds + 1, time.time()
+        self._failed = failures_after(error, self._summary.rounds)
+        children = [
+            Span(
+                f"{self._last_work(failed.member)} {failed.member}",
+                self._now,
+                ended,
+                error=f"{failed.kind}: {failed}",
+                metadata={"specfuse_round": number, "specfuse_member": failed.member},
+            )
+            for failed in self._failed
+        ]
+        return Span(
+            f"round {number}",
+            self._now,
+            ended,
+            self._inputs(number, self._summary.weights),
+            error=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+            tags=(EXIT_EVENT,) if children else (),
+            metadata={"specfuse_round": number},
+            children=tuple(children),
+        )
+
+    @property
+    def exits(self) -> list[dict[str, Any]]:
+        """The members that have left, without the reason."""
+        left = [{key: value for key, value in exit.items() if key != "reason"} for exit in self._summary.exits]
+        return left + [{"member": one.member, "kind": one.kind, "round": one.round} for one in self._failed]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The ensemble and the summary, without any text."""
+        about: dict[str, Any] = {"members": list(self._summary.members), "verifiers": sorted(self._verifiers)}
+        about["method"] = self._method.changes or "robust"
+        if self._summary.rounds or self._failed:
+            about |= {**self._summary.as_dict(), "exits": self.exits}
+        return {f"specfuse_{key}": value for key, value in about.items()}
+
+    def _children(self, round: Round) -> Iterator[Span]:
+        """What each member did, if that is wanted; what each member failed in, always."""
+        if self._whole:
+            for name, effort in round.efforts.get("draft", {}).items():
+                if name in round.drafts:
+                    yield self._draft(round, name, effort)
+            for name, effort in round.efforts.get("verify", {}).items():
+                if name in round.scores:
+                    yield self._score(round, name, effort)
+            for phase, names in round.late.items():
+                for name in names:
+                    yield self._member(round, phase, name, outputs={"late": True})
+        for gone in round.left:
+            if gone.kind != "exit":
+                phase = "verify" if self._last_work(gone.member, round) == "score" else "draft"
+                yield self._member(round, phase, gone.member, error=f"{gone.kind}: {gone.reason}")
+
+    def _draft(self, round: Round, name: str, effort: Effort) -> Span:
+        draft = round.drafts[name]
+        outputs: dict[str, Any] = {"text": draft.text, "ended": draft.ended, "tokens": len(draft.tokens)}
+        if name in round.thoughts:
+            outputs["thought"] = round.thoughts[name]
+        if draft.logprobs:
+            outputs["logprob"] = sum(draft.logprobs)
+        return self._member(round, "draft", name, effort, inputs={"agreed_characters": self._length}, outputs=outputs)
+
+    def _score(self, round: Round, name: str, effort: Effort) -> Span:
+        scores = round.scores[name]
+        inputs = {"drafts": {author: round.drafts[author].text for author in scores}}
+        outputs = {"scores": dict(scores), "votes": dict(round.votes.get(name, {}))}
+        return self._member(round, "verify", name, effort, inputs=inputs, outputs=outputs)
+
+    def _member(self, round: Round, phase: str, name: str, effort: Effort | None = None, **contents: Any) -> Span:
+        """A member's part of a phase; where its own times are unknown, the whole phase."""
+        began, seconds = _phase(round, phase)
+        if effort is not None:
+            contents["outputs"] |= {"read": effort.read, "reused": effort.reused}
+            began, seconds = (effort.began, effort.seconds) if effort.began else (began, seconds)
+        work = "score" if phase == "verify" else "draft"
+        about = {"specfuse_round": round.number, "specfuse_member": name}
+        return Span(f"{work} {name}", began, began + seconds, metadata=about, **contents)
+
+    def _last_work(self, member: str, round: Round | None = None) -> str:
+        """What a failed member was doing: one that had drafted in this round failed in scoring."""
+        drafted = round is not None and member in round.efforts.get("draft", {})
+        return "score" if member in self._verifiers or drafted else "draft"
+
+    def _inputs(self, number: int, weights: Mapping[str, float], left: Sequence[str] = ()) -> dict[str, Any]:
+        """What the round began with. Members that failed in it have no weight any more but took part."""
+        return {
+            "round": number,
+            "agreed_characters": self._length,
+            "agreed_tail": self._tail,
+            "members": list(dict.fromkeys([*(weights or self._summary.members), *left])),
+            "weights": dict(weights),
+        }
+
+
+def failures_after(error: BaseException | None, round: int) -> list[MemberError]:
+    """The failures after the last finished round: no round reports them."""
+    failures = error.failures if isinstance(error, EnsembleError) else ()
+    return [failed for failed in failures if failed.round > round]
+
+
+def _phase(round: Round, phase: str) -> tuple[float, float]:
+    """When a phase began, and how long it took."""
+    seconds = round.seconds.get(phase, 0.0)
+    return round.began.get(phase) or time.time() - seconds, seconds

@@ -1,0 +1,78 @@
+"""``langchain-specfuse doctor``: are these members good together, and which weights should they have?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..chat.options import settings
+from ..errors import UsageError, advised, amount
+from .choices import ensemble_of, new_parser, options_of, say
+from .eval import CHECKERS, add_common
+
+MARKS = {"good": "ok   ", "watch": "watch", "bad": "BAD  "}
+
+
+def parser() -> argparse.ArgumentParser:
+    made = new_parser(
+        "doctor",
+        "Are these members good together? Loads each, checks templates, stop tokens, scores and seams, measures each "
+        "alone and together, and says which helps and which to leave out.",
+    )
+    made.add_argument("--prompts", metavar="FILE", help="JSONL with input and reference, 20 lines or more (default: "
+                      "built-in short questions)")  # fmt: skip
+    made.add_argument("--checker", metavar="C", help=f"of --prompts: {CHECKERS}")
+    made.add_argument("--out", metavar="DIR", default="specfuse-doctor", help="folder of results, report.html "
+                      "and doctor.json (default: specfuse-doctor)")  # fmt: skip
+    add_common(made)
+    return made
+
+
+def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
+    """Diagnose; whether all is well."""
+    from ..evaluation import Results, jsonl, page
+    from ..evaluation.doctor import diagnosed, own_task
+    from ..evaluation.running import Progress
+
+    for name in ("verifiers", "prior"):
+        if getattr(given, name):
+            raise advised(UsageError(f"the doctor takes no --{name}"), "it measures members that write, from scratch")
+    if given.checker and not given.prompts:
+        raise advised(UsageError("--checker is for --prompts"), "the built-in prompts have their own checkers")
+    task = jsonl(given.prompts, given.checker) if given.prompts else own_task()
+    options = options_of(given, max_tokens=task.max_tokens, seed=0)
+    members = ensemble_of(given, stand_ins).members
+    folder = Path(given.out)
+    if not given.quiet:
+        say(f"{amount(len(task.questions), 'prompt')}, results in {folder}")
+    bounds = {"at_once": options["max_concurrency"], "timeout": options["timeout"]}
+    with Results(folder) as results:
+        seen = None if given.quiet else Progress(sys.stderr)
+        diagnosis = diagnosed(task, members, settings(options), results, seen=seen, **bounds)
+    (folder / "doctor.json").write_text(json.dumps(diagnosis.as_dict(), indent=1) + "\n", encoding="utf-8")
+    if diagnosis.report:
+        notes = [f"{one.member}, {one.check}: {one.text}" for one in diagnosis.findings if one.verdict != "good"]
+        report = page(diagnosis.report, diagnosis.results, task, first=[*diagnosis.advice, *notes])
+        (folder / "report.html").write_text(report, encoding="utf-8")
+    print(json.dumps(diagnosis.as_dict()) if given.json else text(diagnosis), file=out)
+    bad = any(finding.verdict == "bad" for finding in diagnosis.findings)
+    unchecked = any(result.unchecked for result in diagnosis.results)
+    return not bad and not unchecked and any(not result.error for result in diagnosis.results)
+
+
+def text(diagnosis: Any) -> str:
+    """The diagnosis for people."""
+    from ..evaluation import table
+    from ..show.terminal import visible
+
+    lines = ["Members"]
+    for name in dict.fromkeys(finding.member for finding in diagnosis.findings):
+        own = [finding for finding in diagnosis.findings if finding.member == name]
+        lines += [f"  {name}", *(f"    {MARKS[one.verdict]} {one.check}: {one.text}" for one in own)]
+    lines += ["", table(diagnosis.report, conclusions=False)] if diagnosis.report else []
+    lines += ["", "Advice", *(f"  - {line}" for line in diagnosis.advice)]
+    return visible("\n".join(lines))

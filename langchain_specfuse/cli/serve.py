@@ -1,0 +1,96 @@
+"""``langchain-specfuse serve``: an ensemble behind a port, for clients that speak OpenAI's protocol."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, TextIO
+
+from pydantic import ValidationError
+
+from ..chat.members import names_of
+from ..chat.model import SpecFuseChatModel
+from ..errors import UsageError, advised
+from ..serve import Limits, app_of
+from ..serve.server import listening, server_of
+from .choices import add_answer, add_fields, add_members, members_of, new_parser, options_of, prior_of, say
+
+LIMITS = ("max_waiting", "max_answer_tokens", "timeout")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = new_parser(
+        "serve",
+        "Serve an ensemble to clients that speak OpenAI's protocol: /v1/chat/completions, /v1/models, /health, "
+        "/ready, /metrics. Without --members the demo ensemble answers.",
+        "exit codes: 0 stopped by a signal, 1 the members could not be loaded, 2 a mistake in the call",
+    )
+    add_members(made)
+    add_fields(add_answer(made, "max_concurrency"), Limits.model_fields, LIMITS)
+    port = made.add_argument_group("port")
+    port.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    port.add_argument("--port", type=int, default=8000, metavar="N", help="0: any free one (default: %(default)s)")
+    port.add_argument("--name", default="specfuse", help="the model's name for clients (default: %(default)s)")
+    port.add_argument("--api-key-env", metavar="NAME", help="environment variable with the API keys (commas between)")
+    port.add_argument("--grace", type=int, default=30, metavar="S", help="seconds for answers under way when a signal "
+                      "stops the server (default: %(default)s)")  # fmt: skip
+    return made
+
+
+def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
+    """Serve until a signal comes. ``stand_ins`` replace the demo's members, for tests."""
+    limits, keys, llm = _limits(given), keys_of(given.api_key_env), chat_model(given, stand_ins)
+    with listening(given.host, given.port) as listener:
+        address, port = listener.getsockname()[:2]
+        local = ipaddress.ip_address(address).is_loopback
+        if not local and not keys:
+            say(f"warning: other machines can reach {given.host}, and no API key is set: everybody there may ask")
+        # A web page may direct a browser here under its own host name (DNS rebinding). A key prevents that as well.
+        hosts = ("localhost", "127.0.0.1", "[::1]", given.host.lower()) if local and not keys else ()
+        app = app_of(llm, model=given.name, api_keys=keys, hosts=hosts, limits=limits)
+        server = server_of(app, grace_s=given.grace)
+        server.on_stop = lambda: say("stopping; answers under way may end. Once more: at once")
+        url = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}/v1"
+        names = ", ".join(names_of([*llm.members, *llm.verifiers]))
+        say(f"listening on {url}, the model is {given.name!r}; loading {names} ...")
+
+        def after_loading(loading: Future[Any]) -> None:
+            if loading.exception():
+                server.should_exit = True
+            else:
+                say(f"ready: {url}")
+
+        loading = app.state.ensemble.loaded()
+        loading.add_done_callback(after_loading)
+        server.run([listener])
+        if loading.done():
+            loading.result()
+    return True
+
+
+def chat_model(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> SpecFuseChatModel:
+    """The chat model that these arguments describe. Loads nothing."""
+    members, verifiers = members_of(given, stand_ins)
+    prior = prior_of(given, names_of([*members, *verifiers]))
+    return SpecFuseChatModel(**{**options_of(given), "members": members, "verifiers": verifiers, "prior": prior})
+
+
+def _limits(given: argparse.Namespace) -> Limits:
+    try:
+        return Limits(**{name: getattr(given, name) for name in LIMITS if getattr(given, name) is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = f"--{first['loc'][0]}".replace("_", "-")
+        raise advised(UsageError(f"{flag}: {first['msg']}, got {first['input']!r}"), "leave it out") from error
+
+
+def keys_of(variable: str | None) -> list[str]:
+    """The keys in this environment variable."""
+    keys = [key.strip() for key in os.environ.get(variable or "", "").split(",") if key.strip()]
+    if variable is not None and not keys:
+        error = UsageError(f"--api-key-env {variable}: this variable is empty or not set")
+        raise advised(error, f"export {variable}=..., for example what `openssl rand -hex 32` prints")
+    return keys

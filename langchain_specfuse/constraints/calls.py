@@ -1,0 +1,219 @@
+"""Tool calls in the text of an answer: the one reader that tells them from free text, and when two calls are the same.
+
+Knows how calls are written (:class:`CallFormat`), not which calls are allowed: the grammar says that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, AnyStr
+
+from ..core.values import Call, CallFormat
+
+_OUTSIDE, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """What a piece of text adds to a call: its name where its arguments begin, and the arguments as they come."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+class CallReader:
+    """Reads an answer piece by piece: free text first, then calls, one after the other.
+
+    ``anywhere``: a call may follow free text; otherwise the answer begins with a call or holds none.
+
+    >>> reader = CallReader(CallFormat(begin="<call>", end="</call>"), anywhere=True)
+    >>> reader.feed("So: <ca")
+    ('So: ', [])
+    >>> reader.feed('ll>{"name": "add", "arguments": {"a": 1}}</call>')
+    ('', [CallPiece(index=0, name='add', arguments='{"a": 1}')])
+    >>> reader.calls
+    (Call(name='add', arguments='{"a": 1}', id=''),)
+    """
+
+    def __init__(self, form: CallFormat, *, anywhere: bool) -> None:
+        self._format = form
+        self._trigger = trigger(form)
+        name, arguments = re.escape(_dumped(form.name_key)), re.escape(_dumped(form.arguments_key))
+        self._head = re.compile(rf'\{{{name}: ("(?:[^"\\]|\\.)*"), {arguments}: ')
+        self._place = "prose" if anywhere else "start"
+        self.prose = 0
+        """How many characters of free text the answer begins with."""
+        self.calls: tuple[Call, ...] = ()
+        """The finished calls."""
+        self.ends: tuple[int, ...] = ()
+        """Where in the text each of them ends."""
+        self.rest = ""
+        """The text after the prose and the finished calls: an unfinished call, or what may become the next one."""
+        self._at = 0
+        """Where ``rest`` begins in the text."""
+        self._enter_call()
+
+    def _enter_call(self) -> None:
+        self._scanned = len(self._format.begin)
+        self._depth, self._in_string = 0, False
+        self._name: str | None = None
+        self._arguments = self._sent = 0
+
+    def fork(self) -> CallReader:
+        other = CallReader.__new__(CallReader)
+        other.__dict__.update(self.__dict__)
+        return other
+
+    @property
+    def inside(self) -> bool:
+        """In a call: its beginning is written, its end is not. After a call there can only be another call."""
+        return self._place in ("body", "end") or (self._place == "after" and self.rest != "")
+
+    @property
+    def is_open(self) -> bool:
+        """In a call whose name has been read."""
+        return self._place in ("body", "end") and self._name is not None
+
+    def feed(self, text: str) -> tuple[str, list[CallPiece]]:
+        """Read on. Returns the new free text and the new pieces of calls."""
+        self.rest += text
+        prose = self._free_text() if self._place in ("start", "prose", "text") else ""
+        pieces: list[CallPiece] = []
+        while self._in_calls(pieces):
+            pass
+        return prose, pieces
+
+    def finish(self) -> str:
+        """End the text. Returns what was held back because it might have begun a call."""
+        return self._cut(len(self.rest)) if self._place in ("start", "prose") else ""
+
+    def _cut(self, size: int) -> str:
+        cut, self.rest = self.rest[:size], self.rest[size:]
+        self._at += size
+        return cut
+
+    def _free_text(self) -> str:
+        if self._place == "start" and not self.rest.startswith(self._trigger):
+            if self._trigger.startswith(self.rest):
+                return ""
+            self._place = "text"
+        at, held = (None, 0) if self._place == "text" else search(self.rest, self._trigger)
+        if at is not None:
+            self._place = "body"
+        prose = self._cut(len(self.rest) - held if at is None else at)
+        self.prose = self._at
+        return prose
+
+    def _in_calls(self, pieces: list[CallPiece]) -> bool:
+        """Read the next part of a call; False if it is not there yet."""
+        form = self._format
+        if self._place == "body":
+            whole = self._scan()
+            self._send(pieces, whole)
+            self._place = "end" if whole else "body"
+            return whole
+        if self._place == "end" and self._name is not None and self.rest.startswith(form.end, self._scanned):
+            self.calls += (Call(self._name, self.rest[self._arguments : self._scanned - 1]),)
+            self._cut(self._scanned + len(form.end))
+            self.ends += (self._at,)
+            self._place = "after"
+            return True
+        between = form.between
+        if self._place == "after" and len(self.rest) > len(between) and self.rest.startswith(between + form.begin):
+            self._cut(len(between))
+            self._enter_call()
+            self._place = "body"
+            return True
+        return False
+
+    def _scan(self) -> bool:
+        """Follow the JSON of a call as far as it is there; whether it is whole."""
+        while found := (_IN_STRING if self._in_string else _OUTSIDE).search(self.rest, self._scanned):
+            mark = found[0]
+            if mark == "\\" and found.end() == len(self.rest):  # what it escapes comes later
+                self._scanned = found.start()
+                return False
+            self._scanned = found.end() + (mark == "\\")
+            if mark == '"':
+                self._in_string = not self._in_string
+            elif mark in "{[":
+                self._depth += 1
+            elif mark in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    return True
+        self._scanned = len(self.rest)
+        return False
+
+    def _send(self, pieces: list[CallPiece], whole: bool) -> None:
+        """Add the new part of the call: the name once all of the head is there, then the arguments."""
+        name = None
+        if self._name is None:
+            head = self._head.match(self.rest, len(self._format.begin))
+            if not head:
+                return
+            name = self._name = _loaded_name(head[1])
+            self._arguments = self._sent = head.end()
+        end = self._scanned - 1 if whole else len(self.rest)
+        arguments, self._sent = self.rest[self._sent : end], end
+        if name is not None or arguments:
+            pieces.append(CallPiece(len(self.calls), name, arguments))
+
+
+def search(text: AnyStr, begin: AnyStr) -> tuple[int | None, int]:
+    """Where ``begin`` stands in the text; if nowhere, how much of it the text ends with.
+
+    >>> search("a <b", "<b>"), search("a <b>", "<b>")
+    ((None, 2), (2, 0))
+    """
+    at = text.find(begin)
+    if at >= 0:
+        return at, 0
+    sizes = range(min(len(begin) - 1, len(text)), 0, -1)
+    return None, next((size for size in sizes if text.endswith(begin[:size])), 0)
+
+
+def canonical(call: Call) -> str:
+    """The same text for calls that mean the same.
+
+    >>> canonical(Call("f", '{"b": 1.0, "a": "é"}')) == canonical(Call("f", '{"a":"\\\\u00e9","b":1}'))
+    True
+    """
+    try:
+        arguments = json.dumps(_without_zeros(json.loads(call.arguments)), sort_keys=True, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    return f"{call.name}\n{arguments}"
+
+
+def trigger(form: CallFormat) -> str:
+    """What tells a call from free text: what begins it, or its first key where nothing does."""
+    return form.begin or "{" + _dumped(form.name_key) + ': "'
+
+
+def format_in(body: dict[str, Any]) -> CallFormat:
+    """The format in the body of a ``calls`` constraint."""
+    return CallFormat(**{key: body[key] for key in CallFormat.__dataclass_fields__ if key in body})
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _loaded_name(literal: str) -> str:
+    try:
+        return str(json.loads(literal, strict=False))
+    except ValueError:
+        return literal[1:-1]
+
+
+def _without_zeros(value: Any) -> Any:
+    """The value with 3 for 3.0."""
+    if isinstance(value, dict):
+        return {key: _without_zeros(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_zeros(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,159 @@
+"""The loop's referee: a grammar over plain bytes, asked about whole texts. Knows no tokenizer and no member."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..core.referee import Referee, Unbound
+from ..core.values import Constraint
+from ..errors import SpecFuseError, UsageError, advised
+from .calls import CallReader, canonical
+from .grammar import LONGEST_FORCED, State, Vocabulary, shared_start
+from .rules import plan_of, reader_for
+
+REMEMBERED = 16
+"""So many texts are kept with their places: the last answers, each with its drafts."""
+_SPACE = " \t\r\n"
+
+
+def referee_for(constraint: Constraint | None) -> Referee:
+    """Who judges the answers to a query with this constraint; ``Unbound()`` for None."""
+    return Unbound() if constraint is None else Ruling(constraint)
+
+
+def check(constraint: Constraint) -> None:
+    """``UsageError`` if the constraint is unknown, impossible or more than a grammar can say."""
+    start = bytewise().grammar(constraint).start()
+    if not start.may_end() and not start.follows():
+        raise advised(UsageError(f"no answer satisfies the constraint {_shown(constraint)}"), "fix it")
+    if len(start.forced()) >= LONGEST_FORCED:
+        raise advised(UsageError(f"no answer ends under the constraint {_shown(constraint)}"), "give it an end")
+
+
+def _shown(constraint: Constraint) -> str:
+    body = constraint.body if len(constraint.body) <= 120 else constraint.body[:117] + "..."
+    return f"{constraint.kind} {body}".strip()
+
+
+@lru_cache(maxsize=1)
+def bytewise() -> Vocabulary:
+    """The vocabulary of the referee: its tokens are the bytes."""
+    return Vocabulary([bytes([byte]) for byte in range(256)])
+
+
+class _Place(NamedTuple):
+    """Where one text stands, in the grammar and among its calls. Never moved, only forked."""
+
+    state: State
+    calls: CallReader | None
+
+
+class Ruling:
+    """A referee under a constraint. Keeps the places of the last texts, so that a growing answer is read once."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        plan = plan_of(constraint)
+        self._escapes = all(rule.json for rule in plan.rules)
+        self._prose = plan.prose
+        self._begin = plan.calls.between + plan.calls.begin if plan.calls else ""
+        self._start = _Place(bytewise().grammar(constraint).start(), reader_for(constraint))
+        self._places: OrderedDict[str, _Place] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def legal(self, answer: str, draft: str) -> int:
+        data = draft.encode("utf-8", "surrogatepass")
+        with self._lock:
+            place = self._at(answer)
+            count = place.state.fits(data)
+        legal = draft if count == len(data) else self._without_half_escape(data[:count].decode("utf-8", "ignore"))
+        return len(legal) if place.calls is None else self._new_calls(answer, legal, place.calls)
+
+    def _without_half_escape(self, text: str) -> str:
+        half = self._escapes and (len(text) - len(text.rstrip("\\"))) % 2
+        return text[:-1] if half else text
+
+    def _new_calls(self, answer: str, draft: str, before: CallReader) -> int:
+        """How much of a legal draft comes before a call that the answer has already, which small models repeat without
+        end, and without what only begins another call behind a finished one: a line break is no promise."""
+        after = before.fork()
+        after.feed(draft)
+        known = set(map(canonical, before.calls))
+        end = 0
+        for call, at in zip(after.calls[len(before.calls) :], after.ends[len(before.calls) :], strict=True):
+            if canonical(call) in known:
+                return end
+            known.add(canonical(call))
+            end = at - len(answer)
+        tail = (answer + draft)[after.ends[-1] :] if after.calls else ""
+        only_begins = self._begin.startswith(tail) and len(tail) <= len(draft)
+        return len(draft) - len(tail) if only_begins else len(draft)
+
+    def may_end(self, answer: str) -> bool:
+        with self._lock:
+            return self._at(answer).state.may_end()
+
+    def must_end(self, answer: str) -> bool:
+        with self._lock:
+            return self._at(answer).state.must_end()
+
+    def forced(self, answer: str) -> str:
+        with self._lock:
+            return self._at(answer).state.forced().decode("utf-8", "ignore").rstrip(_SPACE)
+
+    def spans(self, answer: str, draft: str) -> tuple[tuple[int, int], ...]:
+        with self._lock:
+            state = self._at(answer).state.fork()
+        spans: list[tuple[int, int]] = []
+        at = 0
+        while at < len(draft):
+            forced = state.forced().decode("utf-8", "ignore")
+            size = len(shared_start([forced, draft[at : at + len(forced)]]))
+            if size and spans and spans[-1][1] == at:
+                spans[-1] = spans[-1][0], at + size
+            elif size:
+                spans.append((at, at + size))
+            part = draft[at : at + (size or 1)]
+            if state.advance(part) < len(part.encode()):
+                break
+            at += len(part)
+        return tuple(spans)
+
+    def same(self, answer: str, draft: str) -> Hashable:
+        with self._lock:
+            before = self._at(answer).calls
+        if before is None:
+            return draft
+        after = before.fork()
+        after.feed(draft)
+        new = after.calls[len(before.calls) :]
+        return ((answer + draft)[before.prose : after.prose], tuple(map(canonical, new)), after.rest) if new else draft
+
+    def prose(self, answer: str) -> int:
+        if not self._prose:
+            return 0
+        with self._lock:
+            calls = self._at(answer).calls
+        return calls.prose if calls else len(answer)
+
+    def _at(self, answer: str) -> _Place:
+        if answer in self._places:
+            self._places.move_to_end(answer)
+            return self._places[answer]
+        begun = max((text for text in self._places if answer.startswith(text)), key=len, default="")
+        state, calls = self._places.get(begun, self._start)
+        state, calls = state.fork(), calls.fork() if calls else None
+        new = answer[len(begun) :]
+        data = new.encode("utf-8", "surrogatepass")
+        moved = state.advance(data)
+        if moved < len(data):
+            raise SpecFuseError(f"the answer does not fit its constraint from {data[moved:][:80]!r} on")
+        if calls:
+            calls.feed(new)
+        self._places[answer] = _Place(state, calls)
+        while len(self._places) > REMEMBERED:
+            self._places.popitem(last=False)
+        return self._places[answer]

@@ -1,0 +1,178 @@
+"""The bytes that each token of a tokenizer stands for, and what masks need to know of them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..errors import UsageError, advised
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Mask: TypeAlias = "NDArray[np.int32]"
+"""One bit per token, 32 to a word, the lowest first."""
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+_FRAME = "x"
+"""Decoded after this, a token keeps the space that some decoders take from the beginning of a text."""
+
+
+def llguidance() -> Any:
+    """The library that reads the grammars. It belongs to an extra and is imported when the first one is read."""
+    try:
+        return importlib.import_module("llguidance")
+    except ImportError as error:
+        missing = UsageError("tools and structured output need llguidance, which is not installed")
+        raise advised(missing, 'pip install "langchain-specfuse[structured]"') from error
+
+
+class Tokens:
+    """The bytes of every token of a vocabulary, and which tokens end a turn."""
+
+    def __init__(self, words: Sequence[bytes], stop_ids: Sequence[int] = ()) -> None:
+        self.words = list(words)
+        self._stops = frozenset(stop_ids)
+        for stop in self._stops:
+            if stop < len(self.words):
+                self.words[stop] = b""
+        self._crossing: dict[tuple[bytes, int], list[int]] = {}
+        self._lock = threading.Lock()
+
+    def stops(self, token: int) -> bool:
+        return token in self._stops
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """llguidance's form of the vocabulary, with a token for each byte behind it, so that any text can be read."""
+        library = llguidance()
+        return library.LLTokenizer(library.TokenizerWrapper(_Table(self.words)))
+
+    @cached_property
+    def stop_mask(self) -> Mask:
+        return self._bits([stop for stop in self._stops if stop < len(self.words)])
+
+    def all_but(self, tokens: Sequence[int]) -> Mask:
+        import numpy as np
+
+        size = len(self.words)
+        mask = np.full(-(-size // 32), -1, dtype=np.int32)
+        if size % 32:
+            mask[-1] = (1 << size % 32) - 1
+        return mask & ~self._bits(tokens)
+
+    def _bits(self, tokens: Sequence[int]) -> Mask:
+        import numpy as np  # here: without a constraint it may be missing
+
+        bits = np.zeros(-(-len(self.words) // 32) * 32, dtype=np.uint8)
+        bits[list(tokens)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def crossing(self, begin: bytes, seen: int) -> list[int]:
+        """The tokens that finish ``begin``, of which ``seen`` bytes are written, and go on after it."""
+        with self._lock:
+            if (begin, seen) not in self._crossing:
+                # What is written may end with several beginnings of it, as "<<" does before "<<|".
+                sizes = [size for size in range(1, seen + 1) if begin[:seen].endswith(begin[:size])]
+                rests = tuple(begin[size:] for size in sizes)
+                self._crossing[begin, seen] = [
+                    token
+                    for token, word in enumerate(self.words)
+                    if begin in word[:-1] or any(word.startswith(rest) and word != rest for rest in rests)
+                ]
+            return self._crossing[begin, seen]
+
+
+class _Table:
+    """A vocabulary as llguidance wants to be given one."""
+
+    def __init__(self, words: Sequence[bytes]) -> None:
+        self._size = len(words)
+        self.tokens = [*words, *(bytes([byte]) for byte in range(256)), b"<end>"]
+        self.eos_token_id = len(self.tokens) - 1
+        self.bos_token_id = None
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return [self._size + byte for byte in (text if isinstance(text, bytes) else text.encode())]
+
+
+# --- reading a tokenizer ------------------------------------------------------------------------------------------
+
+
+def words_of(tokenizer: Any, size: int, silent: Iterable[int] = ()) -> list[bytes]:
+    """The bytes of each token; none for special tokens, for those in ``silent`` and for rows without a token."""
+    quiet = set(silent) | set(tokenizer.all_special_ids)
+    count = min(size, len(tokenizer))
+    names = tokenizer.convert_ids_to_tokens(list(range(count)))
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    quiet |= {at for at, token in added.items() if token.special}
+    read = _reader(tokenizer)
+    found = [
+        b"" if at in quiet or name is None else str(added[at]).encode() if at in added else read(at, name)
+        for at, name in enumerate(names)
+    ]
+    return found + [b""] * (size - count)
+
+
+def _reader(tokenizer: Any) -> Any:
+    kinds = _decoders(tokenizer)
+    if "ByteLevel" in kinds:
+        table = _letters()
+        return lambda token, name: _from_letters(name, table)
+    has_bytes = "ByteFallback" in kinds
+    if has_bytes or "Metaspace" in kinds:
+        space = kinds.get("Metaspace", {}).get("replacement", "▁")
+        return lambda token, name: _from_piece(name, space, has_bytes)
+    frame = tokenizer(_FRAME, add_special_tokens=False)["input_ids"]
+    before = tokenizer.decode(frame)
+    return lambda token, name: _decoded(tokenizer, frame, before, token)
+
+
+def _from_letters(name: str, table: dict[str, int]) -> bytes:
+    try:
+        return bytes(table[letter] for letter in name)
+    except KeyError:
+        return name.encode()
+
+
+def _from_piece(name: str, space: str, has_bytes: bool) -> bytes:
+    if has_bytes and (found := _BYTE_TOKEN.match(name)):
+        return bytes([int(found[1], 16)])
+    return name.replace(space, " ").encode()
+
+
+def _decoded(tokenizer: Any, frame: list[int], before: str, token: int) -> bytes:
+    """What decoding shows, for other kinds of tokenizers. Half characters are not shown and not used."""
+    text = tokenizer.decode([*frame, token])[len(before) :]
+    return b"" if "\ufffd" in text else text.encode()
+
+
+def _decoders(tokenizer: Any) -> dict[str, dict[str, Any]]:
+    """kind -> settings of everything that the tokenizer's decoder is made of."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return {}
+    # As they are pickled, each is JSON; the whole tokenizer as JSON would take seconds.
+    part = backend.decoder or backend.pre_tokenizer
+    todo = [json.loads(part.__getstate__())] if part else []
+    found: dict[str, dict[str, Any]] = {}
+    while todo:
+        one = todo.pop()
+        if isinstance(one, dict):
+            found[one["type"]] = one
+            todo += one.get("decoders", []) + one.get("pretokenizers", [])
+    return found
+
+
+def _letters() -> dict[str, int]:
+    """The letter that byte-level tokenizers write for each byte: itself where it can be seen, else one from 256 on."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + at): byte for at, byte in enumerate(hidden)}

@@ -1,0 +1,189 @@
+"""The options of the method, defined once: checks, the command line and the tables in the docs are made from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ..errors import UsageError, advised
+from .panel import EXIT_POLICIES, LEARNING_RATES
+from .values import Sampling
+
+ScoreKind = Literal["mean_prob", "mean_logprob", "logprob_per_byte"]
+WeightingKind = Literal["equal", "confidence"]
+RewardKind = Literal["wins", "margins"]
+LateKind = Literal["exit", "skip"]
+
+
+def _option(default: Any, help: str, **limits: Any) -> Any:
+    return field(default=default, metadata={"help": help, **limits})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How drafts become an answer. ``Method()`` is ``"robust"``; :meth:`named` starts from another one.
+
+    >>> Method(learning_rate=1.0).score
+    'mean_logprob'
+    >>> Method.named("specem", exit="studentized").feedback
+    'published'
+    >>> Method(reward="margin")
+    Traceback (most recent call last):
+    langchain_specfuse.errors.UsageError: reward must be one of 'wins', 'margins', got 'margin'
+    -> did you mean 'margins'?
+    """
+
+    score: ScoreKind = _option("mean_logprob", "how a verifier scores a draft")
+    weighting: WeightingKind = _option(
+        "confidence",
+        "equal: votes count by weight alone; confidence: a verifier that finds no draft probable counts less",
+    )
+    reward: RewardKind = _option(
+        "margins", "what a draft earns its author: wins of comparisons by third parties, or margins over all verifiers"
+    )
+    feedback: str = _option("published", "how rewards change the voting weights", one_of=LEARNING_RATES)
+    learning_rate: float = _option(3.0, "how fast rewards change the weights", least=0)
+    tie_break: bool = _option(
+        True, "in the first round, let a neutral member decide between members that are confident in different openings"
+    )
+    exit: str = _option("studentized", "when members that keep losing leave the answer", one_of=EXIT_POLICIES)
+    min_members: int = _option(2, "this many members stay", least=1)
+    loop_guard: bool = _option(True, "pass over drafts that only repeat the end of the answer")
+    drafters: int | None = _option(
+        None, "only this many members draft while they are confident, those with most wins; none: all draft", least=1
+    )
+    late: LateKind = _option("exit", "a member that exceeds member_timeout leaves the answer, or skips the round")
+
+    def __post_init__(self) -> None:
+        for name, option in options().items():
+            option.check(name, getattr(self, name))
+
+    @classmethod
+    def named(cls, name: str, **changes: Any) -> Method:
+        """One of :data:`METHODS`, with changes."""
+        if name not in METHODS:
+            error = UsageError(f"method must be one of {_listed(METHODS)} or a Method, got {name!r:.80}")
+            raise advised(error, _nearest(name, METHODS) or "'robust' is the default")
+        for key in changes:
+            if key not in options():
+                error = UsageError(f"there is no option {key!r} of the method")
+                raise advised(error, _nearest(key, options()) or f"the options are {', '.join(options())}")
+        return dataclasses.replace(METHODS[name], **changes)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The options in which this differs from ``Method()``."""
+        usual = METHODS["robust"]
+        return {name: value for name in options() if (value := getattr(self, name)) != getattr(usual, name)}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of the method: what it may be, and what it is for."""
+
+    type: Any
+    help: str
+    default: Any
+    least: float | None = None
+    one_of: Mapping[str, Any] | None = None
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """All values, where they can be listed."""
+        if self.one_of is not None:
+            return tuple(self.one_of)
+        return get_args(self.type) if get_origin(self.type) is Literal else (True, False) if self.type is bool else ()
+
+    @property
+    def wanted(self) -> str:
+        """What the option may be, for an error or a table."""
+        if self.choices:
+            return "True or False" if self.type is bool else f"one of {_listed(self.choices)}"
+        return f"a {'number' if self.type is float else 'whole number'} of at least {self.least}"
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise :class:`.UsageError` if the option cannot be this."""
+        if not self._allows(value):
+            error = UsageError(f"{name} must be {self.wanted}, got {value!r:.80}")
+            near = _nearest(value, self.choices) if isinstance(value, str) else None
+            raise advised(error, near or f"{self.help}; the default is {self.default!r}")
+
+    def read(self, name: str, text: str) -> Any:
+        """The value that a text on the command line stands for.
+
+        >>> options()["loop_guard"].read("loop_guard", "false"), options()["drafters"].read("drafters", "none")
+        (False, None)
+        """
+        words: dict[str, Any] = {"true": True, "false": False, "none": None}
+        value: Any = words.get(text.lower(), text)
+        for number in (int, float) if not self.choices else ():
+            try:
+                value = number(text)
+                break
+            except ValueError:
+                continue
+        self.check(name, value)
+        return value
+
+    def _allows(self, value: Any) -> bool:
+        if value is None:
+            return self.default is None
+        if self.choices:
+            return any(value is choice or (isinstance(choice, str) and value == choice) for choice in self.choices)
+        kinds: Any = int | float if self.type is float else int
+        number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+        return number and (self.least is None or value >= self.least)
+
+
+@cache
+def options() -> Mapping[str, Option]:
+    """Every option of :class:`Method` by name."""
+    hints, found = get_type_hints(Method), {}
+    for one in dataclasses.fields(Method):
+        kind = next((arg for arg in get_args(hints[one.name]) if arg in (int, float)), hints[one.name])
+        found[one.name] = Option(kind, default=one.default, **one.metadata)
+    return found
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _nearest(name: str, known: Any) -> str | None:
+    near = difflib.get_close_matches(name, [one for one in known if isinstance(one, str)], n=1, cutoff=0.75)
+    return f"did you mean {near[0]!r}?" if near else None
+
+
+_PUBLISHED: Mapping[str, Any] = {
+    "score": "mean_prob",
+    "weighting": "equal",
+    "reward": "wins",
+    "learning_rate": 1.0,
+    "tie_break": False,
+    "loop_guard": False,
+    "min_members": 1,
+}
+METHODS: Mapping[str, Method] = {
+    # Paper: "specfuse" and "specem" follow the two versions of the paper; "robust" is ours. It keeps two members,
+    # because nobody saves a lone member from its loops (docs/log.md).
+    "robust": Method(),
+    "specfuse": Method(**_PUBLISHED, feedback="off"),
+    "specem": Method(**_PUBLISHED, exit="never"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the loop needs to know about one answer besides the question."""
+
+    segment_tokens: int = 10
+    max_tokens: int = 512
+    """Budget of the answer, in tokens of whoever wrote each segment."""
+    stop: tuple[str, ...] = ()
+    sampling: Sampling = Sampling()
+    method: Method = METHODS["robust"]

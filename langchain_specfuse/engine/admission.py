@@ -1,0 +1,101 @@
+"""Admission: how many answers are under way at once on one ensemble; the others wait in order, or are refused.
+
+Knows numbers and order; nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from ..errors import BusyError, advised, amount
+
+LONGEST_HINT_S = 60.0
+SHORTEST_HINT_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many answers one call allows."""
+
+    max_concurrency: int | None = None
+    """It begins when fewer answers than this are under way. None: no limit."""
+    max_waiting: int | None = None
+    """It is refused if it must wait and this many are waiting already. None: never refused."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    who: Hashable
+    limits: Limits
+    start: Callable[[], object]
+
+
+class Admission:
+    """The answers under way, and those that wait for their turn, first come first served."""
+
+    def __init__(self) -> None:
+        # Re-entrant, because a finalizer that cancels an answer may be called anywhere, also in here.
+        self._lock = threading.RLock()
+        self._began: dict[Hashable, float] = {}
+        """When each answer under way began."""
+        self._waiting: list[_Waiting] = []
+        self._mean_s = 1.0
+        """The duration of recent answers."""
+        self._starting = False
+
+    @property
+    def under_way(self) -> int:
+        return len(self._began)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def enter(self, who: Hashable, limits: Limits, start: Callable[[], object]) -> None:
+        """Call ``start`` once, now or when it is their turn. :class:`.BusyError` if too many are waiting."""
+        with self._lock:
+            before = len(self._waiting)
+            must_wait = before > 0 or not self._fits(limits)
+            if must_wait and limits.max_waiting is not None and before >= limits.max_waiting:
+                raise self._busy(limits, before)
+            self._waiting.append(_Waiting(who, limits, start))
+        self._start_next()
+
+    def leave(self, who: Hashable) -> None:
+        """Their answer is over, or no longer wanted."""
+        with self._lock:
+            self._waiting = [one for one in self._waiting if one.who != who]
+            began = self._began.pop(who, None)
+            if began is not None:
+                self._mean_s += 0.1 * (time.monotonic() - began - self._mean_s)
+        self._start_next()
+
+    def _start_next(self) -> None:
+        """Start all whose turn it is. One loop does it for all threads: an answer that ends at once starts another."""
+        while True:
+            mine = False
+            try:  # begins before the flag is set, so that an interrupt anywhere takes it back
+                with self._lock:
+                    if self._starting or not self._waiting or not self._fits(self._waiting[0].limits):
+                        return
+                    mine = self._starting = True
+                    first = self._waiting.pop(0)
+                    self._began[first.who] = time.monotonic()
+                first.start()
+            finally:
+                if mine:
+                    self._starting = False
+
+    def _fits(self, limits: Limits) -> bool:
+        return limits.max_concurrency is None or len(self._began) < limits.max_concurrency
+
+    def _busy(self, limits: Limits, before: int) -> BusyError:
+        ahead = len(self._began) + before
+        hint = ahead / (limits.max_concurrency or 1) * self._mean_s / 2
+        hint = min(max(hint, SHORTEST_HINT_S), LONGEST_HINT_S)
+        state = f"{amount(len(self._began), 'answer')} under way (max_concurrency={limits.max_concurrency})"
+        error = BusyError(f"{state} and {before} waiting (max_waiting={limits.max_waiting})", retry_after_s=hint)
+        return advised(error, f"ask again in about {hint:.1f} s, or allow more with max_waiting=")

@@ -1,0 +1,5 @@
+"""Models on servers, over HTTP."""
+
+from .member import ServerMember
+
+__all__ = ["ServerMember"]

@@ -1,0 +1,291 @@
+"""One server over HTTP: pooled connections, time limits, retries.
+
+A request depends on its job alone, so it may be sent again. Knows JSON and status codes; nothing of members, tokens or
+engines. Whatever goes wrong is a :class:`.MemberError` whose kind says how.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+from urllib.parse import urlsplit
+from weakref import WeakSet
+
+import httpx
+
+from ...errors import MemberError, UsageError, advised
+
+log = logging.getLogger("langchain_specfuse")
+
+RETRIES = 3
+"""A request is sent at most once more often than this."""
+RETRIED = (429, 500, 502, 503, 504)
+"""Statuses that may be over in a moment."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+CONNECT_S = 5.0
+SHOWN = 300
+"""At most this many characters of a server's error message are passed on."""
+MOST_BYTES = 1 << 27
+"""A longer reply is refused: the numbers of a whole vocabulary, the longest that is asked for, take a tenth of it."""
+
+
+class RefusedError(MemberError):
+    """The server replied with an error status."""
+
+    status = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole reply."""
+
+    status: int
+    content: bytes
+    headers: Mapping[str, str]
+    path: str
+
+    @property
+    def text(self) -> str:
+        return self.content.decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is, and how to reach it."""
+
+    url: str
+    api_key_env: str = "SPECFUSE_API_KEY"
+    """The environment variable with the key; without it no key is sent."""
+    timeout_s: float = 60.0
+    """For one request with all its retries."""
+    verify: bool | str = True
+    """TLS: True checks the certificate, a path names the authorities to trust, False checks nothing."""
+
+    def __post_init__(self) -> None:
+        timeout, verify = cast(object, self.timeout_s), cast(object, self.verify)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < threading.TIMEOUT_MAX:
+            error = UsageError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+            raise advised(error, "leave it out for 60 seconds for one request with its retries")
+        if not isinstance(verify, bool | str):
+            error = UsageError(f"verify must be True, False or the path of a file, got {verify!r}")
+            raise advised(error, "verify='./ca.pem' trusts the authorities in that file")
+
+    @property
+    def api(self) -> str:
+        """The prefix of the OpenAI interface's paths."""
+        url = httpx.URL(self.url)
+        return self.url.rstrip("/") if url.path.strip("/") else f"{self.url.rstrip('/')}/v1"
+
+    @property
+    def root(self) -> str:
+        """The prefix of an engine's own paths."""
+        return self.api.removesuffix("/v1")
+
+
+def refuse_secrets(url: str) -> None:
+    """Refuse an address with a user, a password or a query, and do not show it: addresses are shown to everybody.
+
+    >>> refuse_secrets("http://localhost:8000/v1#my-model")
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise advised(UsageError(f"a server's address cannot be read: {error}"), "http://host:8000/v1") from None
+    if "@" in parts.netloc or parts.query:
+        what = "a user or a password" if "@" in parts.netloc else "a query"
+        secret = UsageError(f"the address of the server {parts.hostname} holds {what}, but everybody can see it")
+        advice = "put the key into the environment variable SPECFUSE_API_KEY, or name another: api_key_env="
+        raise advised(secret, f"{advice}; 'Basic ...' is sent as it is")
+
+
+class Client:
+    """The connections to one server. May be used from several threads."""
+
+    def __init__(self, address: Address, member: str, max_connections: int) -> None:
+        self.address, self.member = address, member
+        self.broken = False
+        """A connection was refused or cut: another server may be there now."""
+        self._closed = False
+        self._key = _key_in(address.api_key_env)
+        self._now = threading.local()
+        """The deadline of the request that this thread waits for."""
+        self._streams: WeakSet[Any] = WeakSet()
+        """The open connections: a thread that waits for a reply can only be woken by its socket."""
+        self._client = httpx.Client(
+            headers={"Authorization": self._key if " " in self._key else f"Bearer {self._key}"} if self._key else {},
+            limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
+            verify=_trusted(address.verify),
+        )
+
+    def close(self) -> None:
+        """Requests under way fail."""
+        self._closed = True
+        for stream in list(self._streams):
+            try:
+                stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            except OSError:  # it has ended by itself
+                pass
+        self._client.close()
+
+    def get(self, path: str) -> Any:
+        return self._request("GET", path, None)
+
+    def post(self, path: str, body: Mapping[str, Any], final: Collection[int] = ()) -> Any:
+        """``final``: statuses that are not retried here."""
+        return self._request("POST", path, body, final)
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None, final: Collection[int] = ()) -> Any:
+        deadline = time.monotonic() + self.address.timeout_s
+        for attempt in range(RETRIES + 1):
+            outcome = self._try(method, path, body, deadline)
+            if isinstance(outcome, Reply) and (outcome.status not in RETRIED or outcome.status in final):
+                return self.parsed(outcome)
+            wait = max(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt), _retry_after(outcome))
+            if attempt == RETRIES or time.monotonic() + wait > deadline or self._closed:
+                raise self._refusal(outcome) if isinstance(outcome, Reply) else self._unreached(outcome, path)
+            log.info("%s: retrying %s in %.1f s", self.member, path, wait)
+            time.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _try(
+        self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float
+    ) -> Reply | httpx.TransportError:
+        """One attempt."""
+        self._now.deadline = deadline
+        try:
+            return self._reply(method, path, body, deadline)
+        except httpx.TransportError as error:
+            # A server that has not replied in time may still be at work: asking again would only add to that.
+            if isinstance(error, httpx.ReadTimeout):
+                message = f"{self._server(path)} did not answer within {self.address.timeout_s:g} s"
+                raise MemberError(message, member=self.member, kind="timeout") from error
+            self.broken = True
+            return error
+
+    def _reply(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Reply:
+        left = self._left()
+        timeout = httpx.Timeout(left, connect=min(CONNECT_S, left))
+        trace = {"trace": self._opened}
+        with self._client.stream(method, self._url(path), json=body, timeout=timeout, extensions=trace) as response:
+            content = bytearray()
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) > MOST_BYTES:
+                    message = f"{self._server(path)} sent more than {MOST_BYTES >> 20} MiB, which was not asked for"
+                    raise MemberError(message, member=self.member)
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout("the reply did not end in time")
+        return Reply(response.status_code, bytes(content), response.headers, response.url.path)
+
+    def _left(self) -> float:
+        return max(0.001, float(self._now.deadline) - time.monotonic())
+
+    def _opened(self, event: str, info: Mapping[str, Any]) -> None:
+        """Keep a connection when it is opened. httpx limits each of its reads alone: a trickle would never end."""
+        if event.endswith((".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")):
+            stream = info["return_value"]
+            read = stream.read
+            stream.read = lambda size, timeout=None: read(size, self._left())
+            self._streams.add(stream)
+
+    def parsed(self, reply: Reply) -> Any:
+        """The reply's JSON; an error where the server sent one, or no JSON."""
+        if reply.status >= 400:
+            raise self._refusal(reply)
+        try:
+            return json.loads(reply.content)
+        except (ValueError, RecursionError):
+            shown = self._without_key(reply.text)[:SHOWN]
+            message = f"{self._server(reply.path)} answered with what is no JSON: {shown!r}"
+            raise MemberError(message, member=self.member) from None  # the cause would hold all that was sent
+
+    def _refusal(self, reply: Reply) -> RefusedError:
+        status, text = reply.status, self._without_key(_message_in(reply))[:SHOWN]
+        kind = "not_found" if status == 404 else "overflow" if _is_too_long(text) else "error"
+        error = RefusedError(f"{self._server(reply.path)} answered {status}: {text}", member=self.member, kind=kind)
+        error.status = status
+        if status in (401, 403):
+            advised(error, f"put the server's key into the environment variable {self.address.api_key_env}")
+        return error
+
+    def _unreached(self, failure: httpx.TransportError, path: str) -> MemberError:
+        kind = "timeout" if isinstance(failure, httpx.TimeoutException) else "error"
+        how = "cannot be reached" if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout) else "broke off"
+        why = self._without_key(f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__)
+        message = f"{self._server(path)} {how} ({why}), tried up to {RETRIES + 1} times"
+        error = MemberError(message, member=self.member, kind=kind)
+        error.__cause__ = failure
+        return advised(error, "start the server, or look at the address: base_url='http://host:8000/v1'")
+
+    def _without_key(self, text: str) -> str:
+        """Without the key: a server may repeat what it was sent, and errors are shown, logged and traced."""
+        secret = self._key.rpartition(" ")[2]
+        return text.replace(secret, "***") if secret else text
+
+    def _url(self, path: str) -> str:
+        """``/v1/...`` is the OpenAI interface, wherever the server has it; other paths are the engine's own."""
+        if path.startswith("/v1/"):
+            return self.address.api + path.removeprefix("/v1")
+        return self.address.root + path
+
+    def _server(self, path: str) -> str:
+        return f"the server at {self.address.url} ({path.removeprefix(httpx.URL(self.address.root).path)})"
+
+
+def _key_in(variable: str) -> str:
+    """The key as a header can hold it."""
+    key = os.environ.get(variable, "").strip()  # a key that was read from a file ends with a new line
+    if not (key.isascii() and key.isprintable()) or " " in key.removeprefix("Basic ").removeprefix("Bearer "):
+        error = UsageError(f"the key in the environment variable {variable} has characters that no header can hold")
+        raise advised(error, "put the key there as it was given to you: ASCII, without spaces")
+    return key
+
+
+@lru_cache(maxsize=1)
+def _known_authorities() -> ssl.SSLContext:
+    return httpx.create_ssl_context()  # reading them takes as long as twenty requests
+
+
+def _trusted(verify: bool | str) -> bool | ssl.SSLContext:
+    if not isinstance(verify, str):
+        return _known_authorities() if verify else False
+    try:
+        return ssl.create_default_context(cafile=verify)
+    except OSError as error:  # also if the file holds no certificate
+        unread = UsageError(f"the authorities in {verify} cannot be read: {error}")
+        advice = "verify= names a file of certificates in PEM; True trusts the authorities of this machine"
+        raise advised(unread, advice) from error
+
+
+def _retry_after(outcome: Reply | httpx.TransportError) -> float:
+    """How long the server asks to be left alone, within bounds."""
+    try:
+        asked = float(outcome.headers.get("retry-after", 0)) if isinstance(outcome, Reply) else 0.0
+    except ValueError:  # a date
+        return LONGEST_PAUSE_S
+    return min(max(asked, 0.0), LONGEST_PAUSE_S)
+
+
+def _message_in(reply: Reply) -> str:
+    """The server's error message, without the JSON around it."""
+    try:
+        body = json.loads(reply.content)
+        inner = body.get("error", body) if isinstance(body, dict) else body
+        text = inner.get("message", inner) if isinstance(inner, dict) else inner
+    except (ValueError, RecursionError):
+        text = reply.text
+    return " ".join(str(text).split()) or "nothing more"
+
+
+def _is_too_long(text: str) -> bool:
+    low = text.lower()
+    return "context" in low and any(word in low for word in ("exceed", "maximum", "longer"))

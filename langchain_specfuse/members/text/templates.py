@@ -1,0 +1,433 @@
+"""From turns to the prompt that a model expects, and how the model ends its turn.
+
+A chat template of the tokenizer (or of the user) where there is one, a plain one otherwise. What a chat template knows
+of tools, calls and results is found out by rendering marked ones, never by a model's name; what it does not know is
+written in words. Knows the tokenizer's templates; nothing of tensors, caches or votes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+from ...core.values import Call, CallFormat, Constraint, Tool, Turn
+from ...errors import MemberError, UsageError, advised
+from .thinking import CLOSE, OPEN, opened, with_thought
+from .tools import allows_prose, arguments_of, call_format, calls_as_text, instructions, parts, result_as_text, written
+from .words import Words
+
+log = logging.getLogger("langchain_specfuse")
+
+RENDER_S = 10.0
+"""A chat template is a program from the model's author; one that runs longer than this is not run again."""
+MOST_CHARS = 1 << 24
+"""A longer prompt is refused."""
+PLAIN_TITLE = "# Questions and answers\n\n"
+PLAIN_EXAMPLES = (
+    (
+        "What is the largest planet in our solar system?",
+        "The largest planet in our solar system is Jupiter. It is a gas giant, eleven times as wide as the Earth.",
+    ),
+    (
+        "Give me two tips for sleeping better.",
+        "1. Go to bed at the same time every day.\n2. Keep your bedroom dark, quiet and cool.",
+    ),
+)
+"""Two solved examples: without them a small base model repeats the question or loops (docs/log.md)."""
+JSON_EXAMPLE = (
+    "Describe the planet Mars. Answer as JSON with the keys name, color and moons.",
+    '{"name": "Mars", "color": "red", "moons": 2}',
+)
+CALL_EXAMPLES = (
+    ("What time is it in Lima? Use a tool.", Call("get_time", '{"city": "Lima"}')),
+    ("How many feet are 7 meters? Use a tool.", Call("convert", '{"value": 7, "unit": "feet"}')),
+)
+"""Two that differ: after a single one a base model calls whatever is most like it."""
+PLAIN_HEADS = {"user": "## Question\n\n", "assistant": "## Answer\n\n"}
+PLAIN_END = "\n\n##"
+"""A model without a chat template ends its turn by beginning the next heading."""
+MARK = "specfuse-answer-mark"
+
+Message = dict[str, Any]
+Render = Callable[..., str]
+"""(messages, tools=None, add_generation_prompt=False) -> text; raises what the template raises."""
+
+
+class Template:
+    """Turns -> prompt. ``end_text``: the text that ends a turn where no stop token does ("" with a chat template)."""
+
+    def __init__(self, tokenizer: Any, name: str, chat_template: str | None, kwargs: Mapping[str, Any] | None) -> None:
+        self.tokenizer = tokenizer
+        chosen_plain = chat_template == "plain"
+        self.chat_template = None if chosen_plain else chat_template or getattr(tokenizer, "chat_template", None)
+        self.kwargs = dict(kwargs or {})
+        self.plain = not self.chat_template
+        self.end_text = PLAIN_END if self.plain else ""
+        if self.plain and not chosen_plain:
+            log.warning("%s has no chat template: it gets a plain one (chat_template='plain', or your own)", name)
+        self._timed_out = False
+
+    def prompt(
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+        *,
+        think: bool = True,
+    ) -> str:
+        """The text before the answer; before the thought, where the template knows thoughts and ``think`` is true."""
+        if self.plain:
+            return self._plain(_all_as_text(turns, tools, constraint), constraint)
+        prompt = self._chat(turns, tools, constraint, {} if think or not self.thinks else {"enable_thinking": False})
+        return with_thought(prompt, think) if self.thinks else prompt
+
+    @cached_property
+    def thinks(self) -> bool:
+        """Whether this template knows thoughts: it opens one, or has marks for both ends of one."""
+        if self.plain:
+            return False
+        source = self.chat_template if isinstance(self.chat_template, str) else repr(self.chat_template)
+        if OPEN in source and CLOSE in source:
+            return True
+        return opened(_attempt(self.render, [_QUESTION], add_generation_prompt=True))
+
+    @cached_property
+    def native(self) -> Native:
+        """What the chat template knows of tools."""
+        return Native() if self.plain else native_of(self.render)
+
+    @property
+    def after_answer(self) -> str:
+        """What the template writes right after an assistant's text."""
+        return _attempt(self.render, [_QUESTION, {"role": "assistant", "content": MARK}]).rpartition(MARK)[2].lstrip()
+
+    def own_calls(self, words: Words) -> CallFormat | None:
+        """How the model was trained to write calls, if its tokenizer can write the marks as plain text."""
+        own = self.native.format
+        plain = own and all(words.decode(words.continuing(mark, marks=True)) == mark for mark in (own.begin, own.end))
+        return own if plain else None
+
+    def render(self, messages: Sequence[Message], **more: Any) -> str:
+        """The chat template's own rendering, within its limits of time and length."""
+        chosen = self.chat_template if isinstance(self.chat_template, str) else None
+        how = {"chat_template": chosen, "tokenize": False, **self.kwargs, **more}
+        apply = partial(self.tokenizer.apply_chat_template, list(messages), **how)
+        if getattr(self.tokenizer, "is_remote", False):  # the server has a time limit of its own
+            text = apply()
+        elif self._timed_out:
+            raise TemplateLimitError(f"it did not end within {RENDER_S:g} s")
+        else:
+            try:
+                text = within(RENDER_S, apply)
+            except TimeoutError:
+                self._timed_out = True
+                raise TemplateLimitError(f"it did not end within {RENDER_S:g} s") from None
+        if len(text) > MOST_CHARS:
+            raise TemplateLimitError(f"it made a prompt of {len(text)} characters, wanted at most {MOST_CHARS}")
+        return text
+
+    def _chat(
+        self, turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None, more: dict[str, Any]
+    ) -> str:
+        uses_tools = bool(tools) or any(turn.calls or turn.role == "tool" for turn in turns)
+        native = self.native if uses_tools else Native()
+        try:
+            text = instructions(tools, constraint, native=native.tools, own=native.format)
+            fitting = with_instructions(_fitting(turns, native, constraint), text)
+            return self._rendered(fitting, tools if native.tools else (), **more)
+        except UsageError:
+            if not uses_tools:
+                raise
+            # It knows tools, but not as they are used here: several calls at once, a result in an odd place.
+            try:
+                return self._rendered(_all_as_text(turns, tools, constraint), (), **more)
+            except UsageError:
+                pass  # the first refusal says more
+            raise
+
+    def _rendered(self, turns: Sequence[Turn], tools: Sequence[Tool], **more: Any) -> str:
+        if any(turn.role == "system" for turn in turns) and not self._knows_system:
+            turns = with_system_folded(turns)
+        if tools:
+            more["tools"] = [tool_data(tool) for tool in tools]
+        try:
+            messages = [message(turn, self.native.calls if turn.calls else "dict") for turn in turns]
+            return self.render(messages, add_generation_prompt=True, **more)
+        except MemberError:  # the server that renders could not be reached; the template refused nothing
+            raise
+        except Exception as error:
+            roles = ", ".join(turn.role for turn in turns)
+            refused = UsageError(f"the chat template refused these turns ({roles}): {error}")
+            raise advised(refused, "most templates want user and assistant in turn, beginning with the user") from error
+
+    @cached_property
+    def _knows_system(self) -> bool:
+        mark = "specfuse-system-mark"
+        messages = [{"role": "system", "content": mark}, _QUESTION]
+        return mark in _attempt(self.render, messages, add_generation_prompt=True)
+
+    def _plain(self, turns: Sequence[Turn], constraint: Constraint | None) -> str:
+        system = "\n".join(turn.text for turn in turns if turn.role == "system")
+        examples = [Turn(*one) for pair in _examples(constraint) for one in zip(PLAIN_HEADS, pair, strict=True)]
+        shown = [*examples, *(turn for turn in turns if turn.role != "system")]
+        bos = getattr(self.tokenizer, "bos_token", None) or ""
+        head = PLAIN_TITLE + (f"{system}\n\n" if system else "")
+        body = "".join(PLAIN_HEADS.get(t.role, f"## {t.role}\n\n") + t.text + "\n\n" for t in shown)
+        return bos + head + body + PLAIN_HEADS["assistant"]
+
+
+def _examples(constraint: Constraint | None) -> list[tuple[str, str]]:
+    """Solved examples of the wanted kinds of answer: a base model imitates what it sees."""
+    shown: list[tuple[str, str]] = list(PLAIN_EXAMPLES) if allows_prose(constraint) else []
+    for part in parts(constraint):
+        if part.kind in ("json", "json_schema"):
+            shown.append(JSON_EXAMPLE)
+        elif part.kind == "calls":
+            shown += [(question, written(call, call_format(constraint))) for question, call in CALL_EXAMPLES]
+    return shown or list(PLAIN_EXAMPLES)
+
+
+# --- turns that fit a template ----------------------------------------------------------------------------------
+
+
+def with_system(turns: Sequence[Turn], text: str) -> list[Turn]:
+    """The turns with this as their only system text."""
+    return [Turn("system", text), *(turn for turn in turns if turn.role != "system")]
+
+
+def with_instructions(turns: Sequence[Turn], text: str) -> list[Turn]:
+    """The turns with this behind the system text.
+
+    >>> with_instructions([Turn("user", "Why?")], "Be brief.")[0]
+    Turn(role='system', text='Be brief.', calls=(), name='', call_id='')
+    """
+    system = [turn.text for turn in turns if turn.role == "system" and turn.text]
+    return with_system(turns, "\n\n".join([*system, text])) if text else list(turns)
+
+
+def with_system_folded(turns: Sequence[Turn]) -> list[Turn]:
+    """The system text moved into the first user turn, for templates that know no system role.
+
+    >>> with_system_folded([Turn("system", "Be brief."), Turn("user", "Why?")])
+    [Turn(role='user', text='Be brief.\\n\\nWhy?', calls=(), name='', call_id='')]
+    """
+    system = "\n\n".join(turn.text for turn in turns if turn.role == "system")
+    rest = [turn for turn in turns if turn.role != "system"]
+    first = next((i for i, turn in enumerate(rest) if turn.role == "user"), None)
+    if first is None:
+        return [Turn("user", system), *rest]
+    rest[first] = Turn("user", f"{system}\n\n{rest[first].text}")
+    return rest
+
+
+def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | None) -> list[Turn]:
+    """The turns, with those calls and results as text that the template does not know."""
+    form = call_format(constraint) if any(part.kind == "calls" for part in parts(constraint)) else None
+    fitting: list[Turn] = []
+    after_result = False
+    for turn in turns:
+        result = turn.role == "tool" and not native.results
+        if turn.calls and native.calls == "no":
+            turn = calls_as_text(turn, form)
+        elif result:
+            turn = result_as_text(turn, last=form is None)
+        # Results that became the user's text are joined with what the user says next: templates want alternation.
+        if fitting and turn.role == "user" == fitting[-1].role and (result or after_result):
+            turn = replace(turn, text=f"{fitting.pop().text}\n\n{turn.text}")
+        after_result = result
+        fitting.append(turn)
+    return fitting
+
+
+def _all_as_text(turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None) -> list[Turn]:
+    """The turns for a template that knows nothing of tools."""
+    text = instructions(tools, constraint, native=False, own=None)
+    return with_instructions(_fitting(turns, Native(), constraint), text)
+
+
+def message(turn: Turn, way: str) -> Message:
+    """A turn as chat templates want it. ``way``: call arguments as a mapping (``dict``) or as JSON ``text``."""
+    found: Message = {"role": turn.role, "content": turn.text}
+    if turn.calls:
+        found["tool_calls"] = [call_data(call, way) for call in turn.calls]
+    if turn.role == "tool":
+        found |= {"name": turn.name, "tool_call_id": plain_id(turn.call_id)}
+    return found
+
+
+def tool_data(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates want it."""
+    parameters = json.loads(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def call_data(call: Call, way: str) -> dict[str, Any]:
+    """A call as chat templates want it."""
+    arguments: Any = arguments_of(call)
+    if way == "text":
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {"type": "function", "id": plain_id(call.id), "function": {"name": call.name, "arguments": arguments}}
+
+
+def plain_id(given: str) -> str:
+    """A call's id as the strictest templates want it: nine letters and digits."""
+    if re.fullmatch(r"[A-Za-z0-9]{9}", given):
+        return given
+    return hashlib.sha256(given.encode()).hexdigest()[:9]
+
+
+# --- what a template knows of tools -----------------------------------------------------------------------------
+
+NAME, KEY, VALUE, RESULT = "specfuse_tool", "specfuse_key", "specfuse_value", "specfuse_result"
+_QUESTION: Message = {"role": "user", "content": "x"}
+_JSON_PAIR = re.compile(rf'"{KEY}"\s*:\s*"{VALUE}"')
+_CALL = re.compile(rf'\{{\s*"([^"]+)"\s*:\s*"{NAME}"\s*,\s*"([^"]+)"\s*:\s*\{{\s*"{KEY}"\s*:\s*"{VALUE}"\s*\}}\s*\}}')
+_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """What a template knows."""
+
+    tools: bool = False
+    """It shows the model the tools."""
+    calls: Literal["dict", "text", "no"] = "no"
+    """It writes the assistant's calls; their arguments are given to it as a mapping or as JSON text."""
+    results: bool = False
+    """It knows turns with a tool's result."""
+    format: CallFormat | None = None
+    """How it writes a call, where that is JSON with a name and arguments between two marks."""
+
+
+def native_of(render: Render) -> Native:
+    """What this template knows."""
+    schema = {"type": "object", "properties": {KEY: {"type": "string", "description": VALUE}}, "required": [KEY]}
+    tool = tool_data(Tool(NAME, "x", json.dumps(schema)))
+    shown = _attempt(render, [_QUESTION], tools=[tool], add_generation_prompt=True)
+    tools, calls = NAME in shown and KEY in shown, _calls_of(render)
+    # Many templates write down any role. Only one that knows tools or calls has seen a tool's result in training.
+    results = (tools or calls != "no") and _knows_results(render, calls)
+    return Native(tools, calls, results, _format(render, calls))
+
+
+def _attempt(render: Render, messages: Sequence[Message], **more: Any) -> str:
+    """The rendering; empty if the template refuses. A server that cannot be reached has refused nothing."""
+    try:
+        return render(messages, **more)
+    except MemberError:
+        raise
+    except Exception:  # whatever a template raises means that it does not know this
+        return ""
+
+
+def _called(way: str, count: int = 1) -> Message:
+    calls = [Call(NAME, json.dumps({KEY: VALUE}), f"call{k:05}") for k in range(count)]
+    return {"role": "assistant", "content": "", "tool_calls": [call_data(call, way) for call in calls]}
+
+
+def _results(count: int = 1) -> list[Message]:
+    return [message(Turn("tool", RESULT, name=NAME, call_id=f"call{k:05}"), "dict") for k in range(count)]
+
+
+def _calls_of(render: Render) -> Literal["dict", "text", "no"]:
+    ways: tuple[Literal["dict", "text"], ...] = ("dict", "text")
+    shown = {}
+    for way in ways:
+        before = [_QUESTION, _called(way)]
+        shown[way] = _attempt(render, [*before, *_results()]) or _attempt(render, [*before, _QUESTION])
+    for way, text in shown.items():
+        if NAME in text and _JSON_PAIR.search(text):
+            return way
+    # Not every template writes JSON: names and values in tags or Python's own way are calls too.
+    for way, text in shown.items():
+        if all(part in text for part in (NAME, KEY, VALUE)) and f'{{\\"{KEY}' not in text:
+            return way
+    return "no"
+
+
+def _knows_results(render: Render, calls: str) -> bool:
+    before = _called(calls) if calls != "no" else {"role": "assistant", "content": "y"}
+    return RESULT in _attempt(render, [_QUESTION, before, *_results()], add_generation_prompt=True)
+
+
+def _format(render: Render, calls: str) -> CallFormat | None:
+    """Begin, end and keys, cut out of a rendered call."""
+    if calls == "no":
+        return None
+    one = _attempt(render, [_QUESTION, _called(calls)])
+    prompt = _attempt(render, [_QUESTION], add_generation_prompt=True)
+    closing = _attempt(render, [_QUESTION, {"role": "assistant", "content": MARK}]).rpartition(MARK)[2]
+    found = _CALL.search(one)
+    if found is None or not prompt or not one.startswith(prompt) or not one.endswith(closing):
+        return None
+    begin = _THOUGHT.sub("", one[len(prompt) : found.start()])
+    end = one[found.end() : len(one) - len(closing)]
+    if not begin.strip() or not end.strip():
+        return None  # nothing distinguishes such a call from an answer in JSON
+    two = list(_CALL.finditer(_attempt(render, [_QUESTION, _called(calls, 2), *_results(2)])))
+    gap = two[0].string[two[0].end() : two[1].start()] if len(two) == 2 else ""
+    regular = gap.startswith(end) and gap.endswith(begin) and len(gap) >= len(end) + len(begin)
+    between = gap[len(end) : len(gap) - len(begin)] if regular else CallFormat().between
+    return CallFormat(begin, end, between, *found.groups())
+
+
+# --- how a turn ends --------------------------------------------------------------------------------------------
+
+
+def stop_ids(tokenizer: Any, generation_config: Any, end_of_turn: str | None) -> list[int]:
+    """Every token that ends a turn by generation config, tokenizer and template, never by a model's name."""
+    found: set[int] = set()
+    for ids in (getattr(generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
+        found |= set(ids if isinstance(ids, (list, tuple)) else [ids]) - {None}
+    if end_of_turn is not None:
+        found.add(tokenizer.convert_tokens_to_ids(end_of_turn))
+    return sorted(found)
+
+
+def end_of_turn(template: Template) -> str | None:
+    """The special token that the chat template writes right after an assistant's text, if it writes one."""
+    if template.plain:
+        return None
+    special = sorted(template.tokenizer.all_special_tokens, key=len, reverse=True)
+    after = template.after_answer
+    return next((token for token in special if after.startswith(token)), None)
+
+
+# --- time limit -------------------------------------------------------------------------------------------------
+
+
+class TemplateLimitError(Exception):
+    """A template ran too long or wrote too much."""
+
+
+def within(limit_s: float, work: Callable[[], str]) -> str:
+    """What ``work`` returns; TimeoutError if it takes longer than ``limit_s`` seconds.
+
+    It runs in a thread of its own, where an exception ends it at its next bytecode. A single step that takes long (a
+    huge power) goes on there by itself.
+    """
+    done: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # it belongs to the caller
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="specfuse-template", daemon=True)
+    thread.start()
+    try:
+        return done.result(limit_s)
+    finally:
+        if not done.done():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))

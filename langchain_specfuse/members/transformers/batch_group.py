@@ -1,0 +1,516 @@
+"""Members that share weights and a cache: their jobs are one batch, for whichever member they are.
+
+They may differ in adapter, prompt, seed and penalty. A pass reads rows of several members, each with its own adapter.
+Here jobs become batches: contexts that do not fit fail, long ones are read in chunks, and a batch that fails is tried
+again job by job. How a draft is written and how a model is loaded is in other files.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, TypeAlias
+from weakref import WeakSet
+
+import psutil
+import torch
+
+from ...constraints import Vocabulary, vocabulary
+from ...core.values import (
+    Constraint,
+    Draft,
+    DraftJob,
+    Effort,
+    Failure,
+    PrefillPending,
+    Query,
+    Reply,
+    Sampling,
+    Scored,
+    ScoreJob,
+    Segment,
+    Tool,
+    Turn,
+)
+from ...errors import UsageError, emptied
+from ..text.templates import Template, end_of_turn, stop_ids, with_system
+from ..text.thinking import opened
+from ..text.tools import allows_prose, call_format, parts, trigger
+from ..text.words import Words
+from .drafting import Leftover, OpenDraft, most_tokens, write_drafts
+from .kv.store import Branches, Forward, SequenceKey, Store, is_out_of_memory
+from .kv.trial import best_store, mixes_adapters
+from .loading import Weights
+from .lora import Adapter
+from .masking import AnswerState, DraftConstraint
+from .memory import MemoryBudget, MemoryUser
+from .scoring import CandidateTokens
+from .thinking import Thought, think
+
+log = logging.getLogger("langchain_specfuse")
+
+CACHE_SHARE = 0.3
+"""Without a memory budget, a cache may take this part of the memory that is free after loading."""
+_IDS = count()
+Job: TypeAlias = DraftJob | ScoreJob
+AnyReply: TypeAlias = Reply | PrefillPending | None
+"""None: not answered yet."""
+
+# --- one member -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class QueryState:
+    """What a member keeps of one query besides its cache. All of it can be made again from a job."""
+
+    prompt: list[int]
+    """With the member's thought, if it thinks."""
+    prompt_size: int
+    """Without it."""
+    thought: str = ""
+    thought_reused: int | None = None
+    """How much of the prompt was cached when the thought began. Reported once, with the first draft."""
+    settled: tuple[Segment, ...] = ()
+    """The answer up to the last own segment: what comes before that never changes again."""
+    settled_ids: list[int] = field(default_factory=list)
+    leftover: Leftover | None = None
+    """What is known of the next draft."""
+    answer_state: AnswerState | None = None
+
+    def context(self, name: str, words: Words, answer: tuple[Segment, ...]) -> list[int]:
+        """Prompt and answer in tokens, from the last own segment on, so that a long answer costs no more."""
+        size = len(self.settled)
+        if answer[:size] != self.settled or not size:
+            size, self.settled, self.settled_ids = 0, (), self.prompt
+        own = max((at for at in range(size, len(answer)) if name in answer[at].tokens), default=-1) + 1
+        if own > size:
+            self.settled_ids = words.answer_ids(name, self.settled_ids, answer[size:own])
+            size, self.settled = own, answer[:own]
+        return words.answer_ids(name, self.settled_ids, answer[size:])
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """What sets a member apart from others with the same weights, besides an adapter."""
+
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    system_prompt: str | None = None
+    repetition_penalty: float | None = None
+    seed: int = 0
+    thinking_tokens: int = 1024
+
+
+class GroupMember:
+    """A loaded member: how it reads and writes its queries."""
+
+    def __init__(self, group: SharedWeights, adapter: Adapter | None, name: str, settings: MemberSettings) -> None:
+        self.group = group
+        self.weights = group.weights
+        self.store: Store = group.store
+        self.adapter = adapter
+        self.name = name
+        self.settings = settings
+        tokenizer, config = self.weights.tokenizer, self.weights.model.generation_config
+        self.words = Words(tokenizer)
+        self.template = Template(tokenizer, name, settings.chat_template, settings.chat_template_kwargs)
+        self.stops = stop_ids(tokenizer, config, end_of_turn(self.template))
+        """Tokens that end a turn."""
+        end = self.template.end_text
+        self.end_ids = self.words.continuing(end, marks=True) if end else []
+        """Words that end a turn, for a model without such tokens."""
+        own = settings.repetition_penalty
+        self.penalty = own if own is not None else getattr(config, "repetition_penalty", None)
+        self.states: dict[str, QueryState] = {}
+        """By query id."""
+        self._id = str(next(_IDS))
+        self._grammars: Vocabulary | None = None
+        group.members.add(self)
+
+    @property
+    def adapter_id(self) -> int:
+        return self.adapter.id if self.adapter else 0
+
+    def key(self, query_id: str) -> SequenceKey:
+        return SequenceKey(query_id, self._id, self.adapter)
+
+    def prompt_ids(
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+        *,
+        thinks: bool = True,
+    ) -> list[int]:
+        if self.settings.system_prompt is not None:
+            turns = with_system(turns, self.settings.system_prompt)
+        think = thinks and self.settings.thinking_tokens > 0
+        return self.words.encode(self.template.prompt(turns, tools, constraint, think=think))
+
+    def state(self, query: Query, *, thinks: bool = True) -> QueryState:
+        if query.id not in self.states:
+            ids = self.prompt_ids(query.turns, query.tools, query.constraint, thinks=thinks)
+            prompt = ids or self.stops[:1] or [0]
+            self.states[query.id] = QueryState(prompt, len(prompt))
+        return self.states[query.id]
+
+    def context(self, job: Job, more: str = "") -> list[int]:
+        """Prompt, answer and ``more`` text, tokenized as it would be if it were agreed."""
+        answer = (*job.answer, Segment(more)) if more else job.answer
+        return self.state(job.query).context(self.name, self.words, answer)
+
+    def new_thought(self, job: Job) -> Thought | None:
+        """What it must think before this job, if its query is new. It depends on the query alone."""
+        query, most = job.query, self.settings.thinking_tokens
+        if not self.template.thinks or most <= 0 or query.id in self.states:
+            return None
+        with suppress(Exception):  # reported when the context is made
+            prompt = self.state(query, thinks=isinstance(job, DraftJob) or job.thinks).prompt
+            if opened(self.words.tokenizer.decode(prompt[-8:], skip_special_tokens=False)):
+                limit = self.weights.context_limit
+                budget = most if limit is None else min(most, (limit - len(prompt)) // 2)
+                how = Sampling(repetition_penalty=self.penalty)
+                return Thought(self.key(query.id), prompt, budget, self.words, self.stops, how)
+        return None
+
+    def begin_draft(self, job: DraftJob, context: list[int]) -> OpenDraft:
+        state = self.state(job.query)
+        sampling = replace(
+            job.sampling,
+            seed=job.sampling.seed + 1_000_003 * self.settings.seed,
+            repetition_penalty=job.sampling.repetition_penalty or self.penalty,
+        )
+        limit = self.weights.context_limit
+        room = job.max_tokens if limit is None else min(job.max_tokens, limit - len(context))
+        draft = OpenDraft(
+            job, self.key(job.query.id), context, sampling, room, self.words, self.stops, self.template.end_text
+        )
+        if job.query.constraint is not None:
+            with draft.guarded():
+                draft.constraint = self._constraint(job, job.query.constraint, state)
+        draft.begin(state.leftover)
+        return draft
+
+    def end_draft(self, draft: OpenDraft, effort: Effort) -> Draft | Failure:
+        state = self.state(draft.job.query)
+        reused = draft.reused
+        if state.thought_reused is not None:  # the thought came before: now all of the prompt is cached
+            reused, state.thought_reused = state.thought_reused, None
+        reply = draft.reply(self.store, replace(effort, reused=reused, prompt=state.prompt_size))
+        if isinstance(reply, Failure):
+            return reply
+        state.leftover = draft.leftover()
+        first = not any(segment.tokens for segment in draft.job.answer)
+        return replace(reply, thought=state.thought) if first else reply
+
+    def _constraint(self, job: DraftJob, constraint: Constraint, state: QueryState) -> DraftConstraint:
+        if state.answer_state is None:
+            if self._grammars is None:
+                self._grammars = vocabulary(self.weights.tokenizer, self.weights.vocabulary_size, self.stops)
+            state.answer_state = AnswerState(self._grammars.grammar(constraint))
+        calls = any(part.kind == "calls" for part in parts(constraint))
+        after = state.answer_state.after("".join(segment.text for segment in job.answer))
+        return DraftConstraint(after, trigger(call_format(constraint)) if calls else "")
+
+    def candidates(self, job: ScoreJob) -> list[CandidateTokens]:
+        """The job's candidates as this member reads them."""
+        end = self.end_ids if allows_prose(job.query.constraint) else []
+        texts = [(candidate, self.context(job, candidate.text)) for candidate in job.candidates]
+        return [CandidateTokens(c, ids + end if c.ended else ids, len(ids)) for c, ids in texts]
+
+    def forget(self, query_id: str) -> None:
+        self.states.pop(query_id, None)
+        with self.group.undisturbed():
+            try:
+                self.store.forget(self.key(query_id))
+            except Exception as error:  # no room to keep it, or the device is gone: others are not affected
+                log.warning("%s: what was read for a query could not be kept: %s", self.name, error)
+                self.group.lose([self.key(query_id)], emptied(error))
+
+    def leave(self) -> None:
+        for query_id in list(self.states):
+            self.forget(query_id)
+        self.group.leave(self)
+
+
+# --- the group --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Item:
+    """A job of a batch."""
+
+    at: int
+    """Its place among the jobs."""
+    member: GroupMember
+    job: Any
+    thought: Thought | None = None
+    """What the member must think first."""
+    context: list[int] = field(default_factory=list)
+    candidates: list[CandidateTokens] = field(default_factory=list)
+    size: int = 0
+    """About as many tokens must be cached for it, or fewer."""
+
+    @property
+    def key(self) -> SequenceKey:
+        return self.member.key(self.job.query.id)
+
+    def must_think(self) -> bool:
+        self.thought = self.member.new_thought(self.job)
+        self.size = len(self.thought.prompt) + max(self.thought.budget, 0) if self.thought else 0
+        return self.thought is not None
+
+    def read_context(self) -> Failure | None:
+        """Make its context; the failure if that is not possible, or does not fit."""
+        try:
+            self.context = self.member.context(self.job)
+            if isinstance(self.job, DraftJob):
+                longest = len(self.context) + 1
+                self.size = len(self.context) + most_tokens(self.job)
+            else:
+                self.candidates = self.member.candidates(self.job)
+                longest = max(len(self.context), *(len(one.ids) for one in self.candidates))
+                self.size = len(self.context) + sum(
+                    abs(len(one.ids) - len(self.context)) + 8 for one in self.candidates
+                )
+        except Exception as error:  # a template that refuses the turns, a tokenizer that raises
+            return Failure.of(emptied(error), str(error) if isinstance(error, UsageError) else "")
+        limit = self.member.weights.context_limit
+        if limit is None or longest <= limit:
+            return None
+        return Failure("overflow", f"{longest} tokens of prompt and answer do not fit into its context of {limit}")
+
+
+Answer: TypeAlias = Callable[[list[Any]], Sequence[AnyReply]]
+"""Replies to a batch of items."""
+
+
+class SharedWeights:
+    """The batch group of members with the same weights and one cache. A member alone is one too."""
+
+    def __init__(
+        self, weights: Weights, store: Store, *, name: str, prefix_cache: bool | int, budget: MemoryBudget | None
+    ) -> None:
+        self.weights = weights
+        self.store = store
+        self.memory_budget = budget
+        self.members: WeakSet[GroupMember] = WeakSet()
+        store.set_budget(*_cache_bytes(weights.device, prefix_cache))
+        self._memory = budget.on(weights.device) if budget and not weights.movable.spread else None
+        most = None if prefix_cache is True else int(prefix_cache)
+        self._memory_user = MemoryUser(name, weights.movable, store, most)
+        if self._memory:
+            self._memory.join(self._memory_user)
+
+    def draft(self, jobs: Sequence[tuple[Any, DraftJob]]) -> list[Any]:
+        return self._all("draft", jobs, self._draft)
+
+    def score(self, jobs: Sequence[tuple[Any, ScoreJob]]) -> list[Any]:
+        return self._all("score", jobs, self._score)
+
+    def leave(self, member: GroupMember) -> None:
+        """The member frees what it holds. Prefixes stay while another member has the same adapter."""
+        self.members.discard(member)
+        if not any(other.adapter is member.adapter for other in self.members):
+            self.store.prefixes.drop(member.adapter_id)
+        if not self.members and self._memory:
+            self._memory.leave(self._memory_user)
+
+    def undisturbed(self) -> AbstractContextManager[Any]:
+        """While this lasts, no memory is taken from this group."""
+        return self._memory.lock if self._memory else nullcontext()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """At work: the weights are on the device, and others have made room."""
+        turn = self._memory.turn(self._memory_user) if self._memory else nullcontext()
+        with turn, self.weights.movable.in_use():
+            yield
+
+    def _all(self, work: str, jobs: Sequence[tuple[Any, Job]], answer: Answer) -> list[Any]:
+        replies: dict[int, Any] = {}
+        own: list[_Item] = []
+        for at, (member, job) in enumerate(jobs):
+            loaded = member.loaded
+            if loaded is not None and loaded.group is self:
+                own.append(_Item(at, loaded, job))
+            else:  # it was unloaded since it was asked
+                (replies[at],) = getattr(member, work)([job])
+        with torch.inference_mode(), self._turn():
+            replies |= self._replies(own, answer)
+        return [replies[at] for at in range(len(jobs))]
+
+    def _replies(self, items: list[_Item], answer: Answer) -> dict[int, AnyReply]:
+        thinking = [item for item in items if item.must_think()]
+        replies: dict[int, AnyReply] = {
+            at: reply for at, reply in self._answered(thinking, self._think).items() if reply is not None
+        }
+        ready: list[_Item] = []
+        for item in items:
+            if item.at in replies:
+                continue
+            if failure := item.read_context():
+                replies[item.at] = failure
+            elif not (unread := self._unread(item)):
+                ready.append(item)
+            elif item.job.prefill_chunks:
+                replies |= self._answered([item], self._read_chunks)
+            else:
+                replies[item.at] = PrefillPending(unread)
+        return replies | self._answered(ready, answer)
+
+    # --- batches ------------------------------------------------------------------------------------------------
+
+    def _answered(self, items: list[_Item], answer: Answer) -> dict[int, AnyReply]:
+        """The replies to these, in batches that fit into memory."""
+        replies: dict[int, AnyReply] = {}
+        if self._memory and items:
+            self._memory.reserve(self._memory_user, self.store.bytes_for(max(item.size for item in items)))
+        for part in self.store.batches([item.size for item in items]):
+            batch = items[part]
+            size = max((item.size for item in batch), default=0)
+            if self._memory and self.store.bytes_for(size) > (self.store.budget or 0):
+                message = f"{size} tokens of prompt and answer do not fit: {self.memory_budget!r} has no room for them"
+                replies |= {item.at: Failure("overflow", message) for item in batch}
+            else:
+                replies |= {item.at: reply for item, reply in zip(batch, self._safely(batch, answer), strict=True)}
+        return replies
+
+    def _safely(self, batch: list[_Item], answer: Answer) -> list[AnyReply]:
+        """Answer a batch. If it fails, each job is tried alone, so that it fails no other.
+
+        What is cached of these queries may be wrong then, so it is read again. When the device is out of memory, all
+        caches are freed first.
+        """
+        if not batch:
+            return []
+        try:
+            replies = list(answer(batch))
+        except Exception as error:
+            broken = emptied(error)  # before the next try: its frames hold the tensors of the pass
+        else:
+            self.lose([item.key for item, reply in zip(batch, replies, strict=True) if _has_nan(reply)])
+            return replies
+        self.lose([item.key for item in batch], broken)
+        if len(batch) == 1:
+            short = f"out of memory on {self.weights.device}" if is_out_of_memory(broken) else ""
+            return [Failure.of(broken, short)]
+        return [reply for item in batch for reply in self._safely([item], answer)]
+
+    def lose(self, keys: Sequence[SequenceKey], error: Exception | None = None) -> None:
+        """What is cached for these sequences may be wrong: drop it; everything, if there is no memory left."""
+        try:
+            if error is not None and is_out_of_memory(error):
+                self.store.free_memory()
+            for key in keys:
+                self.store.drop(key)
+        except Exception as worse:  # the device is gone, and all that was on it
+            log.debug("the cache on %s cannot be cleaned: %s", self.weights.device, worse)
+
+    # --- what is done with a batch ------------------------------------------------------------------------------
+
+    def _think(self, batch: list[_Item]) -> list[None]:
+        """Thoughts come before anything else."""
+        for item in batch:
+            if item.job.query.id not in item.member.states:
+                item.must_think()  # it is tried again
+        thoughts = [item.thought for item in batch if item.thought]
+        try:
+            think(self.store, thoughts)
+        except BaseException:
+            for item in batch:  # half a thought is none
+                item.member.states.pop(item.job.query.id, None)
+            raise
+        for item, thought in zip(batch, thoughts, strict=True):
+            state = item.member.states[item.job.query.id]
+            state.prompt, state.thought = thought.ids, thought.text
+            state.thought_reused = self.store.found.get(thought.key, 0)
+        return [None] * len(batch)
+
+    def _unread(self, item: _Item) -> int:
+        """How many tokens are to be read in chunks; 0 if one chunk is all, or if chunks are not wanted."""
+        if item.job.prefill_chunks is None or len(item.context) <= self.store.chunk:
+            return 0
+        missing = self.store.missing(item.key, item.context)
+        return missing if missing > self.store.chunk else 0
+
+    def _read_chunks(self, batch: list[_Item]) -> list[PrefillPending]:
+        (item,) = batch
+        began, since, before = time.time(), time.perf_counter(), self.store.tokens_read
+        for _ in range(item.job.prefill_chunks):
+            if self._unread(item):
+                self.store.prefill_chunk(item.key, item.context)
+        return [PrefillPending(self._unread(item), self._share(batch, before, since, began))]
+
+    def _draft(self, batch: list[_Item]) -> list[Draft | Failure]:
+        began, since, before = time.time(), time.perf_counter(), self.store.tokens_read
+        drafts = [item.member.begin_draft(item.job, item.context) for item in batch]
+        write_drafts(self.store, drafts)
+        effort = self._share(batch, before, since, began)
+        return [item.member.end_draft(draft, effort) for item, draft in zip(batch, drafts, strict=True)]
+
+    def _score(self, batch: list[_Item]) -> list[Scored]:
+        began, since, before = time.time(), time.perf_counter(), self.store.tokens_read
+        wants = [Branches(item.key, item.context, [one.ids for one in item.candidates]) for item in batch]
+        scored = []
+        for item, logits in zip(batch, self.store.read_branches(wants), strict=True):
+            pairs = list(zip(item.candidates, logits, strict=True))
+            logprobs = tuple(one.logprobs(rows, item.member.stops) for one, rows in pairs)
+            ends = (
+                tuple(one.ends(rows, item.member.words) for one, rows in pairs) if item.job.query.constraint else None
+            )
+            scored.append(Scored(logprobs, Effort(reused=self.store.found[item.key]), ends))
+        effort = self._share(batch, before, since, began)
+        return [replace(one, effort=replace(effort, reused=one.effort.reused)) for one in scored]
+
+    def _share(self, batch: list[_Item], before: int, since: float, began: float) -> Effort:
+        """Each job's share of what the batch has cost."""
+        read = (self.store.tokens_read - before) // len(batch)
+        return Effort(read, seconds=time.perf_counter() - since, began=began)
+
+
+def group_for(
+    weights: Weights, adapter: Adapter | None, *, name: str, prefix_cache: bool | int, budget: MemoryBudget | None
+) -> SharedWeights:
+    """The group of members with these weights that are limited alike. Whether members with and without this adapter can
+    share passes is tried; if not, those with the adapter are a group of their own."""
+    tokens = _trial_tokens(weights)
+    forward = Forward(weights.model, weights.adapters)
+    mixed = adapter is None or mixes_adapters(forward, tokens, adapter)
+    key = (repr(prefix_cache), budget, None if mixed else adapter)
+    group: SharedWeights | None = weights.groups.get(key)
+    if group is None:
+        own = forward if mixed else Forward(weights.model, weights.adapters, adapter)
+        remember = mixed and not weights.in_memory  # a model in memory may be anything
+        store = best_store(own, tokens, _cache_bytes(weights.device, prefix_cache)[1], name, remember=remember)
+        group = SharedWeights(weights, store, name=name, prefix_cache=prefix_cache, budget=budget)
+        weights.groups[key] = group
+    return group
+
+
+def _cache_bytes(device: str, prefix_cache: bool | int) -> tuple[int, int]:
+    """Without a memory budget, the bytes of a cache, and those of them for kept prefixes."""
+    gpu = device.startswith("cuda")
+    free = torch.cuda.mem_get_info(torch.device(device))[0] if gpu else psutil.virtual_memory().available
+    size = int(CACHE_SHARE * free)
+    return size, size // 3 if prefix_cache is True else min(size, int(prefix_cache))
+
+
+def _trial_tokens(weights: Weights) -> list[int]:
+    """A few ordinary tokens to try things with."""
+    special = set(weights.tokenizer.all_special_ids)
+    size = min(len(weights.tokenizer), weights.model.get_input_embeddings().weight.shape[0])
+    return [token for token in range(size // 2, size) if token not in special][:29] or list(range(size))
+
+
+def _has_nan(reply: AnyReply) -> bool:
+    """Whether it is not to be continued from: some of its numbers are not numbers."""
+    if isinstance(reply, Failure):
+        return reply.kind == "nan"
+    rows = reply.logprobs if isinstance(reply, Scored) else (reply.logprobs or (),) if isinstance(reply, Draft) else ()
+    return any(math.isnan(sum(row)) for row in rows)

@@ -1,0 +1,277 @@
+"""Drafts: one token at a time for all drafts of a batch, until each has come to its end.
+
+A draft ends where the model ends its turn, where a stop string appears, where the budget does, or at the last safe
+boundary once it is long enough. Under a constraint it also ends where only one continuation is left, and a tool call is
+drafted whole. Knows tokens, text and the cache; nothing of prompts or scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, stack
+
+from ...core.answer import kept_tokens
+from ...core.values import Draft, DraftJob, Effort, Failure, Sampling
+from ..text.words import OVERTIME, End, Words, complete, end_at, find_end
+from .kv.store import Branches, SequenceKey, Store
+from .masking import DraftConstraint, cut_in_structure, masked
+from .sampling import sample
+from .scoring import end_logprobs, logprobs_of
+
+
+def most_tokens(job: DraftJob) -> int:
+    """A draft for this job never gets longer than this."""
+    return OVERTIME * max(job.segment_tokens, job.call_tokens if job.query.constraint else 0) + 8
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """The tokens of a query's last draft, with those that were cut off: sampled again, they would be the same."""
+
+    context: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    sampling: Sampling
+
+
+@dataclass
+class OpenDraft:
+    """One draft while it is written."""
+
+    job: DraftJob
+    key: SequenceKey
+    context: list[int]
+    """Prompt and agreed answer."""
+    sampling: Sampling
+    limit: int
+    """At most this many tokens."""
+    words: Words
+    stops: Sequence[int]
+    """Tokens that end a turn."""
+    end_text: str = ""
+    """Words that end a turn, for a model without such tokens."""
+    constraint: DraftConstraint | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    logits: list[Tensor | None] = field(default_factory=list)
+    """The logits before each token, where known."""
+    reused: int = 0
+    """Tokens of the context that were cached."""
+    end: End | None = None
+    """Where it ends, once that is known."""
+    end_logprob: float = 0.0
+    """That of the token that ended the turn, if one did."""
+    failure: Failure | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return self.context + self.tokens
+
+    @property
+    def done(self) -> bool:
+        return self.end is not None or self.failure is not None
+
+    def begin(self, leftover: Leftover | None) -> None:
+        """Before the first token: the answer may be complete, or its next tokens known from the last draft."""
+        with self.guarded():
+            if self.constraint is not None and self.constraint.state.must_end():
+                self.end = End(0, ended=True)
+        if leftover is None or leftover.sampling != self.sampling:
+            return
+        agreed = len(self.context) - len(leftover.context)
+        if agreed <= 0 or self.context != leftover.context + leftover.tokens[:agreed]:
+            return
+        # One by one, as if they were sampled now: where the draft ends must not depend on what is known already.
+        for token, logprob in list(zip(leftover.tokens, leftover.logprobs, strict=True))[agreed:][: self.limit]:
+            before = len(self.tokens)
+            if not self.done:
+                self._add(token, logprob, None)
+            if len(self.tokens) == before:
+                break
+
+    def reply(self, store: Store, effort: Effort) -> Draft | Failure:
+        """The finished draft."""
+        if self.failure or self.end is None:
+            return self.failure or Failure("error", "the draft has no end")
+        kept, end = self.end.kept, self.end
+        tokens = [*self.tokens[:kept], *end.rest]
+        text, ends = self.words.text_after(self.context, tokens)
+        if kept < len(self.tokens) and (row := self.logits[kept]) is not None:
+            store.keep_logits(self.key, len(self.context) + kept, row.clone())
+        logprobs = end.logprobs(self.logprobs, self.end_logprob)
+        ends_known = tuple(ends) if self.constraint else None
+        return Draft(text, end.ended, tuple(tokens), tuple(logprobs), effort, ends_known)
+
+    def leftover(self) -> Leftover:
+        """What is known of the query's next draft."""
+        # Forced text is not sampled: where it is read in one pass depends on where the draft begins.
+        kept = self.end.kept if self.end else 0
+        forced = [at for at in (self.constraint.read if self.constraint else ()) if at >= kept]
+        known = min([len(self.tokens), *forced])
+        return Leftover(list(self.context), self.tokens[:known], self.logprobs[:known], self.sampling)
+
+    # --- one more token -----------------------------------------------------------------------------------------
+
+    def take(self, token: int, logprob: float, row: Tensor) -> None:
+        """A token that was sampled from these logits."""
+        if token in self.stops:
+            self.end, self.end_logprob = End(len(self.tokens), ended=True), end_logprobs(row[None], self.stops)[0]
+        else:
+            self._add(token, logprob, row)
+
+    def take_forced(self, tokens: list[int], rows: Tensor) -> None:
+        """Tokens without a choice. ``rows``: the logits before each of them and after the last."""
+        assert self.constraint is not None
+        for token, logprob, row in zip(tokens, logprobs_of(rows[:-1], tokens), rows, strict=False):
+            if not self.done:
+                self.constraint.read.append(len(self.tokens))
+                self._add(token, logprob, row)
+
+    def _add(self, token: int, logprob: float, row: Tensor | None) -> None:
+        if self.constraint is None:
+            self._put(token, logprob, row)
+            return self._check(self.job.segment_tokens)
+        with self.guarded():
+            if not self.constraint.take(token):
+                if row is not None and not self.constraint.exclude(token):
+                    self.stuck(logprob)
+                return
+            self._put(token, logprob, row)
+            self._check_constrained(self.constraint)
+
+    def _put(self, token: int, logprob: float, row: Tensor | None) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.logits.append(row)
+
+    # --- where it ends ------------------------------------------------------------------------------------------
+
+    def _check(self, wanted: int, hold: str = "", *, prose: bool = True) -> None:
+        """Whether it ends here. In structured text it may also be cut behind punctuation."""
+        end_text = self.end_text if prose else ""
+        if len(self.tokens) >= min(wanted, self.limit) or end_text or self.job.stop:
+            text, ends = self.words.text_after(self.context, self.tokens)
+            cuts = (kept_tokens,) if prose else (kept_tokens, cut_in_structure)
+            how: Any = {"limit": self.limit, "wanted": wanted, "end_text": end_text, "hold": hold, "cuts": cuts}
+            self.end = find_end(self.words, self.job, text, ends, **how)
+
+    def _check_constrained(self, constraint: DraftConstraint) -> None:
+        """The same under a constraint: the grammar says where calls begin and end, and where there is no choice."""
+        size = len(self.tokens)
+        if constraint.state.must_end():
+            self.end = End(size, ended=True)
+        elif constraint.call_end:  # a call is complete, and the turn continues: the vote is on this call alone
+            self.end = End(constraint.call_end)
+        elif constraint.state.in_call:
+            if not (constraint.entered and self._cut_before_call(constraint)):
+                self._check(max(self.job.call_tokens, self.job.segment_tokens), prose=False)
+        elif constraint.left:
+            constraint.call_end = size
+            if size >= self.limit:
+                self.end = End(size)
+        elif constraint.free:
+            self._check(self.job.segment_tokens, constraint.begin)
+        elif constraint.newly_forced() and complete(self.words.text_after(self.context, self.tokens)[1]) == size:
+            self.end = End(size)
+        else:
+            self._check(self.job.segment_tokens, prose=False)
+
+    def _cut_before_call(self, constraint: DraftConstraint) -> bool:
+        """Text before a call is a draft of its own, so that the vote is on whole calls."""
+        text, ends = self.words.text_after(self.context, self.tokens)
+        at = text.rfind(constraint.begin.rstrip()) if constraint.begin else -1
+        if at <= 0 or not text[:at].strip():
+            return False
+        self.end = end_at(self.words, text, ends, at, ended=False)
+        return True
+
+    # --- constraints --------------------------------------------------------------------------------------------
+
+    def mask(self) -> Any:
+        mask = None
+        if self.constraint is not None and not self.done:
+            with self.guarded():
+                mask = self.constraint.mask
+                if mask is not None and not mask.any():
+                    self.stuck(0.0)
+        return mask
+
+    def forced_tokens(self) -> list[int]:
+        """Text of a call that has only one continuation."""
+        with self.guarded():
+            if self.constraint is not None and self.constraint.state.in_call and self.constraint.forced_text():
+                room = min(self.limit, max(self.job.call_tokens, self.job.segment_tokens)) - len(self.tokens)
+                return self.constraint.forced_tokens(self.words, self.ids, room)
+        return []
+
+    def stuck(self, logprob: float) -> None:
+        """The grammar allows no token, or not the one that was sampled: the draft is what there is so far."""
+        self.end = End(complete(self.words.text_after(self.context, self.tokens)[1]))
+        if not self.end.kept:
+            kind = "nan" if math.isnan(logprob) else "error"
+            self.failure = Failure(kind, "none of its tokens can follow under this constraint")
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """An error of its grammar fails this draft and no other."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = Failure("error", f"its constraint failed: {type(error).__name__}: {error}", error)
+
+
+def write_drafts(store: Store, drafts: Sequence[OpenDraft]) -> None:
+    """Read the contexts of these drafts, and write them together until each is done."""
+    rows = store.prefill([(draft.key, draft.ids) for draft in drafts], drafting=True)
+    for draft in drafts:
+        draft.reused = min(store.found[draft.key], len(draft.context))
+    logits = {draft.key: row for draft, row in zip(drafts, rows, strict=True)}
+    while writing := [draft for draft in drafts if not draft.done]:
+        ready = [draft for draft in writing if draft.key in logits]
+        if not ready:
+            rows = store.decode([draft.key for draft in writing], [draft.tokens[-1] for draft in writing])
+            logits.update(zip((draft.key for draft in writing), rows, strict=True))
+            continue
+        _read_forced(store, ready, logits)
+        masks = {draft.key: draft.mask() for draft in ready}
+        if ready := [draft for draft in ready if not draft.done]:
+            _add_token(ready, logits, [masks[draft.key] for draft in ready])
+
+
+def _add_token(drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Tensor], masks: list[Any]) -> None:
+    """Sample the next token of each of these."""
+    rows = stack([logits[draft.key] for draft in drafts])
+    how = [_sampling(draft) for draft in drafts]
+    tokens = sample(masked(rows, masks), how, [draft.ids for draft in drafts])
+    for draft, token, logprob, row in zip(drafts, tokens, logprobs_of(rows, tokens), rows, strict=True):
+        draft.take(token, logprob, row)
+        if not (draft.done or (draft.constraint and draft.constraint.refused)):  # a refused token is sampled again
+            del logits[draft.key]
+
+
+def _sampling(draft: OpenDraft) -> Sampling:
+    """Under a constraint repetition is not the model's choice, and a penalty would change what it copies."""
+    if draft.constraint is None or draft.constraint.free or draft.sampling.repetition_penalty is None:
+        return draft.sampling
+    return replace(draft.sampling, repetition_penalty=None)
+
+
+def _read_forced(store: Store, drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Tensor]) -> None:
+    """Inside a call, read text without a choice in one pass instead of token by token."""
+    runs = [(draft, tokens) for draft in drafts if (tokens := draft.forced_tokens())]
+    if not runs:
+        return
+    for draft, _ in runs:
+        store.keep_logits(draft.key, len(draft.ids), logits[draft.key])
+    found = store.read_branches([Branches(draft.key, draft.ids, [draft.ids + tokens]) for draft, tokens in runs])
+    for (draft, tokens), (rows,) in zip(runs, found, strict=True):
+        draft.take_forced(tokens, rows)
+    going = [draft for draft, _ in runs if not draft.done]
+    if going:
+        after = store.prefill([(draft.key, draft.ids) for draft in going], drafting=True)
+        logits.update(zip((draft.key for draft in going), after, strict=True))

@@ -1,0 +1,1 @@
+"""The KV cache of one model for many queries."""

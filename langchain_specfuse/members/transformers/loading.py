@@ -1,0 +1,380 @@
+"""From a name to a model and a tokenizer in memory, once per process: members with the same weights share them.
+
+Refuses what is not safe or cannot work (pickled weights, remote code, models that are not decoders) with an error that
+says what to do. Knows nothing of drafts and scores.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import MemberError, UsageError, advised, emptied
+from .kv.store import is_out_of_memory
+from .lora import Adapter, Adapters, read_adapter
+from .memory import MovableWeights
+
+HEADROOM = 1.2
+"""A GPU must have room for this many times the weights: passes and caches need memory too."""
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def cache_folder() -> Path:
+    """Where unpacked weights and results of trials are kept: ``$SPECFUSE_CACHE``, or our place in the user's cache."""
+    if own := os.environ.get("SPECFUSE_CACHE"):
+        return Path(own).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = os.environ.get("XDG_CACHE_HOME") or "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "langchain-specfuse"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to load and how: everything that makes two loads the same."""
+
+    model: str
+    gguf_file: str | None = None
+    dtype: str = "auto"
+    device: str | None = None
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """More arguments of ``from_pretrained``."""
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def common(self) -> dict[str, Any]:
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+    def located(self) -> tuple[str, str | None]:
+        """The folder or hub id, and the GGUF file in it if that is what to load."""
+        path = Path(self.model).expanduser()
+        if self.gguf_file:
+            if path.is_dir():
+                _refuse_missing(path / self.gguf_file)
+            return str(path) if path.exists() else self.model, self.gguf_file
+        if self.model.lower().endswith(".gguf"):
+            _refuse_missing(path)
+            return str(path.parent), path.name
+        looks_local = self.model.startswith((".", "/", "~", "\\")) or path.exists()
+        if looks_local and not path.is_dir():
+            what = "is a file, not a folder with a model" if path.exists() else "does not exist"
+            error = MemberError(f"{self.model} {what}", kind="not_found")
+            raise advised(error, "name a folder with config.json and *.safetensors, a .gguf file, or a hub id")
+        if looks_local:
+            _refuse_unsafe(path)
+            return str(path), None
+        return self.model, None
+
+
+@dataclass(eq=False)
+class Weights:
+    """A model and its tokenizer in memory."""
+
+    model: Any
+    tokenizer: Any
+    in_memory: bool = False
+    """They were given by the user, who may use them elsewhere: they are never moved."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Models in memory have no name that would tell them apart."""
+    adapters: Adapters = field(init=False)
+    movable: MovableWeights = field(init=False)
+    groups: weakref.WeakValueDictionary[Any, Any] = field(default_factory=weakref.WeakValueDictionary)
+    """The batch groups of these weights."""
+    _adapters: weakref.WeakValueDictionary[str, Adapter] = field(default_factory=weakref.WeakValueDictionary)
+
+    def __post_init__(self) -> None:
+        self.adapters = Adapters(self.model)
+        self.movable = MovableWeights(self.model, movable=not self.in_memory)
+        self.device = str(self.model.get_input_embeddings().weight.device)
+
+    def adapter(self, adapter: str, member: str) -> Adapter:
+        """The one copy of this adapter. ``member``: who wants it, for errors."""
+        with _LOADING:
+            found = self._adapters.get(adapter)
+            if found is None:
+                found = self._adapters[adapter] = self.adapters.add(adapter, read_adapter(adapter, member))
+            return found
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens there are logits for: often more than the tokenizer knows."""
+        head = self.model.get_output_embeddings()
+        return int((head if head is not None else self.model.get_input_embeddings()).weight.shape[0])
+
+    @property
+    def context_limit(self) -> int | None:
+        """The longest text that the model reads, in tokens, if that is known."""
+        config = self.model.config.get_text_config(decoder=True)
+        limits = [getattr(config, "max_position_embeddings", None), getattr(self.tokenizer, "model_max_length", None)]
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            # Beyond this length all positions turn differently, in a whole batch and in what is cached already.
+            limits.append(rope.get("original_max_position_embeddings"))
+        return min([int(limit) for limit in limits if limit and 0 < limit < 10**9], default=None)
+
+
+_LOADED: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
+_LOADING = threading.Lock()
+
+
+def load(source: Source, member: str) -> Weights:
+    """The one copy of these weights in this process. One member loads at a time: each sees what memory is left."""
+    with _LOADING:
+        found = _LOADED.get(repr(source))
+        if found is None:
+            found = _LOADED[repr(source)] = _load(source, member)
+        return found
+
+
+def given(model: Any, tokenizer: Any) -> Weights:
+    """A model and a tokenizer that are in memory already."""
+    model.eval()
+    return Weights(model, tokenizer, in_memory=True)
+
+
+def expected_size(source: Source) -> int:
+    """How many bytes the weights will take when they are loaded; 0 if they are loaded already."""
+    if repr(source) in _LOADED:
+        return 0
+    folder, gguf = source.located()
+    config = _config(folder, source.common | ({"gguf_file": gguf} if gguf else {}))
+    return weights_bytes(config, _dtype(source.dtype, config, source.device).itemsize)
+
+
+@torch.inference_mode(False)  # members load when they are first asked; a tensor made then could never be changed
+@torch.no_grad()
+def _load(source: Source, member: str) -> Weights:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, gguf = source.located()
+    common = source.common | ({"gguf_file": gguf} if gguf else {})
+    try:
+        if not gguf:
+            _refuse_adapter(folder, source)
+        config = None if gguf else _config(folder, common)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **common)
+        dtype = _dtype(source.dtype, config, source.device)
+        device_map = _device_map(source, config, dtype)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            output_loading_info=True,
+            **({} if gguf else {"use_safetensors": True}),
+            **common,
+            **{**source.model_kwargs, **({} if device_map is None else {"device_map": device_map})},
+        )
+        _refuse_holes(info, source.model, member)
+    except (UsageError, MemberError):
+        raise
+    except Exception as error:
+        raise _explained(emptied(error), source, member) from error
+    model.eval()
+    return Weights(model, tokenizer)
+
+
+def _config(folder: str, common: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, **common)
+    if getattr(config, "is_encoder_decoder", False):
+        error = UsageError(f"{folder} is an encoder-decoder model ({config.model_type}); members are decoder-only")
+        raise advised(error, "choose a causal language model")
+    return config
+
+
+# --- precision and device ---------------------------------------------------------------------------------------
+
+
+def _dtype(wanted: str, config: Any, device: str | None) -> Any:
+    """``auto``: the checkpoint's own, but on a CPU a half precision only where the CPU computes in it."""
+    if wanted != "auto":
+        found = getattr(torch, wanted, None)
+        if not isinstance(found, torch.dtype):
+            error = UsageError(f"dtype={wanted!r} is not a torch dtype")
+            raise advised(error, "use 'auto', 'float32', 'bfloat16' or 'float16'")
+        return found
+    on_gpu = device not in (None, "cpu") or (device is None and bool(free_memory()))
+    own = getattr(config, "dtype", None) or torch.float32
+    if on_gpu or own == torch.float32:
+        return own
+    return torch.bfloat16 if computes_bfloat16() else torch.float32
+
+
+def computes_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware; elsewhere it is slower than float32."""
+    flags = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
+    return any(bool(getattr(torch.cpu, flag, bool)()) for flag in flags)
+
+
+def _device_map(source: Source, config: Any, dtype: Any) -> Any:
+    """The argument of from_pretrained; None: the CPU."""
+    if "device_map" in source.model_kwargs:
+        return source.model_kwargs["device_map"]
+    if source.device is not None:
+        return None if source.device == "cpu" else {"": source.device}
+    free = free_memory()
+    if not free:
+        return None
+    if config is None:  # the size of a GGUF file is known when it is loaded: the GPU with most room
+        return {"": max(free, key=lambda gpu: free[gpu])}
+    place = placement(weights_bytes(config, dtype.itemsize), free)
+    return "auto" if place == "auto" else {"": place}
+
+
+def placement(weights: int, free: Mapping[int, int]) -> int | str:
+    """The number of the GPU with most room; ``auto`` (accelerate splits it over GPUs and CPU) where it does not fit.
+
+    >>> placement(10, {0: 20, 1: 40}), placement(50, {0: 40, 1: 40})
+    (1, 'auto')
+    """
+    roomiest = max(free, key=lambda gpu: (free[gpu], -gpu))
+    return roomiest if weights * HEADROOM <= free[roomiest] else "auto"
+
+
+def free_memory() -> dict[int, int]:
+    """Free bytes of every GPU in this machine."""
+    if not torch.cuda.is_available():
+        return {}
+    return {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())}
+
+
+def weights_bytes(config: Any, dtype_bytes: int) -> int:
+    """How many bytes a model's weights take, without loading it."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):  # accelerate's empty weights are not tied: those would count twice
+        empty = AutoModelForCausalLM.from_config(config)
+    return sum(p.numel() for p in empty.parameters()) * dtype_bytes
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+def _refuse_adapter(folder: str, source: Source) -> None:
+    """transformers would load the base that an adapter names, and files beside it, without any check."""
+    from transformers.utils import find_adapter_config_file
+
+    if find_adapter_config_file(folder, revision=source.revision) is not None:
+        error = UsageError(f"{source.model} has an adapter_config.json: it is an adapter, or loads one by itself")
+        raise advised(error, "name its base, and the adapter beside it: base+adapter, or adapter=...; or merge them")
+
+
+def _refuse_holes(info: Mapping[str, Any], model: str, member: str) -> None:
+    """A tensor that is not in the checkpoint would be made up at random, and the member would answer all the same."""
+    holes = [str(key) for what in ("missing_keys", "mismatched_keys") for key in info.get(what) or ()]
+    if holes:
+        shown = ", ".join(sorted(holes)[:3]) + (", ..." if len(holes) > 3 else "")
+        error = MemberError(f"{model} lacks {len(holes)} of its weights, or has them wrong: {shown}", member=member)
+        raise advised(error, "the checkpoint is not complete, or belongs to another config.json: copy it again")
+
+
+def _refuse_missing(file: Path) -> None:
+    if not file.is_file():
+        raise advised(MemberError(f"no such file: {file}", kind="not_found"), "name an existing .gguf file")
+
+
+def _refuse_unsafe(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
+    ggufs = sorted(file.name for file in folder.glob("*.gguf"))
+    if pickled:
+        error = UsageError(
+            f"{folder} has only pickled weights ({', '.join(pickled[:3])}): loading them could run any code"
+        )
+        raise advised(error, "convert them once: model.save_pretrained(folder, safe_serialization=True)")
+    if ggufs:
+        error = UsageError(f"{folder} has no *.safetensors, but GGUF files: {', '.join(ggufs[:3])}")
+        raise advised(error, f"name the file itself: {folder / ggufs[0]}")
+    if not (folder / "config.json").exists():
+        missing = MemberError(f"{folder} holds no model: neither config.json nor *.safetensors", kind="not_found")
+        raise advised(missing, "name a folder that save_pretrained wrote")
+
+
+def _explained(error: Exception, source: Source, member: str) -> Exception:
+    """The same error in words that say what to do."""
+    text, model = str(error), source.model
+
+    def usage(message: str, advice: str) -> Exception:
+        return advised(UsageError(message), advice)
+
+    def failed(message: str, advice: str, kind: str = "error") -> Exception:
+        return advised(MemberError(message, member=member, kind=kind), advice)
+
+    if is_out_of_memory(error):
+        advice = "choose another device or dtype, a smaller model, or memory_budget= for all members"
+        return failed(f"{model} does not fit: out of memory while it was loaded", advice)
+    if "trust_remote_code" in text:
+        advice = "read that code; if you trust it: TransformersMember(..., trust_remote_code=True)"
+        return usage(f"{model} wants to run code of its own to load", advice)
+    if "safetensors" in text and "not" in text:
+        message = f"{model} has no safetensors weights; pickled weights are refused: {text[:300]}"
+        return usage(message, "convert it to safetensors, or choose a revision that has them")
+    if "gguf" in text.lower() and isinstance(error, ImportError):
+        return usage("loading a GGUF file needs the package gguf", 'pip install "langchain-specfuse[gguf]"')
+    if source.device and any(word in text for word in ("CUDA", "device", "Device", "driver")):
+        advice = "leave device out to have a place chosen, or name one that torch sees, such as 'cuda:0'"
+        return usage(f"{model} cannot be put on device={source.device!r}: {text[:200]}", advice)
+    if model.lower().endswith(".gguf") or source.gguf_file:
+        advice = "is it complete, of an architecture that transformers reads from GGUF, and no other format?"
+        return failed(f"{source.gguf_file or model} could not be read as GGUF: {text[:300]}", advice)
+    if "tokenizer" in text.lower():
+        advice = "put the tokenizer's files beside the weights: tokenizer.save_pretrained(folder)"
+        return failed(f"{model} has no tokenizer that could be loaded: {text[:300]}", advice)
+    if "Unrecognized configuration class" in text:
+        return usage(f"{model} is not a causal language model that transformers can load", "choose another model")
+    if isinstance(error, OSError):
+        advice = "check the name; a folder must exist, a hub id needs a network or a filled cache"
+        return failed(f"{model} was not found or could not be read: {text[:400]}", advice, "not_found")
+    options = {key: value for key, value in vars(source).items() if key != "model" and value}
+    advice = f"is the model complete, with its tokenizer, and can it be loaded with {options}?"
+    advice = (
+        "install what it names, or leave out the option that needs it" if isinstance(error, ImportError) else advice
+    )
+    return failed(f"loading {model} failed: {type(error).__name__}: {text[:400]}", advice)
+
+
+# --- GGUF -------------------------------------------------------------------------------------------------------
+
+
+def unpack_gguf(gguf: Path, folder: Path) -> None:
+    """Write the model and its tokenizer to a folder of safetensors, which opens at once: unpacking takes most of a
+    minute.
+
+    In float32: rounding to bfloat16 would halve the size, but move every logit a little.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        # All weights are plain now, but transformers still calls the model quantized and would not save it.
+        model.hf_quantizer = None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except SafetensorError as error:  # that is how a full disk is reported
+        raise OSError(f"the weights could not be written: {error}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

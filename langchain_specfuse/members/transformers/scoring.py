@@ -1,0 +1,78 @@
+"""From logits to log-probabilities: of tokens, of a candidate, and of the end of the turn as one event.
+
+Knows token ids and logits of one member; nothing of caches, or of what scores are for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...core.values import Candidate
+from ..text.words import Words
+
+
+def logprobs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
+    """The log-probability of one token per row. logits: (rows, vocabulary)."""
+    wide = logits.float()
+    picked = wide.gather(-1, torch.tensor(tokens, device=wide.device)[:, None])[:, 0]
+    return (picked - wide.logsumexp(-1)).clamp_max(0.0).tolist()
+
+
+def end_logprobs(logits: Tensor, stops: Sequence[int]) -> list[float]:
+    """The log-probability, per row, that the turn ends here with any of the stop tokens. -inf if there are none."""
+    if not stops:
+        return [float("-inf")] * logits.shape[0]
+    wide = logits.float()
+    ends = wide[:, torch.tensor(stops, device=wide.device)].logsumexp(-1) - wide.logsumexp(-1)
+    return ends.clamp_max(0.0).tolist()
+
+
+@dataclass(frozen=True)
+class CandidateTokens:
+    """A candidate as one member reads it."""
+
+    candidate: Candidate
+    ids: list[int]
+    """Prompt, answer and candidate; if the candidate ends the answer, then the words that end a turn, if any."""
+    size: int
+    """Their number without the words of the end."""
+
+    def logprobs(self, logits: Tensor, stops: Sequence[int]) -> tuple[float, ...]:
+        """One number per new token, and one for the end.
+
+        ``logits``: before each new token and after the last, (new tokens + 1, vocabulary).
+        """
+        new = self.ids[len(self.ids) + 1 - len(logits) :]
+        known = logprobs_of(logits[: len(new)], new) if new else []
+        count = len(new) - (len(self.ids) - self.size)
+        if not self.candidate.ended:
+            return tuple(known)
+        end = end_logprobs(logits[count : count + 1], stops)[0]
+        if len(self.ids) > self.size:
+            end = either(end, math.fsum(known[count:]))
+        return (*known[:count], end)
+
+    def ends(self, logits: Tensor, words: Words) -> tuple[int, ...]:
+        """How many of the candidate's characters are complete after each of its new tokens.
+
+        New tokens may begin before the candidate, where its beginning is read together with the text before it.
+        """
+        start = len(self.ids) + 1 - len(logits)
+        text, ends = words.text_after(self.ids[:start], self.ids[start : self.size])
+        before = len(text) - len(self.candidate.text)
+        return tuple(max(0, end - before) for end in ends)
+
+
+def either(one: float, other: float) -> float:
+    """log(e^one + e^other), at most 0.
+
+    >>> round(either(math.log(0.25), math.log(0.25)), 6) == round(math.log(0.5), 6)
+    True
+    """
+    high, low = max(one, other), min(one, other)
+    return high if low == -math.inf else min(0.0, high + math.log1p(math.exp(low - high)))

@@ -1,0 +1,6 @@
+"""An ensemble as an HTTP endpoint that speaks OpenAI's chat completions protocol."""
+
+from .app import app_of
+from .requests import Limits
+
+__all__ = ["Limits", "app_of"]

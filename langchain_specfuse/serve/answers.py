@@ -1,0 +1,147 @@
+"""One answer as an HTTP response: streamed or whole, cancelled when its client disconnects, and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Response
+from langchain_core.callbacks import BaseCallbackHandler
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+from starlette.types import Receive, Scope, Send
+
+from ..chat.spans import EXIT_EVENT
+from ..chat.tracing import ROUND_EVENT
+from ..engine.admission import Admission
+from .responses import DONE, ApiError, Completion, api_error, event, to_json
+
+log = logging.getLogger("langchain_specfuse.serve")
+
+GRACE_S = 5.0
+"""The chat model ends a late answer; this much later the response ends, even if its client does not read."""
+RETRY_S = 5
+BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class Answer(Response):
+    """The chunks of an answer as a response."""
+
+    def __init__(self, chunks: Any, completion: Completion, metrics: Metrics, *, stream: bool, timeout: float) -> None:
+        super().__init__()
+        self._chunks = chunks
+        self._completion = completion
+        self._metrics = metrics
+        self._stream = stream
+        self._timeout = timeout
+        self._began = time.monotonic()
+        self._streaming = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answering = asyncio.create_task(self._answer(scope, receive, send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        outcome = "gone"
+        error: BaseException | None = None
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the server's time for a graceful stop is over: there is none to wait, either
+            error = ApiError(503, "the server is stopping\n-> ask again", code="closing", retry_after_s=RETRY_S)
+        answering.cancel()
+        leaving.cancel()
+        if error is None or answering.done():
+            await asyncio.wait({answering, leaving})
+            if not answering.cancelled():
+                outcome, error = self._completion.finish or "stop", answering.exception()
+        if error is not None:
+            outcome = await self._fail(error, send)
+        seconds = time.monotonic() - self._began
+        self._metrics.answered(outcome, seconds, self._completion.usage, self._completion.summary)
+        log.info("answer %s: %s in %.2f s", self._completion.id, outcome, seconds)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with asyncio.timeout(self._timeout + GRACE_S), aclosing(self._chunks) as chunks:
+            async for chunk in chunks:
+                if not self._completion.chunks:
+                    self._metrics.first_segment_s.observe(time.monotonic() - self._began)
+                part = self._completion.add(chunk)
+                if part and self._stream:
+                    await self._send(event(part), send)
+            if self._stream:
+                await self._send(b"".join(map(event, self._completion.closing())) + DONE, send, last=True)
+            else:
+                headers = {"x-request-id": self._completion.id}
+                whole = Response(to_json(self._completion.whole()), headers=headers, media_type="application/json")
+                await whole(scope, receive, send)
+
+    async def _send(self, data: bytes, send: Send, *, last: bool = False) -> None:
+        """Send events. Nothing is sent before the first one, so that an earlier error has a status of its own."""
+        if not self._streaming:
+            self._streaming = True
+            headers = {"x-request-id": self._completion.id, **_STREAM}
+            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+            await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def _fail(self, error: BaseException, send: Send) -> str:
+        """Raise the error as a response if nothing has been sent, else send it as the last event. Returns its code."""
+        failure = api_error(error)
+        # Exceptions may quote the question, so they are logged in full at the level "debug" only.
+        level = logging.INFO if failure.status < 500 else logging.WARNING
+        log.log(level, "answer %s: %s (%s)", self._completion.id, failure.code, type(error).__name__)
+        log.debug("answer %s failed", self._completion.id, exc_info=error)
+        if not self._streaming:
+            raise failure from None
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await self._send(b"data: " + failure.body + b"\n\n", send, last=True)
+        except TimeoutError:
+            log.info("answer %s: its client does not read", self._completion.id)
+        return failure.code
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Metrics(BaseCallbackHandler):
+    """Prometheus metrics of one endpoint: numbers and names of members, never a text. Rounds and exits are counted from
+    the chat model's events."""
+
+    run_inline = True
+
+    def __init__(self, admission: Admission) -> None:
+        self.registry = reg = CollectorRegistry()
+        self.answers = Counter("specfuse_answers", "Finished answers by outcome", ["outcome"], registry=reg)
+        self.refused = Counter("specfuse_refused", "Requests refused before an answer began", ["code"], registry=reg)
+        self.rounds = Counter("specfuse_rounds", "Rounds of all answers", registry=reg)
+        self.segments = Counter("specfuse_segments", "Segments by the member that wrote them", ["member"], registry=reg)
+        self.exits = Counter("specfuse_exits", "Members that left an answer", ["member", "kind"], registry=reg)
+        self.tokens = Counter("specfuse_tokens", "Tokens read and written", ["kind"], registry=reg)
+        self.weight = Summary("specfuse_weight", "Voting weights at the end of answers", ["member"], registry=reg)
+        timed: Any = {"registry": reg, "buckets": BUCKETS_S}
+        self.first_segment_s = Histogram("specfuse_first_segment_seconds", "From request to first segment", **timed)
+        self.answer_s = Histogram("specfuse_answer_seconds", "From request to the end of the answer", **timed)
+        Gauge("specfuse_answers_in_flight", "Answers under way", registry=reg).set_function(lambda: admission.under_way)
+        Gauge("specfuse_answers_waiting", "Answers that wait", registry=reg).set_function(lambda: admission.waiting)
+
+    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        if name == ROUND_EVENT:
+            self.rounds.inc()
+            self.segments.labels(data["winner"]).inc()
+        elif name == EXIT_EVENT:
+            self.exits.labels(data["member"], data["kind"]).inc()
+
+    def answered(self, outcome: str, seconds: float, usage: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+        """An answer has ended, one way or another."""
+        self.answers.labels(outcome).inc()
+        self.answer_s.observe(seconds)
+        own = {"prompt": usage.get("prompt_tokens", 0), "answer": usage.get("completion_tokens", 0)}
+        for kind, count in {**own, **summary.get("tokens", {})}.items():
+            self.tokens.labels(kind).inc(count)
+        for member, weight in summary.get("weights", {}).items():
+            self.weight.labels(member).observe(weight)

@@ -1,0 +1,124 @@
+"""The endpoint as a FastAPI app: its routes, and who may use them."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from ..chat.members import ensemble_for
+from ..chat.model import SpecFuseChatModel
+from ..errors import UsageError
+from .answers import RETRY_S, Answer, Metrics
+from .requests import Limits, read_body, read_request, refuse_other_model
+from .responses import ApiError, Completion, api_error
+
+
+def app_of(
+    llm: SpecFuseChatModel,
+    *,
+    model: str = "specfuse",
+    api_keys: Sequence[str] = (),
+    hosts: Sequence[str] = (),
+    limits: Limits = Limits(),  # noqa: B008 - it is frozen
+) -> FastAPI:
+    """The app that answers with this chat model.
+
+    ``model``: the name that clients ask for. ``api_keys``: a request must carry one of these, if there are any.
+    ``hosts``: the host names that requests may use, if there are any; they stop DNS rebinding where there is no key.
+
+    >>> from langchain_specfuse import ScriptedMember
+    >>> app = app_of(SpecFuseChatModel(members=[ScriptedMember("Blue.")]))
+    """
+    llm = llm.model_copy(update={"output_version": "v0"})  # the environment may have chosen content blocks
+    ensemble = ensemble_for(llm.members, llm.verifiers, llm.memory_budget)
+    metrics = Metrics(ensemble.admission)
+    card = {"id": model, "object": "model", "created": 0, "owned_by": "langchain-specfuse"}
+    timeout = min(llm.timeout or limits.timeout, limits.timeout)
+    defaults = {"max_tokens": min(llm.max_tokens, limits.max_answer_tokens)}
+    bounds = {"timeout": timeout, "max_waiting": limits.max_waiting}
+    guarded = [Depends(_guard(api_keys, hosts))]
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        ensemble.load()  # in the background: the port opens at once
+        yield
+
+    # No page with documentation: FastAPI's loads scripts from elsewhere.
+    app = FastAPI(title="langchain-specfuse", openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    app.state.ensemble = ensemble
+
+    @app.post("/v1/chat/completions", dependencies=guarded)
+    async def completions(request: Request) -> Response:
+        ensemble.load()  # again, if it failed
+        if not ensemble.ready:
+            loading = f"members are loading\n-> try again in about {RETRY_S} s"
+            raise ApiError(503, loading, code="loading", retry_after_s=RETRY_S)
+        asked = read_request(await read_body(request, limits), model, limits)
+        try:
+            chunks = llm.astream(asked.messages, {"callbacks": [metrics]}, **{**defaults, **asked.options, **bounds})
+        except UsageError as error:
+            raise api_error(error) from None
+        completion = Completion(model, with_usage=asked.include_usage)
+        return Answer(chunks, completion, metrics, stream=asked.stream, timeout=timeout)
+
+    @app.get("/v1/models", dependencies=guarded)
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{name:path}", dependencies=guarded)
+    async def one_model(name: str) -> dict[str, Any]:
+        refuse_other_model(name, model)
+        return card
+
+    @app.get("/metrics", dependencies=guarded)
+    def all_metrics() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.api_route("/health", methods=["GET", "HEAD"])
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.api_route("/ready", methods=["GET", "HEAD"])
+    async def ready() -> Response:
+        ensemble.load()
+        return JSONResponse({"status": "ready"}) if ensemble.ready else JSONResponse({"status": "loading"}, 503)
+
+    @app.exception_handler(ApiError)
+    async def refuse(request: Request, error: ApiError) -> Response:
+        metrics.refused.labels(error.code).inc()
+        return Response(error.body, error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def no_such_path(request: Request, error: HTTPException) -> Response:
+        message = f"there is no {request.method} {request.url.path!r:.80}\n-> POST /v1/chat/completions is there"
+        return await refuse(request, ApiError(error.status_code, message, code="unknown_url"))
+
+    return app
+
+
+def _guard(api_keys: Sequence[str], hosts: Sequence[str]) -> Callable[[Request], Awaitable[None]]:
+    """Refuses requests without a key, and those that reached this machine under another host name."""
+    digests = [sha256(key.encode()).digest() for key in api_keys]
+
+    async def check(request: Request) -> None:
+        host = request.headers.get("host", "").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if hosts and name not in hosts:
+            message = f"this endpoint is not called {name!r:.80}\n-> use {min(hosts)}, or set an API key"
+            raise ApiError(403, message, code="unknown_host")
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        given = sha256(key.strip().encode("latin-1")).digest()  # headers are bytes, decoded as Latin-1
+        matches = [hmac.compare_digest(given, digest) for digest in digests]  # all of them, each in constant time
+        if digests and not (any(matches) and scheme.lower() == "bearer"):
+            message = "the API key is missing or wrong\n-> send it as Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key")
+
+    return check

@@ -1,0 +1,179 @@
+"""What a client receives, in OpenAI's JSON: a completion, the events of a stream, or an error."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from langchain_core.messages import AIMessageChunk
+
+from ..chat.errors import PromptTooLongError
+from ..chat.options import CALL_ONLY, CallOptions
+from ..errors import BusyError, EnsembleError, MemberError, UsageError
+
+DONE = b"data: [DONE]\n\n"
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def to_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def event(value: Mapping[str, Any]) -> bytes:
+    """A server-sent event. It fits on one line, because JSON escapes line breaks."""
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+class Completion:
+    """One answer, built from the chat model's chunks: as events of a stream, or as a whole.
+
+    >>> completion = Completion("specfuse")
+    >>> completion.add(AIMessageChunk("The sky"))["choices"][0]["delta"]
+    {'role': 'assistant', 'content': 'The sky'}
+    >>> completion.whole()["choices"][0]["message"]["content"]
+    'The sky'
+    """
+
+    def __init__(self, model: str, *, with_usage: bool = False) -> None:
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._model = model
+        self._with_usage = with_usage
+        self._created = int(time.time())
+        self.chunks: list[AIMessageChunk] = []
+        self._role = {"role": "assistant"}
+        """Only in the first event."""
+        self.finish: str | None = None
+        self.usage: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+        """The ensemble's own account of the answer: rounds, weights, shares."""
+
+    def add(self, chunk: AIMessageChunk) -> dict[str, Any] | None:
+        """Add a chunk. Returns its event for a stream; None if the chunk adds nothing to the message."""
+        self.chunks.append(chunk)
+        self._read_metadata(chunk)
+        delta: dict[str, Any] = {"content": str(chunk.text)} if chunk.text else {}
+        if thought := chunk.additional_kwargs.get("reasoning_content"):
+            delta["reasoning_content"] = thought
+        if chunk.tool_call_chunks:
+            # The name and the id come in the first piece of a call.
+            delta["tool_calls"] = [
+                {"index": piece["index"], **_call(piece)}
+                if piece["name"]
+                else {"index": piece["index"], "function": {"arguments": piece["args"] or ""}}
+                for piece in chunk.tool_call_chunks
+            ]
+        return self._event(delta) if delta else None
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        """The last events of a stream."""
+        yield {**self._event({"content": ""} if self._role else {}, self.finish), "specfuse": self.summary}
+        if self._with_usage:
+            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": self.usage}
+
+    def whole(self) -> dict[str, Any]:
+        """The completion, once every chunk has been added."""
+        whole = sum(self.chunks[1:], self.chunks[0])
+        calls = [_call(call) for call in whole.tool_call_chunks]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": str(whole.text) or (None if calls else ""),
+            "refusal": None,
+        }
+        if thought := whole.additional_kwargs.get("reasoning_content"):
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.finish}
+        body = {"choices": [choice], "usage": self.usage, "specfuse": self.summary}
+        return {**self._head("chat.completion"), **body}
+
+    def _event(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": {**self._role, **delta}, "logprobs": None, "finish_reason": finish}
+        self._role = {}
+        body = {"choices": [choice], "usage": None} if self._with_usage else {"choices": [choice]}
+        return {**self._head("chat.completion.chunk"), **body}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
+
+    def _read_metadata(self, chunk: AIMessageChunk) -> None:
+        if reason := chunk.response_metadata.get("finish_reason"):
+            self.finish = {"stop_string": "stop"}.get(reason, reason)
+            self.summary = dict(chunk.response_metadata.get("specfuse", {}))
+            # Without the reasons of exits, which may quote what a member raised.
+            exits = self.summary.get("exits", ())
+            self.summary["exits"] = [{key: one[key] for key in one if key != "reason"} for one in exits]
+        if usage := chunk.usage_metadata:
+            self.usage = {
+                "prompt_tokens": usage["input_tokens"],
+                "completion_tokens": usage["output_tokens"],
+                "total_tokens": usage["total_tokens"],
+                "prompt_tokens_details": {"cached_tokens": usage.get("input_token_details", {}).get("cache_read", 0)},
+            }
+            self.summary["tokens"] = dict(usage.get("output_token_details", {}))
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": call["name"], "arguments": call["args"] or ""}
+    return {"id": call["id"], "type": "function", "function": function}
+
+
+class ApiError(Exception):
+    """An error response."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str, param: str | None = None, retry_after_s: int | None = None,
+        close: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = {"content-type": "application/json", "x-should-retry": "false"}  # else clients retry after 5xx
+        if retry_after_s is not None:
+            self.headers |= {"x-should-retry": "true", "retry-after": str(retry_after_s)}
+        if close:
+            self.headers["connection"] = "close"
+
+    @property
+    def body(self) -> bytes:
+        kind = "server_error" if self.status >= 500 else _ERROR_TYPES.get(self.status, "invalid_request_error")
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()  # ASCII, because a message may quote invalid text
+
+
+def invalid(message: str, advice: str, *, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """The client's mistake, and how to correct it."""
+    return ApiError(400, f"{message}\n-> {advice}", code=code, param=param)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """The error response for an exception. A member's own message is left out: it may quote a question or a path."""
+    message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, PromptTooLongError):
+        # LangChain recognises "prompt is too long"; not every version of OpenAI's client passes the code on.
+        return ApiError(400, f"prompt is too long: {message}", code="context_length_exceeded", param="messages")
+    if isinstance(error, UsageError):
+        option = message.partition(" ")[0].partition("=")[0]
+        known = option in CallOptions.model_fields or option in CALL_ONLY
+        return ApiError(400, message, code="invalid_value", param=option if known else None)
+    if isinstance(error, RecursionError):
+        return invalid("the body is nested too deep", "send a flatter schema", code="body_too_deep")
+    if isinstance(error, TimeoutError):
+        return ApiError(504, "the answer took too long\n-> ask for a shorter one with max_tokens", code="timeout")
+    if isinstance(error, BusyError):
+        seconds = math.ceil(error.retry_after_s)
+        busy = f"too many requests are waiting\n-> try again in about {seconds} s"
+        return ApiError(429, busy, code="rate_limit_exceeded", retry_after_s=seconds)
+    if isinstance(error, EnsembleError):
+        failed = ", ".join(f"{one.member} ({one.kind})" for one in error.failures) or "all members"
+        return ApiError(500, f"no member is left to finish the answer; failed: {failed}", code="members_failed")
+    if isinstance(error, MemberError):
+        return ApiError(500, f"a member failed: {error.member or 'unknown'} ({error.kind})", code="member_failed")
+    return ApiError(500, "internal error", code="internal_error")

@@ -1,0 +1,61 @@
+"""The port: a listening socket, and uvicorn on it with a graceful stop."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from ..errors import UsageError, advised
+
+MAX_CONNECTIONS = 1024
+"""Requests on further connections get a 503 from uvicorn."""
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens there."""
+    try:
+        if not 0 <= port < 65536:  # create_server would leave a socket open
+            raise OverflowError("a port is a number from 0 to 65535")
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError, UnicodeError) as error:
+        wrong = UsageError(f"cannot listen on --host {host} --port {port}: {error}")
+        raise advised(wrong, "choose another --port (0: any free one), or an address of this machine") from error
+    with listener:
+        yield listener
+
+
+class Server(uvicorn.Server):
+    """uvicorn, stopped gracefully by the first signal and at once by the second, always with exit code 0: uvicorn
+    itself raises the signal again after a graceful stop, which looks like a crash."""
+
+    on_stop: Callable[[], None] | None = None
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        elif self.on_stop:
+            self.on_stop()
+        self.should_exit = True
+
+
+def server_of(app: Any, *, grace_s: int = 30) -> Server:
+    """A server for this app. Answers under way have ``grace_s`` seconds to end once it stops."""
+    return Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            log_config=None,  # uvicorn's own would close the log handlers of the program around it
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=max(1, grace_s),
+        )
+    )
