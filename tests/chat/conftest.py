@@ -1,8 +1,10 @@
-"""Small ensembles whose answers are known."""
+"""Small ensembles whose answers are known, and members that fail or wait."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,12 +16,14 @@ from langchain_specfuse.core.values import Failure
 
 BLUE = "The sky is blue because the air scatters short waves more than long ones."
 WIDE = "The sky is wide because the air scatters short waves better than long ones."
-"""Of the same number of words: a scripted member goes on at the same place whoever wrote what."""
+"""As many words as BLUE: a scripted member continues at the same word whoever wrote the words before."""
+LIMIT_S = 30
+"""Things that happen in other threads are waited for this long."""
 
 
 @pytest.fixture
 def ensemble() -> Callable[..., SpecFuseChatModel]:
-    """A chat model of two members that differ; its answer is BLUE. Names and answers are free to choose."""
+    """Makes a chat model of two members that differ; its answer is BLUE. Answers and options can be chosen."""
 
     def make(*answers: Any, names: str = "abcdef", **options: Any) -> SpecFuseChatModel:
         scripts = answers or (BLUE, WIDE)
@@ -30,16 +34,6 @@ def ensemble() -> Callable[..., SpecFuseChatModel]:
 
 
 @pytest.fixture
-def soon() -> Callable[[Callable[[], bool]], bool]:
-    """Whether something becomes true within two seconds."""
-
-    def wait(happened: Callable[[], bool]) -> bool:
-        return any(happened() or time.sleep(0.005) for _ in range(400))  # type: ignore[func-returns-value]
-
-    return wait
-
-
-@pytest.fixture
 def no_cache() -> Iterator[None]:
     from langchain_core.globals import set_llm_cache
 
@@ -47,13 +41,38 @@ def no_cache() -> Iterator[None]:
     set_llm_cache(None)
 
 
-class SlowMember(ScriptedMember):
-    """Takes its time for every batch of drafts."""
+def eventually(happened: Callable[[], bool]) -> bool:
+    """Whether this becomes true in time."""
+    end = time.monotonic() + LIMIT_S
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.005)
+    return happened()
 
-    seconds = 0.02
+
+async def aeventually(happened: Callable[[], bool]) -> bool:
+    return await asyncio.to_thread(eventually, happened)
+
+
+def free(llm: SpecFuseChatModel) -> bool:
+    """Whether no member keeps anything of any question."""
+    return not any(member.open_queries for member in llm.members)
+
+
+class GatedMember(ScriptedMember):
+    """Drafts its first segments, then waits in ``draft`` until its gate is opened."""
+
+    def __init__(self, *args: Any, first: int = 1, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.first = first
+        self.gate, self.waiting = threading.Event(), threading.Event()
+        self.questions: list[str] = []
+        """The questions in the order in which the first drafts were made."""
 
     def draft(self, jobs: Any) -> Any:
-        time.sleep(self.seconds)
+        if any(len(job.answer) >= self.first for job in jobs):
+            self.waiting.set()
+            self.gate.wait(LIMIT_S)
+        self.questions += [job.query.turns[-1].text for job in jobs if not job.answer]
         return super().draft(jobs)
 
 
@@ -66,6 +85,9 @@ class FailingMember(ScriptedMember):
 
     def draft(self, jobs: Any) -> Any:
         return [Failure(self.kind, f"a failure of the kind {self.kind}") for _ in jobs]
+
+
+WAYS = ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "astream_events"]
 
 
 async def asked(llm: SpecFuseChatModel, way: str, question: Any = "Why?", **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A LangSmith endpoint on loopback that writes down what the real client sends, and can refuse, stall or hang."""
+"""A LangSmith endpoint on loopback that records what the real client sends, and can fail, refuse or hang."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INFO = {
 
 
 class Endpoint:
-    """What arrived: whole bodies, and runs put together from their parts."""
+    """What arrived: bodies, and runs put together from their parts."""
 
     def __init__(self, *, zstd: bool = False, status: int = 202, hang: bool = False) -> None:
         self.zstd, self.status = zstd, status
@@ -38,7 +38,6 @@ class Endpoint:
         self.asked: list[str] = []
         self.posts: list[str] = []
         self.go = threading.Event()
-        """An endpoint that hangs answers only when this is set."""
         if not hang:
             self.go.set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._answering())
@@ -52,9 +51,11 @@ class Endpoint:
         self._server.server_close()
 
     @property
-    def told(self) -> str:
+    def received(self) -> str:
         """Everything that was sent, as one text."""
         return b"\n".join(self.bodies).decode()
+
+    told = received
 
     @property
     def models(self) -> list[dict[str, Any]]:
@@ -90,7 +91,7 @@ class Endpoint:
 
             def do_GET(self) -> None:
                 endpoint.asked.append(f"GET {self.path}")
-                self._say(200, {**INFO, "instance_flags": {"zstd_compression_enabled": endpoint.zstd}})
+                self._reply(200, {**INFO, "instance_flags": {"zstd_compression_enabled": endpoint.zstd}})
 
             def do_POST(self) -> None:
                 endpoint.asked.append(f"POST {self.path}")
@@ -100,7 +101,7 @@ class Endpoint:
                     body = zstandard.ZstdDecompressor().decompressobj().decompress(body)
                 if endpoint.status == 202:
                     endpoint.receive(self.headers["Content-Type"], body)
-                self._say(endpoint.status, {})
+                self._reply(endpoint.status, {})
 
             do_PATCH = do_POST
 
@@ -113,7 +114,7 @@ class Endpoint:
                     self.rfile.readline()
                 self.rfile.readline()
 
-            def _say(self, status: int, content: Any) -> None:
+            def _reply(self, status: int, content: Any) -> None:
                 body = json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -129,7 +130,7 @@ class Endpoint:
 
 @contextmanager
 def recorded(*, zstd: bool = False, **options: Any) -> Iterator[tuple[LangChainTracer, Endpoint]]:
-    """The tracer of a real client and the endpoint that it sends to; everything has arrived when this is left."""
+    """The tracer of a real client and its endpoint; everything has arrived at the end of the ``with``."""
     endpoint = Endpoint(zstd=zstd)
     client = Client(api_url=endpoint.url, api_key="not-a-key", **options)
     try:

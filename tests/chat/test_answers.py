@@ -1,9 +1,10 @@
-"""What comes out: text, chunks, usage, metadata, provenance; the same whichever way it is asked for."""
+"""What comes out: text, chunks, usage, metadata and provenance; the same whichever way it is asked for."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any
 
 import pytest
@@ -12,10 +13,15 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessageChunk, HumanMessage
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse.core.values import Draft, DraftJob
+from tests.members import tiny
 
 from .conftest import BLUE, WIDE
 
 TEXTS = st.text(st.sampled_from("ab \n\t.,é天空🙂-`*") | st.characters(codec="utf-8"), min_size=1, max_size=60)
+WORDS = st.lists(
+    st.sampled_from(["one", "two", " ", "\n", "\n    ", "ab", "é", "天", "🙂", "."]), min_size=1, max_size=25
+)
 
 
 def joined(chunks: list[AIMessageChunk]) -> AIMessageChunk:
@@ -59,42 +65,80 @@ async def test_each_agreed_segment_is_one_chunk_and_they_join_to_the_answer(ense
 
 @given(TEXTS, TEXTS, st.integers(1, 5))
 def test_text_is_conserved_to_the_byte(one: str, other: str, segment_tokens: int) -> None:
-    llm = SpecFuseChatModel(
-        members=[ScriptedMember(one, name="a"), ScriptedMember(other, name="b")], segment_tokens=segment_tokens
-    )
-    chunks = [chunk.text for chunk in llm.stream("?")]
-    assert "".join(chunks) == llm.invoke("?").text
-    alone = SpecFuseChatModel(members=[ScriptedMember(one, name="a")], segment_tokens=segment_tokens)
+    members = [ScriptedMember(one, name="a"), ScriptedMember(other, name="b")]
+    llm = SpecFuseChatModel(members=members, segment_tokens=segment_tokens)
+    assert "".join(chunk.text for chunk in llm.stream("?")) == llm.invoke("?").text
+    alone = SpecFuseChatModel(members=members[:1], segment_tokens=segment_tokens)
     assert alone.invoke("?").text == one
 
 
-@given(TEXTS, st.lists(st.text(st.sampled_from("ab \n.é天🙂"), min_size=1, max_size=3), min_size=1, max_size=3))
-def test_a_stop_string_is_never_seen_whatever_the_seams(text: str, stop: list[str]) -> None:
-    llm = SpecFuseChatModel(members=[ScriptedMember(text, name="a")], segment_tokens=1, stop=stop[:1])
-    seen = "".join(chunk.text for chunk in llm.stream("?", stop=stop[1:]))
-    assert text.startswith(seen)
-    assert not any(one in seen for one in stop)
-    assert seen == text or any(text[len(seen) :].startswith(one) for one in stop)
+# --- stop strings -----------------------------------------------------------------------------------------------
 
 
-async def test_stop_strings_of_the_model_and_of_the_call_are_both_kept(ensemble: Any) -> None:
+def only_cuts(llm: SpecFuseChatModel, stop: list[str]) -> None:
+    """With stop strings the answer is the beginning of the answer without, up to the first of them; in every way."""
+    whole = llm.invoke("?").text
+    expected = whole[: min((at for one in stop if (at := whole.find(one)) >= 0), default=len(whole))]
+
+    async def asynchronously() -> list[str]:
+        return [(await llm.ainvoke("?", stop=stop)).text, "".join([c.text async for c in llm.astream("?", stop=stop)])]
+
+    seen = [llm.invoke("?", stop=stop).text, "".join(chunk.text for chunk in llm.stream("?", stop=stop))]
+    assert [*seen, *asyncio.run(asynchronously())] == [expected] * 4
+
+
+STOPS = st.lists(st.text(st.sampled_from("ab \n.é天🙂one"), min_size=1, max_size=5), min_size=1, max_size=3)
+
+
+@given(st.lists(WORDS.map("".join), min_size=1, max_size=3), STOPS, st.integers(1, 6))
+def test_a_stop_string_only_cuts_whatever_scripted_members_say(texts: list[str], stop: list[str], size: int) -> None:
+    members = [ScriptedMember(text, name=name) for text, name in zip(texts, "abc", strict=False)]
+    only_cuts(SpecFuseChatModel(members=members, segment_tokens=size), stop)
+
+
+def test_a_stop_string_does_not_change_the_vote() -> None:
+    """The first draft used to be cut at the stop string before the vote, so that the other draft won."""
+    texts = ('{"tags": [\n    {"name": "a"}]}', '{"tags": ["Category A", "Category B"]}')
+    members = [ScriptedMember(text, name=name) for text, name in zip(texts, "ab", strict=True)]
+    llm = SpecFuseChatModel(members=members, segment_tokens=3)
+    assert llm.invoke("?").text.startswith('{"tags": [\n    ')
+    assert llm.invoke("?", stop=["\n    "]).text == '{"tags": ['
+
+
+@pytest.fixture(scope="module")
+def untrained() -> SpecFuseChatModel:
+    """Two small models with random weights: their tokens end anywhere in a word."""
+    return SpecFuseChatModel(members=[tiny.member("llama", 1), tiny.member("phi3", 2)], max_tokens=24, segment_tokens=5)
+
+
+@pytest.mark.parametrize("at", range(1, 40, 4))
+def test_a_stop_string_only_cuts_with_models(untrained: SpecFuseChatModel, at: int) -> None:
+    whole = untrained.invoke("?").text
+    only_cuts(untrained, [whole[at : at + 3] or "?"])
+
+
+async def test_a_calls_stop_strings_replace_those_of_the_model(ensemble: Any) -> None:
     llm = ensemble(stop="waves", segment_tokens=3)
     for message in await every_way(llm):
         assert message.text == "The sky is blue because the air scatters short "
         assert message.response_metadata["finish_reason"] == "stop_string"
-    for message in await every_way(llm, stop=["the a"]):
-        assert message.text == "The sky is blue because "
+    for message in await every_way(llm, stop=["long"]):
+        assert message.text == "The sky is blue because the air scatters short waves more than "
     assert llm.bind(stop=["the a"]).invoke("Why?").text == "The sky is blue because "
+    assert llm.invoke("Why?", stop=[]).text == BLUE
+
+
+# --- metadata and usage -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"), [({}, "stop"), ({"max_tokens": 5}, "length"), ({"max_rounds": 2}, "length")]
+    ("options", "reason"), [({}, "stop"), ({"max_tokens": 5}, "length"), ({"stop": ["is"]}, "stop_string")]
 )
-def test_the_finish_reason_says_why_it_ended(ensemble: Any, options: dict[str, int], reason: str) -> None:
+def test_the_finish_reason_says_why_the_answer_ended(ensemble: Any, options: dict[str, Any], reason: str) -> None:
     assert ensemble(**options).invoke("Why?").response_metadata["finish_reason"] == reason
 
 
-async def test_metadata_is_told_once(ensemble: Any) -> None:
+async def test_metadata_comes_once(ensemble: Any) -> None:
     llm = ensemble()
     for chunks in (list(llm.stream("Why?")), [chunk async for chunk in llm.astream("Why?")]):
         first, *middle, last = chunks
@@ -105,25 +149,22 @@ async def test_metadata_is_told_once(ensemble: Any) -> None:
         assert last.usage_metadata
 
 
-def test_an_answer_of_one_segment_has_all_metadata_on_its_only_chunk(ensemble: Any) -> None:
-    (chunk,) = ensemble(segment_tokens=100).stream("Why?")
-    assert {"model_name", "finish_reason", "specfuse"} <= set(chunk.response_metadata)
+@pytest.mark.parametrize(("text", "reason"), [(BLUE, "stop"), ("", "stop")])
+def test_an_answer_of_one_segment_or_none_is_one_chunk_with_all_metadata(ensemble: Any, text: str, reason: str) -> None:
+    (chunk,) = ensemble(text, text, segment_tokens=100).stream("Why?")
+    assert (chunk.text, chunk.chunk_position, chunk.response_metadata["finish_reason"]) == (text, "last", reason)
+    assert {"model_name", "specfuse"} <= set(chunk.response_metadata)
+    assert chunk.usage_metadata["output_tokens"] == len(text.split())
 
 
-def test_an_empty_answer_is_one_empty_last_chunk(ensemble: Any) -> None:
-    (chunk,) = ensemble("", "").stream("Why?")
-    assert (chunk.text, chunk.chunk_position, chunk.response_metadata["finish_reason"]) == ("", "last", "stop")
-    assert ensemble("", "").invoke("Why?").usage_metadata["output_tokens"] == 0
-
-
-def test_the_summary_tells_rounds_weights_shares_and_exits_as_plain_json(ensemble: Any) -> None:
+def test_the_summary_is_plain_json_with_rounds_weights_shares_and_exits(ensemble: Any) -> None:
     summary = ensemble().invoke("Why?").response_metadata["specfuse"]
     assert json.loads(json.dumps(summary)) == summary
     assert summary["members"] == ["a", "b"]
     assert summary["rounds"] == 4
     assert sum(summary["weights"].values()) == pytest.approx(1)
     assert sum(summary["shares"].values()) == pytest.approx(1)
-    assert (summary["exits"], summary["looped"]) == ([], 0)
+    assert (summary["exits"], summary["looped"], summary["late"], summary["forced"]) == ([], 0, {}, 0)
 
 
 def test_usage_counts_the_winners_tokens_once_and_all_drafts_apart(ensemble: Any) -> None:
@@ -143,61 +184,73 @@ def test_usage_never_exceeds_the_budget(max_tokens: int, segment_tokens: int) ->
     members = [ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")]
     llm = SpecFuseChatModel(members=members, max_tokens=max_tokens, segment_tokens=segment_tokens)
     message = llm.invoke("Why?")
-    assert message.usage_metadata
-    assert message.usage_metadata["output_tokens"] <= max_tokens
-    assert len(message.text.split()) == message.usage_metadata["output_tokens"]
+    assert message.usage_metadata["output_tokens"] == min(max_tokens, len(BLUE.split()))
+    assert message.text == " ".join(BLUE.split()[:max_tokens])
 
 
-def test_usage_is_seen_by_langchains_own_counter(ensemble: Any) -> None:
-    from langchain_core.callbacks import get_usage_metadata_callback
+def test_the_seed_of_a_sampled_answer_is_in_its_metadata_and_repeats_it(ensemble: Any) -> None:
+    llm = ensemble(temperature=0.8)
+    one, other = (llm.invoke("Why?").response_metadata["specfuse"]["seed"] for _ in range(2))
+    assert one != other
+    assert llm.invoke("Why?", seed=one).response_metadata["specfuse"]["seed"] == one
+    assert "seed" not in ensemble(seed=3).invoke("Why?").response_metadata["specfuse"]
 
-    with get_usage_metadata_callback() as counter:
-        ensemble().invoke("Why?")
-        list(ensemble().stream("Why?"))
-    assert counter.usage_metadata["a+b"]["output_tokens"] == 2 * len(BLUE.split())
+
+# --- provenance -------------------------------------------------------------------------------------------------
 
 
-# --- who wrote what ---------------------------------------------------------------------------------------------
+def notes(message: Any) -> list[dict[str, Any]]:
+    return [note["value"] for block in message.content_blocks for note in block.get("annotations", [])]
 
 
 async def test_v1_blocks_say_who_wrote_which_part(ensemble: Any) -> None:
     for message in await every_way(ensemble(output_version="v1")):
         (block,) = message.content
         assert block["text"] == BLUE == message.text
-        values = [note["value"] for note in block["annotations"]]
         assert {note["type"] for note in block["annotations"]} == {"non_standard_annotation"}
+        values = notes(message)
         assert [value["round"] for value in values] == [1, 2, 3, 4]
         assert {value["member"] for value in values} == {"a"}
         assert "".join(BLUE[value["start"] : value["end"]] for value in values) == BLUE
-        assert all(0 <= value["margin"] <= 1 for value in values)
         assert message.usage_metadata["output_tokens"] == len(BLUE.split())
         assert message.response_metadata["output_version"] == "v1"
 
 
-def test_v1_and_v0_say_the_same(ensemble: Any) -> None:
-    assert ensemble(output_version="v1").invoke("Why?").text == ensemble().invoke("Why?").text
+def test_the_confidence_of_a_segment_is_its_share_of_the_vote(ensemble: Any) -> None:
+    (agreed,) = notes(ensemble("The sky", "The sky", output_version="v1").invoke("?"))
+    assert (agreed["confidence"], agreed["dissent"]) == (1.0, 0.0)
+    texts = ("The sky is blue", "The sky is wide", "The sky is blue")
+    (value,) = notes(ensemble(*texts, output_version="v1", method={"weighting": "equal"}).invoke("?"))
+    # Each scores its own draft -0.1 a word and the end, another's one word in five with -3.0.
+    mine = 1 / (1 + math.exp(-(3.0 - 0.1) / 5))
+    assert value["confidence"] == pytest.approx((2 * mine + (1 - mine)) / 3)
+    assert 0 < value["dissent"] < 1
 
 
-async def test_the_newest_event_stream_joins_to_the_answer(ensemble: Any) -> None:
-    stream = ensemble().stream_events("Why?", version="v3")
+class Speechless(ScriptedMember):
+    """Drafts nothing and does not end."""
+
+    def draft(self, jobs: list[DraftJob]) -> Any:
+        return [Draft("") for _ in jobs]
+
+
+@pytest.mark.filterwarnings("ignore:no member can score")
+def test_there_is_no_confidence_where_nobody_could_disagree_or_vote(ensemble: Any) -> None:
+    mute = [ScriptedMember(text, name=name, draft_only=True) for text, name in (("The sky", "a"), ("The sea", "b"))]
+    silent = [ScriptedMember("Yes", name="a"), Speechless("", name="b")]
+    for members in ([ScriptedMember("Yes")], mute, silent):
+        value = notes(ensemble(members=members, output_version="v1").invoke("?"))[0]
+        assert (value["confidence"], value["dissent"]) == (None, None)
+
+
+@pytest.mark.parametrize("output_version", [None, "v1"])
+async def test_langchains_v3_events_carry_text_usage_and_metadata(ensemble: Any, output_version: Any) -> None:
+    """Its bridge from chunks keeps only the last annotation of a text (1.7.2, 1.8.2)."""
+    llm = ensemble(output_version=output_version)
+    stream = llm.stream_events("Why?", version="v3")
     assert "".join(stream.text) == BLUE
-
-
-# --- sampling ---------------------------------------------------------------------------------------------------
-
-
-def test_a_seed_of_chance_is_told_so_that_the_answer_can_be_had_again(ensemble: Any) -> None:
-    llm = ensemble(temperature=0.8)
-    one, other = (llm.invoke("Why?").response_metadata["specfuse"]["seed"] for _ in range(2))
-    assert one != other
-    assert llm.invoke("Why?", seed=one).response_metadata["specfuse"]["seed"] == one
-
-
-def test_a_greedy_answer_needs_no_seed(ensemble: Any) -> None:
-    assert "seed" not in ensemble(seed=3).invoke("Why?").response_metadata["specfuse"]
-
-
-async def test_many_async_answers_at_once_do_not_mix() -> None:
-    llm = SpecFuseChatModel(members=[ScriptedMember(lambda query: f"You said {query.turns[-1].text} to me.", name="a")])
-    answers = await asyncio.gather(*(llm.ainvoke(f"word{i}") for i in range(30)))
-    assert [answer.text for answer in answers] == [f"You said word{i} to me." for i in range(30)]
+    message, same = stream.output, llm.invoke("Why?")
+    assert message.usage_metadata == same.usage_metadata
+    assert message.response_metadata["specfuse"] == same.response_metadata["specfuse"]
+    astream = await llm.astream_events("Why?", version="v3")
+    assert (await astream.output).text == BLUE

@@ -1,73 +1,117 @@
-"""Calls in text: told from prose, whole or not, equal or not."""
+"""Calls in text: told from prose, read in any pieces, finished or not, equal or not."""
 
 from __future__ import annotations
 
 import json
+import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.constraints import calls_of, canonical, referee_for
-from langchain_specfuse.constraints._referee import bytewise
+from langchain_specfuse.constraints import CallReader, canonical, reader_for, referee_for
 from langchain_specfuse.core.values import Call, CallFormat, Constraint
+from tests.torture.texts import cut
 
-from .walks import walk
+from .walks import BYTES, walk
 
 TOOLS = [
-    {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+    {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}},
     {"name": "find", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}},
 ]
-HERMES = {"begin": "<tool_call>\n", "end": "\n</tool_call>", "between": "\n"}
-BARE = {"begin": "", "end": "", "between": "; ", "arguments_key": "parameters"}
-BRACKETS = {"begin": "[CALL]", "end": "", "between": ""}
-FORMATS = [HERMES, BARE, BRACKETS]
+HERMES = CallFormat()
+BARE = CallFormat("", "", "; ", arguments_key="parameters")
+BRACKETS = CallFormat("[CALL]", "", "")
+FOREIGN = CallFormat("<｜呼叫｜>", "</呼叫>", "", "函数", "参数")
+FORMATS = [HERMES, BARE, BRACKETS, FOREIGN]
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 FIND = '<tool_call>\n{"name": "find", "arguments": {"q": "</tool_call> \\"}"}}\n</tool_call>'
 
 
-def calls(form=None, parallel=True, tools=TOOLS):
-    return Constraint("calls", json.dumps({"tools": tools, "parallel": parallel, **(form or HERMES)}))
+def calls(form: CallFormat = HERMES, parallel: bool = True) -> Constraint:
+    how = {name: getattr(form, name) for name in CallFormat.__dataclass_fields__}
+    return Constraint("calls", json.dumps({"tools": TOOLS, "parallel": parallel, **how}))
 
 
-def auto(form=None, parallel=True):
+def auto(form: CallFormat = HERMES, parallel: bool = True) -> Constraint:
     return Constraint("any_of", json.dumps([["prose", ""], ["calls", calls(form, parallel).body]]))
 
 
-def test_prose_calls_and_an_unfinished_call_are_told_apart():
-    text = f"I add.\n{ADD}\n{FIND}\n<tool_call>\n{{"
-    prose, found, rest = calls_of(auto(), text)
-    assert prose == "I add.\n"
-    assert [call.name for call in found] == ["add", "find"]
-    assert json.loads(found[1].arguments) == {"q": '</tool_call> "}'}
-    assert rest == "<tool_call>\n{"
+def written(form: CallFormat, name: str, arguments: Any) -> str:
+    body = {form.name_key: name, form.arguments_key: arguments}
+    return form.begin + json.dumps(body, ensure_ascii=False) + form.end
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_growing_text_only_ever_gains_calls(form):
-    constraint = auto(form)
-    written = CallFormat(**form)
-    body = ['{"name": "add", "ARGS": {"a": 1}}', '{"name": "find", "ARGS": {"q": "x}\\"{"}}']
-    body = [one.replace("ARGS", written.arguments_key) for one in body]
-    text = "Well: " + written.between.join(written.begin + one + written.end for one in body)
-    before = []
-    for size in range(len(text) + 1):
-        prose, found, rest = calls_of(constraint, text[:size])
-        assert found[: len(before)] == before
-        assert "Well: ".startswith(prose)
-        before = found
-    assert [call.name for call in before] == ["add", "find"]
-    assert rest == ""
+def read(constraint: Constraint | CallFormat, text: str) -> CallReader:
+    reader = CallReader(constraint, anywhere=True) if isinstance(constraint, CallFormat) else reader_for(constraint)
+    assert reader is not None
+    reader.feed(text)
+    return reader
+
+
+# --- the reader -----------------------------------------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.text(st.sampled_from('ab"\\{}[]<>/\n天'), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+ARGUMENTS = st.dictionaries(st.text(st.sampled_from('ab"}{'), max_size=3), VALUES, max_size=3)
+PROSE = st.text(st.sampled_from("ab <tol_c>\n"), max_size=20).filter(lambda text: HERMES.begin not in text + "\n")
+MANY = st.lists(st.tuples(st.sampled_from(["add", 'od"d', "天気"]), ARGUMENTS), max_size=3)
+
+
+@given(PROSE, MANY, st.lists(st.integers(0, 200), max_size=12), st.sampled_from(FORMATS))
+def test_words_and_calls_come_out_as_they_went_in_wherever_the_text_is_cut(
+    prose: str, many: list[tuple[str, Any]], places: list[int], form: CallFormat
+) -> None:
+    text = prose + form.between.join(written(form, name, arguments) for name, arguments in many)
+    reader, said, names, found = CallReader(form, anywhere=True), "", [], [""] * len(many)
+    for piece in cut(text, places):
+        more, pieces = reader.feed(piece)
+        said += more
+        assert prose.startswith(said)
+        for one in pieces:
+            names += [one.name] if one.name is not None else []
+            found[one.index] += one.arguments
+    assert said + reader.finish() == prose
+    assert list(zip(names, found, strict=True)) == [(n, json.dumps(a, ensure_ascii=False)) for n, a in many]
+    assert [(call.name, call.arguments) for call in reader.calls] == list(zip(names, found, strict=True))
+    assert reader.ends == tuple(sorted(reader.ends)) and (not many or reader.ends[-1] == len(text))
 
 
 @given(st.text(alphabet='<tol_cal>\n{"name": ,rgumets}[]\\1', max_size=60) | st.text(max_size=40))
-def test_no_text_is_too_strange(text):
-    for constraint in (auto(), calls(), auto(BARE), CallFormat(), None, Constraint("json")):
-        prose, found, rest = calls_of(constraint, text)
-        assert found or prose + rest == text
+def test_no_text_is_too_strange(text: str) -> None:
+    for constraint in (auto(), calls(), auto(BARE), CallFormat()):
+        reader = read(constraint, text)
+        assert reader.calls or text == text[: reader.prose] + reader.rest
 
 
-def test_equal_calls_are_equal_however_they_are_written():
+def test_a_growing_text_only_ever_gains_calls_and_a_fork_is_independent() -> None:
+    text, before = f"I add.\n{ADD}\n{FIND}\n<tool_call>\n{{", ()
+    grown = read(auto(), "")
+    for size in range(len(text)):
+        grown.feed(text[size])
+        fork = grown.fork()
+        fork.feed("x")
+        assert grown.calls[: len(before)] == before
+        before = grown.calls
+    assert [call.name for call in before] == ["add", "find"]
+    assert json.loads(before[1].arguments) == {"q": '</tool_call> "}'}
+    assert text[: grown.prose] == "I add.\n"
+    assert [text[:end].endswith("</tool_call>") for end in grown.ends] == [True, True]
+    assert grown.rest == "<tool_call>\n{" and grown.inside
+
+
+def test_without_prose_a_call_begins_the_answer_or_there_is_none() -> None:
+    reader = CallReader(BRACKETS, anywhere=False)
+    assert reader.feed('{"how": "[CALL]{"}') == ('{"how": "[CALL]{"}', [])
+    assert read(calls(BRACKETS), written(BRACKETS, "add", {"a": 1})).calls[0].name == "add"
+    assert reader_for(Constraint("json")) is None and reader_for(None) is None
+
+
+def test_equal_calls_are_equal_however_they_are_written() -> None:
     one = Call("f", '{"b": [1.0, {"x": "é"}], "a": 2}')
     assert canonical(one) == canonical(Call("f", '{"a":2,"b":[1,{"x":"\\u00e9"}]}', id="7"))
     assert canonical(one) != canonical(Call("g", one.arguments))
@@ -75,7 +119,54 @@ def test_equal_calls_are_equal_however_they_are_written():
     assert canonical(Call("f", "{")) == canonical(Call("f", "{"))
 
 
-def test_drafts_that_complete_equal_calls_are_the_same():
+# --- the grammar ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("parallel", [False, True])
+def test_every_text_that_ends_is_calls_that_satisfy_their_schemas(form: CallFormat, parallel: bool) -> None:
+    referee = referee_for(calls(form, parallel))
+    ended = 0
+    for seed in range(12):
+        data, whole = walk(BYTES.grammar(calls(form, parallel)).start(), random.Random(seed), most=20)
+        if whole:
+            reader = read(calls(form, parallel), data.decode())
+            assert (reader.prose, reader.rest) == (0, "")
+            assert len(reader.calls) == 1 or parallel
+            for call in reader.calls:
+                assert set(json.loads(call.arguments)) == {"add": {"a"}, "find": {"q"}}[call.name]
+            assert referee.must_end(data.decode()) is not parallel
+            ended += 1
+    assert ended > 3
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_state_is_in_a_call_from_its_begin_to_its_end(form: CallFormat) -> None:
+    state = BYTES.grammar(auto(form)).start()
+    state.advance("So: ")
+    text = written(form, "find", {"q": "}"})
+    inside = []
+    for byte in text.encode():
+        state.advance(bytes([byte]))
+        inside.append(state.in_call)
+    first = inside.index(True)
+    assert first == len((form.begin or '{"name": "').encode()) - 1
+    assert inside == [False] * first + [True] * (len(inside) - first - 1) + [False]
+
+
+def test_what_follows_a_call_is_inside_the_next_one_from_its_first_byte() -> None:
+    """So that the next call is drafted whole, and a referee that knows it already sees all of it."""
+    state = BYTES.grammar(calls()).start()
+    assert state.advance(ADD) == len(ADD) and not state.in_call
+    for byte in "\n<tool_call>\n":
+        state.advance(byte)
+        assert state.in_call
+
+
+# --- the referee ----------------------------------------------------------------------------------------------------
+
+
+def test_drafts_that_complete_equal_calls_are_the_same() -> None:
     referee = referee_for(calls())
     begun = '<tool_call>\n{"name": "find", "arguments": {"q": "'
     assert referee.same(begun, 'é"}}\n</tool_call>') == referee.same(begun, '\\u00e9"}}\n</tool_call>')
@@ -84,43 +175,7 @@ def test_drafts_that_complete_equal_calls_are_the_same():
     assert referee_for(Constraint("json")).same("", "{") == "{"
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("parallel", [False, True])
-def test_whatever_is_written_a_call_comes_out(form, parallel):
-    import random
-
-    referee = referee_for(calls(form, parallel))
-    for seed in range(8):
-        dice = random.Random(seed)
-        state = bytewise().grammar(calls(form, parallel)).start()
-        text = walk(state, dice, dice.choice([0, 20, 120])).decode("utf-8", "ignore")
-        text += referee.closing(text)
-        prose, found, rest = calls_of(calls(form, parallel), text)
-        assert (prose, rest) == ("", "")
-        assert found
-        assert len(found) == 1 or parallel
-        for call in found:
-            assert set(json.loads(call.arguments)) == {"add": {"a"}, "find": {"q"}}[call.name]
-        assert referee.must_end(text) is not parallel
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_call_is_inside_from_its_begin_to_its_end(form):
-    written = CallFormat(**form)
-    state = bytewise().grammar(auto(form)).start()
-    state.advance("So: ")
-    body = f'{{"name": "find", "{written.arguments_key}": {{"q": "}}"}}}}'
-    inside = []
-    text = written.begin + body + written.end
-    for byte in text.encode():
-        state.advance(bytes([byte]))
-        inside.append(state.in_call)
-    first = inside.index(True)
-    assert first == (len(written.begin) - 1 if written.begin else len('{"name": "') - 1)
-    assert inside == [False] * first + [True] * (len(text) - first - 1) + [False]
-
-
-def test_free_text_or_a_call_behind_which_nothing_may_come():
+def test_free_text_or_a_call_after_which_nothing_may_come() -> None:
     referee = referee_for(auto(parallel=False))
     assert referee.legal("", "Just prose. <tool") == len("Just prose. <tool")
     assert referee.may_end("Just prose. <tool")
@@ -130,9 +185,10 @@ def test_free_text_or_a_call_behind_which_nothing_may_come():
     assert referee.legal(f"Prose {ADD}", " and") == 0
     assert referee.legal("", "Prose <tool_call> and") == len("Prose <tool_call> and")
     assert referee.legal("", "Prose <tool_call>\nand") == len("Prose <tool_call>\n")
+    assert [referee.prose(text) for text in ("Prose <tool", f"Prose {ADD}")] == [6, 6]
 
 
-def test_calls_or_an_answer_by_a_schema():
+def test_calls_or_an_answer_by_a_schema() -> None:
     schema = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
     constraint = Constraint("any_of", json.dumps([["calls", calls().body], ["json_schema", schema]]))
     referee = referee_for(constraint)
@@ -141,15 +197,24 @@ def test_calls_or_an_answer_by_a_schema():
     assert referee.forced("{") == '"n":'
     assert referee.must_end('{"n": 1}')
     assert referee.legal("", "x") == 0
-    assert calls_of(constraint, '{"n": 1}') == ('{"n": 1}', [], "")
-    assert [call.name for call in calls_of(constraint, ADD).calls] == ["add"]
+    assert read(constraint, '{"n": 1}').calls == () and read(constraint, ADD).calls[0].name == "add"
 
 
-def test_what_follows_a_call_is_inside_the_next_one_from_its_first_byte():
-    """So that the next call is drafted whole, and the vote, or a referee that knows it already, sees all of it."""
-    state = bytewise().grammar(calls()).start()
+def test_a_call_that_was_made_already_may_not_be_made_again() -> None:
+    """Small models that are free to call repeat one call until the budget is gone."""
+    referee, again = referee_for(auto()), ADD.replace("1}", "1.0}")
+    two, three = (ADD.replace("1}", f"{n}}}") for n in (2, 3))
+    assert referee.legal("", ADD) == len(ADD)
+    assert referee.legal(ADD, f"\n{two}") == len(two) + 1
+    assert referee.legal(ADD, f"\n{ADD}") == referee.legal(ADD, f"\n{again}") == 0
+    assert referee.legal("", f"{ADD}\n{ADD}") == len(ADD)
+    assert referee.legal(ADD, f"\n{two}\n{three}\n{two}") == len(f"\n{two}\n{three}")
 
-    assert state.advance(ADD) == len(ADD) and not state.in_call
-    for byte in "\n<tool_call>\n":
-        state.advance(byte)
-        assert state.in_call
+
+def test_what_only_begins_another_call_is_left_out_of_a_draft() -> None:
+    referee = referee_for(auto())
+    for more in ("\n", "\n<to", "\n<tool_call>\n", "\n\n", "\nDone.", " and so on"):
+        assert referee.legal("", ADD + more) == len(ADD)
+        assert referee.legal(ADD, more) == 0
+    assert referee.legal("", ADD + '\n<tool_call>\n{"name"') == len(ADD) + len('\n<tool_call>\n{"name"')
+    assert referee.legal("", "Well.\n") == len("Well.\n")

@@ -1,4 +1,4 @@
-"""Walks through what a state allows, and what JSON makes of where they end."""
+"""Walks through what a constraint allows, and what JSON makes of where they end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from langchain_specfuse.constraints import State
+from langchain_specfuse.constraints import State, Vocabulary
 from langchain_specfuse.core.values import Constraint
+
+BYTES = Vocabulary([bytes([byte]) for byte in range(256)])
 
 
 def json_schema(schema: Any) -> Constraint:
@@ -24,22 +26,28 @@ def allowed(mask: Any, size: int) -> list[int]:
     return [int(token) for token in np.flatnonzero(bits[:size])]
 
 
-def walk(state: State, dice: random.Random, most: int, eager: float = 0.6) -> bytes:
-    """Random legal bytes from here. ``eager``: how gladly it ends strings, arrays and objects."""
+def walk(state: State, dice: random.Random, most: int, eager: float = 0.6) -> tuple[bytes, bool]:
+    """Random legal bytes from here, and whether the text is whole. ``most``: from so many on it goes for the end.
+
+    ``eager``: how gladly it ends strings, arrays and objects. There is always a way on: no text is a dead end.
+    """
     found = b""
-    while len(found) < most:
+    while len(found) < most + 300:
+        if state.may_end() and (len(found) >= most or dice.random() < 0.3):
+            return found, True
         follows = state.follows()
-        if not follows or (state.may_end() and dice.random() < 0.3):
-            break
+        if not follows:
+            assert state.may_end(), found
+            return found, True
         ends = bytes(byte for byte in follows if byte in b'"]},')
-        byte = dice.choice(ends if ends and dice.random() < eager else follows)
+        byte = dice.choice(ends if ends and (len(found) >= most or dice.random() < eager) else follows)
         assert state.advance(bytes([byte])) == 1
         found += bytes([byte])
-    return found
+    return found, False
 
 
 def assert_satisfies(text: str, schema: Any) -> None:
-    """JSON reads it, and the schema's own judge accepts it."""
+    """JSON reads it, and another library accepts it."""
     value = json.loads(text)
     judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     judge(without_nullable(schema), format_checker=judge.FORMAT_CHECKER).validate(value)

@@ -1,4 +1,4 @@
-"""Plays whole answers without threads: asks each member in turn, keeps every ``Ask``, draws the rounds as a table."""
+"""Plays whole answers without threads: asks every member in turn, keeps each ``Ask``, prints rounds as a table."""
 
 from __future__ import annotations
 
@@ -6,26 +6,16 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.referee import FREE, Referee
 from langchain_specfuse.core.rounds import rounds
-from langchain_specfuse.core.values import (
-    Ask,
-    Draft,
-    DraftJob,
-    Query,
-    Reply,
-    Round,
-    Scored,
-    ScoreJob,
-    Seat,
-    Settings,
-    Turn,
-)
+from langchain_specfuse.core.values import Ask, Draft, DraftJob, Panelist, Query, Reply, Round, Scored, ScoreJob, Turn
 from langchain_specfuse.members.scripted import ScriptedMember
 
 QUERY = Query("q", (Turn("user", "What is it?"),))
 Answerer = Callable[[DraftJob | ScoreJob, int], Reply]
+"""(job, round) -> a member's reply."""
 
 
 @dataclass
@@ -42,22 +32,24 @@ class Played:
     def left(self) -> list[str]:
         return [gone.member for round in self.rounds for gone in round.left]
 
-    def jobs(self, kind: type) -> list[str]:
-        """Who was given jobs of this kind, in order."""
-        return [name for ask in self.asks for name, job in ask.jobs.items() if isinstance(job, kind)]
+    def asked(self, kind: type, round: int | None = None) -> list[tuple[str, DraftJob | ScoreJob]]:
+        """(member, job) for all jobs of this kind, in order."""
+        asks = [ask for ask in self.asks if round in (None, ask.round)]
+        return [(name, job) for ask in asks for name, job in ask.jobs.items() if isinstance(job, kind)]
 
 
 def play(
     answerers: Mapping[str, Answerer],
     settings: Settings | None = None,
-    seats: Sequence[Seat] = (),
+    panel: Sequence[Panelist] = (),
     prior: Mapping[str, float] | None = None,
     referee: Referee = FREE,
+    query: Query = QUERY,
 ) -> Played:
-    """One whole answer. An error of the loop is kept, beside what had been agreed until then."""
+    """One whole answer. An error of the loop is kept in ``error``."""
     played = Played()
-    panel = Panel.of(seats or [Seat(name) for name in answerers], prior)
-    loop = rounds(QUERY, settings or Settings(), panel, referee)
+    members = Panel.of(panel or [Panelist(name) for name in answerers], prior)
+    loop = rounds(query, settings or Settings(), members, referee)
     replies: dict[str, Reply] | None = None
     try:
         while True:
@@ -75,38 +67,49 @@ def play(
         return played
 
 
-def asked(member: ScriptedMember) -> Answerer:
-    """A scripted member as something to play with."""
+def answering(member: ScriptedMember) -> Answerer:
     return lambda job, _: (member.draft([job]) if isinstance(job, DraftJob) else member.score([job]))[0]
 
 
 def speakers(**texts: str) -> dict[str, Answerer]:
     """Scripted members by name."""
-    return {name: asked(ScriptedMember(text, name=name)) for name, text in texts.items()}
+    return {name: answering(ScriptedMember(text, name=name)) for name, text in texts.items()}
 
 
 def babbler(seed: int, skill: float = 0.0, ends: float = 0.05, noise: float = 0.3) -> Answerer:
-    """Writes random words. Everybody agrees, up to noise, that drafts with more "good" words are more probable."""
+    """Writes random words. All babblers agree, up to noise, that drafts with more "good" words are more probable."""
     rng = random.Random(seed)
 
     def reply(job: DraftJob | ScoreJob, _: int) -> Reply:
         if isinstance(job, ScoreJob):
-            return Scored(tuple(_opinion(rng, c.text, c.ended, noise) for c in job.candidates))
+            return Scored(tuple(_logprobs(rng, c.text, c.ended, noise) for c in job.candidates))
         count = min(job.segment_tokens, job.max_tokens)
         text = "".join(" good" if rng.gauss(skill, 1) > 0 else f" w{rng.randrange(99)}" for _ in range(count))
         ended = rng.random() < ends
-        return Draft(text, ended, tuple(range(count)), _opinion(rng, text, ended, noise))
+        return Draft(text, ended, tuple(range(count)), _logprobs(rng, text, ended, noise))
 
     return reply
 
 
-def _opinion(rng: random.Random, text: str, ended: bool, noise: float) -> tuple[float, ...]:
+def _logprobs(rng: random.Random, text: str, ended: bool, noise: float) -> tuple[float, ...]:
     row = [min(0.0, (-0.3 if word == "good" else -1.5) + rng.gauss(0, noise)) for word in text.split()]
     return tuple([*row, -1.0] if ended else row)
 
 
+def repeater(word: str, confidence: Callable[[int], float], score: float = -2.0, size: int = 3) -> Answerer:
+    """Drafts a word ``size`` times with the log-probability ``confidence(round)``; scores others' drafts ``score``."""
+
+    def reply(job: DraftJob | ScoreJob, number: int) -> Reply:
+        if isinstance(job, ScoreJob):
+            return Scored(tuple((score,) * size for _ in job.candidates))
+        text = "".join(f" {word}{number}{k}" for k in range(size))
+        return Draft(text, False, tuple(range(size)), (confidence(number),) * size)
+
+    return reply
+
+
 def table(played: Played) -> str:
-    """The rounds as people read them: who wrote what, totals and weights after, who left."""
+    """A line per round: the winner's text, totals and weights after, departures."""
     lines = []
     for round in played.rounds:
         totals = " ".join(f"{name}={total:.2f}" for name, total in round.totals.items())

@@ -1,23 +1,20 @@
-"""What the method does when nobody chooses otherwise, recorded: new choices must leave it as it is, to the last digit.
+"""Recorded answers: each method must do what it did in version 0.5.0, to the ninth digit.
 
-Where the method itself is changed on purpose: ``python -m tests.core.test_recorded`` records anew.
+If the method itself is changed on purpose, ``python -m tests.core.test_recorded`` records anew.
 """
 
 import json
 from hashlib import sha256
 from pathlib import Path
 
-import pytest
-
-from langchain_specfuse.core.values import PRESETS, DraftJob, Round, Settings
+from langchain_specfuse.core.method import METHODS, Method, Settings
+from langchain_specfuse.core.values import DraftJob
 
 from .play import Answerer, Played, babbler, play, speakers
-from .test_promises import unreliable
+from .test_properties import unreliable
 
 RECORDED = Path(__file__).with_name("recorded.json")
-TOLD = ("number", "text", "winner", "authors", "looped", "finish", "totals", "rewards", "weights_before", "weights")
-NUMBERS = ("totals", "rewards", "weights_before", "weights")
-
+FIELDS = ("number", "text", "winner", "authors", "looped", "finish", "totals", "rewards", "weights_before", "weights")
 SCRIPTS = {
     "grey": "The sky is grey because of heavy rain clouds that come from the sea in the west.",
     "blue": "The sky is blue because of Rayleigh scattering of light by the molecules of the air.",
@@ -26,7 +23,7 @@ SCRIPTS = {
 
 
 def members(case: str) -> dict[str, Answerer]:
-    """``scripts`` or ``babblers-SEED``: three scripted members, or five that babble and now and then fail."""
+    """``scripts`` or ``babblers-SEED``: three scripted members, or five that babble and sometimes fail."""
     if case == "scripts":
         return speakers(**SCRIPTS)
     seed = int(case.partition("-")[2])
@@ -34,43 +31,42 @@ def members(case: str) -> dict[str, Answerer]:
     return {f"m{i}": unreliable(babbler(seed * 31 + i, skill), seed * 37 + i, 0.01) for i, skill in enumerate(skills)}
 
 
-CASES = ["scripts", *(f"babblers-{seed}" for seed in range(6))]
-
-
 def digest(played: Played) -> str:
-    """Who was asked for what, and what came of it; what a float addition leaves in the last digits is left out."""
-    asked = [[ask.round, *map(job_told, ask.jobs.items())] for ask in played.asks]
-    told = [[field_told(round, name) for name in TOLD] for round in played.rounds]
-    return sha256(json.dumps([asked, told, played.left]).encode()).hexdigest()[:16]
+    """A fingerprint of all jobs and rounds, with numbers rounded so that the order of additions does not matter."""
+
+    def size(job):
+        return job.segment_tokens if isinstance(job, DraftJob) else [c.text for c in job.candidates]
+
+    def rounded(value):
+        return {name: f"{number:.9f}" for name, number in value.items()} if isinstance(value, dict) else value
+
+    asked = [[ask.round, *([n, type(job).__name__, size(job)] for n, job in ask.jobs.items())] for ask in played.asks]
+    agreed = [[rounded(getattr(round, name)) for name in FIELDS] for round in played.rounds]
+    return sha256(json.dumps([asked, agreed, played.left]).encode()).hexdigest()[:16]
 
 
-def job_told(item):
-    name, job = item
-    size = job.segment_tokens if isinstance(job, DraftJob) else [c.text for c in job.candidates]
-    return [name, type(job).__name__, size]
-
-
-def field_told(round: Round, name: str):
-    value = getattr(round, name)
-    return {one: f"{number:.9f}" for one, number in value.items()} if name in NUMBERS else value
-
-
-def record(**choices) -> dict[str, str]:
-    """Every case under every preset."""
+def record(**changes) -> dict[str, str]:
+    """Every case under every named method."""
     return {
-        f"{case} {preset}": digest(play(members(case), Settings(max_tokens=60, segment_tokens=4, **kind, **choices)))
-        for case in CASES
-        for preset, kind in PRESETS.items()
+        f"{case} {name}": digest(
+            play(members(case), Settings(max_tokens=60, segment_tokens=4, method=Method.named(name, **changes)))
+        )
+        for case in ("scripts", *(f"babblers-{seed}" for seed in range(6)))
+        for name in METHODS
     }
 
 
-@pytest.fixture(scope="module")
-def recorded() -> dict[str, str]:
-    return json.loads(RECORDED.read_text())
+def test_each_method_does_what_was_recorded():
+    assert record() == json.loads(RECORDED.read_text())
 
 
-def test_the_defaults_do_what_was_recorded(recorded):
-    assert record() == recorded
+def test_as_many_drafters_as_members_change_nothing():
+    assert record(drafters=5) == json.loads(RECORDED.read_text())
+
+
+def test_the_recordings_notice_a_changed_method():
+    recorded, changed = json.loads(RECORDED.read_text()), record(drafters=1)
+    assert sum(recorded[case] != changed[case] for case in recorded) > len(recorded) / 2
 
 
 if __name__ == "__main__":

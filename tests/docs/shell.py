@@ -1,27 +1,34 @@
-"""Where the pages' commands run: an empty folder, and in place of some programs stand-ins that tell the truth cheaply.
+"""How the pages' commands run: in an empty folder, with cheap stand-ins for some programs.
 
-``specfuse`` is the real command; its members play a scripted part. ``make`` and ``pip`` do nothing but refuse what is
-not there.
+``langchain-specfuse`` is the real command with scripted members. ``make`` only checks that its targets exist (CI calls
+them, and some take minutes), ``pip`` that the extras do (it would change the environment in which the tests run).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from langchain_specfuse import ScriptedMember
+from langchain_specfuse.core.values import Query
 
 from .blocks import ROOT, Block
 
 BASH = shutil.which("bash")
-SPECFUSE = f"""#!{sys.executable}
+COMMAND = f"""#!{sys.executable}
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from langchain_specfuse import ScriptedMember, _registry, cli
-_registry._made = lambda arguments: ScriptedMember("The sky is blue.", name=arguments["name"])
-names = ("SmolLM2-135M", "Gemma-3-270M")
-sys.exit(cli.main(members=[ScriptedMember("The sky is blue.", name=name) for name in names]))
+from langchain_specfuse.cli.main import main
+from tests.docs.shell import Actor, replace_members
+replace_members(sys.modules.__setitem__)
+sys.exit(main(members=[Actor(name=name) for name in ("SmolLM2-135M", "Gemma-3-270M")]))
 """
 MAKE = f"""#!{BASH}
 exec {shutil.which("make")} --no-print-directory -n -C '{ROOT}' "$@" > /dev/null
@@ -33,26 +40,50 @@ assert sys.argv[1] == "install", sys.argv
 for extra in ",".join(re.findall(r"\\[(.*?)\\]", " ".join(sys.argv))).split(","):
     assert not extra or extra in project["optional-dependencies"], f"there is no extra {{extra!r}}"
 """
-STAND_INS = {"specfuse": SPECFUSE, "make": MAKE, "pip": PIP}
-NOT_DONE = {
-    "make": "only that the targets are there: CI calls them (.ci/run), and some take minutes",
-    "pip": "only that the extras are there: it would change the environment that the tests run in",
-}
-"""What the pages' commands would do and here do not, and why."""
+STAND_INS = {"langchain-specfuse": COMMAND, "make": MAKE, "pip": PIP}
 
 
-def installed(folder: Path) -> Path:
-    """A folder of stand-ins, to be looked at before all others."""
-    folder.mkdir(exist_ok=True)
-    for name, text in STAND_INS.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    return folder
+def example_of(schema: dict[str, Any]) -> Any:
+    """A simple value of this schema."""
+    if values := schema.get("enum"):
+        return values[0]
+    if properties := schema.get("properties"):
+        return {key: example_of(one) for key, one in properties.items()}
+    return {"string": "x", "integer": 1, "number": 1, "boolean": True, "array": []}.get(schema.get("type", ""))
 
 
-def done(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
+def script(query: Query) -> Any:
+    """What an actor says: something that fits the query's constraint."""
+    if query.constraint and query.constraint.kind == "calls":
+        return ScriptedMember.call(query.tools[0].name, **example_of(json.loads(query.tools[0].parameters)))
+    if query.constraint and query.constraint.kind == "json_schema":
+        return example_of(json.loads(query.constraint.body))
+    return "The sky is blue."
+
+
+class Actor(ScriptedMember):
+    """Stands in for a member that a page names by a model or a server that is not here."""
+
+    def __init__(self, *_: Any, name: str | None = None, **__: Any) -> None:
+        super().__init__(script, name=name)
+
+
+def replace_members(set_module: Callable[[str, ModuleType], None]) -> None:
+    """Put modules with actors in the place of those that define members; so commands need not import torch."""
+    for folder, name in (("transformers", "TransformersMember"), ("server", "ServerMember")):
+        module = ModuleType(f"langchain_specfuse.members.{folder}.member")
+        setattr(module, name, Actor)
+        set_module(module.__name__, module)
+
+
+def run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
     """The block, run in this folder; it stops at the first line that fails."""
-    path = f"{installed(folder / '.bin')}{os.pathsep}{os.environ['PATH']}"
+    programs = folder / ".bin"
+    programs.mkdir(exist_ok=True)
+    for name, text in STAND_INS.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     command = [str(BASH), "-euo", "pipefail", "-c", block.code]
     return subprocess.run(
         command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120

@@ -1,56 +1,88 @@
-"""Every example runs as it stands, in a process of its own, and says something."""
+"""Every example runs as it stands and prints what it should."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
 
 import pytest
 
+import langchain_specfuse
+from langchain_specfuse import demo_members, unload
+
 from .blocks import ROOT
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-REAL = {"agent", "chain", "decision", "own_model", "quickstart", "rag", "structured"}
-NEEDS = {"ray_cluster": ("ray",), "serve_ray": ("ray", "aiohttp_cors")}
-"""Packages without which an example cannot run: aiohttp_cors stands for what ray[serve] adds to ray."""
-WORDS = {
-    "agent": "tool: The museum is open from 10 to 5.",
+EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
+SCRIPTED = {
     "async_batch": "1 2 3 4 5 6 7 8 9 done.",
-    "decision": "dissent",
-    "door": "|\nwritten by {'ann': 1.0}",
+    "endpoint": "|\nwritten by {'ann': 1.0}",
     "events": "cyd left",
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
+    "testing": "all fine",
+}
+"""Example -> what it prints, among other things."""
+REAL = {
+    "agent": "tool: The museum is open from 10 to 5.",
+    "chain": "library",
+    "decision": "billing",
+    "own_model": "teacher",
+    "quickstart": "rounds, written by",
     "rag": "[2]",
     "structured": "Booking(name=",
-    "testing": "all fine",
-    "own_model": "teacher",
+}
+RAY = {
     "ray_cluster": "ann lives in 2 processes",
     "serve_ray": "The sky is blue because the air scatters short waves.\n" * 4,
-    "quickstart": "rounds, written by",
 }
-"""What an example prints, among other things."""
 
 
-@pytest.mark.parametrize(
-    "script",
-    [pytest.param(path, marks=pytest.mark.real if path.stem in REAL else ()) for path in EXAMPLES],
-    ids=lambda path: path.stem,
-)
-def test_an_example_runs(script):
-    for module in NEEDS.get(script.stem, ()):
-        if find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "error" if script.stem not in REAL else "default"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600, env=offline)
+def printed(name: str) -> str:
+    """What the example prints in a process of its own."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, EXAMPLES[name]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-    assert WORDS.get(script.stem, "") in done.stdout
+    return done.stdout
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_short_and_says_what_it_shows(script):
-    text = script.read_text()
-    assert len(text.splitlines()) < 50
-    assert text.startswith('"""')
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_an_example_with_scripted_members_runs(name, capsys):
+    runpy.run_path(str(EXAMPLES[name]), run_name="__main__")
+    assert SCRIPTED[name] in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def members():
+    """The demo's members, loaded once for all examples of this process."""
+    found = demo_members()
+    yield found
+    unload(*found)
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "name", [name if name == "quickstart" else pytest.param(name, marks=pytest.mark.long) for name in REAL]
+)
+def test_an_example_with_real_models_runs(name, members, monkeypatch, capsys):
+    monkeypatch.setattr(langchain_specfuse, "demo_members", lambda: members)
+    runpy.run_path(str(EXAMPLES[name]), run_name="__main__")
+    assert REAL[name] in capsys.readouterr().out
+
+
+@pytest.mark.serving
+@pytest.mark.parametrize("name", RAY)
+def test_an_example_on_a_ray_cluster_runs(name):
+    if name == "serve_ray" and not find_spec("aiohttp_cors"):
+        pytest.skip("ray[serve] is not installed")
+    assert RAY[name] in printed(name)
+
+
+def test_every_example_is_tested_short_and_says_what_it_shows():
+    assert set(EXAMPLES) == {*SCRIPTED, *REAL, *RAY}
+    texts = {name: path.read_text() for name, path in EXAMPLES.items()}
+    assert [name for name, text in texts.items() if len(text.splitlines()) >= 50] == []
+    assert all(text.startswith('"""') for text in texts.values())

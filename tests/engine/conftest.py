@@ -1,4 +1,4 @@
-"""Members that stall, hang, raise and count; and a check that every test leaves no thread behind."""
+"""Members that wait at a gate, time limits that expire when a member hangs, and a check that no thread is left."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from collections.abc import Callable
 
 import pytest
 
-from langchain_specfuse.core.values import Query, Settings, Turn
-from langchain_specfuse.engine import Ensemble, desk
+from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.values import Query, Turn
+from langchain_specfuse.engine import Ensemble, worker
 from langchain_specfuse.members.scripted import ScriptedMember
 
 BLUE = "The sky is blue because of Rayleigh scattering in the air above us."
 GREY = "The sky is grey because of the heavy clouds that bring us rain today."
 SHORT = Settings(segment_tokens=2)
+PATIENCE_S = 30.0
+"""Tests wait for a condition this long: much longer than it takes on a busy machine."""
 _NUMBERS = itertools.count()
 
 
-def until(true: Callable[[], object], timeout_s: float = 5.0) -> bool:
-    """Wait until it is true."""
+def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> bool:
+    """Wait until the condition holds."""
     end = time.monotonic() + timeout_s
-    while not true() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.002)
-    return bool(true())
+    return bool(condition())
 
 
 def query(text: str = "Why?") -> Query:
@@ -39,53 +42,96 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("specfuse")]
 
 
-class Gated(ScriptedMember):
-    """Works only while its gate is open; ``inside`` is set while it waits there."""
+def text(rounds) -> str:
+    return "".join(round.text for round in rounds)
 
-    def __init__(self, answer, gated_call=1, **choices):
+
+def facts(rounds):
+    """What must not depend on threads and time."""
+    return [(r.number, r.text, r.winner, list(r.drafts), r.totals, r.weights, r.left, r.late, r.finish) for r in rounds]
+
+
+async def collected(ensemble, *args, **choices):
+    """All rounds of an answer, by asyncio."""
+    return [round async for round in ensemble.arounds(*args, **choices)]
+
+
+def open_queries(members) -> list[str]:
+    return [open_ for member in members for open_ in member.open_queries]
+
+
+class Gated(ScriptedMember):
+    """Waits at its gate from the ``gated_call``-th call of ``gated_work`` on.
+
+    ``inside`` is set when it waits there, ``expired`` when a time limit has expired since.
+    """
+
+    def __init__(self, answer, gated_call=1, gated_work="draft", **choices):
         super().__init__(answer, **choices)
-        self.gate, self.inside, self.gated_call = threading.Event(), threading.Event(), gated_call
-        self.drafted_after_forget = []
-        self.forgotten = []
-        self.busy = threading.Lock()
+        self.gate, self.inside, self.expired = threading.Event(), threading.Event(), threading.Event()
+        self.gated_call, self.gated_work = gated_call, gated_work
+        self.drafted_after_forget: list[str] = []
+        self.forgotten: list[str] = []
         self.overlaps = 0
+        """How often it was called while another call was under way."""
+        self._busy = threading.Lock()
 
     def draft(self, jobs):
-        with self._alone():
-            replies = super().draft(jobs)
-            if self.draft_calls >= self.gated_call and not self.gate.is_set():
-                self.inside.set()
-                self.gate.wait(10)
-            self.drafted_after_forget += [job.query.id for job in jobs if job.query.id in self.forgotten]
-            return replies
+        return self._alone("draft", super().draft, jobs)
 
     def score(self, jobs):
-        with self._alone():
-            return super().score(jobs)
+        return self._alone("score", super().score, jobs)
 
     def forget(self, query_id):
-        with self._alone():
-            self.forgotten.append(query_id)
-            super().forget(query_id)
+        self.forgotten.append(query_id)
+        self._alone("forget", super().forget, query_id)
 
-    def _alone(self):
-        member = self
+    def _alone(self, work, call, argument):
+        if not self._busy.acquire(blocking=False):
+            self.overlaps += 1
+            self._busy.acquire()
+        try:
+            result = call(argument)
+            calls = {"draft": self.draft_calls, "score": self.score_calls}.get(work, 0)
+            if work == self.gated_work and calls >= self.gated_call and not self.gate.is_set():
+                self.inside.set()
+                self.gate.wait(2 * PATIENCE_S)
+            if work == "draft":
+                self.drafted_after_forget += [job.query.id for job in argument if job.query.id in self.forgotten]
+            return result
+        finally:
+            self._busy.release()
 
-        class Alone:
-            def __enter__(self):
-                if not member.busy.acquire(blocking=False):
-                    member.overlaps += 1
-                    member.busy.acquire()
+    @property
+    def hangs(self) -> bool:
+        return self.inside.is_set() and not self.gate.is_set()
 
-            def __exit__(self, *_):
-                member.busy.release()
 
-        return Alone()
+@pytest.fixture
+def limits_expire_when_members_hang(monkeypatch):
+    """A time limit, however long, expires as soon as the batch's member waits at its gate, and never otherwise."""
+
+    class Timer(threading.Thread):
+        def __init__(self, after_s, act, arguments):
+            super().__init__(daemon=True)
+            self.act, self.arguments, self.cancelled = act, arguments, threading.Event()
+
+        def run(self):
+            member = self.arguments[0][0].member
+            while not self.cancelled.wait(0.002):
+                if getattr(member, "hangs", False):
+                    self.act(*self.arguments)
+                    return member.expired.set()
+
+        def cancel(self):
+            self.cancelled.set()
+
+    monkeypatch.setattr(threading, "Timer", Timer)
 
 
 @pytest.fixture(autouse=True)
 def no_thread_stays(monkeypatch):
-    monkeypatch.setattr(desk, "IDLE_S", 0.05)
+    monkeypatch.setattr(worker, "IDLE_S", 0.05)
     yield
     assert until(lambda: not our_threads()), our_threads()
 

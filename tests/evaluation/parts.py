@@ -1,4 +1,4 @@
-"""Members with known strengths, and tasks of sums: what the tests of this folder ask and who answers."""
+"""Members with known strengths, and tasks of sums: what the tests of this folder ask, and who answers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_specfuse.core.values import Draft, DraftJob, Failure, Query, Scored, ScoreJob, Settings
+from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.values import Draft, DraftJob, Failure, Query, Scored, ScoreJob
 from langchain_specfuse.evaluation import Plan, Task, chosen, jsonl
 from langchain_specfuse.members.scripted import ScriptedMember
 
 
 class Known(ScriptedMember):
-    """A scripted member whose script is a function: known by name, so that results are found again."""
+    """A scripted member that is identified by its name, so that a new process finds its results again."""
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -49,28 +50,53 @@ def plan(task: Task, members: Sequence[Any], systems: Sequence[str] = ("singles"
     return Plan(task, tuple(chosen(systems, names, Settings(max_tokens=64))), by_name, **more)
 
 
+class Confident(Known):
+    """Its log-probabilities are near 0 where it knows the answer; where it does not, it agrees with everybody."""
+
+    def __init__(self, name: str, right: Callable[[int], bool]) -> None:
+        super().__init__(knows(name, right).answer, name=name)
+        self.right = right
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
+        return [reply for job in jobs for reply in super(Confident, self._at(job)).draft([job])]
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
+        return [reply for job in jobs for reply in super(Confident, self._at(job)).score([job])]
+
+    def _at(self, job: DraftJob | ScoreJob) -> Confident:
+        self.confidence = 3.0 if self.right(sum_of(job.query)) else 0.001
+        return self
+
+
 class Shifted(Known):
     """Its scores are those of another text: what a server does that ignores what it is asked."""
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return [Scored(tuple((-2.5,) * max(len(row), 1) for row in told.logprobs)) for told in super().score(jobs)]
+        return [Scored(tuple((-2.5,) * max(len(row), 1) for row in reply.logprobs)) for reply in super().score(jobs)]
 
 
 class Forgetful(Known):
-    """Goes on wrongly where it remembers: its cache is broken."""
+    """Continues wrongly where it has a cache."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.seen: set[str] = set()
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        told = [
+        replies = [
             Draft(" nonsense", False, (1,), (-9.0,)) if job.query.id in self.seen else draft
             for job, draft in zip(jobs, super().draft(jobs), strict=True)
         ]
         self.seen |= {job.query.id for job in jobs}
-        return told
+        return replies
 
     def forget(self, query_id: str) -> None:
         self.seen.discard(query_id)
         super().forget(query_id)
+
+
+class Missing(Known):
+    """Cannot be loaded."""
+
+    def probe(self) -> Any:
+        raise OSError("no such file")

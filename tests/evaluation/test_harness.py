@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 
+import lm_eval
 import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.tasks import TaskManager
 
-from langchain_specfuse.core.values import Settings
+from langchain_specfuse.core.method import Settings
 from langchain_specfuse.errors import UsageError
+from langchain_specfuse.evaluation.harness import SpecFuseLM
 from langchain_specfuse.members.scripted import ScriptedMember
-
-lm_eval = pytest.importorskip("lm_eval")
-
-from langchain_specfuse.evaluation.harness import SpecFuseLM  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -22,98 +22,59 @@ def members():
     return [ScriptedMember("The answer is 4.", name="ann"), ScriptedMember("The answer is 4.", name="bob")]
 
 
-def asked(*arguments):
-    from lm_eval.api.instance import Instance
-
+def requests(*arguments):
     return [Instance("generate_until", {}, one, at) for at, one in enumerate(arguments)]
 
 
 def test_generates_with_the_harness_s_stops_and_budget():
-    model = SpecFuseLM(members())
-    first, second, third = model.generate_until(
-        asked(("2 + 2?", {"until": ["is"]}), ("2 + 2?", {"max_gen_toks": 2}), ("2 + 2?", {}))
-    )
-    assert (first, second, third) == ("The answer ", "The answer", "The answer is 4.")
+    arguments = [("2 + 2?", {"until": ["is"]}), ("2 + 2?", {"max_gen_toks": 2}), ("2 + 2?", {})]
+    assert SpecFuseLM(members()).generate_until(requests(*arguments)) == [
+        "The answer ",
+        "The answer",
+        "The answer is 4.",
+    ]
 
 
 def test_a_continuation_s_probability_is_the_members_mixture():
     sure, unsure = ScriptedMember("Paris", name="ann"), ScriptedMember("Rome", name="bob")
-    model = SpecFuseLM([sure, unsure], prior={"ann": 3.0, "bob": 1.0})
-    (paris, is_greedy), (rome, _) = model.loglikelihood(asked(("Capital?", " Paris"), ("Capital?", " Rome")))
+    silent = ScriptedMember("Rome", name="eve", draft_only=True)
+    model = SpecFuseLM([sure, unsure, silent], prior={"ann": 3.0, "bob": 1.0})
+    (paris, is_greedy), (rome, _) = model.loglikelihood(requests(("Capital?", " Paris"), ("Capital?", " Rome")))
     assert paris == pytest.approx(math.log(0.75 * math.exp(-0.1) + 0.25 * math.exp(-3.0)))
     assert rome == pytest.approx(math.log(0.25 * math.exp(-0.1) + 0.75 * math.exp(-3.0)))
-    assert is_greedy and not model.loglikelihood(asked(("Capital?", " Lima")))[0][1]
-
-
-def test_a_member_without_a_vote_is_left_out_of_probabilities():
-    model = SpecFuseLM([ScriptedMember("Paris", name="ann"), ScriptedMember("Rome", name="bob", draft_only=True)])
-    assert model.loglikelihood(asked(("Capital?", " Paris")))[0][0] == pytest.approx(-0.1)
+    assert is_greedy and not model.loglikelihood(requests(("Capital?", " Lima")))[0][1]
+    assert sure.open_queries == unsure.open_queries == {}
 
 
 def test_a_text_without_a_question_cannot_be_scored():
     with pytest.raises(UsageError, match=r"loglikelihood_rolling .* not possible"):
-        SpecFuseLM(members()).loglikelihood_rolling(asked(("some text",)))
+        SpecFuseLM(members()).loglikelihood_rolling(requests(("some text",)))
 
 
-def test_wrong_arguments_are_told():
-    with pytest.raises(UsageError, match="objects here, got a text"):
-        SpecFuseLM("a/b")
-    with pytest.raises(UsageError, match="no option 'temprature'"):
-        SpecFuseLM(members(), temprature=1)
-
-
-@pytest.fixture
-def tasks(tmp_path):
-    """Two tasks of our own from local files, one that generates and one that chooses."""
-    (tmp_path / "data.jsonl").write_text(
-        "\n".join(json.dumps({"question": f"{a} + {a}?", "answer": str(2 * a)}) for a in (1, 2, 3, 4))
-    )
-    shared = f"""
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {tmp_path}/data.jsonl
-  cache_dir: {tmp_path}/cache
-test_split: test
-doc_to_text: "{{{{question}}}}"
-"""
-    (tmp_path / "sums.yaml").write_text(
-        "task: specfuse_sums\noutput_type: generate_until" + shared + 'doc_to_target: "{{answer}}"\n'
-        'generation_kwargs: {until: ["!"], max_gen_toks: 16}\n'
-        'filter_list:\n  - name: number\n    filter:\n      - function: regex\n        regex_pattern: "(\\\\d+)"\n'
-        "      - function: take_first\n"
-        "metric_list:\n  - metric: exact_match\n    aggregation: mean\n    higher_is_better: true\n"
-    )
-    (tmp_path / "choice.yaml").write_text(
-        "task: specfuse_choice\noutput_type: multiple_choice" + shared +
-        'doc_to_choice: ["2", "4", "6", "8"]\ndoc_to_target: "{{(answer | int) // 2 - 1}}"\n'
-        "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
-    )  # fmt: skip
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager(include_path=str(tmp_path), include_defaults=False)
-
-
-def doubled(query):
-    return str(2 * int(query.turns[-1].text.split()[0]))
+def task(folder, name: str, **more):
+    """A task of sums, from a local file."""
+    own = {"data_files": {"test": str(folder / "data.jsonl")}, "cache_dir": str(folder / "cache")}
+    more |= {"task": name, "dataset_path": "json", "dataset_kwargs": own, "test_split": "test"}
+    (folder / f"{name}.yaml").write_text(json.dumps(more | {"doc_to_text": "{{question}}"}))  # JSON is YAML
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("templated", [False, True])
-def test_the_harness_evaluates_a_local_task(tasks, templated):
-    """ann is right about all, bob says 4: together right where they agree, and where ann is believed."""
-    model = SpecFuseLM([ScriptedMember(doubled, name="ann", confidence=3.0)], settings=Settings(max_tokens=32))
-    told = lm_eval.simple_evaluate(
-        model,
-        tasks=["specfuse_sums", "specfuse_choice"],
-        task_manager=tasks,
-        apply_chat_template=templated,
-        bootstrap_iters=0,
-    )["results"]
-    assert told["specfuse_sums"]["exact_match,number"] == 1.0
-    assert told["specfuse_choice"]["acc,none"] == 1.0
-    four = SpecFuseLM([ScriptedMember("4", name="bob")])
-    told = lm_eval.simple_evaluate(
-        four, tasks=["specfuse_sums", "specfuse_choice"], task_manager=tasks, bootstrap_iters=0
-    )["results"]
-    assert told["specfuse_sums"]["exact_match,number"] == told["specfuse_choice"]["acc,none"] == 0.25
+def test_the_harness_evaluates_tasks_that_generate_and_that_choose(tmp_path, templated):
+    lines = [json.dumps({"question": f"{a} + {a}?", "answer": str(2 * a)}) for a in (1, 2, 3, 4)]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    task(tmp_path, "sums", output_type="generate_until", doc_to_target="{{answer}}",
+         generation_kwargs={"until": ["!"], "max_gen_toks": 16}, metric_list=[{"metric": "exact_match"}])  # fmt: skip
+    task(tmp_path, "choice", output_type="multiple_choice", doc_to_choice=["2", "4", "6", "8"],
+         doc_to_target="{{(answer | int) // 2 - 1}}", metric_list=[{"metric": "acc"}])  # fmt: skip
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+
+    def doubled(query):
+        return str(2 * int(query.turns[-1].text.split()[0]))
+
+    for script, share in ((doubled, 1.0), ("4", 0.25)):
+        model = SpecFuseLM([ScriptedMember(script, name="ann")], settings=Settings(max_tokens=32))
+        found = lm_eval.simple_evaluate(
+            model, tasks=["sums", "choice"], task_manager=manager, apply_chat_template=templated, bootstrap_iters=0
+        )["results"]
+        assert found["sums"]["exact_match,none"] == found["choice"]["acc,none"] == share

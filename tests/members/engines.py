@@ -1,6 +1,6 @@
 """Real engines for tests and measurements: started on this machine with the demo's SmolLM2, and ended again.
 
-llama-server is named by ``SPECFUSE_LLAMA_SERVER`` or found in the path; vLLM lives in an environment of its own, whose
+llama-server is named by ``SPECFUSE_LLAMA_SERVER`` or found in the path; vLLM has an environment of its own, whose
 Python ``SPECFUSE_VLLM_PYTHON`` names (its pins and ours do not go together).
 """
 
@@ -17,25 +17,32 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from langchain_specfuse.demo import demo_members
+from langchain_specfuse.demo import WHEELS, demo_members
 
 MODEL = "smollm2"
 READY_S = 180.0
-
-
-def llama_binary() -> str | None:
-    return os.environ.get("SPECFUSE_LLAMA_SERVER") or shutil.which("llama-server")
-
-
-def vllm_python() -> str | None:
-    return os.environ.get("SPECFUSE_VLLM_PYTHON") or None
-
-
 MISSING = {
     "llama.cpp": "no llama-server: put it into the path, or name it in SPECFUSE_LLAMA_SERVER",
     "vllm": "no vLLM: name the Python of an environment that has it in SPECFUSE_VLLM_PYTHON",
 }
-FOUND: dict[str, Callable[[], str | None]] = {"llama.cpp": llama_binary, "vllm": vllm_python}
+FOUND: dict[str, Callable[[], str | None]] = {
+    "llama.cpp": lambda: os.environ.get("SPECFUSE_LLAMA_SERVER") or shutil.which("llama-server"),
+    "vllm": lambda: os.environ.get("SPECFUSE_VLLM_PYTHON") or None,
+}
+OPTIONS = {
+    "llama.cpp": "--ctx-size 16384 --parallel 4 --threads 1 --no-webui --jinja",
+    "vllm": "--dtype float32 --max-model-len 4096 --max-num-seqs 32 --enforce-eager --block-size 32 "
+    "--enable-prompt-tokens-details",
+}
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "PYTHONPATH": "",
+}
 
 
 def folder() -> Path:
@@ -47,38 +54,15 @@ def command(engine: str, port: int) -> list[str]:
     """How this engine is started; docs/serving.md shows the same for users."""
     program = FOUND[engine]()
     assert program is not None, MISSING[engine]
+    place = ["--host", "127.0.0.1", "--port", str(port), *OPTIONS[engine].split()]
     if engine == "llama.cpp":
-        from langchain_specfuse.demo import WHEELS
-
-        gguf = str(WHEELS[0].gguf(Path()))
-        options = "--ctx-size 16384 --parallel 4 --threads 1 --no-webui --jinja --alias"
-        return [program, "-m", gguf, "--host", "127.0.0.1", "--port", str(port), *options.split(), MODEL]
-    options = "--dtype float32 --max-model-len 4096 --max-num-seqs 32 --enforce-eager --block-size 32"
-    serve = [
-        program,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(folder()),
-        "--served-model-name",
-        MODEL,
-    ]
-    return [*serve, "--host", "127.0.0.1", "--port", str(port), *options.split(), "--enable-prompt-tokens-details"]
-
-
-QUIET = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "PYTHONPATH": "",
-}
+        return [program, "-m", str(WHEELS[0].gguf(Path())), "--alias", MODEL, *place]
+    model = ["--model", str(folder()), "--served-model-name", MODEL]
+    return [program, "-m", "vllm.entrypoints.openai.api_server", *model, *place]
 
 
 class Engine:
-    """One running engine, which can be killed and started again at the same place."""
+    """One running engine, which can be killed and started again at the same port."""
 
     def __init__(self, engine: str, log: Path) -> None:
         self.engine, self.log = engine, log
@@ -89,31 +73,9 @@ class Engine:
         self.start()
 
     def start(self) -> None:
+        asked, env = command(self.engine, self.port), os.environ | ENVIRONMENT
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command(self.engine, self.port),
-                stdout=out,
-                stderr=out,
-                env=os.environ | QUIET,
-                start_new_session=True,
-            )
-        self._wait()
-
-    def kill(self) -> None:
-        """At once, with its own children."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def stop(self) -> None:
-        if self.process.poll() is not None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    def _wait(self) -> None:
+            self.process = subprocess.Popen(asked, stdout=out, stderr=out, env=env, start_new_session=True)
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
@@ -124,6 +86,19 @@ class Engine:
                 time.sleep(0.2)
         self.stop()
         raise RuntimeError(f"{self.engine} did not start: {self.log.read_text(errors='replace')[-2000:]}")
+
+    def kill(self) -> None:
+        """At once, with its own children."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
 
 
 @contextmanager

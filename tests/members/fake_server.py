@@ -1,8 +1,8 @@
-"""A server in this process that behaves as vLLM, SGLang, llama-server or a plain chat API do, on tiny random weights.
+"""A fake server in this process that behaves as vLLM, SGLang, llama-server or a plain chat API, on tiny random weights.
 
-The numbers are the model's own, so whatever a member makes of them can be compared with the same weights in this
-process. What real engines get wrong or ignore, it gets wrong and ignores: unknown fields, ``echo`` (llama.cpp), nulls,
-log-probabilities after the temperature (SGLang). ``fault`` makes it ill.
+The numbers are the model's own, so a member's replies can be compared with those of the same weights in this process.
+What real engines get wrong or ignore, it gets wrong and ignores: unknown fields, ``echo`` (llama.cpp), nulls,
+log-probabilities after the temperature (SGLang). ``fault`` injects faults.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -28,7 +29,7 @@ Reply = Mapping[str, Any]
 
 
 class FakeServer:
-    """One engine with one model. ``asked`` keeps (path, body) of every question."""
+    """One engine with one model. ``asked`` keeps (path, body) of every request."""
 
     def __init__(
         self, engine: str, model: Any, tokenizer: Any, *, name: str = "tiny", key: str = "", tls: str = ""
@@ -37,16 +38,18 @@ class FakeServer:
         self.tls = tls
         """A file with a certificate and its key: https."""
         self.eos = [tokenizer.eos_token_id]
-        if engine == "llama.cpp":  # it takes any token that looks like the end of something for one
+        if engine == "llama.cpp":  # it takes any token that looks like an end for one
             self.eos.append(tokenizer.convert_tokens_to_ids("<|im_end|>"))
         self.asked: list[tuple[str, Any]] = []
+        self.authorization: str | None = None
+        """The last request's header."""
         self.fault: Callable[[str, int], Any] | None = None
-        """(path, how many questions came before) -> None, a status, bytes, a change of the reply, or "cut"."""
+        """(path, number of earlier requests) -> None, a status, bytes, a change of the reply, "cut" or "hang"."""
         self.without: set[str] = set()
         """Fields that this (older) engine does not know and silently ignores."""
         self.begins = False
-        """llama.cpp: puts the BOS token before a text, and takes it from what the template writes."""
-        self.said: list[list[int]] = []
+        """llama.cpp: adds the BOS token to a text, and removes it from what the template writes."""
+        self.written: list[list[int]] = []
         self.go = threading.Event()
         self._lock = threading.Lock()
         self.port = 0
@@ -72,17 +75,16 @@ class FakeServer:
         self._server.hang_up()
 
     def reply(self, path: str, body: Any) -> Any:
-        """What the engine says; KeyError: it does not know that path."""
+        """The engine's reply; KeyError: it does not know that path."""
         body = {key: value for key, value in (body or {}).items() if key not in self.without}
         with self._lock:
             return ENGINES[self.engine][path](self, body)
 
     # --- the model ----------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def rows(self, ids: Sequence[int]) -> Any:
         """Log-probabilities after every token, (tokens, vocabulary)."""
-        return self.model(torch.tensor([list(ids)])).logits[0].float().log_softmax(-1)
+        return _rows(self.model, tuple(ids))
 
     def drawn(
         self, ids: Sequence[int], count: int, temperature: float, seed: int, stops: Sequence[int], only: Any = None
@@ -115,10 +117,10 @@ class FakeServer:
         )
 
     def reread(self, body: Mapping[str, Any]) -> list[int]:
-        """A chat as ids. Random weights write what no tokenizer would split so; trained ones seldom do: what was said
-        before is read as it was drawn."""
+        """A chat as ids. Random weights write what no tokenizer would split so; trained ones seldom do: its own text is
+        tokenized as it was drawn."""
         text = self.rendered(body)
-        for ids in self.said:
+        for ids in self.written:
             for count in range(len(ids), 0, -1):
                 if self.decode(ids[:count]) == text:
                     return ids[:count]
@@ -137,11 +139,17 @@ class FakeServer:
         )
 
 
+@lru_cache(maxsize=1024)  # each new member asks the same
+@torch.inference_mode()
+def _rows(model: Any, ids: tuple[int, ...]) -> Any:
+    return model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+
+
 class Refused(Exception):
     """A reply with a status of its own."""
 
-    def __init__(self, status: int, told: str) -> None:
-        super().__init__(told)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -149,7 +157,7 @@ class Refused(Exception):
 
 
 def _models(server: FakeServer, body: Reply) -> Reply:
-    owner = {"llama.cpp": "llamacpp", "chat": "somebody"}.get(server.engine, server.engine)
+    owner = {"llama.cpp": "llamacpp", "chat": "another"}.get(server.engine, server.engine)
     return {"object": "list", "data": [{"id": server.name, "owned_by": owner, "max_model_len": LIMIT}]}
 
 
@@ -157,9 +165,9 @@ def _chat(server: FakeServer, body: Reply) -> Reply:
     ids = server.reread(body)
     end = server.tokenizer.convert_tokens_to_ids("<|im_end|>")
     tokens, _, ended = server.drawn(ids, body["max_tokens"], body.get("temperature", 1.0), body.get("seed") or 0, [end])
-    said = tokens[: len(tokens) - ended]
-    text = server.decode([*ids, *said], special=False)[len(server.decode(ids, special=False)) :]
-    server.said.append(ids + said)
+    new = tokens[: len(tokens) - ended]
+    text = server.decode([*ids, *new], special=False)[len(server.decode(ids, special=False)) :]
+    server.written.append(ids + new)
     message = {"role": "assistant", "content": text.rstrip("\ufffd")}
     return {"model": server.name, "choices": [{"message": message, "finish_reason": "stop" if ended else "length"}]}
 
@@ -182,29 +190,29 @@ def _vllm(server: FakeServer, body: Reply) -> Reply:
 def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[str, Any]:
     if body.get("echo"):
         known = server.rows(ids)
-        told = [None, *(float(known[at - 1, ids[at]]) for at in range(1, len(ids)))]
-        return _vllm_shape(ids, told, [None] * len(ids), "length")
+        logprobs = [None, *(float(known[at - 1, ids[at]]) for at in range(1, len(ids)))]
+        return _vllm_shape(ids, logprobs, [None] * len(ids), "length")
     stops = body.get("stop_token_ids") or []
     only = _spelling(server, body["structured_outputs"]["choice"]) if "structured_outputs" in body else None
     tokens, rows, ended = server.drawn(ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, stops, only)
-    if only:  # as the real one: after the mask
-        told = [0.0] * len(tokens)
+    if only:  # as the real engine: after the mask
+        logprobs = [0.0] * len(tokens)
     else:
-        told = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        logprobs = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
     wanted = body.get("logprob_token_ids") or []
     tops = [
         {f"token_id:{one}": float(row[one]) for one in (token, *wanted)}
         for token, row in zip(tokens, rows, strict=True)
     ]
-    return _vllm_shape(tokens, told, tops, "stop" if ended else "length")
+    return _vllm_shape(tokens, logprobs, tops, "stop" if ended else "length")
 
 
-def _vllm_shape(ids: Sequence[int], told: Sequence[Any], tops: Sequence[Any], finish: str) -> dict[str, Any]:
+def _vllm_shape(ids: Sequence[int], logprobs: Sequence[Any], tops: Sequence[Any], finish: str) -> dict[str, Any]:
     names = [f"token_id:{token}" for token in ids]
     return {
         "text": "",
         "finish_reason": finish,
-        "logprobs": {"tokens": names, "token_logprobs": list(told), "top_logprobs": list(tops)},
+        "logprobs": {"tokens": names, "token_logprobs": list(logprobs), "top_logprobs": list(tops)},
     }
 
 
@@ -243,7 +251,7 @@ def _sglang_one(server: FakeServer, body: Reply, ids: Sequence[int], start: int)
     tokens, rows, ended = server.drawn(
         ids, how["max_new_tokens"], how["temperature"], how.get("sampling_seed", 0), how.get("stop_token_ids") or []
     )
-    if how["temperature"] > 0:  # as the real one: after the temperature
+    if how["temperature"] > 0:  # as the real engine: after the temperature
         rows = [(row / how["temperature"]).log_softmax(-1) for row in rows]
     wanted = body.get("token_ids_logprob") or []
     meta = {
@@ -254,13 +262,9 @@ def _sglang_one(server: FakeServer, body: Reply, ids: Sequence[int], start: int)
     }
     if start >= 0:
         known = server.rows(ids)
-        told = [[float(known[at - 1, ids[at]]), ids[at], None] for at in range(start + 1, len(ids))]
-        meta["input_token_logprobs"] = [[None, ids[start], None], *told]
+        rest = [[float(known[at - 1, ids[at]]), ids[at], None] for at in range(start + 1, len(ids))]
+        meta["input_token_logprobs"] = [[None, ids[start], None], *rest]
     return {"text": "", "output_ids": tokens, "meta_info": meta}
-
-
-def _sglang_tokenize(server: FakeServer, body: Reply) -> Reply:
-    return _vllm_tokenize(server, body)
 
 
 def _sglang_detokenize(server: FakeServer, body: Reply) -> Reply:
@@ -275,28 +279,28 @@ def _llama(server: FakeServer, body: Reply) -> Reply:
     ids = body["prompt"]
     if len(ids) >= LIMIT:
         raise Refused(400, f"request ({len(ids)} tokens) exceeds the available context size ({LIMIT} tokens)")
-    if any(_incomplete(server, forced[: place + 1]) for place in range(len(forced))):  # as the real one
+    if any(_incomplete(server, forced[: place + 1]) for place in range(len(forced))):  # as the real engine
         raise Refused(500, "got exception: Unexpected empty grammar stack after accepting piece: . (30)")
     only = None
     if "grammar" in body:
         only = lambda place, _: [forced[place]] if place < len(forced) else server.eos
     if "logit_bias" in body:
         only = lambda *_: [token for token, _ in body["logit_bias"]]
-    count = max(1, body["n_predict"])  # as the real one: 0 draws one all the same
+    count = max(1, body["n_predict"])  # as the real engine: 0 draws one all the same
     count = min(count, LIMIT - len(ids))
     tokens, rows, ended = server.drawn(ids, count, body["temperature"], body.get("seed", 0), [], only)
-    said = [tokens[: place + 1 - (ended and place + 1 == len(tokens))] for place in range(len(tokens))]
+    heads = [tokens[: place + 1 - (ended and place + 1 == len(tokens))] for place in range(len(tokens))]
     return {
         "content": "",
         "tokens": tokens,
         "stop_type": "eos" if ended else "limit",
         "model": server.name,
         "tokens_evaluated": len(ids),
-        "truncated": len(ids) + len(tokens) >= LIMIT,  # as the real one: also where only the answer comes to it
+        "truncated": len(ids) + len(tokens) >= LIMIT,  # as the real engine: also where only the answer comes to it
         "timings": {"cache_n": len(ids) - 1, "prompt_n": 1, "predicted_n": len(tokens)},
-        "completion_probabilities": [  # as the real one: none where half a character is all there is
+        "completion_probabilities": [  # as the real engine: none where half a character is all there is
             {"id": token, "logprob": float(row[token]), "top_logprobs": _likely(row, body["n_probs"])}
-            for token, row, before in zip(tokens, rows, said, strict=True)
+            for token, row, before in zip(tokens, rows, heads, strict=True)
             if not _incomplete(server, before)
         ],
     }
@@ -312,7 +316,7 @@ def _likely(row: Any, count: int) -> list[dict[str, Any]]:
 
 
 def _llama_template(server: FakeServer, body: Reply) -> Reply:
-    if body["messages"][-1]["role"] == "assistant":  # as the real one: a last answer is left open
+    if body["messages"][-1]["role"] == "assistant":  # as the real engine: a last answer is left open
         body = {**body, "continue_final_message": True}
     return {"prompt": server.rendered(body).removeprefix(server.tokenizer.bos_token if server.begins else "")}
 
@@ -345,7 +349,7 @@ ENGINES: dict[str, dict[str, Answer]] = {
         "/v1/models": _models,
         "/generate": _sglang,
         "/v1/chat/completions": _chat,
-        "/v1/tokenize": _sglang_tokenize,
+        "/v1/tokenize": _vllm_tokenize,
         "/v1/detokenize": _sglang_detokenize,
     },
     "llama.cpp": {
@@ -365,7 +369,7 @@ ENGINES: dict[str, dict[str, Answer]] = {
 
 
 class _Listener(ThreadingHTTPServer):
-    """Its connections end with it, as those of a process do."""
+    """Its connections end with it, like those of a process."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -386,7 +390,7 @@ class _Listener(ThreadingHTTPServer):
                 pass
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who has hung up is not waited for."""
+        """A client that hung up is no error."""
 
 
 def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
@@ -404,26 +408,27 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
         def _answer(self, body: Any) -> None:
             before = len(server.asked)
             server.asked.append((self.path, body))
-            ill = server.fault(self.path, before) if server.fault else None
-            if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":
+            server.authorization = self.headers.get("Authorization")
+            effect = server.fault(self.path, before) if server.fault else None
+            if server.key and server.authorization != f"Bearer {server.key}":
                 return self._send(401, {"error": {"message": "Invalid API key"}})
-            if ill == "hang":
+            if effect == "hang":
                 server.go.wait(30)
                 return None
-            if isinstance(ill, int):
-                return self._send(ill, {"error": {"message": "not now"}})
-            if isinstance(ill, bytes):
-                return self._bytes(200, ill)
+            if isinstance(effect, int):
+                return self._send(effect, {"error": {"message": "not now"}})
+            if isinstance(effect, bytes):
+                return self._bytes(200, effect)
             try:
-                told = server.reply(self.path, body)
+                reply = server.reply(self.path, body)
             except KeyError as error:
                 return self._send(404, {"error": f"no such path or field: {error}"})
             except Refused as error:
                 return self._send(error.status, {"error": {"message": str(error)}})
-            return self._send(200, ill(told) if callable(ill) else told, cut=ill == "cut")
+            return self._send(200, effect(reply) if callable(effect) else reply, cut=effect == "cut")
 
-        def _send(self, status: int, told: Any, cut: bool = False) -> None:
-            self._bytes(status, json.dumps(told).encode(), cut)
+        def _send(self, status: int, body: Any, cut: bool = False) -> None:
+            self._bytes(status, json.dumps(body).encode(), cut)
 
         def _bytes(self, status: int, data: bytes, cut: bool = False) -> None:
             self.send_response(status)
@@ -442,8 +447,8 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
     return Answering
 
 
-def later(after: int, ill: Any, path: str = "", times: int = 10**6) -> Callable[[str, int], Any]:
-    """A fault that begins after so many questions to a path, and lasts for so many."""
+def later(after: int, effect: Any, path: str = "", times: int = 10**6) -> Callable[[str, int], Any]:
+    """A fault that begins after this many requests to a path, and lasts for ``times`` requests."""
     count = 0
 
     def fault(asked: str, _: int) -> Any:
@@ -451,6 +456,6 @@ def later(after: int, ill: Any, path: str = "", times: int = 10**6) -> Callable[
         if path not in asked:
             return None
         count += 1
-        return ill if after < count <= after + times else None
+        return effect if after < count <= after + times else None
 
     return fault

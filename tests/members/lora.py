@@ -1,4 +1,4 @@
-"""Adapters for tiny models, trained by nobody: peft writes them, and merges them for those who measure the others."""
+"""LoRA adapters for tiny models, trained by nobody: peft writes them, and merges them for comparison."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 
-from langchain_specfuse.core.values import Draft, DraftJob, Reply, Sampling, Scored, ScoreJob
-from langchain_specfuse.members.transformers import TransformersMember
+from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Reply, Sampling, Scored, ScoreJob
+from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny
 
@@ -22,56 +22,59 @@ EVERYWHERE = {
     "qwen3-next": ["q_proj", "v_proj", "o_proj"],
 }
 USUAL = ["q_proj", "v_proj", "o_proj", "down_proj"]
-"""Which modules an adapter adapts, by architecture."""
+"""The modules that an adapter adapts, by architecture."""
 
 
 def saved(arch: str, folder: Path, seed: int = 1) -> Path:
     """A tiny model as a folder: members that name it share its weights."""
-    model, tokenizer = tiny.cached(arch, seed)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    for part in tiny.cached(arch, seed):
+        part.save_pretrained(folder)
     return folder
 
 
-def adapter(arch: str, folder: Path, seed: int, **told: Any) -> tuple[Path, Any]:
+def adapter(arch: str, folder: Path, seed: int, **options: Any) -> tuple[Path, Any]:
     """A random adapter as peft writes it, and the model with it merged in."""
     model, _ = tiny.cached(arch, 1)
     config = {"r": 4, "lora_alpha": 3, "target_modules": EVERYWHERE.get(arch, USUAL), "fan_in_fan_out": arch == "gpt2"}
     torch.manual_seed(seed)
-    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(**(config | {"init_lora_weights": False} | told)))
+    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(**(config | {"init_lora_weights": False} | options)))
     adapted.save_pretrained(folder, save_embedding_layers=False)
     return folder, adapted.merge_and_unload().eval()
 
 
 class Family:
-    """Members of one base beside their slow twins: every batch of theirs is compared with what each twin says alone."""
+    """Members of one base: every batch of theirs is compared with what each of them replies alone without a cache."""
 
     def __init__(self, members: Sequence[TransformersMember], merged: Sequence[Any]) -> None:
         self.members = list(members)
-        for one in members:
-            one.probe()
-        self.twins = {one: tiny.rereading(one, model) for one, model in zip(members, merged, strict=True)}
-        self.compared, self.worst = 0, 0.0
+        self.twins = {one: tiny.uncached(one, model) for one, model in zip(members, merged, strict=True)}
+        self.count, self.worst = 0, 0.0
 
-    def told(self, work: str, jobs: Sequence[tuple[TransformersMember, Any]]) -> list[Reply]:
+    def replies(self, work: str, jobs: Sequence[tuple[TransformersMember, Any]]) -> list[Reply]:
         """The replies of one batch."""
-        kin = next((one.kin for one, _ in jobs if one.kin), None)
-        replies = getattr(kin, work)(jobs) if kin else []
+        for one, _ in jobs:
+            one.probe()
+        replies = getattr(jobs[0][0].batch_group, work)(jobs) if jobs else []
         for (one, job), reply in zip(jobs, replies, strict=True):
             self.twins[one].forget(job.query.id)
             (truth,) = getattr(self.twins[one], work)([job])
             assert isinstance(reply, Draft | Scored), reply
             self.worst = max(self.worst, tiny.difference(reply, truth))
-            self.compared += 1
+            self.count += 1
         return list(replies)
 
     def drafts(self, query: Any, answer: Any = (), size: int = 4, how: Sampling = Sampling()) -> dict[str, Draft]:  # noqa: B008
-        replies = self.told("draft", [(one, DraftJob(query, answer, size, 64, how)) for one in self.members])
+        replies = self.replies("draft", [(one, DraftJob(query, answer, size, 64, how)) for one in self.members])
         return {one.name: reply for one, reply in zip(self.members, replies, strict=True) if isinstance(reply, Draft)}
 
-    def scores(self, query: Any, answer: Any, candidates: Any) -> None:
-        of = lambda one: tuple(c for c in candidates if one.name not in c.authors)
-        self.told("score", [(one, ScoreJob(query, answer, of(one))) for one in self.members if of(one)])
+    def scores(self, query: Any, answer: Any, drafts: dict[str, Draft]) -> None:
+        """Every member scores the drafts of the others."""
+        authors: dict[tuple[str, bool], list[str]] = {}
+        for name, draft in drafts.items():
+            authors.setdefault((draft.text, draft.ended), []).append(name)
+        candidates = [Candidate(text, ended, tuple(names)) for (text, ended), names in authors.items()]
+        others = {one: tuple(c for c in candidates if one.name not in c.authors) for one in self.members}
+        self.replies("score", [(one, ScoreJob(query, answer, own)) for one, own in others.items() if own])
 
     def forget(self, query: Any) -> None:
         for one in (*self.members, *self.twins.values()):

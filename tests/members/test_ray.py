@@ -1,331 +1,304 @@
-"""A member behind actors, without a cluster: what lives at the other end, who lives where, and what is refused.
-
-With a real cluster: ``test_ray_real.py``.
-"""
+"""Members behind actors of a fake Ray in this process: replies, affinity, deaths, placement. See also test_ray_real."""
 
 from __future__ import annotations
 
-import copy
+import itertools
 import pickle
 import socket
 import sys
-import threading
+from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from langchain_specfuse import RayMember, ScriptedMember, ServerMember, SpecFuseChatModel
-from langchain_specfuse._spread import spread
-from langchain_specfuse.core.member import Probe
-from langchain_specfuse.core.values import (
-    Call,
-    CallFormat,
-    Candidate,
-    Constraint,
-    Draft,
-    DraftJob,
-    Effort,
-    Failure,
-    Query,
-    Sampling,
-    Scored,
-    ScoreJob,
-    Segment,
-    Tool,
-    Turn,
-)
+from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse.chat.members import checked_member
+from langchain_specfuse.core.values import Candidate, Draft, Failure
 from langchain_specfuse.errors import MemberError, UsageError
-from langchain_specfuse.members import _reach
-from langchain_specfuse.members._homes import Homes
-from langchain_specfuse.members._hosted import Hosted, Raised, question
-from langchain_specfuse.members._packing import RECORDS, packed
-from langchain_specfuse.members._places import refuse_if_no_room, room
-from langchain_specfuse.members._replica import Replica
+from langchain_specfuse.members import ray as ray_module
 
 from .contract import draft_job, score_job
 
-
-class Mute:
-    """Raises what cannot be sent, wherever it can."""
-
-    name, device = "mute", "mute"
-
-    class Trouble(Exception):
-        def __init__(self, one: int, two: int) -> None:
-            super().__init__(f"{one} and {two}")
-
-    def probe(self) -> None:
-        raise self.Trouble(1, 2)
-
-    draft = score = forget = probe
+STORY = "The sky is blue because the air scatters blue light."
 
 
-def hosted(member: object) -> Hosted:
-    return Hosted(pickle.dumps(member))
+class RayError(Exception): ...
 
 
-def asked(one: Hosted, method: str, *arguments: object) -> object:
-    return pickle.loads(one.reply(question(method, *arguments)))
+class ActorUnavailableError(RayError): ...
 
 
-# --- what lives at the other end --------------------------------------------------------------------------------
+class ActorDiedError(RayError): ...
 
 
-def test_what_comes_back_is_what_the_member_would_say_here():
-    member = ScriptedMember("The sky is blue because.", name="ann")
-    there = hosted(member)
-    jobs = [draft_job(id="a"), draft_job(id="b", segment_tokens=2)]
-    assert asked(there, "probe") == member.probe()
-    assert asked(there, "draft", jobs) == member.draft(jobs)
-    scores = [score_job(Candidate(" is blue", False, ("x",)))]
-    assert asked(there, "score", scores) == member.score(scores)
+class RayTaskError(RayError):
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
 
 
-def test_a_process_that_took_over_loads_with_its_first_job_and_says_the_same():
-    member = ScriptedMember("The sky is blue because.", name="ann")
-    known, fresh = hosted(member), hosted(member)
-    asked(known, "probe")
-    assert asked(fresh, "forget", "never heard of") is None
-    assert asked(known, "draft", [draft_job()]) == asked(fresh, "draft", [draft_job()])
+class FakeRay(ModuleType):
+    """What RayMember uses of Ray. Processes are objects; what crosses between them is pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        errors = (RayError, RayTaskError, ActorDiedError)
+        self.exceptions = SimpleNamespace(**{one.__name__: one for one in errors})
+        self.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+        self.resources: list[dict[str, float]] = [{"CPU": 8.0, "memory": 1e9}, {"CPU": 4.0, "node:10.0.0.1": 1.0}]
+        self.connected = False
+        self.placed, self.restarts = True, True
+        self.actors: list[FakeActor] = []
+        self.kills: Callable[[str], bool] = lambda query_id: False
+        """Whether a job of this query kills its process."""
+
+    def init(self, *_: Any, **__: Any) -> None:
+        self.connected = True
+
+    def shutdown(self) -> None:
+        self.connected = False
+        for actor in self.actors:
+            actor.end(ActorDiedError("Ray was shut down"))
+
+    def is_initialized(self) -> bool:
+        return self.connected
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(gcs_address="127.0.0.1:6379")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": one} for one in self.resources]
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 0.5}
+
+    def remote(self, cls: type) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *args: FakeActor(self, cls, args)))
+
+    def wait(self, refs: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        return (refs, []) if self.placed else ([], refs)
+
+    def get(self, ref: tuple[FakeActor, str, bytes]) -> Any:
+        return ref[0].run(*ref[1:])
+
+    def kill(self, actor: FakeActor) -> None:
+        actor.end(ActorDiedError("killed"))
 
 
-def test_a_member_that_raises_fails_its_batch_and_the_next_is_answered():
-    there = hosted(ScriptedMember("one two three", name="ann", fails_in=1, error=ValueError("no luck")))
-    failures = asked(there, "draft", [draft_job(id="a"), draft_job(id="b")])
-    assert [(one.kind, one.message) for one in failures] == [("error", "ValueError: no luck")] * 2
-    assert isinstance(failures[0].cause, ValueError)
-    assert isinstance(asked(there, "draft", [draft_job()])[0], Draft)
+class FakeActor:
+    pids = itertools.count(1)
+
+    def __init__(self, ray: FakeRay, cls: type, args: tuple[Any, ...]) -> None:
+        self.ray, self.made = ray, pickle.dumps((cls, args))
+        self.asked: list[str] = []
+        """The queries of its jobs."""
+        self.where = SimpleNamespace(remote=lambda: (self, "where", pickle.dumps(())))
+        self.call = SimpleNamespace(remote=lambda *args: (self, "call", pickle.dumps(args)))
+        ray.actors.append(self)
+        self.begin()
+
+    def begin(self) -> None:
+        cls, args = pickle.loads(self.made)
+        self.process, self.pid, self.error = cls(*args), next(self.pids), None
+
+    def end(self, error: Exception) -> None:
+        self.process, self.error = None, error
+
+    def run(self, name: str, args: bytes) -> Any:
+        if self.error is not None:
+            error = self.error
+            if isinstance(error, ActorUnavailableError) and self.ray.restarts:
+                self.begin()  # the next one finds it restarted
+            raise error
+        method, *arguments = pickle.loads(args) or (name,)
+        if name == "where":
+            return "127.0.0.1", self.pid
+        if method in ("draft", "score"):
+            self.asked += [job.query.id for job in arguments[0]]
+            if any(self.ray.kills(job.query.id) for job in arguments[0]):
+                self.end(ActorUnavailableError("the process died"))
+                return self.run(name, args)
+        try:
+            return pickle.loads(pickle.dumps(self.process.call(method, *arguments)))
+        except Exception as error:
+            raise RayTaskError(pickle.loads(pickle.dumps(error))) from None
 
 
-def test_what_cannot_be_sent_is_told_in_words():
-    raised = asked(hosted(Mute()), "probe")
-    assert isinstance(raised, Raised)
-    assert isinstance(raised.error, MemberError) and "1 and 2" in str(raised.error)
-    (failure,) = asked(hosted(Mute()), "draft", [draft_job()])
-    assert failure.message == "Trouble: 1 and 2" and isinstance(failure.cause, MemberError)
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(ray_module, "PAUSE_S", 0.001)
+    return fake
 
 
-def test_a_class_that_is_not_there_is_told_with_advice():
-    packed = pickle.dumps(ScriptedMember("x")).replace(b"members.scripted", b"members.scribble")
-    raised = asked(Hosted(packed), "probe")
-    assert isinstance(raised, Raised) and "scribble" in str(raised.error)
-    assert "importable on every node" in raised.error.__notes__[0]
+# --- replies ----------------------------------------------------------------------------------------------------
 
 
-def test_an_error_keeps_its_kind_and_its_advice_on_the_way():
-    error = MemberError("too long", member="ann", kind="overflow")
-    error.add_note("-> shorten it")
-    there = hosted(ScriptedMember("one", name="ann", fails_in=1, error=error))
-    (failure,) = asked(there, "draft", [draft_job()])
-    assert failure.kind == "overflow"
-    assert (failure.cause.member, failure.cause.__notes__) == ("ann", ["-> shorten it"])
+def test_replies_are_those_of_the_member_in_this_process(ray: FakeRay) -> None:
+    here = ScriptedMember(STORY, name="ann")
+    there = RayMember(here, replicas=2)
+    jobs = [draft_job(id=f"q{size}", segment_tokens=size) for size in (1, 3, 5)]
+    scores = [score_job(Candidate(" is blue", False, ("x",)), id=f"s{k}") for k in range(3)]
+    assert there.draft(jobs) == here.draft(jobs) and there.score(scores) == here.score(scores)
+    assert replace(there.probe(), detail="scripted") == here.probe()
+    assert there.token_ids(STORY) == here.token_ids(STORY) and there.spec == here.spec
+    assert not hasattr(there, "token_count")
+    assert SpecFuseChatModel(members=[there]).invoke("?").text == STORY
 
 
-def test_what_is_packed_comes_back_whole():
-    answer = (Segment("天空 \udcff", True, {"ann": (1, 2)}), Segment(""))
-    query = Query(
-        "q", (Turn("user", "Why?", (Call("f", "{}"),), "n", "i"),), (Tool("t", "d", "{}"),), Constraint("json")
-    )
-    sampling = Sampling(0.5, 0.9, 4, 0.1, 1.2, 7)
-    scores = Scored(((-0.1, -2.0), ()), Effort(1, 2, 3, 0.5, 6.0), ((1, 2), ()))
-    things = [
-        DraftJob(query, answer, 3, 9, sampling, ("stop",), 5, (Candidate("y", False, ("bob",)),)),
-        ScoreJob(query, answer, (Candidate("x", True, ("ann", "bob")),), False),
-        Draft("x", True, (1,), (-0.1, -0.2), Effort(1, 2, 3, 0.5, 6.0), (1,), "hm"),
-        scores,
-        Failure("nan", "no numbers"),
-        Probe("m", False, 7, "here"),
-    ]
-    assert pickle.loads(packed(things)) == things
-    assert {type(one) for one in (*things, *answer, query, query.turns[0], sampling, scores.effort)} >= {*RECORDS} - {
-        Candidate
-    }
+class Trouble(Exception):
+    """Cannot be unpickled."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
 
 
-# --- who lives where --------------------------------------------------------------------------------------------
+def trouble(query: Any) -> str:
+    raise Trouble(1, 2)
 
 
-@given(
-    st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8), max_size=8),
-    st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=8, max_size=8),
-)
-def test_a_query_stays_while_its_home_lives_and_nobody_is_left_out(batches, living):
-    homes = Homes()
-    before: dict[str, int] = {}
-    for ids, up in zip(batches, living, strict=False):
-        parts = homes.parts(ids, up)
-        assert sorted(place for part in parts.values() for place in part) == list(range(len(ids)))
-        now = {ids[place]: home for home, part in parts.items() for place in part}
-        assert set(now.values()) <= up
-        assert all(home == before[query] for query, home in now.items() if before.get(query) in up)
-        before |= now
+def test_an_error_that_cannot_be_pickled_keeps_its_text(ray: FakeRay) -> None:
+    (failure,) = RayMember(ScriptedMember(trouble)).draft([draft_job()])
+    assert isinstance(failure, Failure) and failure.message == "Trouble: 1 and 2"
+    assert isinstance(failure.cause, MemberError)
 
 
-def test_new_queries_go_where_the_fewest_live():
-    homes = Homes()
-    assert {home: len(part) for home, part in homes.parts([*map(str, range(30))], [0, 1, 2]).items()} == dict.fromkeys(
-        range(3), 10
-    )
-    for query in homes.parts([*map(str, range(30))], [0, 1, 2])[1]:
-        homes.leave(str(query))
-    assert set(homes.parts([f"new{k}" for k in range(10)], [0, 1, 2])) == {1}
-    assert homes.leave("never heard of") is None
+def test_a_query_stays_with_its_replica_and_new_ones_go_where_the_fewest_are(ray: FakeRay) -> None:
+    member = RayMember(ScriptedMember(STORY), replicas=3)
+    jobs = [draft_job(id=f"q{k}") for k in range(9)]
+    for batch in (jobs, jobs[::-1], jobs[4:]):
+        member.draft(batch)
+    homes = [set(actor.asked) for actor in ray.actors]
+    assert [len(home) for home in homes] == [3, 3, 3] and not homes[0] & homes[1] | homes[1] & homes[2]
+    for query in homes[1]:
+        member.forget(query)
+    member.draft([draft_job(id="new")])
+    assert "new" in ray.actors[1].asked
 
 
-@pytest.mark.parametrize(
-    ("asked", "nodes", "places"),
-    [
-        ({"CPU": 1}, [{"CPU": 2}, {"CPU": 1}], 3),
-        ({"CPU": 2}, [{"CPU": 1}, {"CPU": 1}], 0),  # never on two nodes at once
-        ({"CPU": 1, "GPU": 1}, [{"CPU": 64}, {"CPU": 1, "GPU": 8}], 1),
-        ({"GPU": 0.1}, [{"GPU": 1}], 10),
-        ({"CPU": 0, "GPU": 0}, [{}], 10**6),
-        ({"CPU": 0}, [], 0),
-    ],
-)
-def test_room_is_counted_node_by_node(asked, nodes, places):
-    assert room(asked, nodes) == places
+# --- deaths -----------------------------------------------------------------------------------------------------
 
 
-def test_what_no_node_has_is_refused_with_what_there_is():
-    nodes = [{"CPU": 8.0, "GPU": 1.0, "memory": 1e9}, {"CPU": 4.0, "node:10.0.0.1": 1.0}]
-    with pytest.raises(UsageError) as raised:
-        refuse_if_no_room("ann", 2, {"CPU": 1, "GPU": 1}, nodes)
-    told = "ann: 2 replicas want CPU 1, GPU 1 each; the cluster has room for 1. Its nodes: CPU 8, GPU 1 | CPU 4"
-    assert str(raised.value) == told
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_killed_process_costs_no_reply(ray: FakeRay, replicas: int) -> None:
+    member, here = RayMember(ScriptedMember(STORY), replicas=replicas), ScriptedMember(STORY)
+    jobs = [draft_job(id=f"q{k}") for k in range(6)]
+    before = member.draft(jobs) and member.places
+    ray.actors[0].end(ActorUnavailableError("SIGKILL"))
+    assert member.draft(jobs) == here.draft(jobs)
+    assert member.draft([draft_job(id=f"n{k}") for k in range(6)]) and member.places[0] != before[0]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+def test_a_job_that_kills_its_process_takes_no_other_with_it(ray: FakeRay) -> None:
+    ray.kills = lambda query: query == "q1"
+    first, lost, third = RayMember(ScriptedMember(STORY)).draft([draft_job(id=f"q{k}") for k in range(3)])
+    assert isinstance(first, Draft) and isinstance(third, Draft)
+    assert isinstance(lost, Failure) and "died over this draft: ActorUnavailableError" in lost.message
 
 
-def test_a_member_behind_actors_is_told_of_as_it_told_of_itself():
-    """All that a probe says goes on, and where replicas differ what holds for all: its size says who waits for whom."""
-    one = Probe("m", True, 70, "here", CallFormat("<", ">"), 135_000_000)
-    member = RayMember(ScriptedMember("x"))
-    assert replace(member._of_all([one, one]), detail=one.detail) == one
-    told = member._of_all([one, replace(one, scores=False, max_context=None), replace(one, max_context=60)])
-    assert replace(told, detail=one.detail) == replace(one, scores=False, max_context=60)
+def test_an_actor_that_ray_does_not_restart_is_replaced(ray: FakeRay) -> None:
+    member = RayMember(ScriptedMember(STORY))
+    member.probe()
+    ray.actors[0].end(ActorDiedError("killed for good"))
+    assert isinstance(member.draft([draft_job()])[0], Draft) and len(ray.actors) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"member": "Qwen/Qwen3-0.6B"}, "hosts a member, got 'Qwen"),
-        ({"member": RayMember(ScriptedMember("x"))}, "hosts a member"),
-        ({"replicas": 0}, "at least 1, got 0"),
-        ({"replicas": True}, "at least 1, got True"),
-        ({"cluster": "ray://host:10001"}, "an address"),
-        ({"cluster": "somewhere"}, "an address"),
-        ({"num_gpus": -1}, "num_gpus"),
-        ({"resources": {"tpu": "one"}}, "tpu"),
-    ],
-)
-def test_what_cannot_work_is_told_when_it_is_made(arguments, told):
-    with pytest.raises(UsageError, match=told) as raised:
-        RayMember(**{"member": ScriptedMember("x"), **arguments})
-    assert raised.value.__notes__
+def test_jobs_fail_until_a_process_is_back(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_module, "RESTART_S", 0.05)
+    member = RayMember(ScriptedMember(STORY, name="ann"))
+    member.probe()
+    ray.restarts = False
+    ray.actors[0].end(ActorUnavailableError("its node is gone"))
+    (failure,) = member.draft([draft_job()])
+    assert failure.message.endswith("none is back yet: ActorUnavailableError: its node is gone")
+    with pytest.raises(MemberError, match="none is back yet"):
+        member.token_ids("x")
+    ray.restarts = True
+    while isinstance(member.draft([draft_job()])[0], Failure):
+        pass
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    member = RayMember(ScriptedMember("x", name="ann"))
-    assert member.name == "ann"
-    with pytest.raises(UsageError, match="needs ray, which is not installed") as raised:
+def test_actors_end_with_unload_and_are_started_again(ray: FakeRay) -> None:
+    member = RayMember(ScriptedMember(STORY), replicas=2)
+    for end in (member.unload, ray.shutdown):
         member.probe()
-    assert raised.value.__notes__ == ['-> pip install "langchain-specfuse[ray]"']
-    with pytest.raises(UsageError, match="needs ray"):
-        SpecFuseChatModel(members=[member]).invoke("?")
+        assert len(member.places) == 2
+        end()
+        assert all(actor.process is None for actor in ray.actors)
+        assert isinstance(member.draft([draft_job()])[0], Draft)
 
 
-def test_an_address_at_which_nobody_listens_is_told_at_once():
-    pytest.importorskip("ray")
+# --- placement --------------------------------------------------------------------------------------------------
+
+
+def test_resources_that_no_node_has_are_refused_with_what_there_is(ray: FakeRay) -> None:
+    with pytest.raises(UsageError) as raised:
+        RayMember(ScriptedMember("x", name="ann"), num_gpus=1).probe()
+    assert str(raised.value) == "ann wants CPU 1, GPU 1, which no node has; there are CPU 8 | CPU 4"
+
+
+def test_a_member_takes_a_gpu_if_the_cluster_has_any(ray: FakeRay) -> None:
+    ray.resources = [{"CPU": 4, "GPU": 0}]
+    RayMember(ScriptedMember("x")).probe()
+    ray.resources = [{"CPU": 0, "GPU": 4}, {"CPU": 4, "GPU": 0}]
+    with pytest.raises(UsageError, match="wants CPU 1, GPU 1"):
+        RayMember(ScriptedMember("x")).probe()
+
+
+def test_a_place_that_others_hold_is_not_waited_for_forever(ray: FakeRay) -> None:
+    ray.placed = False
+    with pytest.raises(MemberError, match=r"no place was free within 120 s\): it wants CPU 1; free are CPU 0.5"):
+        RayMember(ScriptedMember("x")).probe()
+    assert all(actor.process is None for actor in ray.actors)
+
+
+def test_a_process_belongs_to_one_cluster(ray: FakeRay) -> None:
+    RayMember(ScriptedMember("x")).probe()
+    RayMember(ScriptedMember("x"), cluster="localhost:6379").probe()
+    with pytest.raises(UsageError, match="belongs to the cluster at '127"):
+        RayMember(ScriptedMember("x"), cluster="127.0.0.1:6380").probe()
+
+
+def test_an_address_where_nobody_listens_is_refused_soon(ray: FakeRay) -> None:
     with socket.socket() as free:
-        free.bind(("127.0.0.2", 0))
-        address = f"127.0.0.2:{free.getsockname()[1]}"
-    with pytest.raises(MemberError, match=f"no Ray cluster at '{address}': nobody listens") as raised:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(MemberError, match=f"no Ray cluster at '{address}'") as raised:
         RayMember(ScriptedMember("x"), cluster=address).probe()
     assert "ray start" in raised.value.__notes__[0]
 
 
-def test_a_connection_that_takes_too_long_is_given_up_and_not_begun_twice():
-    going = threading.Event()
-    try:
-        with pytest.raises(TimeoutError, match="did not answer as Ray does"):
-            _reach._within(0.05, going.wait)
-        with pytest.raises(TimeoutError, match="still tries"):
-            _reach._within(5, lambda: None)
-    finally:
-        going.set()
-    _reach._TRYING[0].join()
-    _reach._within(5, lambda: None)
-    with pytest.raises(RuntimeError, match="SystemExit"):
-        _reach._within(5, sys.exit)
+# --- arguments --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("cluster", "here", "same"),
+    ("arguments", "message"),
     [
-        ("auto", "10.0.0.1:6379", True),
-        ("10.0.0.1:6379", "10.0.0.1:6379", True),
-        ("localhost:6379", "10.0.0.9:6379", True),
-        ("10.0.0.1:6380", "10.0.0.1:6379", False),
-        ("10.0.0.2:6379", "10.0.0.1:6379", False),
+        ({"member": "Qwen/Qwen3-0.6B"}, "hosts a member, got 'Qwen"),
+        ({"member": RayMember(ScriptedMember("x"))}, "hosts a member"),
+        ({"replicas": 0}, "at least 1, got 0"),
+        ({"cluster": "ray://host:10001"}, "an address"),
+        ({"num_gpus": -1}, "num_gpus"),
+        ({"resources": {"tpu": "one"}}, "tpu"),
+        ({"start_timeout": 5}, "no argument 'start_timeout' any more"),
     ],
 )
-def test_a_process_belongs_to_one_cluster(cluster, here, same):
-    if same:
-        return _reach.refuse_another(cluster, here, own=lambda: "10.0.0.9")
-    with pytest.raises(UsageError, match="belongs to"):
-        _reach.refuse_another(cluster, here, own=lambda: "10.0.0.9")
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        RayMember(**{"member": ScriptedMember("x"), **arguments})
 
 
-# --- how it is written down -------------------------------------------------------------------------------------
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="needs ray, which is not installed") as raised:
+        RayMember(ScriptedMember("x")).probe()
+    assert raised.value.__notes__ == ['-> pip install "langchain-specfuse[ray]"']
 
 
-def test_every_one_has_a_desk_of_its_own_also_when_unpacked():
-    member = RayMember(ScriptedMember("x", name="ann"), replicas=2, num_gpus=0.5)
-    other = pickle.loads(pickle.dumps(member))
-    assert (other.name, other.replicas, other.num_gpus, other.spec) == ("ann", 2, 0.5, member.spec)
-    assert len({member.device, other.device, copy.copy(member).device}) == 3
-
-
-def test_it_counts_tokens_only_if_its_member_does():
-    assert hasattr(RayMember(ScriptedMember("x")), "token_ids")
-    assert not hasattr(RayMember(ScriptedMember("x")), "token_count")
-    assert not hasattr(RayMember(Mute()), "spec")
-    assert RayMember(ScriptedMember("x", confidence=0.5)).spec["confidence"] == 0.5
-
-
-def test_a_cluster_takes_members_in_this_process_and_leaves_the_others():
-    served, own = ServerMember("http://localhost:1"), ScriptedMember("x")
-    given = ["some/model", "http://localhost:8000/v1", {"model": "./a", "replicas": 2}, served, own]
-    given += [{"model": "b", "cluster": "10.0.0.1:6379"}, {"model": "http://localhost:1", "name": "s"}]
-    assert spread(given, None) == given
-    assert spread(given, "auto") == [
-        {"cluster": "auto", "model": "some/model"},
-        "http://localhost:8000/v1",
-        {"cluster": "auto", "model": "./a", "replicas": 2},
-        served,
-        own,
-        {"cluster": "10.0.0.1:6379", "model": "b"},
-        {"model": "http://localhost:1", "name": "s"},
-    ]
-
-
-def test_an_address_is_checked_when_the_chat_model_is_made():
-    with pytest.raises(UsageError, match="cluster must be 'auto' or the address"):
-        SpecFuseChatModel(members=["a"], cluster="ray://x:1")
-
-
-# --- replicas, by what Ray says of them -------------------------------------------------------------------------
-
-
-def test_failures_name_what_ray_said():
-    member = RayMember(ScriptedMember("x", name="ann"))
-    fallen = Replica.__new__(Replica)
-    fallen.alive, fallen._fell, fallen.trouble = False, 0.0, "ActorDiedError: out of memory"
-    member._team = [fallen]
-    failure = member._lost("draft")
-    assert isinstance(failure, Failure) and failure.message.endswith("none is back yet: ActorDiedError: out of memory")
+def test_a_dict_says_where_a_member_works(ray: FakeRay) -> None:
+    given = {"model": "./nothing", "cluster": "auto", "replicas": 2, "dtype": "float32"}
+    assert checked_member(given) == given
+    with pytest.raises(UsageError, match="which no node has"):
+        SpecFuseChatModel(members=[{**given, "resources": {"tpu": 1}}]).invoke("?")

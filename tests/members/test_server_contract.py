@@ -1,4 +1,4 @@
-"""The members' contract, on servers that speak as each engine does."""
+"""The contract of members, on fake servers of each engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-pytest.importorskip("httpx")
-
+from langchain_specfuse import ServerMember
 from langchain_specfuse.core.member import Member
-from langchain_specfuse.members.server import ServerMember
 
 from . import tiny
 from .contract import MemberContract
@@ -20,7 +18,7 @@ class Served(MemberContract):
     engine = ""
     arch, seed = "llama", 1
     tokenizer: str | None = None
-    """Another than the architecture's own."""
+    """Another one than the architecture's own."""
     lends = False
     """Whether the server's own tokenizer is used."""
     settles = False
@@ -44,25 +42,15 @@ class Served(MemberContract):
         server.stop()
 
 
-class TestVLLM(Served):
+class TestVLLMWithAPlainTemplate(Served):
     engine = "vllm"
-    arch = "gemma3"
-
-
-class TestVLLMWithItsOwnTokenizer(Served):
-    engine = "vllm"
-    lends = True
-
-
-class TestSGLangWithAPlainTemplate(Served):
-    engine = "sglang"
     arch = "gpt2"
 
 
 class TestLlamaCppWithItsOwnTokenizer(Served):
     engine = "llama.cpp"
     lends = True
-    tokenizer = "unigram"  # without halves of characters, of which it tells no numbers
+    tokenizer = "unigram"  # without halves of characters, for which it reports no numbers
 
 
 class TestChat(Served):
@@ -70,4 +58,4 @@ class TestChat(Served):
     lends = True
 
     def test_an_answer_written_alone_is_the_same_however_it_is_cut(self, member: Member) -> None:
-        pytest.skip("text alone: its own words are read again, as other tokens")
+        pytest.skip("text only: its own words are tokenized again as other tokens")

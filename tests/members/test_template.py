@@ -1,4 +1,4 @@
-"""From turns to the text that a model expects, and how it says that its turn is over."""
+"""From turns to the prompt that a model expects, and how the model ends its turn."""
 
 import logging
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from langchain_specfuse.core.values import Turn
 from langchain_specfuse.errors import UsageError
-from langchain_specfuse.members._template import PLAIN_END, Template, end_of_turn, stop_ids, with_system_folded
+from langchain_specfuse.members.text.templates import PLAIN_END, Template, end_of_turn, stop_ids, with_system_folded
 
 from . import tiny
 
@@ -37,14 +37,11 @@ def test_a_template_given_by_the_user_goes_first():
 def test_template_arguments_reach_the_template():
     assert template(THINKS, think=True).prompt(TALK) == "And?<think>"
     assert template(THINKS).prompt(TALK) == "And?<no>"
-    member = tiny.member("llama", chat_template=THINKS, chat_template_kwargs={"think": True})
-    assert member.words.decode(member._prompt_ids(TALK)).endswith("<think>")
 
 
 @pytest.mark.parametrize("own", [tiny.INST, SWALLOWS, ODD])
 def test_a_template_without_a_system_role_gets_it_in_the_first_question(own):
-    told = template(own).prompt(TALK[:2])
-    assert "Be brief.\n\nWhy?" in told
+    assert "Be brief.\n\nWhy?" in template(own).prompt(TALK[:2])
 
 
 def test_a_system_role_that_the_template_knows_is_left_where_it_is():
@@ -65,26 +62,14 @@ def test_a_template_that_is_no_template_is_a_clear_error():
 
 def test_without_a_template_there_is_a_plain_one_and_a_warning_once(caplog):
     with caplog.at_level(logging.WARNING, "langchain_specfuse"):
-        member = tiny.member("gpt2", 1)
-        member.probe()
-        plain = member.template
-        plain.prompt(TALK)
-        plain.prompt(TALK)
-    assert [r.name for r in caplog.records if r.name == "langchain_specfuse"] == ["langchain_specfuse"]
-    assert "gpt2-1" in caplog.text and "chat_template" in caplog.text
-    told = plain.prompt(TALK)
-    assert told.startswith("<s>")
-    assert [told.find(part) for part in ("Be brief.", "Why?", "So.", "And?")] == sorted(
-        told.find(part) for part in ("Be brief.", "Why?", "So.", "And?")
-    )
-    assert told.endswith("## Answer\n\n")
-    assert plain.end_text == PLAIN_END and told.count("So." + PLAIN_END) == 1
-
-
-def test_the_embedded_prompt_of_a_member_takes_the_place_of_the_conversations():
-    member = tiny.member("llama", system_prompt="Rhyme.")
-    told = member.words.decode(member._prompt_ids(TALK))
-    assert "Rhyme." in told and "Be brief." not in told
+        plain = template()
+        prompts = {plain.prompt(TALK) for _ in range(2)}
+    assert caplog.text.count("has no chat template") == 1
+    (prompt,) = prompts
+    places = [prompt.find(part) for part in ("<s>", "Be brief.", "Why?", "So.", "And?")]
+    assert places == sorted(places) and places[0] == 0
+    assert prompt.endswith("## Answer\n\n")
+    assert plain.end_text == PLAIN_END and prompt.count("So." + PLAIN_END) == 1
 
 
 turns = st.lists(st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), st.text(max_size=5)), max_size=5)
@@ -94,8 +79,8 @@ turns = st.lists(st.builds(Turn, st.sampled_from(["system", "user", "assistant"]
 def test_folding_keeps_all_text_and_leaves_no_system_turn(given_turns):
     folded = with_system_folded(given_turns)
     assert not any(turn.role == "system" for turn in folded)
-    told = "".join(turn.text for turn in folded)
-    assert all(turn.text in told for turn in given_turns)
+    text = "".join(turn.text for turn in folded)
+    assert all(turn.text in text for turn in given_turns)
 
 
 # --- the end of a turn ------------------------------------------------------------------------------------------
@@ -124,8 +109,3 @@ def test_stop_tokens_come_from_config_tokenizer_and_template():
 )
 def test_the_templates_end_is_the_special_token_behind_an_answer(own, end):
     assert end_of_turn(template(own)) == end
-
-
-def test_a_model_stops_at_its_templates_end_though_its_own_is_another():
-    member = tiny.member("qwen3", 1)
-    assert [member.words.tokenizer.convert_ids_to_tokens(token) for token in member.stops] == ["</s>", "<|im_end|>"]

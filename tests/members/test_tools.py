@@ -1,4 +1,4 @@
-"""Tools, calls, results and schemas on their way into a member's prompt: through its template, or in words."""
+"""Tools, calls, results and schemas in a member's prompt: by its template, or in words."""
 
 import json
 
@@ -6,9 +6,9 @@ import pytest
 
 from langchain_specfuse.core.values import Call, CallFormat, Constraint, Tool, Turn
 from langchain_specfuse.errors import UsageError
-from langchain_specfuse.members import _native
-from langchain_specfuse.members._template import Template
-from langchain_specfuse.members._tools import SCHEMA_CHARS, call_format, outline, parts, speaks
+from langchain_specfuse.members.text.templates import Template, plain_id
+from langchain_specfuse.members.text.tools import SCHEMA_CHARS, outline
+from langchain_specfuse.members.text.words import Words
 
 from . import tiny
 
@@ -93,27 +93,16 @@ def test_what_a_template_knows_is_found_by_rendering(style, tools, calls, result
     assert (native.tools, native.calls, native.results) == (tools, calls, results)
 
 
-def test_its_own_way_of_writing_calls_is_cut_out_of_a_rendering():
-    own = CallFormat("<tool_call>\n", "\n</tool_call>", "\n", "name", "arguments")
-    assert template(HERMES).native.format == template(TEXTUAL).native.format == own
-    other = HERMES.replace("tool_call>", "call>").replace('"arguments"', '"args"')
-    assert template(other).native.format == CallFormat("<call>\n", "\n</call>", "\n", "name", "args")
-    empty = "{% if m.tool_calls %}{{ '\n<think>\n\n</think>\n' }}{% endif %}{% for c in m"
-    thinks = HERMES.replace("{% for c in m", empty)
-    assert template(thinks).native.format == own
-
-
 @pytest.mark.parametrize("style", ["bare", "strict", "hostile", "chatml"])
-def test_where_nothing_tells_a_call_from_other_json_there_is_no_own_way(style):
+def test_a_call_without_marks_is_no_call_format(style):
     assert template(ALL[style]).native.format is None
 
 
-def test_the_probe_tells_it_only_if_its_marks_survive_as_text():
-    assert tiny.member("llama", 1, chat_template=HERMES).probe().calls == CallFormat()
+def test_a_call_format_is_the_model_s_own_only_if_its_marks_are_plain_text():
     special = HERMES.replace("<tool_call>\n", "<|im_start|>").replace("\n</tool_call>", "<|im_end|>")
-    member = tiny.member("llama", 1, chat_template=special)
-    assert member.template.native.format is None or "<|im_start|>" in member.template.native.format.begin
-    assert member.probe().calls is None
+    for source, own in ((HERMES, CallFormat()), (special, None)):
+        one = template(source)
+        assert one.own_calls(Words(one.tokenizer)) == own
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------
@@ -121,141 +110,108 @@ def test_the_probe_tells_it_only_if_its_marks_survive_as_text():
 
 @pytest.mark.parametrize("own", [*ALL.values(), None], ids=[*ALL, "plain"])
 @pytest.mark.parametrize("constraint", [None, FORCED, AUTO], ids=["unbound", "forced", "auto"])
-def test_every_template_is_told_tools_calls_and_results(own, constraint):
-    told = template(own).prompt(TALK, (WEATHER,), constraint)
+def test_every_prompt_has_the_tools_calls_and_results(own, constraint):
+    prompt = template(own).prompt(TALK, (WEATHER,), constraint)
     for part in ("Be brief.", "get_weather", "which city", "How the weather is.", "Rain?", "Köln", "It rains."):
         if own is HERMES and part == "Be brief.":
             continue  # it is in the system turn, see below
-        assert part in told or part.encode("unicode_escape").decode() in told, part
-    order = [told.rfind(part) for part in ("Rain?", "Köln", "It rains.", "And now?")]
+        assert part in prompt or part.encode("unicode_escape").decode() in prompt, part
+    order = [prompt.rfind(part) for part in ("Rain?", "Köln", "It rains.", "And now?")]
     assert order == sorted(order) or own is None
 
 
-def test_a_template_that_knows_tools_is_not_told_them_twice():
-    told = template(HERMES).prompt(TALK, (WEATHER,), FORCED)
-    assert told.count("which city") == 1 and "You can use these tools" not in told
-    assert told.count("Be brief.") == 1
-    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>' in told
-    assert "<|im_start|>user\n<tool_response>\nIt rains.\n</tool_response>" in told
-    assert "To use a tool" not in told  # its own way is the common one
+def test_a_template_that_knows_tools_does_not_repeat_them_in_words():
+    prompt = template(HERMES).prompt(TALK, (WEATHER,), FORCED)
+    assert prompt.count("which city") == 1 and "You can use these tools" not in prompt
+    assert prompt.count("Be brief.") == 1
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>' in prompt
+    assert "<|im_start|>user\n<tool_response>\nIt rains.\n</tool_response>" in prompt
+    assert "To use a tool" not in prompt  # its own way is the common one
 
 
-def test_a_template_with_another_way_of_calling_is_told_the_common_one():
+def test_a_template_with_another_call_format_gets_the_common_one_in_words():
     assert '<tool_call>\n{"name": "TOOL", "arguments": {...}}\n</tool_call>' in template(BARE).prompt(TALK, (WEATHER,))
 
 
 def test_ids_fit_the_strictest_template_and_calls_find_their_results():
-    told = template(STRICT).prompt(TALK[1:4], (WEATHER,), FORCED)
-    made = _native.plain_id("call_8")
-    assert len(made) == 9 and told.count(made) == 2
-    assert _native.plain_id("abc123XYZ") == "abc123XYZ"
+    prompt = template(STRICT).prompt(TALK[1:4], (WEATHER,), FORCED)
+    made = plain_id("call_8")
+    assert len(made) == 9 and prompt.count(made) == 2
+    assert plain_id("abc123XYZ") == "abc123XYZ"
 
 
 @pytest.mark.parametrize("own", [tiny.CHATML, HOSTILE, None], ids=["chatml", "hostile", "plain"])
-def test_without_a_template_for_tools_they_are_told_in_words(own):
-    told = template(own).prompt(TALK, (WEATHER,), AUTO)
-    assert '- get_weather: How the weather is. Arguments: {"type": "object"' in told
-    assert "answer in plain words" in told
-    assert 'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>' in told
-    assert "The tool get_weather says:\nIt rains.\n\nThanks. And now?" in told
+def test_a_template_without_tools_gets_them_in_words(own):
+    prompt = template(own).prompt(TALK, (WEATHER,), AUTO)
+    assert '- get_weather: How the weather is. Arguments: {"type": "object"' in prompt
+    assert "answer in plain words" in prompt
+    assert 'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>' in prompt
+    assert "The tool get_weather says:\nIt rains.\n\nThanks. And now?" in prompt
     assert "answer in plain words" not in template(own).prompt(TALK, (WEATHER,), FORCED)
 
 
-@pytest.mark.parametrize("own", [tiny.CHATML, None], ids=["chatml", "plain"])
-def test_where_no_call_may_follow_calls_and_results_are_plain_sentences(own):
-    """What stands there as JSON or in tags, small models copy."""
-    told = template(own).prompt(TALK[:4], ())
-    assert "Let me see.\nI ask the tool get_weather (city: Köln)." in told
-    assert "The tool get_weather says:\nIt rains.\n\nUse this to answer my question." in told
-    assert "tool_call" not in told and "{" not in told
-
-
-def test_a_way_of_calling_chosen_by_the_query_is_the_one_that_is_told():
+def test_the_query_s_call_format_is_the_one_in_the_prompt():
     body = BODY | {"begin": "<<", "end": ">>", "between": ";", "name_key": "tool", "arguments_key": "with"}
     turns = (Turn("user", "x"), Turn("assistant", "", (CALL, CALL)), Turn("user", "y"))
-    told = template(None).prompt(turns, (WEATHER,), Constraint("calls", json.dumps(body)))
+    prompt = template(None).prompt(turns, (WEATHER,), Constraint("calls", json.dumps(body)))
     one = '<<{"tool": "get_weather", "with": {"city": "Köln"}}>>'
-    assert f"{one};{one}" in told and '<<{"tool": "TOOL", "with": {...}}>>' in told and "<tool_call>" not in told
+    assert f"{one};{one}" in prompt and '<<{"tool": "TOOL", "with": {...}}>>' in prompt and "<tool_call>" not in prompt
 
 
-def test_calls_that_a_template_refuses_as_they_are_go_in_words():
+def test_calls_that_a_template_refuses_are_written_as_text():
     """Two calls in one turn, where the template knows one."""
     turns = (TALK[1], Turn("assistant", "", (CALL, CALL)), TALK[3], TALK[3], Turn("user", "So?"))
-    told = template(BARE).prompt(turns, (WEATHER,), FORCED)
-    assert told.count("<tool_call>\n") == 3 and told.count("It rains.") == 2 and "You can use these tools" in told
+    prompt = template(BARE).prompt(turns, (WEATHER,), FORCED)
+    assert prompt.count("<tool_call>\n") == 3 and prompt.count("It rains.") == 2 and "You can use these tools" in prompt
 
 
-def test_turns_that_are_refused_in_words_too_are_a_clear_error():
+def test_turns_that_are_refused_as_text_too_are_a_clear_error():
     with pytest.raises(UsageError, match="refused these turns"):
         template(HOSTILE).prompt((Turn("assistant", "x"), Turn("user", "y")), (WEATHER,))
 
 
-def test_arguments_that_are_no_object_are_told_all_the_same():
+def test_arguments_that_are_no_object_are_rendered_too():
     for arguments in ("not json", "[1]", ""):
         turns = (Turn("user", "x"), Turn("assistant", "", (Call("get_weather", arguments),)), Turn("user", "y"))
         for own in (HERMES, TEXTUAL, tiny.CHATML, None):
             assert "get_weather" in template(own).prompt(turns)
 
 
-def test_tokens_of_tools_are_counted():
-    for own in (HERMES, tiny.CHATML):
-        member = tiny.member("llama", 1, chat_template=own)
-        assert member.token_count(TALK[:2], (WEATHER,)) > member.token_count(TALK[:2]) + 20
-    assert member.token_count(TALK[:2]) == len(member._prompt_ids(TALK[:2]))
-
-
-# --- what a bound answer must look like -------------------------------------------------------------------------
+# --- what a constrained answer must look like -------------------------------------------------------------------------
 
 SCHEMA = '{"type":"object","properties":{"age":{"type":"integer","description":"in years"}}}'
 
 
 @pytest.mark.parametrize("own", [tiny.CHATML, HERMES, STRICT, None], ids=["chatml", "hermes", "strict", "plain"])
-def test_a_schema_is_told_in_the_system_text(own):
-    told = template(own).prompt(TALK[:2], (), Constraint("json_schema", SCHEMA))
-    assert "in years" in told and told.count("Be brief.") == 1
+def test_a_schema_is_in_the_system_text(own):
+    prompt = template(own).prompt(TALK[:2], (), Constraint("json_schema", SCHEMA))
+    assert "in years" in prompt and prompt.count("Be brief.") == 1
     assert "JSON object" in template(own).prompt(TALK[:2], (), Constraint("json"))
     assert "no tool is needed, answer with JSON" in template(own).prompt(
         TALK[:2], (WEATHER,), Constraint("any_of", json.dumps([["calls", json.dumps(BODY)], ["json_schema", SCHEMA]]))
     )
 
 
-def test_a_long_schema_is_told_by_its_keys_and_within_bounds():
+def test_a_long_schema_is_shown_by_its_keys_within_bounds():
     inner = {"type": "object", "properties": {"deep": {"type": "string", "description": "the deep one"}}}
     keys = {f"key{k}": {"type": "array", "items": {"$ref": "#/$defs/inner"}} for k in range(200)}
     schema = json.dumps({"type": "object", "properties": keys, "$defs": {"inner": inner}})
-    told = outline(schema, SCHEMA_CHARS)
-    assert told.startswith("- key0 (array)\n  - deep (string): the deep one\n- key1 (array)")
-    assert len(told) < SCHEMA_CHARS + 5 and told.endswith("...")
-    assert told in template(None).prompt(TALK[:2], (), Constraint("json_schema", schema))
+    prompt = outline(schema, SCHEMA_CHARS)
+    assert prompt.startswith("- key0 (array)\n  - deep (string): the deep one\n- key1 (array)")
+    assert len(prompt) < SCHEMA_CHARS + 5 and prompt.endswith("...")
+    assert prompt in template(None).prompt(TALK[:2], (), Constraint("json_schema", schema))
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        '{"properties": {"a": {"$ref": "#"}}}',
-        '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}',
-        '{"properties": {"a": true, "b": {"anyOf": [{"type": "null"}, {"properties": {"c": {}}}]}}}',
-        '{"properties": {"a": {"type": ["string", "null"]}, "b": {"enum": [1, 2]}, "c": {"$ref": "http://x"}}}',
-        "[]",
-        "not json",
-        "true",
-    ],
+ODD = (
+    '{"properties": {"a": {"$ref": "#"}}}',
+    '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}',
+    '{"properties": {"a": true, "b": {"anyOf": [{"type": "null"}, {"properties": {"c": {}}}]}}}',
+    '{"properties": {"a": {"type": ["string", "null"]}, "b": {"enum": [1, 2]}, "c": {"$ref": "http://x"}}}',
+    *("[]", "not json", "true"),
 )
-def test_odd_schemas_are_told_somehow(schema):
+
+
+@pytest.mark.parametrize("schema", ODD)
+def test_odd_schemas_are_shown_too(schema):
     assert isinstance(outline(schema, 300), str)
     template(None).prompt(TALK[:2], (), Constraint("json_schema", schema))
-
-
-def test_the_parts_of_a_constraint():
-    assert [part.kind for part in parts(AUTO)] == ["prose", "calls"] and parts(None) == []
-    assert speaks(None) and speaks(AUTO) and not speaks(FORCED)
-    assert call_format(AUTO) == call_format(None) == CallFormat()
-
-
-def test_a_base_model_sees_an_example_of_what_is_wanted():
-    base = template(None)
-    assert "get_time" in base.prompt(TALK[:2], (WEATHER,), FORCED)
-    assert "Jupiter" not in base.prompt(TALK[:2], (WEATHER,), FORCED)
-    auto = base.prompt(TALK[:2], (WEATHER,), AUTO)
-    assert "Jupiter" in auto and "get_time" in auto
-    assert '"moons": 2' in base.prompt(TALK[:2], (), Constraint("json_schema", SCHEMA))

@@ -1,16 +1,17 @@
-"""Tiny random models of many architectures, each with a tokenizer of its own, quickly made, kept for the session.
+"""Tiny random models of many architectures, each with a tokenizer of its own, quickly made and kept for the session.
 
-The weights are wide, so that the logits are sharp and greedy choices do not hang on rounding.
+The weights are wide, so that the logits are sharp and greedy choices do not depend on rounding.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.member import Member
+from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.rounds import rounds
 from langchain_specfuse.core.values import (
@@ -28,21 +30,21 @@ from langchain_specfuse.core.values import (
     Constraint,
     Draft,
     DraftJob,
+    Panelist,
     Query,
     Reply,
     Round,
     Sampling,
     Scored,
     ScoreJob,
-    Seat,
     Segment,
-    Settings,
     Turn,
 )
-from langchain_specfuse.members._stores import Read, Rereading
-from langchain_specfuse.members.transformers import TransformersMember
+from langchain_specfuse.members.transformers.member import TransformersMember
 
-torch.set_num_threads(1)  # threads only get into each other's way where matrices are this small
+torch.set_num_threads(1)  # for matrices this small, more threads are slower
+NEAR = 1e-4
+"""In float32, log-probabilities of two right readings lie closer."""
 
 CORPUS = [
     "The sky is blue because the air scatters blue light more than red light. Why is that so?",
@@ -99,11 +101,9 @@ def metaspace(size: int, prepend: str = "first") -> Tokenizer:
 
 def _without_special_bytes(tokenizer: Tokenizer, raw: list[str]) -> Tokenizer:
     """The byte tokens belong to the vocabulary, but are no special tokens: they must be seen when decoding."""
-    import json
-
-    told = json.loads(tokenizer.to_str())
-    told["added_tokens"] = [token for token in told["added_tokens"] if token["content"] not in raw]
-    return Tokenizer.from_str(json.dumps(told))
+    parsed = json.loads(tokenizer.to_str())
+    parsed["added_tokens"] = [token for token in parsed["added_tokens"] if token["content"] not in raw]
+    return Tokenizer.from_str(json.dumps(parsed))
 
 
 def unigram(size: int) -> Tokenizer:
@@ -143,7 +143,7 @@ def _trained(kind: str) -> str:
 
 
 def tokenizer_of(kind: str, chat_template: str | None = None, **kwargs: Any) -> PreTrainedTokenizerFast:
-    """A fresh tokenizer of this kind. ``eos``: which special token ends a turn (default ``</s>``)."""
+    """A new tokenizer of this kind. ``eos``: the special token that ends a turn (default ``</s>``)."""
     eos = kwargs.pop("eos", "</s>")
     special = [token for token in ("<|im_start|>", "<|im_end|>") if token != eos]
     tokenizer = PreTrainedTokenizerFast(
@@ -185,11 +185,20 @@ _NEXT = {
     "shared_expert_intermediate_size": 16,
 }
 _BLOOM = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.35}
+_OPT = {
+    "hidden_size": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "word_embed_proj_dim": 32,
+    "max_position_embeddings": 1024,
+    "init_std": 0.35,
+}
 _MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "initializer_range": 0.35}
 
 END = 1.5
 
-# name -> (config class, what it is told, tokenizer, chat template)
+# name -> (config class, its arguments, tokenizer, chat template)
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "llama": ("LlamaConfig", _SIZES, "bytes", CHATML),
     "gpt2": ("GPT2Config", _GPT2, "bytes-prefix", None),
@@ -199,26 +208,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "qwen3-next": ("Qwen3NextConfig", _SIZES | _NEXT, "bytes-digits", CHATML),
     "mamba": ("MambaConfig", _MAMBA, "bytes", CHATML),
     "lfm2": ("Lfm2Config", _SIZES | {"layer_types": ["conv", "full_attention"]}, "bytes", CHATML),
-    "bloom": (
-        "BloomConfig",
-        {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.35},
-        "unigram",
-        None,
-    ),
-    "opt": (
-        "OPTConfig",
-        {
-            "hidden_size": 32,
-            "ffn_dim": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "word_embed_proj_dim": 32,
-            "max_position_embeddings": 1024,
-            "init_std": 0.35,
-        },
-        "bytes",
-        None,
-    ),
+    "bloom": ("BloomConfig", _BLOOM, "unigram", None),
+    "opt": ("OPTConfig", _OPT, "bytes", None),
     "phi3": ("Phi3Config", _SIZES | {"pad_token_id": 0}, "pieces", CHATML),
     "gpt-neox": ("GPTNeoXConfig", {k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}, "bytes", None),
 }
@@ -242,7 +233,7 @@ _LONG = {
         "original_max_position_embeddings": 48,
     },
 }
-# Not among ALL: with more to mind than the others.
+# Not among ALL: chunks, rotations that change with the length, soft caps, sinks.
 ARCHITECTURES["llama4"] = ("Llama4TextConfig", _SIZES | _CHUNKS, "bytes", CHATML)
 ARCHITECTURES["phi3-long"] = ("Phi3Config", _SIZES | _LONG, "pieces", CHATML)
 ARCHITECTURES["gemma2"] = ("Gemma2Config", _SIZES | _GEMMA, "pieces-bare", CHATML)
@@ -252,21 +243,21 @@ ARCHITECTURES["gpt-oss"] = (
     "bytes",
     CHATML,
 )
-RECURRENT = ["qwen3-next", "mamba", "lfm2"]
-SLAB = ["llama", "gpt2", "gemma3", "mistral", "qwen3", "opt", "phi3", "gpt-neox"]
+THREE = ["llama", "gemma3", "qwen3-next"]
+"""Full attention, sliding windows among it, recurrent states: where one of each kind is enough."""
 
 
-@torch.inference_mode(False)  # whoever asks first, all tests get the weights that a user has
+@torch.inference_mode(False)  # also when a test asks in inference mode: users' weights are ordinary tensors
 def made(arch: str, seed: int = 0, attn: str | None = None, **changes: Any) -> tuple[Any, PreTrainedTokenizerFast]:
     """A model and its tokenizer. Equal arguments give equal weights."""
-    name, told, kind, template = ARCHITECTURES[arch]
+    name, arguments, kind, template = ARCHITECTURES[arch]
     tokenizer = tokenizer_of(changes.pop("tokenizer", kind), changes.pop("chat_template", template))
     config = getattr(transformers, name)(
         vocab_size=len(tokenizer),
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=False,
-        **(told | changes),
+        **(arguments | changes),
     )
     torch.manual_seed(seed)
     extra = {"attn_implementation": attn} if attn else {}
@@ -301,9 +292,9 @@ def member(
 
 def greedy(one: TransformersMember, query: Query, count: int) -> list[int]:
     """What ``generate`` makes of the same prompt, without the token that ends it."""
-    assert one._weights is not None
-    ids = torch.tensor([one._prompt_ids(query.turns)])
-    made = one._weights.model.generate(
+    one.probe()
+    ids = torch.tensor([one.loaded.prompt_ids(query.turns)])
+    made = one.loaded.weights.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=count,
@@ -319,18 +310,18 @@ def answered(
     query: Query,
     settings: Settings | None = None,
     after: Callable[[Ask, Mapping[str, Reply]], None] | None = None,
-    seats: Sequence[Seat] = (),
+    panelists: Sequence[Panelist] = (),
 ) -> list[Round]:
     """A whole answer without threads. ``after`` sees every job with its replies."""
     by_name = {one.name: one for one in members}
     referee = referee_for(query.constraint)
-    loop = rounds(query, settings or Settings(), Panel.of(seats or [Seat(name) for name in by_name]), referee)
-    told: list[Round] = []
+    loop = rounds(query, settings or Settings(), Panel.of(panelists or [Panelist(name) for name in by_name]), referee)
+    found: list[Round] = []
     replies: dict[str, Reply] | None = None
     while (item := next(loop, None) if replies is None else loop.send(replies)) is not None:
         replies = None
         if isinstance(item, Round):
-            told.append(item)
+            found.append(item)
             if item.finish:
                 break
             continue
@@ -339,7 +330,7 @@ def answered(
             after(item, replies)
     for one in members:
         one.forget(query.id)
-    return told
+    return found
 
 
 def relayed(members: Sequence[Member], query: Query, size: int, turns: int) -> tuple[Segment, ...]:
@@ -374,12 +365,12 @@ def reply_of(one: Member, job: DraftJob | ScoreJob) -> Reply:
     return (one.draft([job]) if isinstance(job, DraftJob) else one.score([job]))[0]
 
 
-def text_of(told: Sequence[Round]) -> str:
-    return "".join(round.text for round in told)
+def text_of(rounds: Sequence[Round]) -> str:
+    return "".join(round.text for round in rounds)
 
 
-def tokens_of(told: Sequence[Round], name: str) -> list[int]:
-    return [token for round in told for token in round.segment.tokens[name]]
+def tokens_of(rounds: Sequence[Round], name: str) -> list[int]:
+    return [token for round in rounds for token in round.segment.tokens[name]]
 
 
 def query(
@@ -388,24 +379,109 @@ def query(
     return Query(id or f"q{next(_numbers)}", (*before, Turn("user", text)), constraint=constraint)
 
 
-def rereading(one: TransformersMember, merged: Any = None) -> TransformersMember:
-    """The same member without any memory: the measure of the others. ``merged``: its model with its adapter in it."""
-    assert one._weights is not None
-    slow = TransformersMember(
-        merged or one._weights.model,
-        one._weights.tokenizer,
-        name=one.name,
-        system_prompt=one.system_prompt,
-        chat_template=one.chat_template,
-        seed=one.seed,
-        repetition_penalty=one.repetition_penalty,
-        thinking_tokens=one.thinking_tokens,
-    )
-    slow.probe()
-    slow.store = Rereading(Read(slow._weights.model))
-    slow.drawing = replace(slow.drawing, store=slow.store)
-    slow.thinking = replace(slow.thinking, store=slow.store)
+# --- measures ---------------------------------------------------------------------------------------------------
+
+
+class Bare(torch.nn.Module):
+    """A model whose forward pass takes tokens and nothing else, so that no cache can be used. Subclasses read."""
+
+    def __init__(self, config: Any, generation_config: Any, embedding: torch.nn.Module) -> None:
+        super().__init__()
+        self.config, self.generation_config, self.dtype = config, generation_config, torch.float32
+        self.embedding = embedding
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        return SimpleNamespace(logits=self.read(input_ids))
+
+
+class Reread(Bare):
+    """Another model, read anew in every pass."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model.config, model.generation_config, model.get_input_embeddings())
+        self.read = lambda ids: model(input_ids=ids, use_cache=False).logits
+
+
+class Wishful(Bare):
+    """A model that is sure of what comes next: ``wish`` says it for the tokens after the prompt."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        config = transformers.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=10**4)
+        super().__init__(config, transformers.GenerationConfig(), torch.nn.Embedding(len(tokenizer), 2))
+        self.prompt = 0
+        self.wish: Callable[[list[int]], int] = lambda new: sum(new) % len(tokenizer)
+
+    def read(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits = torch.full((*input_ids.shape, self.config.vocab_size), -9.0)
+        for row, ids in enumerate(input_ids.tolist()):
+            for at in range(max(self.prompt - 1, 0), len(ids)):
+                logits[row, at, self.wish(ids[self.prompt : at + 1])] = 9.0
+        return logits
+
+
+def uncached(one: TransformersMember, merged: Any = None) -> TransformersMember:
+    """The same member without any cache: the measure of the others. ``merged``: its model with its adapter in it."""
+    one.probe()
+    weights, own = one.loaded.weights, vars(one.settings)
+    slow = TransformersMember(Reread(merged or weights.model), weights.tokenizer, name=one.name, **own)
+    assert slow.probe().detail.endswith("no cache")
     return slow
+
+
+def wishful(question: Query, text: str = "", tokens: Sequence[int] = (), **options: Any) -> TransformersMember:
+    """A member that answers this question with this text, or with these tokens, whatever it is asked."""
+    tokenizer = tokenizer_of(options.pop("tokenizer", "bytes"), options.pop("template", CHATML))
+    model = Wishful(tokenizer)
+    one = TransformersMember(model, tokenizer, **({"name": "wishful"} | options))
+    one.probe()
+    prompt = one.loaded.prompt_ids(question.turns, question.tools, question.constraint)
+    script = list(tokens) or [*one.words.after(prompt, text), one.stops[0]]
+
+    def wish(new: list[int]) -> int:
+        if tokens or new == script[: len(new)]:
+            return script[min(len(new), len(script) - 1)]
+        rest = text[len(one.words.added(prompt, new).rstrip("\ufffd")) :]
+        return one.words.after([*prompt, *new], rest)[0] if rest else one.stops[0]
+
+    model.prompt, model.wish = len(prompt), wish
+    return one
+
+
+class Compared:
+    """A member beside itself without a cache: every reply is compared."""
+
+    def __init__(self, member: Any, before: Callable[[], Any] = lambda: None) -> None:
+        self.member, self.slow, self.before = member, uncached(member), before
+        self.name, self.worst, self.count = member.name, 0.0, 0
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Reply]:
+        return self._compared("draft", jobs)
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Reply]:
+        return self._compared("score", jobs)
+
+    def forget(self, query_id: str) -> None:
+        self.member.forget(query_id)
+
+    def _compared(self, work: str, jobs: Sequence[Any]) -> list[Reply]:
+        self.before()
+        (quick,) = getattr(self.member, work)(jobs)
+        self.slow.forget(jobs[0].query.id)
+        (slow,) = getattr(self.slow, work)(jobs)
+        self.worst = max(self.worst, difference(quick, slow))
+        self.count += 1
+        return [quick]
+
+
+def companions(arch: str) -> list[TransformersMember]:
+    """Another tokenizer, and the same with other weights."""
+    return [member("phi3" if arch != "phi3" else "qwen3", 1), member(arch, 3)]
 
 
 def difference(one: Reply, other: Reply) -> float:

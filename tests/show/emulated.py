@@ -1,4 +1,4 @@
-"""A terminal for tests: a pseudo-terminal, and an emulator that keeps what scrolled away."""
+"""A terminal for tests: a pseudo-terminal, and an emulator that keeps what scrolls away."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import pytest
 
 pyte = pytest.importorskip("pyte")
 
-
-END = "that was all"
+END = "the end of the output"
 
 
 class Terminal:
-    """A terminal of this size; ``lines`` are those that have ever stood on it and still do, from the first on."""
+    """A terminal of this size."""
 
     def __init__(self, columns: int, rows: int) -> None:
         master, slave = pty.openpty()
@@ -29,23 +28,36 @@ class Terminal:
         self.out = os.fdopen(slave, "w", encoding="utf-8")
         self.screen = pyte.HistoryScreen(columns, rows, history=10_000, ratio=1)
         self._stream = pyte.ByteStream(self.screen)
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def _read(self) -> None:
-        """Until the end is told in so many words: a terminal that hangs up may take along what nobody has read yet."""
+        """Read until the mark of the end: when a terminal hangs up, output that has not been read may be lost."""
         while self.screen.title != END:
             try:
-                self._stream.feed(os.read(self._master, 65536))
+                data = os.read(self._master, 65536)
+                with self._lock:
+                    self._stream.feed(data)
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                time.sleep(0.01)  # its other end is still open: there is more to come
+                time.sleep(0.01)  # no process writes now, but one will
+
+    def waits_for(self, text: str) -> bool:
+        """Whether this text appears on the screen."""
+        for _ in range(3000):
+            with self._lock:
+                if text in "".join(self.screen.display):
+                    return True
+            time.sleep(0.01)
+        return False
 
     def closed(self) -> list[str]:
+        """All lines, those that scrolled away first."""
         print(f"\x1b]2;{END}\x07", end="", file=self.out, flush=True)
         self._thread.join(120)
-        assert not self._thread.is_alive(), "what was written on the terminal has not been read in two minutes"
+        assert not self._thread.is_alive(), "the output was not read within two minutes"
         self.out.close()
         os.close(self._master)
         above = ["".join(line[at].data for at in range(self.screen.columns)) for line in self.screen.history.top]

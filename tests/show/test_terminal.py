@@ -1,46 +1,39 @@
-"""Who wrote which piece of what a round shows, also where nobody did."""
+"""Who wrote which piece of a round's text, and the table of a run."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from langchain_specfuse.core.values import Draft, Round, Segment
+from langchain_specfuse.core.values import Departure, Draft, Round, Segment
 from langchain_specfuse.show.terminal import Paint, pieces, table
 
 
-def a_round(text, said, forced="", closed=""):
+def a_round(text, segment, forced=""):
     even = {"a": 1.0}
-    return Round(
-        1, text, Segment(said), "a", {"a": Draft(said)}, {}, {}, even, even, even, even, forced=forced, closed=closed
-    )
+    return Round(1, text, Segment(segment), "a", {"a": Draft(segment)}, {}, {}, even, even, even, even, forced=forced)
 
 
-@pytest.mark.parametrize(
-    ("round", "expected"),
-    [
-        (a_round("Hello", "Hello"), [("a", "Hello")]),
-        (a_round("held back, Hello", "Hello"), [("a", "held back, Hello")]),
-        (a_round('{"city": "Rome", "big":', "Rome", '{"city": "", "big":'), None),
-        (a_round('{"a": "a', "a", '{"a": "'), [("", '{"a": "'), ("a", "a")]),
-        (a_round('Ro"}', "Ro", "", '"}'), [("a", "Ro"), ("", '"}')]),
-        (a_round('Rome"}', "Rome", '"', "}"), [("a", "Rome"), ("", '"}')]),
-        (a_round("[]", "", "[", "]"), [("", "[]")]),
-        (a_round("cut by a stop", "cut by a stop string", "x"), [("a", "cut by a stop")]),
-    ],
-)
-def test_every_piece_has_its_author_and_nothing_is_lost(round, expected):
-    told = pieces(round)
-    assert "".join(text for _, text in told) == round.text
-    assert told == (expected or [("", '{"city": "'), ("a", "Rome"), ("", '", "big":')])
+def test_every_piece_has_its_author_and_nothing_is_lost():
+    for text, segment, forced, expected in [
+        ("held back, Hello", "Hello", "", [("a", "held back, Hello")]),
+        ('{"a": "a', "a", '{"a": "', [("", '{"a": "'), ("a", "a")]),
+        ('{"a": "Rome", "b":', "Rome", '{"a": "", "b":', [("", '{"a": "'), ("a", "Rome"), ("", '", "b":')]),
+        ("cut by a stop", "cut by a stop string", "x", [("a", "cut by a stop")]),
+    ]:
+        assert pieces(a_round(text, segment, forced)) == expected
 
 
-def test_what_nobody_wrote_is_dim_and_a_hand_that_closed_is_named():
-    paint = Paint(["a"], on=True)
-    assert paint.by("", "x") == "\x1b[2mx\x1b[0m"
-    assert "closed by hand: '\"}'" in table([a_round('Ro"}', "Ro", "", '"}')], Paint(["a"], on=False))
-
-
-def test_who_was_late_is_named_with_its_work():
-    late = replace(a_round("Blue", "Blue"), late={"draft": ("b", "c"), "verify": ("b",)})
-    told = table([late], Paint(["a", "b", "c"], on=False))
-    assert "   late in draft: b, c\n   late in verify: b\n" in told
+def test_the_table_names_what_happened_in_a_round():
+    gone = Departure("c", "exit", "won too little", 1)
+    late = {"draft": ("b", "c"), "verify": ("b",)}
+    item = replace(a_round("Blue", "Blue"), late=late, looped=("b",), tie_breaker="c", left=(gone,), finish="length")
+    lines = table([item], Paint(["a", "b", "c"], on=False)).splitlines()
+    assert [line.strip() for line in lines[2:7]] == [
+        "loops, not eligible: b",
+        "tie-break: c",
+        "late in draft: b, c",
+        "late in verify: b",
+        "c left (exit): won too little",
+    ]
+    assert lines[-1].startswith("1 round (a 1), 0 tokens in 0.0 s") and lines[-1].endswith("the budget was used up")
+    assert Paint(["a"], on=True).by("", "x") == "\x1b[2mx\x1b[0m", "forced text is dim"

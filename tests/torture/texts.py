@@ -1,4 +1,4 @@
-"""Texts that are hard on tokenizers and parsers: what people, other scripts and broken programs write."""
+"""Texts that are hard for tokenizers and parsers: from people, in many scripts, and from broken programs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PIECES = [
     "<|eot_id|>", "[INST]", "<end_of_turn>", "<|im_", "<unk>", "<0x0A>", "http://a.b/c?d=e#f", "'s", "``", "|-|",
     # composed and decomposed
     "é", "e\u0301", "ÅÅ\u030a", "ẍ", "\u0308", "ﬁ", "①", "Ω", "ß", "İi", "\u0344", "각", "\u1100\u1161\u11a8",
-    # right to left, with what turns the direction
+    # right to left, with marks that turn the direction
     "שלום", " مرحبا", "\u202eabc\u202c", "\u2067אב\u2069", "\u200f", "﷽",
     # scripts without spaces, and with marks
     "天空是蓝的", "これは", "ภาษาไทย", "नमस्ते", "हिन्दी", "မြန်မာ", "𝒳𐍈", "\U0002070e",
     # pictures of several code points
     "😀", "👩‍👩‍👧", "👋🏽", "❤️", "🇩🇪🇫🇷", "1️⃣", "🏴\U000e0067\U000e0062\U000e007f", "\u200d", "\ufe0f",
-    # what should not be there
+    # characters that should not be there
     "\x00", "\x1b[31m", "\x7f", "\x85", "\u2028", "\ufeff", "\ud7ff", "\ue000", "\uffff", "\U0010ffff", "\u00ad",
 ]  # fmt: skip
 NOT_TEXT = "\ufffd▁"
@@ -30,21 +30,21 @@ NOT_TEXT = "\ufffd▁"
 
 pieced = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 wild = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=NOT_TEXT), max_size=24)
-repeated = st.tuples(st.sampled_from(PIECES), st.integers(2, 300)).map(lambda told: told[0] * told[1])
+repeated = st.tuples(st.sampled_from(PIECES), st.integers(2, 300)).map(lambda drawn: drawn[0] * drawn[1])
 texts = st.one_of(pieced, wild, repeated)
 broken = st.one_of(texts, st.text(max_size=12), st.tuples(pieced, st.sampled_from("\ud800\udfff")).map("".join))
-"""Also what is no text: halves of surrogate pairs, as JSON may say them."""
+"""Also halves of surrogate pairs, which JSON can spell and which are no text."""
 
 
 def cut(text: str, places: list[int]) -> list[str]:
-    """The text cut at these places, wherever they are."""
+    """The text, cut at these places (modulo its length)."""
     seams = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     return [text[a:b] for a, b in zip(seams, seams[1:], strict=False)] or [""]
 
 
-def places_in(told: Any) -> Iterator[tuple[Any, Any]]:
-    """(list or object, key) of everything inside."""
-    inside = told.items() if isinstance(told, dict) else enumerate(told) if isinstance(told, list) else ()
+def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
+    """(list or object, key) of everything inside a JSON value."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inside:
-        yield told, key
+        yield value, key
         yield from places_in(one)

@@ -1,0 +1,273 @@
+"""Answers that call tools: as messages, as streams, as content blocks; whole, cut off, thought about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+
+from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
+from langchain_specfuse.chat.call_text import CUT_OFF
+from langchain_specfuse.core.values import CallFormat
+from tests.constraints.test_calls import PROSE
+
+from .conftest import asked
+
+
+@tool
+def add(a: float, b: float) -> float:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+def say(what: str, loud: bool = False) -> str:
+    """Say something."""
+    return what
+
+
+def written(*calls: tuple[str, dict[str, Any]]) -> str:
+    return "\n".join(ScriptedMember.call(name, **arguments) for name, arguments in calls)
+
+
+SAID = {"what": "one two three four five six seven eight"}
+BOTH = written(("say", SAID), ("add", {"a": 1, "b": 2}))
+Make = Callable[..., SpecFuseChatModel]
+
+
+async def every_message(model: Any, question: Any = "?") -> list[AIMessage]:
+    """The answer in all ways of asking."""
+    joined = []
+    for way in ("stream", "astream"):
+        chunks = await asked(model, way, question)
+        whole = chunks[0]
+        for chunk in chunks[1:]:
+            whole += chunk
+        joined.append(whole)
+    return [await asked(model, "invoke", question), await asked(model, "ainvoke", question), *joined]
+
+
+def content(message: AIMessage) -> list[Any]:
+    dropped = ("id", "annotations", "index", "extras")
+    return [{k: v for k, v in block.items() if k not in dropped} for block in message.content_blocks]
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize("words", ["", "Let me see < <tool. "])
+async def test_words_and_calls_are_the_same_in_every_way_of_asking(ensemble: Make, version: str, words: str) -> None:
+    bound = ensemble(words + BOTH, output_version=version).bind_tools([add, say])
+    for message in await every_message(bound):
+        assert message.text == words
+        assert message.invalid_tool_calls == []
+        assert message.response_metadata["finish_reason"] == "tool_calls"
+        assert content(message) == [
+            *([{"type": "text", "text": words}] if words else []),
+            {"type": "tool_call", "name": "say", "args": SAID},
+            {"type": "tool_call", "name": "add", "args": {"a": 1, "b": 2}},
+        ]
+        ids = [call["id"] for call in message.tool_calls]
+        assert len(set(ids)) == 2
+        assert [block["id"] for block in message.content_blocks if block["type"] == "tool_call"] == ids
+    message = bound.stream_events("?", version="v3").output
+    assert (message.text, [call["args"] for call in message.tool_calls]) == (words, [SAID, {"a": 1, "b": 2}])
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=9)
+SAY = st.tuples(st.just("say"), st.builds(lambda what, loud: {"what": what, "loud": loud}, TEXT, st.booleans()))
+ADD = st.tuples(
+    st.just("add"), st.builds(lambda a, b: {"a": a, "b": b}, st.integers(-9, 9), st.sampled_from([0.5, -2]))
+)
+CALLS = st.lists(SAY | ADD, max_size=3, unique_by=str)
+
+
+@settings(max_examples=25)
+@given(PROSE, CALLS, st.integers(2, 30), st.sampled_from(["v0", "v1"]))
+def test_any_words_and_calls_come_out_as_they_were_written(
+    words: str, calls: list[tuple[str, Any]], segment_tokens: int, version: str
+) -> None:
+    member = ScriptedMember(words + written(*calls))
+    llm = SpecFuseChatModel(members=[member], segment_tokens=segment_tokens, output_version=version)
+    message = llm.bind_tools([add, say]).invoke("?")
+    assert message.text == words
+    assert [(call["name"], call["args"]) for call in message.tool_calls] == calls
+    assert message.invalid_tool_calls == []
+
+
+async def test_a_call_says_who_wrote_it_and_how_sure_the_others_were(ensemble: Make) -> None:
+    scripts = [written(("add", {"a": a, "b": 2})) for a in (1, 1, 3)]
+    for message in await every_message(ensemble(*scripts, output_version="v1", segment_tokens=40).bind_tools([add])):
+        (block,) = (block for block in message.content_blocks if block["type"] == "tool_call")
+        extras = block["extras"]  # type: ignore[typeddict-item]
+        assert (extras["member"], extras["round"]) == ("a", 1)
+        assert 0.5 < extras["confidence"] < 1 and 0 < extras["dissent"] <= 1
+
+
+async def test_prose_stays_prose_where_members_are_free(ensemble: Make) -> None:
+    for message in await every_message(ensemble("No <tool_call> is needed here.").bind_tools([add])):
+        assert (message.text, message.tool_calls) == ("No <tool_call> is needed here.", [])
+        assert message.response_metadata["finish_reason"] == "stop"
+    text = written(("add", {"a": 1, "b": 2}))
+    message = ensemble(text).bind_tools([add], tool_choice="none").invoke("?")
+    assert (message.text, message.tool_calls) == (text, [])
+
+
+def test_the_vote_decides_between_words_and_a_call() -> None:
+    call = written(("add", {"a": 1, "b": 2}))
+    members = [ScriptedMember("It is three I think.", name="a"), *(ScriptedMember(call, name=n) for n in "bc")]
+    message = SpecFuseChatModel(members=members).bind_tools([add]).invoke("1 + 2?")
+    assert [call["args"] for call in message.tool_calls] == [{"a": 1, "b": 2}]
+    message = SpecFuseChatModel(members=members, prior={"a": 9.0}).bind_tools([add]).invoke("1 + 2?")
+    assert (message.text, message.tool_calls) == ("It is three I think.", [])
+
+
+def test_a_forced_call_is_begun_whatever_members_would_say(ensemble: Make) -> None:
+    message = ensemble("I would rather talk.", max_tokens=9).bind_tools([add], tool_choice="add").invoke("?")
+    assert (message.text, message.tool_calls) == ("", [])
+    assert [call["name"] for call in message.invalid_tool_calls] == ["add"]
+    assert message.response_metadata["specfuse"]["forced"] > 0
+    assert message.usage_metadata and message.usage_metadata["output_tokens"] <= 9
+
+
+@pytest.mark.parametrize("stop", ["four", "\n", "tool_call", "}"])
+def test_a_stop_string_ends_prose_and_cuts_no_call(ensemble: Make, stop: str) -> None:
+    message = ensemble("So: " + BOTH).bind_tools([add, say]).invoke("?", stop=[stop])
+    assert (message.text, len(message.tool_calls), message.invalid_tool_calls) == ("So: ", 2, [])
+    message = ensemble("So four: " + BOTH, stop=["four"]).bind_tools([add, say]).invoke("?")
+    assert (message.text, message.tool_calls) == ("So ", [])
+    assert message.response_metadata["finish_reason"] == "stop_string"
+
+
+# --- calls that are cut off -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize("words", ["", "So: "])
+async def test_a_call_that_the_budget_cuts_is_invalid_and_whole_ones_stay_valid(
+    ensemble: Make, words: str, version: str
+) -> None:
+    text = words + written(("add", {"a": 1, "b": 2}), ("say", SAID))
+    seen = set()
+    for budget in range(1, 24, 2):
+        bound = ensemble(text, max_tokens=budget, output_version=version, segment_tokens=2).bind_tools([add, say])
+        events = [event for event in await asked(bound, "astream_events") if event["event"] == "on_chat_model_end"]
+        others = [events[0]["data"]["output"], bound.stream_events("?", version="v3").output] if budget % 4 == 1 else []
+        for message in [*await every_message(bound), *others]:
+            assert message.text in ("So:", words) and "<" not in message.text
+            right, wrong = [call["name"] for call in message.tool_calls], message.invalid_tool_calls
+            assert right == ["add", "say"][: len(right)]
+            assert all(str(call["args"]).endswith(CUT_OFF) for call in wrong)
+            assert not wrong or message.response_metadata["finish_reason"] == "length"
+            seen.add((len(right), len(wrong)))
+    assert seen >= {(0, 1), (1, 1), (2, 0)}
+
+
+def test_an_agent_does_not_run_a_call_that_was_cut_off() -> None:
+    paid: list[tuple[float, str]] = []
+
+    @tool
+    def pay(amount: float, to: str) -> str:
+        """Pay money."""
+        paid.append((amount, to))
+        return "paid"
+
+    script = written(("pay", {"amount": 100.0, "to": "ann and bob and cyd and dan and eve"}))
+    for version in ("v0", "v1"):
+        for budget in range(1, 8):
+            members = [ScriptedMember(script, name=name) for name in "ab"]
+            agent = create_agent(SpecFuseChatModel(members=members, max_tokens=budget, output_version=version), [pay])
+            state = agent.invoke({"messages": [HumanMessage("Pay ann.")]})
+            assert [message.type for message in state["messages"]] == ["human", "ai"]
+    assert paid == []
+
+
+# --- results, formats, thoughts -------------------------------------------------------------------------------------
+
+
+async def test_a_result_goes_back_to_every_member() -> None:
+    seen: list[Any] = []
+
+    def answer(query: Any) -> str:
+        seen.append(query)
+        return "It is three." if query.turns[-1].role == "tool" else written(("add", {"a": 1, "b": 2}))
+
+    bound = SpecFuseChatModel(members=[ScriptedMember(answer, name=name) for name in "ab"]).bind_tools([add])
+    question = HumanMessage("1 + 2?")
+    call = await bound.ainvoke([question])
+    result = add.invoke(call.tool_calls[0])
+    assert isinstance(result, ToolMessage)
+    assert (await bound.ainvoke([question, call, result])).text == "It is three."
+    assert [one.name for one in seen[-1].tools] == ["add"]
+    called, answered = seen[-1].turns[1:]
+    assert called.calls[0].id == answered.call_id == call.tool_calls[0]["id"]
+    assert (answered.name, answered.text) == ("add", "3.0")
+
+
+OWN = CallFormat("[CALL]", "[/CALL]", "", "function", "parameters")
+BARE = CallFormat("", "", "; ", "name", "parameters")
+COMMON = CallFormat()
+
+
+class Trained(ScriptedMember):
+    """Was trained to write calls in a format of its own; writes whatever format it is asked for, after some words."""
+
+    def __init__(self, calls: CallFormat | None, words: str = "", **options: Any) -> None:
+        super().__init__(self._called, **options)
+        self.calls, self.words = calls, words
+
+    def _called(self, query: Any) -> str:
+        constraint = json.loads(query.constraint.body)
+        format = constraint if isinstance(constraint, dict) else json.loads(constraint[1][1])
+        body = {format["name_key"]: "add", format["arguments_key"]: {"a": 1, "b": 2}}
+        return str(self.words + format["begin"] + json.dumps(body) + format["end"])
+
+    def probe(self) -> Any:
+        return replace(super().probe(), calls=self.calls)
+
+
+@pytest.mark.parametrize(
+    ("writers", "verifier", "begin"),
+    [((OWN, OWN), None, OWN), ((OWN, None), None, OWN), ((OWN, BARE), None, COMMON), ((None, None), BARE, COMMON)],
+)
+def test_calls_are_written_as_the_writers_know_them_if_they_agree(writers: Any, verifier: Any, begin: Any) -> None:
+    members = [Trained(calls, name=name) for calls, name in zip(writers, "ab", strict=True)]
+    seen: list[str] = []
+    handler = SpecFuseCallbackHandler(on_round=lambda event: seen.append(event.text))
+    llm = SpecFuseChatModel(members=members, verifiers=[Trained(verifier, name="v")])
+    message = llm.bind_tools([add], tool_choice="add").invoke("?", {"callbacks": [handler]})
+    assert [(call["name"], call["args"]) for call in message.tool_calls] == [("add", {"a": 1, "b": 2})]
+    assert "".join(seen).startswith(begin.begin) and message.text == ""
+
+
+@pytest.mark.parametrize("format", [OWN, BARE, COMMON])
+def test_words_before_a_call_stream_in_every_format(format: CallFormat) -> None:
+    llm = SpecFuseChatModel(members=[Trained(format, "Well, let me see: ", name="a")], segment_tokens=2)
+    chunks = list(llm.bind_tools([add]).stream("?"))
+    assert [chunk.text for chunk in chunks if chunk.text][:2] == ["Well, let", " me see:"]
+    assert llm.bind_tools([add]).invoke("?").tool_calls[0]["args"] == {"a": 1, "b": 2}
+
+
+class Thinking(ScriptedMember):
+    """Thinks before its first two drafts."""
+
+    def draft(self, jobs: Any) -> Any:
+        thought = {0: f"{self.name}?", 1: f"{self.name}!"}.get(self.draft_calls, "")
+        return [replace(draft, thought=thought) for draft in super().draft(jobs)]
+
+
+def test_thoughts_are_reasoning_and_never_the_answer() -> None:
+    for version in ("v1", "v0"):
+        members = [Thinking("The sky is blue and wide.", name=name) for name in "ab"]
+        message = SpecFuseChatModel(members=members, segment_tokens=2, output_version=version).invoke("?")
+        assert message.text == "The sky is blue and wide."
+        thoughts = [block for block in message.content_blocks if block["type"] == "reasoning"]
+        if version == "v1":
+            assert [(one["reasoning"], one["extras"]["member"]) for one in thoughts] == [("a?a!", "a"), ("b?b!", "b")]
+    assert message.additional_kwargs["reasoning_content"].startswith("a?\n\nb?")

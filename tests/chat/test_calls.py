@@ -1,0 +1,62 @@
+"""Calls for LangChain's chunks: in pieces with ids, and so that no broken one can be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.utils.json import parse_partial_json
+
+from langchain_specfuse.chat.call_text import CUT_OFF, Parted, Splitter
+from langchain_specfuse.core.values import CallFormat
+from tests.constraints.test_calls import ARGUMENTS, BARE, HERMES, written
+from tests.torture.texts import cut
+
+
+def fed(format: CallFormat, text: str, places: list[int], *, cut_off: bool = False) -> list[Parted]:
+    splitter, pieces = Splitter(format, anywhere=True), cut(text, places)
+    return [
+        splitter.feed(piece, last=at == len(pieces) - 1, cut=cut_off and at == len(pieces) - 1)
+        for at, piece in enumerate(pieces)
+    ]
+
+
+def arguments(parts: list[Parted]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for part in parts:
+        assert len({piece.index for piece in part.pieces}) == len(part.pieces)
+        for piece in part.pieces:
+            found[piece.index] = found.get(piece.index, "") + piece.arguments
+    return found
+
+
+@pytest.mark.parametrize("size", range(1, len(HERMES.begin)))
+def test_the_beginning_of_a_call_that_ends_an_answer_is_said_only_if_the_answer_was_not_cut(size: int) -> None:
+    text = "So: " + HERMES.begin[:size]
+    for cut_off, said in ((False, text), (True, "So: ")):
+        for at in (0, 2, 5):
+            parts = fed(HERMES, text, [at], cut_off=cut_off)
+            assert ("".join(part.said for part in parts), arguments(parts)) == (said, {})
+
+
+@given(ARGUMENTS, st.integers(1, 400), st.lists(st.integers(0, 200), max_size=6), st.sampled_from([HERMES, BARE]))
+def test_a_call_that_is_cut_off_can_be_completed_by_nobody(
+    given: Any, size: int, places: list[int], format: CallFormat
+) -> None:
+    whole = written(format, "add", given)
+    text = whole[: min(size, len(whole) - 1)]
+    for found in arguments(fed(format, text, places, cut_off=True)).values():
+        assert found.endswith(CUT_OFF)
+        assert parse_partial_json(found) is None
+
+
+def test_arguments_come_in_pieces_and_name_and_id_once() -> None:
+    text = written(HERMES, "say", {"what": "one two three"})
+    first, second = fed(HERMES, text, [text.index("two")])
+    assert (first.pieces[0].name, first.pieces[0].arguments) == ("say", '{"what": "one ')
+    assert (second.pieces[0].name, second.pieces[0].id, second.pieces[0].arguments) == (None, None, 'two three"}')
+    (part,) = fed(HERMES, "\n".join(written(HERMES, "add", {"a": n}) for n in range(5)), [])
+    assert len({piece.id for piece in part.pieces}) == 5 == len(part.pieces)
+    assert all(str(piece.id).startswith("call_") for piece in part.pieces)

@@ -1,0 +1,66 @@
+"""How many answers are under way at once, what a refused caller gets, and who may ask from where."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from typing import Any
+
+import pytest
+from langchain_core.exceptions import ModelRateLimitError
+
+from langchain_specfuse import BusyError, ScriptedMember, SpecFuseChatModel, TooBusyError
+
+from .conftest import BLUE, LIMIT_S, GatedMember
+
+
+def gated(name: str, **options: Any) -> tuple[GatedMember, SpecFuseChatModel]:
+    member = GatedMember(BLUE, name=name, device=f"concurrency-{name}", first=0)
+    return member, SpecFuseChatModel(members=[member], max_concurrency=1, **options)
+
+
+async def started(member: GatedMember, llm: SpecFuseChatModel) -> asyncio.Task[Any]:
+    """An answer that is under way until the gate opens."""
+    first = asyncio.create_task(llm.ainvoke("first"))
+    await asyncio.to_thread(member.waiting.wait, LIMIT_S)
+    return first
+
+
+async def test_a_refused_call_is_langchains_rate_limit_and_can_be_retried() -> None:
+    member, llm = gated("refused")
+    first = await started(member, llm)
+    for refused in (llm.ainvoke("second", max_waiting=0), anext(llm.astream("second", max_waiting=0))):
+        with pytest.raises(TooBusyError) as error:
+            await refused
+        assert isinstance(error.value, BusyError) and isinstance(error.value, ModelRateLimitError)
+        assert error.value.is_retryable and 0.1 <= error.value.retry_after_s <= 60
+    copied = pickle.loads(pickle.dumps(error.value))
+    assert (str(copied), copied.retry_after_s) == (str(error.value), error.value.retry_after_s)
+    member.gate.set()
+    assert (await first).text == BLUE
+    assert (await llm.ainvoke("second", max_waiting=0)).text == BLUE
+
+
+async def test_a_batch_larger_than_max_concurrency_is_answered_whole() -> None:
+    member = ScriptedMember(lambda query: f"It is {query.turns[-1].text}.", name="batch", device="concurrency-batch")
+    llm = SpecFuseChatModel(members=[member], max_concurrency=3)
+    questions = [str(number) for number in range(30)]
+    assert [m.text for m in llm.batch(questions)] == [f"It is {q}." for q in questions]
+    assert [m.text for m in await llm.abatch(questions)] == [f"It is {q}." for q in questions]
+
+
+def test_several_event_loops_one_after_another_and_at_once() -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="l", device="concurrency-loops")], max_concurrency=2)
+    texts: list[str] = []
+
+    async def ask() -> None:
+        texts.extend(m.text for m in await asyncio.gather(*(llm.ainvoke("Why?") for _ in range(5))))
+
+    asyncio.run(ask())
+    threads = [threading.Thread(target=asyncio.run, args=[ask()]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert texts == [BLUE] * 25

@@ -1,0 +1,204 @@
+"""Answers that end before their time: closed, cancelled, late or failing. Text already shown is not lost, caches are
+freed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from langchain_core.exceptions import ContextOverflowError, ModelNotFoundError, ModelTimeoutError
+
+from langchain_specfuse import (
+    AnswerTimeoutError,
+    EnsembleError,
+    MemberError,
+    MemberNotFoundError,
+    PromptTooLongError,
+    ScriptedMember,
+    SpecFuseChatModel,
+    SpecFuseError,
+)
+from langchain_specfuse.core.values import Failure
+
+from .conftest import BLUE, FailingMember, GatedMember, aeventually, asked, eventually, free
+
+LONG = " ".join(f"word{i}" for i in range(40))
+
+
+@pytest.fixture
+def gated() -> Any:
+    """Answers its first segment, then waits."""
+    members = [GatedMember(LONG, name=name, device=f"gated-{name}") for name in "ab"]
+    yield SpecFuseChatModel(members=members, segment_tokens=2, max_tokens=400)
+    for member in members:
+        member.gate.set()
+
+
+def ends(llm: SpecFuseChatModel) -> bool:
+    """Once the gate is open, everything is freed long before the whole answer is written."""
+    for member in llm.members:
+        member.gate.set()
+    return eventually(lambda: free(llm)) and all(member.draft_calls < 20 for member in llm.members)
+
+
+def test_closing_a_stream_frees_everything(gated: Any) -> None:
+    chunks = gated.stream("?")
+    next(chunks)
+    assert not free(gated)
+    chunks.close()
+    assert ends(gated)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+async def test_leaving_a_loop_frees_everything(gated: Any, asynchronous: bool) -> None:
+    if asynchronous:
+        async for _ in gated.astream("?"):
+            break
+    else:
+        for _ in gated.stream("?"):
+            break
+    assert await asyncio.to_thread(ends, gated)
+
+
+@pytest.mark.parametrize("way", ["ainvoke", "astream", "astream_events", "abatch"])
+async def test_cancelling_a_task_frees_everything(gated: Any, way: str) -> None:
+    task = asyncio.create_task(asked(gated, way))
+    await asyncio.to_thread(gated.members[0].waiting.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for member in gated.members:
+        member.gate.set()
+    assert await aeventually(lambda: free(gated))
+
+
+@pytest.mark.parametrize("way", ["stream", "astream", "invoke", "ainvoke"])
+async def test_a_late_answer_is_langchains_timeout_and_has_the_agreed_text(gated: Any, way: str) -> None:
+    with pytest.raises(AnswerTimeoutError, match=r"timeout=0\.5") as error:
+        await asked(gated, way, timeout=0.5)
+    assert isinstance(error.value, ModelTimeoutError)
+    assert isinstance(error.value, TimeoutError)
+    assert isinstance(error.value, SpecFuseError)
+    assert error.value.is_retryable
+    assert "word0 word1".startswith(error.value.text)
+    assert await asyncio.to_thread(ends, gated)
+
+
+ABANDONED = """
+import asyncio, builtins
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+
+class Listener(BaseCallbackHandler):
+    def on_llm_error(self, error, **kwargs):
+        print(type(error).__name__, flush=True)
+
+llm = SpecFuseChatModel(members=[ScriptedMember("The sky is blue. " * 30, name=name) for name in "ab"])
+config = {"callbacks": [Listener()]}
+async def read():
+    builtins.kept = llm.astream("?", config)
+    await anext(builtins.kept)
+asyncio.run(read())
+stream = llm.stream("?", config)
+next(stream)
+"""
+
+
+def test_a_stream_that_was_not_read_to_its_end_ends_with_the_interpreter() -> None:
+    program = [sys.executable, "-c", ABANDONED]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "GeneratorExit\n" * 2, "")
+
+
+# --- failing members --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+async def test_a_member_that_fails_leaves_and_no_shown_text_is_repeated(call: int) -> None:
+    def llm() -> SpecFuseChatModel:
+        members = [ScriptedMember(BLUE, name="a"), ScriptedMember(BLUE, name="b", fails_in=call)]
+        return SpecFuseChatModel(members=members, segment_tokens=4)
+
+    assert "".join(chunk.text for chunk in llm().stream("Why?")) == BLUE
+    assert "".join([chunk.text async for chunk in llm().astream("Why?")]) == BLUE
+    (left,) = llm().invoke("Why?").response_metadata["specfuse"]["exits"]
+    assert (left["member"], left["round"]) == ("b", call)
+    assert "scripted failure" in left["reason"]
+
+
+def test_when_no_member_is_left_the_error_has_the_agreed_text_and_the_failures() -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a", fails_in=2)], segment_tokens=4)
+    with pytest.raises(EnsembleError) as error:
+        list(llm.stream("Why?"))
+    assert error.value.text == "The sky is blue"
+    assert [failure.member for failure in error.value.failures] == ["a"]
+    assert ".failures" in "".join(error.value.__notes__)
+    assert not isinstance(error.value, ContextOverflowError | ModelNotFoundError)
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream", "batch"])
+async def test_a_prompt_too_long_for_all_members_is_langchains_overflow(way: str) -> None:
+    llm = SpecFuseChatModel(members=[FailingMember("overflow", name="a"), FailingMember("overflow", name="b")])
+    with pytest.raises(PromptTooLongError) as error:
+        await asked(llm, way)
+    assert isinstance(error.value, ContextOverflowError)
+    assert isinstance(error.value, EnsembleError)
+    assert len(error.value.failures) == 2
+    assert "longer context" in error.value.__notes__[-1]
+
+
+class SmallContext(ScriptedMember):
+    """Its context is full after two segments."""
+
+    def draft(self, jobs: Any) -> Any:
+        full = Failure("overflow", "its context is full")
+        return [full if len(job.answer) >= 2 else reply for job, reply in zip(jobs, super().draft(jobs), strict=True)]
+
+
+def test_an_answer_ends_for_its_length_when_all_contexts_are_full() -> None:
+    members = [SmallContext("a b c d e f g h", name=name) for name in "ab"]
+    answer = SpecFuseChatModel(members=members, segment_tokens=2).invoke("count")
+    assert (answer.text, answer.response_metadata["finish_reason"]) == ("a b c d", "length")
+    members[1] = ScriptedMember("a b c d e f g h", name="b")
+    answer = SpecFuseChatModel(members=members, segment_tokens=2).invoke("count")
+    assert (answer.text, answer.response_metadata["finish_reason"]) == ("a b c d e f g h", "stop")
+
+
+class Unloadable(ScriptedMember):
+    """Fails to load the first time."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(BLUE, name="unloadable")
+        self.errors = [error]
+
+    def probe(self) -> Any:
+        if self.errors:
+            raise self.errors.pop()
+        return super().probe()
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_a_model_that_does_not_exist_is_langchains_not_found(way: str) -> None:
+    llm = SpecFuseChatModel(members=[Unloadable(MemberError("no such model", member="x", kind="not_found"))])
+    with pytest.raises(MemberNotFoundError, match="no such model") as error:
+        await asked(llm, way)
+    assert isinstance(error.value, ModelNotFoundError)
+    assert error.value.member == "x"
+
+
+async def test_an_error_while_loading_is_a_members_failure_and_the_next_question_tries_again() -> None:
+    llm = SpecFuseChatModel(members=[Unloadable(OSError("disk on fire"))])
+    with pytest.raises(MemberError, match="disk on fire") as error:
+        await llm.ainvoke("?")
+    assert isinstance(error.value.__cause__, OSError)
+    assert llm.invoke("?").text == BLUE
+
+
+def test_langchains_retry_and_fallback_go_on() -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a", fails_in=1)])
+    assert llm.with_retry(stop_after_attempt=2, wait_exponential_jitter=False).invoke("Why?").text == BLUE
+    full = SpecFuseChatModel(members=[FailingMember("overflow", name="a")])
+    assert full.with_fallbacks([llm], exceptions_to_handle=(ContextOverflowError,)).invoke("Why?").text == BLUE

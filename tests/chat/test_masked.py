@@ -1,0 +1,99 @@
+"""The same through real members that mask their drafting: tiny random models, whose every word is chance."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from langchain_core.tools import tool
+from members import tiny
+from pydantic import BaseModel, Field
+
+from langchain_specfuse import SpecFuseChatModel
+from tests.constraints.schemas import schemas
+from tests.constraints.walks import assert_satisfies
+
+from .conftest import asked
+
+MANY = schemas(120)[44::8]
+
+
+@tool
+def get_weather(city: str, days: int = 1) -> str:
+    """Tell the weather."""
+    return "sunny"
+
+
+@tool
+def now() -> str:
+    """Tell the time."""
+    return "noon"
+
+
+class Node(BaseModel):
+    """A node."""
+
+    name: str = Field(max_length=4)
+    colour: str = Field(pattern="^(red|green)$")
+
+
+@cache
+def members() -> tuple[Any, ...]:
+    """Two families with tokenizers of their own: bytes in one, pieces with a mark for spaces in the other."""
+    return tuple(tiny.member(arch, seed=7) for arch in ("gpt2", "llama"))
+
+
+def fused(**options: Any) -> SpecFuseChatModel:
+    return SpecFuseChatModel(members=list(members()), **{"max_tokens": 40, **options})
+
+
+def test_every_answer_that_ends_satisfies_its_schema() -> None:
+    ended = 0
+    for number, schema in enumerate(MANY):
+        llm = fused(temperature=float(number % 2), seed=number)
+        asking = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        message = llm.invoke("Tell me something.", response_format=asking)
+        if message.response_metadata["finish_reason"] == "stop":
+            assert_satisfies(message.text, schema)
+            ended += 1
+    assert ended
+
+
+@pytest.mark.parametrize("choice", ["any", "auto"])
+def test_every_call_has_the_tool_s_arguments_and_is_not_in_the_words(choice: str) -> None:
+    for number in range(5):
+        llm = fused(temperature=1.5, seed=number, max_tokens=48)
+        message = llm.bind_tools([get_weather, now], tool_choice=choice).invoke(f"Question {number}?")
+        for call in message.tool_calls:
+            {"now": now, "get_weather": get_weather}[call["name"]].args_schema.model_validate(call["args"])  # type: ignore[union-attr]
+        assert "<tool_call>\n" not in message.text and (choice == "auto" or message.text == "")
+        assert not message.invalid_tool_calls or message.response_metadata["finish_reason"] == "length"
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "prose or calls": {"tools": [get_weather, now]},
+    "a call or an object": {"tools": [now], "response_format": Node},
+    "a pattern": {"regex": "[a-f]{3,8} [0-9]+"},
+    "a grammar": {"grammar": 'root ::= ("a" | "b") root | "c"'},
+}
+
+
+def seen(message: Any) -> Any:
+    calls = [(call["name"], call["args"]) for call in (*message.tool_calls, *message.invalid_tool_calls)]
+    return message.text, calls, message.usage_metadata["output_tokens"]
+
+
+@pytest.mark.parametrize("what", ASKED)
+async def test_streamed_is_invoked_is_async_is_batched(what: str) -> None:
+    llm = fused(max_tokens=24).bind(**ASKED[what])
+    once = seen(await asked(llm, "invoke"))
+    for way in ("ainvoke", "stream", "astream", "batch", "abatch"):
+        answer = await asked(llm, way)
+        if way in ("stream", "astream"):
+            whole = answer[0]
+            for chunk in answer[1:]:
+                whole += chunk
+            answer = whole
+        for message in answer if isinstance(answer, list) else [answer]:
+            assert seen(message) == once

@@ -1,0 +1,211 @@
+"""One object per member in a process, whatever is copied, pickled, configured, serialized or cached."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import pickle
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
+from langchain_core.load import dumpd, dumps, load, loads
+from langchain_core.runnables import ConfigurableField
+
+from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel, UsageError, unload
+from langchain_specfuse.core.member import Probe
+from langchain_specfuse.members.transformers import member as transformers_member
+
+from .conftest import BLUE, WIDE, eventually
+
+
+class Loaded(ScriptedMember):
+    """Stands in for a member that loads weights: it counts how often it was made and loaded."""
+
+    made: list[str] = []  # noqa: RUF012
+    loads: list[str] = []  # noqa: RUF012
+
+    def __init__(self, model: str, name: str) -> None:
+        super().__init__(f"I am {model}.", name=name)
+        self.made.append(name)
+
+    def probe(self) -> Probe:
+        self.loads.append(self.name)
+        return Probe(self.name, max_context=2048 if "small" in self.name else 4096)
+
+    def unload(self) -> None:
+        self.loads.append(f"unloaded {self.name}")
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Loaded]]:
+    """Members can be named, and nothing is downloaded."""
+    monkeypatch.setattr(transformers_member, "TransformersMember", Loaded)
+    monkeypatch.setattr(Loaded, "made", [])
+    monkeypatch.setattr(Loaded, "loads", [])
+    unload()
+    yield Loaded
+    unload()
+
+
+def test_nothing_is_made_or_loaded_before_the_first_question(named: Any) -> None:
+    llm = SpecFuseChatModel(members=["org/one", "org/two"])
+    repr(llm), dumps(llm), copy.deepcopy(llm), pickle.dumps(llm), llm.asdict()
+    assert named.made == []
+    llm.invoke("Who?")
+    assert named.loads == ["one", "two"]
+
+
+def test_chat_models_that_name_the_same_member_share_it(named: Any) -> None:
+    SpecFuseChatModel(members=["org/one", "org/two"]).invoke("Who?")
+    SpecFuseChatModel(members=[{"model": "org/two"}, "org/three"], temperature=0.5).invoke("Who?")
+    assert named.made == ["one", "two", "three"]
+
+
+def test_configuring_copying_pickling_and_serializing_load_nothing_again(named: Any) -> None:
+    llm = SpecFuseChatModel(members=["org/one", "org/two"])
+    llm.invoke("Who?")
+    configurable = llm.configurable_fields(temperature=ConfigurableField(id="t"), max_tokens=ConfigurableField(id="n"))
+    for length in (1, 2, 3):
+        answer = configurable.invoke("Who?", {"configurable": {"t": 0.3, "n": length}})
+        assert len(answer.text.split()) == length
+    written = loads(dumps(llm), allowed_objects=[SpecFuseChatModel], valid_namespaces=["langchain_specfuse"])
+    for other in (copy.copy(llm), copy.deepcopy(llm), pickle.loads(pickle.dumps(llm)), llm.model_copy(), written):
+        assert other.invoke("Who?").text == llm.invoke("Who?").text
+    assert named.loads == ["one", "two"]
+
+
+def test_member_objects_are_shared_and_never_copied() -> None:
+    one, two = ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")
+    llm = SpecFuseChatModel(members=[one, two])
+    configurable = llm.configurable_fields(max_tokens=ConfigurableField(id="n"))
+    for other in (copy.deepcopy(llm), configurable):
+        calls = one.draft_calls
+        other.invoke("Why?")
+        assert one.draft_calls > calls
+
+
+def test_member_objects_are_collected_when_nothing_refers_to_them() -> None:
+    member = ScriptedMember(BLUE, name="a")
+    llm = SpecFuseChatModel(members=[member])
+    llm.invoke("Why?")
+    reference = weakref.ref(member)
+    del llm, member
+    assert eventually(lambda: gc.collect() >= 0 and reference() is None)
+
+
+def test_a_name_given_twice_is_two_members_and_an_object_given_twice_is_refused(named: Any) -> None:
+    answer = SpecFuseChatModel(members=["org/one", "org/one"]).invoke("Who?")
+    assert answer.response_metadata["specfuse"]["members"] == ["one", "one#2"]
+    member = ScriptedMember(BLUE, name="a")
+    for members, verifiers in (([member, member], []), ([member], [ScriptedMember("x", name="a")])):
+        with pytest.raises(UsageError, match="two members are called 'a'"):
+            SpecFuseChatModel(members=members, verifiers=verifiers)
+
+
+def test_unloading_frees_and_the_next_question_loads_again(named: Any) -> None:
+    llm, other = SpecFuseChatModel(members=["org/one"]), SpecFuseChatModel(members=["org/two"])
+    llm.invoke("Who?"), other.invoke("Who?")
+    llm.unload()
+    assert llm.invoke("Who?").text == "I am org/one."
+    other.invoke("Who?")
+    assert named.loads == ["one", "two", "unloaded one", "one"]
+
+
+def test_wrong_arguments_in_a_members_dict_are_refused(named: Any) -> None:
+    with pytest.raises(UsageError, match=r"member 'x' cannot be made from .*'dtipe'") as error:
+        SpecFuseChatModel(members=[{"model": "org/x", "dtipe": "bfloat16"}]).invoke("Who?")
+    assert "the arguments of TransformersMember" in error.value.__notes__[0]
+
+
+# --- LangChain's cache ------------------------------------------------------------------------------------------
+
+DIFFERENT: list[dict[str, Any]] = [
+    {"temperature": 0.9, "seed": 1},
+    {"temperature": 0.9, "seed": 2},
+    {"top_p": 0.5},
+    {"top_k": 4},
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.1},
+    {"segment_tokens": 3},
+    {"max_tokens": 8},
+    {"stop": ["air"]},
+    {"method": "specem"},
+    {"method": Method(reward="wins")},
+    {"prior": {"b": 2.0}},
+]
+"""Options that can change the answer."""
+
+
+@pytest.mark.usefixtures("no_cache")
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+async def test_the_cache_key_has_every_option_that_can_change_the_answer(asynchronous: bool) -> None:
+    set_llm_cache(InMemoryCache())
+    member, other = ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")
+
+    async def answered(call: dict[str, Any] | None = None, **options: Any) -> bool:
+        """Whether the first member was asked."""
+        before = member.draft_calls
+        llm = SpecFuseChatModel(**{"members": [member, other], **options})
+        _ = await llm.ainvoke("Why?", **call or {}) if asynchronous else llm.invoke("Why?", **call or {})
+        return member.draft_calls > before
+
+    assert await answered()
+    made = [*DIFFERENT, {"members": [member]}, {"members": [other, member]}, {"output_version": "v1"}]
+    for options in [{}, *made, {"members": [member], "verifiers": [other]}]:
+        assert await answered(**options) == bool(options), options
+        assert not await answered(**options), options
+    for call in ({"temperature": 0.7}, {"stop": ["sky"]}, {"method": Method(exit="never")}):
+        assert await answered(call), call
+        assert not await answered(call), call
+    for same in ({"trace": "members"}, {"max_concurrency": 3}):
+        assert not await answered(same), same
+        assert not await answered(**same), same
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_members_of_one_name_but_other_answers_do_not_share_cached_answers() -> None:
+    set_llm_cache(InMemoryCache())
+    for answer in ("one", "two", "three"):
+        assert SpecFuseChatModel(members=[ScriptedMember(answer, name="a")]).invoke("Why?").text == answer
+
+
+# --- serialization ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["specem", Method(reward="wins", drafters=1), {"exit": "never"}])
+def test_a_chat_model_of_names_round_trips_with_its_method(method: Any) -> None:
+    members = ["org/one", {"model": "org/two", "dtype": "bfloat16"}]
+    llm = SpecFuseChatModel(members=members, temperature=0.4, stop=["x"], method=method, prior={"one": 2.0})
+    assert llm.is_lc_serializable()
+    options: Any = {"allowed_objects": [SpecFuseChatModel], "valid_namespaces": ["langchain_specfuse"]}
+    for again in (load(dumpd(llm), **options), loads(dumps(llm), **options), pickle.loads(pickle.dumps(llm))):
+        assert again.asdict() == llm.asdict()
+        assert (again.method, again.prior) == (llm.method, llm.prior)
+    assert json.loads(json.dumps(llm.asdict())) == llm.asdict()
+
+
+def test_a_chat_model_of_objects_is_never_serialized(ensemble: Any) -> None:
+    llm = ensemble(temperature=0.5)
+    assert not llm.is_lc_serializable()
+    assert dumpd(llm)["type"] == "not_implemented"
+    assert BLUE not in dumps(llm)
+    expected = "SpecFuseChatModel(members=['a', 'b'], verifiers=[], segment_tokens=4, temperature=0.5)"
+    assert repr(llm) == expected
+
+
+def test_importing_and_constructing_load_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys, langchain_specfuse; print([m for m in sys.modules if m.startswith('langchain_core')])\n"
+        "from langchain_specfuse import SpecFuseChatModel, ScriptedMember, SpecFuseCallbackHandler\n"
+        "SpecFuseChatModel(members=['org/x']); SpecFuseChatModel(members=[ScriptedMember('x')]).invoke('?')\n"
+        "print([m for m in ('torch', 'transformers', 'ray', 'langchain', 'langgraph') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n[]\n", "")

@@ -1,0 +1,227 @@
+"""Wrong options are refused with what was given, what was expected and what to do; right ones count wherever they are
+set."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+from langchain_core.runnables import ConfigurableField
+
+import langchain_specfuse
+from langchain_specfuse import METHODS, Method, ScriptedMember, SpecFuseChatModel, SpecFuseError, UsageError, decide
+
+from .conftest import BLUE, asked
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -0.1}, "temperature must be greater than or equal to 0, got -0.1"),
+    ({"temperature": "hot"}, "temperature must be a valid number, got 'hot'"),
+    ({"temperature": float("nan")}, "temperature must be a finite number"),
+    ({"segment_tokens": 0}, "segment_tokens must be greater than or equal to 1, got 0"),
+    ({"segment_tokens": 2.5}, "segment_tokens must be a valid integer"),
+    ({"max_tokens": True}, "max_tokens must be a valid integer, got True"),
+    ({"top_p": 1.5}, "top_p must be less than or equal to 1"),
+    ({"min_p": 2}, "min_p must be"),
+    ({"repetition_penalty": 0}, "repetition_penalty must be greater than 0"),
+    ({"seed": "x"}, "seed must be a valid integer"),
+    ({"timeout": 0}, "timeout must be greater than 0"),
+    ({"max_concurrency": 0}, "max_concurrency must be greater than or equal to 1"),
+    ({"trace": "all"}, "trace must be 'off', 'summary', 'rounds' or 'members', got 'all'"),
+    ({"method": "fast"}, "method must be one of 'robust', 'specfuse', 'specem' or a Method, got 'fast'"),
+    ({"method": {"score": "logits"}}, "score must be one of 'mean_prob', 'mean_logprob', 'logprob_per_byte'"),
+    ({"method": {"scores": "mean_prob"}}, "there is no option 'scores' of the method"),
+    ({"stop": ["END", ""]}, "a stop string must not be empty"),
+    ({"stop": 7}, "stop must be a text or a list of texts"),
+    ({"members": []}, "members must be a list"),
+    ({"members": "Qwen/Qwen3-0.6B"}, "members must be a list"),
+    ({"members": [7]}, "a member is a hub id"),
+    ({"members": ["  "]}, "a member's name is empty"),
+    ({"members": ["http:///v1#m"]}, "names no server"),
+    ({"members": [{"dtype": "bfloat16"}]}, "a member given as a dict needs a 'model'"),
+    ({"members": [{"model": "org/x", "api_key": "not-a-key"}]}, "a member given as a dict must not hold 'api_key'"),
+    ({"members": ["org/a"], "model": "org/b"}, "model and members are both given"),
+    ({"verifiers": [None]}, "a member is a hub id"),
+    ({"prior": {"nobody": 1.0}}, "prior names 'nobody', which is not a member"),
+    ({"prior": {"a": 0}}, "prior of 'a' must be a number above 0"),
+    ({"prior": [1, 2]}, "prior must be a dict"),
+]
+UNKNOWN = [
+    ({"temprature": 0.5}, "there is no option 'temprature'", "did you mean 'temperature'?"),
+    ({"num_predict": 5}, "there is no option 'num_predict'", "use max_tokens=..."),
+    ({"preset": "specem"}, "there is no option 'preset'", "method=...: 'robust', 'specfuse' or 'specem'"),
+    ({"score": "mean_prob"}, "there is no option 'score'", "use method=Method(score=...)"),
+    ({"at_once": 3}, "there is no option 'at_once'", "use max_concurrency=..."),
+    ({"speculate": True}, "there is no option 'speculate' any more", "docs/log.md"),
+    ({"colour": "blue"}, "there is no option 'colour'", "the options are "),
+]
+
+
+def refusal(attempt: Any) -> tuple[str, str]:
+    with pytest.raises(UsageError) as error:
+        attempt()
+    return str(error.value), error.value.__notes__[0]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_wrong_option_is_refused_with_what_was_expected_and_what_to_do(
+    ensemble: Any, options: dict[str, Any], message: str
+) -> None:
+    attempts = [lambda: ensemble(**options), lambda: ensemble().invoke("Why?", **options)]
+    if "model" not in options:  # assigned later, or copied: refused at the question
+        assigned, copied = ensemble(), ensemble().model_copy(update=options)
+        for name, value in options.items():
+            setattr(assigned, name, value)
+        attempts += [lambda: assigned.invoke("Why?"), lambda: list(copied.stream("Why?"))]
+    for attempt in attempts:
+        error, note = refusal(attempt)
+        assert message in error and "not-a-key" not in error + note
+        assert note.startswith("-> ")
+
+
+@pytest.mark.parametrize(("options", "message", "advice"), UNKNOWN, ids=lambda value: str(value)[:40])
+def test_an_unknown_option_is_refused_with_its_new_name_or_a_close_one(
+    ensemble: Any, options: dict[str, Any], message: str, advice: str
+) -> None:
+    for attempt in (lambda: ensemble(**options), lambda: ensemble().bind(**options).invoke("Why?")):
+        error, note = refusal(attempt)
+        assert message in error and advice in note
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream", "batch", "abatch"])
+async def test_every_way_of_asking_refuses_a_wrong_option(ensemble: Any, way: str) -> None:
+    with pytest.raises(UsageError, match="temperature"):
+        await asked(ensemble(), way, temperature=-1)
+
+
+def test_options_of_a_chat_model_and_of_a_call_are_not_confused(ensemble: Any) -> None:
+    for name in ("output_version", "streaming", "cache", "memory_budget"):
+        error, _ = refusal(lambda name=name: ensemble().invoke("?", **{name: "v1"}))
+        assert f"{name} is chosen when the chat model is made" in error
+    error, note = refusal(lambda: ensemble(max_waiting=1))
+    assert "max_waiting is chosen for a call" in error and "llm.bind(max_waiting=...)" in note
+    assert (
+        "max_waiting must be greater than or equal to 0" in refusal(lambda: ensemble().invoke("?", max_waiting=-1))[0]
+    )
+
+
+def test_langchains_standard_parameters_are_accepted(ensemble: Any, caplog: Any) -> None:
+    llm = ensemble(max_retries=2, api_key="not-a-key")
+    assert llm.invoke("Why?").text == BLUE
+    assert "max_retries is ignored" in caplog.text and "not-a-key" not in caplog.text + repr(llm)
+
+
+def test_an_option_counts_in_the_constructor_in_bind_in_the_call_and_in_the_config(ensemble: Any) -> None:
+    three = " ".join(BLUE.split()[:3])
+    configurable = ensemble().configurable_fields(max_tokens=ConfigurableField(id="length"))
+    assert ensemble(max_tokens=3).invoke("Why?").text == three
+    assert ensemble().bind(max_tokens=3).invoke("Why?").text == three
+    assert ensemble().invoke("Why?", max_tokens=3).text == three
+    assert configurable.invoke("Why?", {"configurable": {"length": 3}}).text == three
+    assert configurable.invoke("Why?").text == BLUE
+    assert ensemble(max_tokens=9).invoke("Why?", max_tokens=None).text == " ".join(BLUE.split()[:9])
+
+
+def test_members_can_be_chosen_for_a_call(ensemble: Any) -> None:
+    answer = ensemble().invoke("Why?", members=[ScriptedMember("Something else.", name="other")])
+    assert (answer.text, answer.response_metadata["model_name"]) == ("Something else.", "other")
+    assert ensemble().invoke("Why?", model=ScriptedMember("One.", name="one")).text == "One."
+    assert SpecFuseChatModel(model="org/model-7b").model_name == "org/model-7b"
+    assert ensemble(model_name="fused").invoke("Why?").response_metadata["model_name"] == "fused"
+
+
+def test_a_method_is_given_by_name_as_an_object_or_as_its_options() -> None:
+    def method(given: Any) -> Method:
+        return SpecFuseChatModel(members=["org/a"], method=given).method
+
+    assert method("specem") == METHODS["specem"]
+    assert method({"name": "specem", "loop_guard": True}) == Method.named("specem", loop_guard=True)
+    assert method({"exit": "never"}) == method(Method(exit="never")) == Method(exit="never")
+
+
+def test_a_prior_decides_whose_draft_wins() -> None:
+    members = [ScriptedMember("left is right", name="a"), ScriptedMember("right is left", name="b")]
+    llm = SpecFuseChatModel(members=members, method=Method(feedback="off"))
+    assert llm.invoke("?").text == "left is right"
+    assert llm.invoke("?", prior={"b": 3.0}).text == "right is left"
+
+
+def test_standard_parameters_for_traces_follow_the_call(ensemble: Any) -> None:
+    seen: list[Any] = []
+
+    class Noting(langchain_specfuse.SpecFuseCallbackHandler):
+        def on_chat_model_start(self, *args: Any, metadata: Any = None, **kwargs: Any) -> None:
+            seen.append({key: value for key, value in metadata.items() if key.startswith("ls_")})
+
+    ensemble(temperature=0.3, stop=["x"]).invoke("Why?", {"callbacks": [Noting()]}, stop=["y"], max_tokens=9)
+    assert (
+        seen[0].items()
+        >= {
+            "ls_provider": "specfuse",
+            "ls_model_name": "a+b",
+            "ls_model_type": "chat",
+            "ls_temperature": 0.3,
+            "ls_max_tokens": 9,
+            "ls_stop": ["y"],
+        }.items()
+    )
+
+
+def test_every_public_error_is_a_specfuse_error() -> None:
+    names = langchain_specfuse.__all__
+    errors = [getattr(langchain_specfuse, name) for name in names if name.endswith("Error")]
+    assert len(errors) >= 7 and all(issubclass(error, SpecFuseError) for error in errors)
+    assert names == sorted(names) and set(names) <= set(dir(langchain_specfuse))
+
+
+# --- ensembles whose votes decide nothing -----------------------------------------------------------------------
+
+
+def of(*scoring: bool, verifier: bool = False) -> SpecFuseChatModel:
+    """Members that can score or not, perhaps with a verifier that can."""
+    members = [ScriptedMember(BLUE, name=name, draft_only=not can) for name, can in zip("abc", scoring, strict=False)]
+    return SpecFuseChatModel(members=members, verifiers=[ScriptedMember(BLUE, name="judge")] if verifier else [])
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize(
+    ("scoring", "message"),
+    [
+        ((False, True, False), "a, c cannot score, so only b votes: the drafts of b always win"),
+        ((False, False), "no member can score (a, b): the drafts of a always win"),
+    ],
+)
+async def test_an_ensemble_whose_votes_decide_nothing_warns_once(scoring: Any, message: str, way: str) -> None:
+    llm = of(*scoring)
+    with pytest.warns(UserWarning, match=re.escape(message)) as caught:
+        await asked(llm, way)
+    assert len(caught) == 1 and "-> add a member that can score" in str(caught[0].message)
+    await asked(llm, way)  # a second warning would be an error
+    assert SpecFuseChatModel(members=llm.members).invoke("?").text == BLUE
+
+
+@pytest.mark.parametrize("llm", [of(True), of(False), of(True, True), of(True, True, False), of(False, verifier=True)])
+def test_other_ensembles_do_not_warn(llm: SpecFuseChatModel) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert llm.invoke("?").text == BLUE
+
+
+# --- decide -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": "yes"}, "labels must be a list of texts"),
+        ({"labels": ["yes", " "]}, "labels must be a list of texts"),
+        ({"labels": ["yes", "yes"]}, "labels must differ"),
+        ({"labels": ["yes"], "members": []}, "members must be a list"),
+        ({"labels": ["yes"], "prior": {"b": 1}}, "prior names 'b'"),
+        ({"labels": ["yes"], "timeout": 0}, "timeout must be greater than 0"),
+    ],
+)
+def test_decide_refuses_what_it_cannot_decide(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        decide("Is it?", **{"members": [ScriptedMember("yes", name="a")], **options})

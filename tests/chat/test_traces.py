@@ -1,0 +1,234 @@
+"""What tracers get of an answer: the ensemble, its rounds and what each member did, with true times. Sent by the real
+LangSmith client to an endpoint on loopback. A tracer that fails never changes the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
+from langchain_core.tracers.schemas import Run
+
+from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel, UsageError
+
+from .conftest import BLUE, LIMIT_S, WIDE, FailingMember, GatedMember, aeventually
+from .recording import recorded
+from .test_events import NAMES, ROUNDS, descendants
+
+GRANDCHILDREN = 12
+"""Two drafts in each round, and two scores in each of the two in which the drafts differ."""
+
+
+def traced(llm: Any, **options: Any) -> Run:
+    """The chat model's run as a tracer of the plain kind has it."""
+    tracer = RunCollectorCallbackHandler()
+    llm.invoke("Why?", {"callbacks": [tracer]}, **options)
+    (run,) = tracer.traced_runs
+    return run
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """What the run's metadata says of the ensemble."""
+    metadata = run.extra["metadata"].items()
+    return {key.removeprefix("specfuse_"): value for key, value in metadata if key.startswith("specfuse_")}
+
+
+# --- how deep ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", ["off", "summary", "rounds", "members"])
+def test_the_depth_can_be_chosen_for_the_chat_model_or_a_call(ensemble: Any, depth: str) -> None:
+    runs = {"off": 0, "summary": 0, "rounds": ROUNDS, "members": ROUNDS + GRANDCHILDREN}[depth]
+    for run in (traced(ensemble(trace=depth)), traced(ensemble(trace="summary"), trace=depth)):
+        assert len(list(descendants(run))) == runs
+        assert bool(facts(run)) == (depth != "off")
+    with pytest.raises(UsageError, match="must be 'off', 'summary', 'rounds' or 'members', got 'deep'"):
+        ensemble(trace="deep")
+
+
+def test_the_summary_is_metadata_of_the_run(ensemble: Any) -> None:
+    about = facts(traced(ensemble(trace="summary")))
+    weights = about.pop("weights")
+    assert set(weights) == {"a", "b"} and sum(weights.values()) == pytest.approx(1)
+    assert about == {
+        "members": ["a", "b"],
+        "verifiers": [],
+        "method": "robust",
+        "rounds": ROUNDS,
+        "shares": {"a": 1.0},
+        "exits": [],
+        "looped": 0,
+        "late": {},
+    }
+
+
+def test_rounds_are_child_runs_with_the_vote(ensemble: Any) -> None:
+    run = traced(ensemble())
+    assert [child.name for child in run.child_runs] == NAMES
+    assert {child.run_type for child in run.child_runs} == {"chain"}
+    first, *_, last = run.child_runs
+    assert first.inputs["members"] == ["a", "b"]
+    assert first.inputs["agreed_characters"] == 0
+    assert last.inputs["agreed_characters"] == len("".join(r.outputs["text"] for r in run.child_runs[:-1]))
+    assert BLUE.startswith(last.inputs["agreed_tail"])
+    assert "".join(child.outputs["text"] for child in run.child_runs) == BLUE
+    assert first.outputs["winner"] == "a"
+    assert first.outputs["drafts"]["b"]["text"] == "The sky is wide"
+    assert first.outputs["scores"]["a"]["a"] > first.outputs["scores"]["a"]["b"]
+    assert set(first.outputs) >= {"votes", "totals", "margin", "weights_before", "weights", "forced", "left"}
+    assert last.outputs["finish"] == "stop"
+
+
+def test_members_are_grandchildren_with_what_each_drafted_and_scored(ensemble: Any) -> None:
+    run = traced(ensemble(trace="members"))
+    first = run.child_runs[0]
+    assert [child.name for child in first.child_runs] == ["draft a", "draft b", "score a", "score b"]
+    draft, score = first.child_runs[1], first.child_runs[2]
+    assert draft.outputs["text"] == "The sky is wide"
+    assert draft.outputs["tokens"] == draft.outputs["read"] == 4
+    assert score.inputs["drafts"] == {"a": "The sky is blue", "b": "The sky is wide"}
+    assert score.outputs["scores"] == first.outputs["scores"]["a"]
+
+
+# --- what LangSmith is sent -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zstd", [False, True])
+def test_langsmith_gets_one_tree_with_every_run_posted_once(ensemble: Any, zstd: bool) -> None:
+    with recorded(zstd=zstd) as (tracer, endpoint):
+        config = {"callbacks": [tracer], "metadata": {"thread_id": "t1"}}
+        answer = ensemble(trace="members").invoke("Why?", config)
+    assert endpoint.asked[0] == "GET /info"
+    assert set(endpoint.asked[1:]) == {"POST /runs/multipart"}
+    assert sorted(endpoint.posts) == sorted(endpoint.runs)
+    model, rounds = endpoint.model, endpoint.children(endpoint.model)
+    assert [run["name"] for run in rounds] == NAMES
+    assert len(endpoint.runs) == 1 + ROUNDS + GRANDCHILDREN
+    for run in endpoint.runs.values():
+        assert run["trace_id"] == model["id"]
+        assert run["dotted_order"].split(".")[-1].endswith(run["id"])
+        assert run["end_time"] >= run["start_time"]
+        assert run["extra"]["metadata"]["thread_id"] == "t1"
+        # Tokens are counted once, in the chat model's run.
+        assert run["extra"]["metadata"].get("usage_metadata") == (answer.usage_metadata if run is model else None)
+    for round in rounds:
+        assert round["dotted_order"].startswith(model["dotted_order"] + ".")
+        for member in endpoint.children(round):
+            assert member["dotted_order"].startswith(round["dotted_order"] + ".")
+    assert rounds[0]["outputs"]["drafts"]["b"]["text"] == "The sky is wide"
+    assert rounds[0]["extra"]["metadata"]["specfuse_winner"] == "a"
+    assert model["extra"]["metadata"]["specfuse_shares"] == {"a": 1.0}
+
+
+def test_a_failed_member_is_an_error_in_its_round_and_an_event_of_the_run() -> None:
+    members = [ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")]
+    members.append(ScriptedMember(BLUE, name="c", fails_in=2))
+    with recorded() as (tracer, endpoint):
+        SpecFuseChatModel(members=members, segment_tokens=4).invoke("Why?", {"callbacks": [tracer]})
+    (failed,) = (run for run in endpoint.runs.values() if run.get("error"))
+    assert failed["name"] == "draft c"
+    assert "scripted failure" in failed["error"]
+    second = endpoint.runs[failed["parent_run_id"]]
+    assert second["name"] == "round 2"
+    assert second["inputs"]["members"] == ["a", "b", "c"]
+    assert second["tags"] == ["specfuse_exit"]
+    assert "specfuse_exit" in endpoint.model["tags"]
+    (event,) = (event for event in endpoint.model["events"] if event["name"] == "specfuse_exit")
+    assert event["kwargs"] == {"member": "c", "kind": "error", "round": 2}
+    assert endpoint.model["extra"]["metadata"]["specfuse_exits"] == [event["kwargs"]]
+
+
+SECRET = ["A zebra in the garden is striped.", "A zebra on the meadow looks odd."]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_hidden_inputs_and_outputs_stay_hidden(fails: bool) -> None:
+    # Functions: the text of a scripted member is part of its identity, and that is metadata.
+    members = [
+        ScriptedMember(lambda query, text=text: text, name=name) for name, text in zip("ab", SECRET, strict=True)
+    ]
+    if fails:
+        members.append(ScriptedMember(lambda query: SECRET[0], name="c", fails_in=2))
+    llm = SpecFuseChatModel(members=members, segment_tokens=2, trace="members")
+    with recorded(hide_inputs=True, hide_outputs=True) as (tracer, endpoint):
+        assert llm.invoke("Who lives there?", {"callbacks": [tracer]}).text == SECRET[0]
+        list(llm.stream("Who lives there?", {"callbacks": [tracer]}))
+    assert len(endpoint.runs) > 8
+    for word in ("zebra", "garden", "meadow", "striped", "odd.", "Who lives"):
+        assert word not in endpoint.received
+    assert all(run.get("inputs", {}) == run.get("outputs", {}) == {} for run in endpoint.runs.values())
+
+
+# --- answers that break off -------------------------------------------------------------------------------------
+
+
+def gated() -> SpecFuseChatModel:
+    members = [GatedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b", device="other")]
+    return SpecFuseChatModel(members=members, segment_tokens=4)
+
+
+async def stopped(llm: SpecFuseChatModel, config: Any) -> None:
+    stream = llm.astream("Why?", config)
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def cancelled(llm: SpecFuseChatModel, config: Any) -> None:
+    async def read() -> None:
+        async for _ in llm.astream("Why?", config):
+            pass
+
+    task = asyncio.create_task(read())
+    await asyncio.to_thread(llm.members[0].waiting.wait, LIMIT_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def too_late(llm: SpecFuseChatModel, config: Any) -> None:
+    with pytest.raises(TimeoutError):
+        llm.invoke("Why?", config, timeout=0.5)
+
+
+ENDS = {stopped: "GeneratorExit", cancelled: ("CancelledError", "GeneratorExit"), too_late: "AnswerLate"}
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+async def test_an_answer_that_breaks_off_leaves_no_run_open(end: Callable[..., Any]) -> None:
+    collector, llm = RunCollectorCallbackHandler(), gated()
+    with recorded() as (tracer, endpoint):
+        await end(llm, {"callbacks": [tracer, collector]})
+        # LangChain reports a cancelled run in the background.
+        assert await aeventually(lambda: bool(collector.traced_runs) and not tracer.run_map)
+        llm.members[0].gate.set()
+    (run,) = collector.traced_runs
+    assert not collector.run_map
+    *done, cut = run.child_runs
+    assert [child.name for child in done] == NAMES[: len(done)]
+    assert not [child for child in done if child.error]
+    assert cut.error is not None and cut.error.startswith(ENDS[end])
+    assert cut.name == f"round {len(done) + 1}"
+    assert all(one["end_time"] for one in endpoint.runs.values())
+    assert len(endpoint.runs) == 1 + len(run.child_runs)
+    assert facts(run).get("rounds", 0) == len(done)
+
+
+def test_an_answer_that_no_member_can_finish_shows_each_failure() -> None:
+    members = [FailingMember("error", name="a"), FailingMember("overflow", name="b")]
+    collector = RunCollectorCallbackHandler()
+    with pytest.raises(EnsembleError):
+        SpecFuseChatModel(members=members).invoke("Why?", {"callbacks": [collector]})
+    (run,) = collector.traced_runs
+    (cut,) = run.child_runs
+    assert cut.error.startswith("EnsembleError")
+    failures = [(child.name, child.error.split(":")[0]) for child in cut.child_runs]
+    assert failures == [("draft a", "error"), ("draft b", "overflow")]
+    events = [event["kwargs"] for event in run.events if event["name"] == "specfuse_exit"]
+    assert [(event["member"], event["kind"]) for event in events] == [("a", "error"), ("b", "overflow")]
+    assert run.extra["metadata"]["specfuse_exits"] == events
+    assert "specfuse_exit" in run.tags and cut.tags == ["specfuse_exit"]
+
+
+# --- tracers that fail ------------------------------------------------------------------------------------------

@@ -1,0 +1,71 @@
+"""The records: frozen, and complete as plain JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.values import Departure, Draft, Effort, Failure, Round, Segment
+from langchain_specfuse.core.verdict import Verdict
+
+from .play import play, speakers
+
+
+def test_efforts_add_up():
+    one, other = Effort(1, 2, 30, 0.5, began=9.0), Effort(10, 20, 3, 0.25, began=8.0)
+    assert one + other == other + one == Effort(11, 22, 30, 0.75, 8.0)
+    assert Effort(began=5.0) + Effort() == Effort() + Effort(began=5.0) == Effort(began=5.0)
+
+
+@pytest.mark.parametrize(("kind", "given"), [(Failure, ("error", "fell")), (Departure, ("a", "error", "fell", 3))])
+def test_the_cause_of_a_failure_is_neither_compared_nor_shown(kind, given):
+    assert kind(*given, cause=ValueError("secret")) == kind(*given)
+    assert "secret" not in repr(kind(*given, cause=ValueError("secret")))
+
+
+def test_a_round_as_json_has_every_field_and_every_derived_number():
+    second = play(speakers(a="The sky is grey.", b="The sky is blue."), Settings(segment_tokens=3)).rounds[1]
+    record = second.as_dict()
+    assert json.loads(json.dumps(record)) == record
+    fields = {field.name for field in dataclasses.fields(Round)} - {"number", "efforts", "began"}
+    assert set(record) == fields | {"round", "ended", "margin", "dissent", "runner_up", "tokens"}
+    assert record["drafts"] == {
+        "a": {"text": " grey.", "ended": True, "tokens": 1},
+        "b": {"text": " blue.", "ended": True, "tokens": 1},
+    }
+    assert (record["segment"], record["winner"], record["runner_up"]) == (" grey.", "a", "b")
+    assert record["tokens"]["draft"]["a"]["read"] == 1
+
+
+def test_a_verdict_as_json_has_every_field():
+    own = {"ann": {"yes": 0.75, "no": 0.25}, "bob": {"yes": 0.25, "no": 0.75}}
+    left = (Departure("cyd", "nan", "odd", 1),)
+    found = Verdict({"yes": 0.5, "no": 0.5}, own, {"ann": 0.8, "bob": 0.4}, {"ann": 0.5, "bob": 0.5}, left)
+    record = found.as_dict()
+    assert json.loads(json.dumps(record)) == record
+    assert set(record) == {field.name for field in dataclasses.fields(Verdict)} | {"label", "margin"}
+    assert (record["label"], record["margin"], found.text) == ("yes", 0.0, "yes")
+    assert record["left"] == [{"member": "cyd", "kind": "nan", "reason": "odd", "round": 1}]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "totals", "authors", "margin", "dissent", "runner_up"),
+    [
+        ({"a": "x", "b": "x"}, {"a": 0.5, "b": 0.5}, (), 1.0, 0.0, None),
+        ({"a": "x", "b": "y"}, {"a": 0.5, "b": 0.5}, (), 0.0, 1.0, "b"),
+        ({"a": "x", "b": "y"}, {"a": 1.0, "b": 0.0}, (), 1.0, 0.0, "b"),
+        ({"a": "x", "b": "y", "c": "x"}, {"a": 0.5, "b": 0.5, "c": 0.5}, (), 0.0, 1.0, "b"),
+        ({"a": "x", "b": "y", "c": "z"}, {"a": 0.6, "b": 0.1, "c": 0.3}, (), 0.3, 0.817, "c"),
+        ({"a": "1", "b": "1.0"}, {"a": 0.5, "b": 0.5}, ("a", "b"), 1.0, 0.0, None),
+        ({"a": Draft("x", True), "b": Draft("x")}, {"a": 0.6, "b": 0.4}, (), 0.2, 0.971, "b"),
+    ],
+)
+def test_margin_dissent_and_runner_up_are_those_of_distinct_drafts(drafts, totals, authors, margin, dissent, runner_up):
+    made = {name: draft if isinstance(draft, Draft) else Draft(draft) for name, draft in drafts.items()}
+    round = Round(1, "", Segment(""), "a", made, {}, {}, totals, {}, {}, {}, authors=authors)
+    assert round.margin == pytest.approx(margin)
+    assert round.dissent == pytest.approx(dissent, abs=1e-3)
+    assert round.runner_up == runner_up

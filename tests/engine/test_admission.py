@@ -1,0 +1,145 @@
+"""How many answers are under way at once, the order in which the others begin, and when a call is refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from langchain_specfuse import BusyError
+from langchain_specfuse.engine import Ensemble
+from langchain_specfuse.engine import admission as module
+from langchain_specfuse.engine.admission import Admission, Limits
+from langchain_specfuse.engine.drive import Schedule
+
+from .conftest import BLUE, SHORT, Gated, collected, query, text, until
+
+ONE, TWO, EIGHT = Limits(1), Limits(2), Limits(8)
+
+
+def entering(admission, *names, limits=TWO):
+    """These ask to begin; the list returned has those that have."""
+    begun = []
+    for name in names:
+        admission.enter(name, limits, lambda name=name: begun.append(name))
+    return begun
+
+
+def test_answers_beyond_the_limit_follow_in_their_order():
+    admission = Admission()
+    begun = entering(admission, *"abcde")
+    assert (begun, admission.under_way, admission.waiting) == (["a", "b"], 2, 3)
+    admission.leave("b")
+    admission.leave("a")
+    assert begun == list("abcd")
+    for name in "cde":
+        admission.leave(name)
+    assert (begun, admission.under_way, admission.waiting) == (list("abcde"), 0, 0)
+
+
+def test_a_call_with_a_lower_limit_is_not_starved_by_later_calls_with_a_higher_one():
+    admission, order = Admission(), []
+    entering(admission, *range(8), limits=EIGHT)
+    admission.enter("low", ONE, lambda: order.append("low"))
+    for number in range(8):
+        admission.enter(f"later {number}", EIGHT, lambda number=number: order.append(number))
+        admission.leave(number)
+    assert order == ["low", *range(7)]
+    admission.leave("low")
+    assert order == ["low", *range(8)]
+
+
+def test_a_call_with_too_many_before_it_is_refused_with_a_hint():
+    admission, short = Admission(), Limits(2, max_waiting=3)
+    entering(admission, *"abcde", limits=short)
+    message = r"2 answers under way \(max_concurrency=2\) and 3 waiting \(max_waiting=3\)"
+    with pytest.raises(BusyError, match=message) as raised:
+        admission.enter("f", short, lambda: pytest.fail("it was refused"))
+    assert 0.1 <= raised.value.retry_after_s <= 60
+    assert "ask again in about" in raised.value.__notes__[0]
+    admission.leave("a")
+    assert entering(admission, "g", limits=short) == []
+    assert (admission.under_way, admission.waiting) == (2, 3)
+
+
+def test_the_hint_grows_with_the_duration_of_answers_and_their_number(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+    def hint(seconds):
+        admission = Admission()
+        for number in range(60):
+            admission.enter(number, ONE, lambda: None)
+            now[0] += seconds
+            admission.leave(number)
+        entering(admission, *"abc", limits=Limits(1, 2))
+        with pytest.raises(BusyError) as raised:
+            admission.enter("d", Limits(1, 2), lambda: None)
+        return raised.value.retry_after_s
+
+    assert hint(4.0) == pytest.approx(3 * 4.0 / 2, rel=0.02)  # one under way and two before: on average half of that
+    assert hint(0.001) == 0.1
+    assert hint(1000.0) == 60.0
+
+
+def test_an_answer_that_cannot_begin_does_not_block_the_others():
+    def broken():
+        raise KeyboardInterrupt
+
+    admission = Admission()
+    admission.enter("first", ONE, lambda: None)
+    admission.enter("broken", ONE, broken)
+    begun = entering(admission, "next", limits=ONE)
+    with pytest.raises(KeyboardInterrupt):
+        admission.leave("first")
+    admission.leave("broken")
+    assert begun == ["next"]
+
+
+# --- with answers ------------------------------------------------------------------------------------------------
+
+
+def gated(device):
+    member = Gated(BLUE, name="a", device=device)
+    return member, Ensemble([member])
+
+
+def limited(*limits, **schedule):
+    return Schedule(limits=Limits(*limits), **schedule)
+
+
+def test_answers_that_wait_are_the_same_and_never_too_many(device):
+    member, ensemble = gated(device)
+    member.gate.set()
+    under_way = []
+    draft = member.draft
+    member.draft = lambda jobs: (under_way.append(ensemble.admission.under_way), draft(jobs))[1]
+
+    async def crowd():
+        return await asyncio.gather(*(collected(ensemble, query(), SHORT, schedule=limited(4)) for _ in range(40)))
+
+    assert {text(rounds) for rounds in asyncio.run(crowd())} == {BLUE}
+    assert max(under_way) == 4
+    assert (ensemble.admission.under_way, ensemble.admission.waiting) == (0, 0)
+
+
+def test_refused_cancelled_and_timed_out_calls_reach_no_member_and_the_others_go_on(device):
+    member, ensemble = gated(device)
+
+    async def four():
+        first = asyncio.create_task(collected(ensemble, query(), SHORT, schedule=limited(1)))
+        await asyncio.to_thread(member.inside.wait)
+        with pytest.raises(BusyError):
+            await collected(ensemble, query(), SHORT, schedule=limited(1, 0))
+        second = asyncio.create_task(collected(ensemble, query(), SHORT, schedule=limited(1)))
+        while not ensemble.admission.waiting:
+            await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(TimeoutError):
+            await collected(ensemble, query(), SHORT, schedule=limited(1, timeout=0.01))
+        assert ensemble.admission.waiting == 0
+        member.gate.set()
+        return await first
+
+    assert text(asyncio.run(four())) == BLUE
+    assert until(lambda: len(member.forgotten) == 1)  # nothing to forget of answers that never began

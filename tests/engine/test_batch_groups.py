@@ -1,0 +1,144 @@
+"""Members of a batch group share a batch, and one's trouble is not another's."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from langchain_specfuse.core.member import BatchGroup, batch_group_of
+from langchain_specfuse.core.method import Settings
+from langchain_specfuse.engine import Ensemble
+from langchain_specfuse.engine.queue import Task
+from langchain_specfuse.engine.worker import Worker, worker_for
+from langchain_specfuse.members.scripted import ScriptedMember
+
+from .conftest import BLUE, GREY, fresh_device, query, until
+
+
+class Group:
+    """Records which jobs came together. Raises where a job is an error; waits while its gate is closed."""
+
+    def __init__(self):
+        self.calls, self.gate = [], threading.Event()
+        self.gate.set()
+
+    def draft(self, jobs):
+        self.calls.append([(member.name, job) for member, job in jobs])
+        return self.replies(jobs)
+
+    score = draft
+
+    def replies(self, jobs):
+        self.gate.wait(60)
+        for _, job in jobs:
+            if isinstance(job, BaseException):
+                raise job
+        return [f"{member.name}{job}" for member, job in jobs]
+
+
+class Member:
+    def __init__(self, name, group):
+        self.name, self.batch_group, self.alone = name, group, []
+
+    def draft(self, jobs):
+        self.alone.append(list(jobs))
+        pairs = [(self, job) for job in jobs]
+        return self.batch_group.replies(pairs) if self.batch_group else [f"{self.name}{job}" for job in jobs]
+
+    score = draft
+
+
+def put(worker, *tasks, timeout_s=None):
+    """One task per (member, work, job), all at once; the replies come in the list returned, with their job."""
+    replies = []
+    worker.put(*(Task(m, work, job, lambda r, m=m, j=job: replies.append((m.name, j, r)), timeout_s=timeout_s)
+                 for m, work, job in tasks))  # fmt: skip
+    return replies
+
+
+@pytest.fixture
+def worker():
+    return Worker(fresh_device())
+
+
+@pytest.fixture
+def trio():
+    group = Group()
+    return group, *(Member(name, group) for name in "abc")
+
+
+def test_jobs_of_a_group_are_one_batch_with_replies_to_the_right_member(worker, trio):
+    group, a, b, c = trio
+    replies = put(worker, (a, "draft", 1), (b, "score", 9), (c, "draft", 2), (b, "draft", 3), (a, "draft", 4))
+    assert until(lambda: len(replies) == 5)
+    assert group.calls == [[("a", 1), ("c", 2), ("b", 3), ("a", 4)]] and b.alone == [[9]]
+    assert sorted(replies) == [(m, j, f"{m}{j}") for m, j in [("a", 1), ("a", 4), ("b", 3), ("b", 9), ("c", 2)]]
+    assert list(worker.batches) == [("a+c+b", "draft", 4), ("b", "score", 1)]
+
+
+def test_jobs_of_one_member_go_to_the_member_itself(worker, trio):
+    group, a, *_ = trio
+    replies = put(worker, (a, "draft", 1), (a, "draft", 2))
+    assert until(lambda: len(replies) == 2)
+    assert group.calls == [] and a.alone == [[1, 2]]
+
+
+def test_members_with_another_group_or_none_are_batches_of_their_own(worker, trio):
+    _, a, b, _ = trio
+    other, alone = Member("x", Group()), Member("y", None)
+    replies = put(worker, *((m, "draft", 0) for m in (a, other, alone, b)))
+    assert until(lambda: len(replies) == 4)
+    assert list(worker.batches) == [("a+b", "draft", 2), ("x", "draft", 1), ("y", "draft", 1)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), SystemExit(1), MemoryError()], ids=repr)
+def test_the_member_whose_job_fails_fails_alone(worker, trio, error):
+    _, a, b, c = trio
+    replies = put(worker, (a, "draft", 1), (b, "draft", error), (c, "draft", 3), (a, "draft", 4))
+    assert until(lambda: len(replies) == 4)
+    found = {(name, job): reply for name, job, reply in replies}
+    assert found["b", error].cause is error
+    assert (found["a", 1], found["a", 4], found["c", 3]) == ("a1", "a4", "c3")
+
+
+def test_while_a_group_hangs_none_of_its_members_is_called(worker, trio):
+    """They share what does the work: a second call would meet the first in it."""
+    group, a, b, c = trio
+    group.gate.clear()
+    called = []
+    hanging = put(worker, (a, "draft", 1), (b, "draft", 2), timeout_s=0.05)
+    assert until(lambda: len(hanging) == 2)
+    assert {reply.kind for _, _, reply in hanging} == {"timeout"}
+    late = put(worker, (c, "draft", 3), timeout_s=0.05)
+    worker.put(Task(c, "call", lambda: called.append(True), lambda _: None))
+    other = put(worker, (Member("x", None), "draft", 5))
+    assert until(lambda: late and other)
+    assert late[0][2].kind == "timeout" and other == [("x", 5, "x5")] and not called and not c.alone
+    group.gate.set()
+    assert until(lambda: called)
+    again = put(worker, (c, "draft", 6))
+    assert until(lambda: again == [("c", 6, "c6")])
+
+
+class Scripts:
+    """Scripted members as a group: every job is answered by its own member."""
+
+    def draft(self, jobs):
+        return [member.draft([job])[0] for member, job in jobs]
+
+    def score(self, jobs):
+        return [member.score([job])[0] for member, job in jobs]
+
+
+def test_same_answer_in_a_group_whose_first_jobs_are_one_batch_too():
+    apart = [ScriptedMember(text, name=f"m{k}", device=fresh_device()) for k, text in enumerate((BLUE, GREY))]
+    truth = "".join(one.text for one in Ensemble(apart).rounds(query(), Settings(segment_tokens=4)))
+    device, group = fresh_device(), Scripts()
+    shared = [ScriptedMember(text, name=f"m{k}", device=device) for k, text in enumerate((BLUE, GREY))]
+    for member in shared:
+        member.batch_group = group
+    assert isinstance(group, BatchGroup) and batch_group_of(shared[0]) is group
+    assert "".join(one.text for one in Ensemble(shared).rounds(query(), Settings(segment_tokens=4))) == truth
+    batches = {(names, size) for names, work, size in worker_for(device).batches if work in ("draft", "score")}
+    assert batches == {("m0+m1", 2)}

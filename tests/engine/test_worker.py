@@ -1,0 +1,225 @@
+"""A worker: batches, order, failures, members that exceed their time limit, and races of its thread and timers."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from langchain_specfuse.core.values import LATE, Failure
+from langchain_specfuse.engine.queue import Task
+from langchain_specfuse.engine.worker import Worker
+
+from .conftest import PATIENCE_S, our_threads, until
+
+STILL_BUSY = Failure("timeout", "still busy with an earlier call that took too long")
+
+
+class Doubler:
+    """Replies with twice the job, or raises it. Waits while its gate is closed."""
+
+    name = "doubler"
+
+    def __init__(self, closed=False):
+        self.sizes, self.gate, self.running = [], threading.Event(), 0
+        if not closed:
+            self.gate.set()
+
+    def draft(self, jobs):
+        self.running += 1
+        try:
+            assert self.running == 1
+            self.sizes.append(len(jobs))
+            self.gate.wait(2 * PATIENCE_S)
+            for job in jobs:
+                if isinstance(job, BaseException):
+                    raise job
+            return [job * 2 for job in jobs]
+        finally:
+            self.running -= 1
+
+    score = draft
+
+
+def ask(worker, member, *jobs, work="draft", **options):
+    """Put one task per job, all at once; the replies come in the list returned."""
+    replies = []
+    worker.put(*(Task(member, work, job, replies.append, **options) for job in jobs))
+    return replies
+
+
+def hanging(worker, timeout_s=0.03, **options):
+    """A member that has exceeded its time limit in a first job, and the replies to that job."""
+    member = Doubler(closed=True)
+    replies = ask(worker, member, 1, timeout_s=timeout_s, **options)
+    assert until(lambda: replies)
+    return member, replies
+
+
+def test_tasks_that_wait_together_are_one_batch_with_replies_in_order(device):
+    worker, member = Worker(device), Doubler(closed=True)
+    first = ask(worker, member, 1)
+    assert until(lambda: member.sizes)
+    rest = [ask(worker, member, k) for k in range(2, 9)]
+    scores = ask(worker, member, 10, 11, work="score")
+    member.gate.set()
+    assert until(lambda: len(scores) == 2)
+    assert [first, *rest] == [[k * 2] for k in range(1, 9)]
+    assert scores == [20, 22]
+    assert list(worker.batches) == [("doubler", "draft", 1), ("doubler", "draft", 7), ("doubler", "score", 2)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_whatever_a_member_raises_is_a_failure_and_the_worker_goes_on(device, error):
+    worker, member = Worker(device), Doubler()
+    replies = ask(worker, member, error)
+    assert until(lambda: replies)
+    (failure,) = replies
+    assert (failure.kind, failure.cause) == ("error", error)
+    assert type(error).__name__ in failure.message
+    later = ask(worker, member, 21)
+    assert until(lambda: later == [42])
+
+
+# --- members that exceed their time limit -----------------------------------------------------------------------
+
+
+def test_a_hanging_member_fails_at_its_limit_and_the_worker_goes_on_without_it(device):
+    worker = Worker(device)
+    other = ask(worker, fine := Doubler(), 2)
+    member, late = hanging(worker)
+    assert late == [Failure("timeout", "did not answer within member_timeout=0.03 s")]
+    assert until(lambda: other == [4])
+    again, another = ask(worker, member, 3, timeout_s=0.03), ask(worker, fine, 4)
+    assert until(lambda: again == [STILL_BUSY] and another == [8])
+    member.gate.set()
+    back = ask(worker, member, 5)
+    assert until(lambda: back == [10])
+    assert (len(late), member.sizes) == (1, [1, 1])  # the job that failed while it hung was never done
+
+
+class ManualTimer:
+    """Stands in for ``threading.Timer``; expires when the test says so."""
+
+    def __init__(self, after_s, act, arguments):
+        self.after_s, self.expire = after_s, lambda: act(*arguments)
+
+    def start(self):
+        self.started.append(self)
+
+    def cancel(self):
+        pass
+
+
+@pytest.fixture
+def timers(monkeypatch):
+    """The timers that were started."""
+    started = []
+    monkeypatch.setattr(threading, "Timer", type("Timer", (ManualTimer,), {"started": started}))
+    return started
+
+
+def test_no_task_waits_twice_for_the_same_call(device, timers):
+    """The time for which the call has lasted counts for tasks that come later."""
+    worker, member = Worker(device), Doubler(closed=True)
+    ask(worker, member, 1, timeout_s=600)
+    assert until(lambda: member.sizes)
+    timers[0].expire()
+    again = ask(worker, member, 2, timeout_s=600)
+    assert until(lambda: len(timers) == 2)
+    assert timers[1].after_s < 600
+    timers[1].expire()
+    assert again == [STILL_BUSY]
+    member.gate.set()
+
+
+def test_a_batch_that_waits_fails_at_its_limit_though_its_first_task_is_no_longer_wanted(device, timers):
+    worker, member = Worker(device), Doubler(closed=True)
+    ask(worker, member, 1, timeout_s=600)
+    assert until(lambda: member.sizes)
+    timers[0].expire()
+    wanted, replies = [True], []
+    first = Task(member, "draft", 2, replies.append, lambda: bool(wanted), timeout_s=600)
+    worker.put(first, Task(member, "draft", 3, replies.append, timeout_s=600))
+    assert until(lambda: len(timers) == 2)
+    wanted.clear()
+    ask(worker, member, 4, timeout_s=600)
+    assert until(lambda: len(timers) == 3)
+    timers[1].expire()
+    assert replies == [STILL_BUSY]
+    member.gate.set()
+
+
+def test_a_member_that_may_be_late_delivers_when_it_returns(device):
+    worker = Worker(device)
+    member, replies = hanging(worker, keep_waiting=True)
+    assert replies == [Failure(LATE, "did not answer within member_timeout=0.03 s")]
+    other = ask(worker, Doubler(), 2)
+    assert until(lambda: other == [4])
+    member.gate.set()
+    assert until(lambda: replies[1:] == [2])
+
+
+def test_jobs_for_a_late_member_do_not_pile_up(device):
+    """While it hangs, jobs that are no longer wanted are dropped; when it returns, it does only the last one."""
+    worker = Worker(device)
+    current, replies = [0], []
+    member, _ = hanging(worker)
+    for number in range(1, 30):
+        current[0] = number
+        wanted = lambda number=number: current[0] == number
+        worker.put(Task(member, "draft", number, replies.append, wanted, 0.03, keep_waiting=True))
+        assert until(lambda: len(replies) == number)  # noqa: B023
+    assert {failure.kind for failure in replies} == {LATE}
+    member.gate.set()
+    assert until(lambda: replies[29:] == [58])
+    assert member.sizes == [1, 1]
+
+
+def test_calls_for_a_hanging_member_wait_until_it_returns(device):
+    worker, seen = Worker(device), []
+    member, _ = hanging(worker)
+    worker.put(Task(member, "call", lambda: seen.append(member.running), lambda _: None))
+    other = ask(worker, Doubler(), 1)
+    assert until(lambda: other)
+    assert seen == []
+    member.gate.set()
+    assert until(lambda: seen)
+    assert seen == [0]
+
+
+def test_a_reply_that_meets_its_time_limit_is_delivered_once(device):
+    """The thread or the timer delivers, never both, and the member is not given up for ever."""
+    rng = random.Random(1)
+
+    class Slow(Doubler):
+        def draft(self, jobs):
+            time.sleep(0.003)
+            return super().draft(jobs)
+
+    worker, member = Worker(device), Slow()
+    for _ in range(80):
+        replies = ask(worker, member, 1, timeout_s=0.003 + rng.uniform(-0.0006, 0.0006))
+        last = ask(worker, member, 2)  # after it, whatever became of it
+        assert until(lambda: replies and last)  # noqa: B023
+        assert len(replies) == 1 and last == [4]
+
+
+# --- finalizers and the end -------------------------------------------------------------------------------------
+
+
+def test_a_closed_worker_drops_tasks_and_late_replies_and_lets_the_running_batch_end(device):
+    worker, member = Worker(device), Doubler(closed=True)
+    slow, late = hanging(worker, keep_waiting=True)
+    running = ask(worker, member, 1)
+    assert until(lambda: member.running)
+    waiting = ask(worker, member, 2)
+    threading.Timer(0.05, member.gate.set).start()
+    worker.close()
+    assert member.running == 0
+    after = ask(worker, member, 3)
+    slow.gate.set()
+    assert until(lambda: not our_threads())
+    assert (running, waiting, after, member.sizes, len(late)) == ([], [], [], [1], 1)

@@ -1,0 +1,248 @@
+"""Members of one base are in memory once and work in one batch; each replies as with weights of its own."""
+
+import gc
+import random
+import threading
+
+import pytest
+import torch
+
+from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Sampling, ScoreJob, Segment, Turn
+from langchain_specfuse.engine import Ensemble
+from langchain_specfuse.engine.worker import worker_for
+from langchain_specfuse.members.transformers.kv import prefixes
+from langchain_specfuse.members.transformers.member import TransformersMember
+
+from . import tiny
+from .lora import Family, adapter, saved
+from .test_masking import BOUND
+from .test_thinking import KNOWS
+from .tiny import NEAR
+
+STORY = "The sky is blue because the air scatters blue light more than red light. "
+GIVEN = {"dtype": "float32", "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def short_prefixes(monkeypatch):
+    """Tiny prompts are worth keeping here."""
+    monkeypatch.setattr(prefixes, "SHORTEST", 1)
+
+
+@pytest.fixture
+def family(tmp_path):
+    """Makes members of one saved base: with none, one and another adapter, and the latter with a prompt and a seed."""
+
+    def make(arch="llama", **options):
+        base = saved(arch, tmp_path / "base")
+        first, with_first = adapter(arch, tmp_path / "first", 1)
+        other, with_other = adapter(arch, tmp_path / "other", 2, r=2, lora_alpha=5)
+        given = GIVEN | options
+        members = [
+            TransformersMember(base, name="plain", **given),
+            TransformersMember(base, adapter=first, name="first", **given),
+            TransformersMember(base, adapter=str(other), name="other", **given),
+            TransformersMember(base, adapter=first, name="seeded", seed=7, system_prompt="Be brief.", **given),
+        ]
+        return Family(members, [None, with_first, with_other, with_first])
+
+    return make
+
+
+def write(family, query, size=4, turns=3, how=Sampling()):  # noqa: B008
+    """An answer that the members write in turn, everybody scoring everybody."""
+    answer = ()
+    for turn in range(turns):
+        drafts = family.drafts(query, answer, size, how)
+        family.scores(query, answer, drafts)
+        won = drafts[family.members[turn % len(family.members)].name]
+        own = {name: draft.tokens for name, draft in drafts.items() if draft.text == won.text}
+        answer = (*answer, Segment(won.text, False, own))
+
+
+def draft_jobs(members, query, answer=(), size=4):
+    return [(one, DraftJob(query, answer, size, 64, Sampling())) for one in members]
+
+
+# --- the same alone and together --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt2", "phi3", "opt", "qwen3-next"])
+@pytest.mark.parametrize("how", [Sampling(), Sampling(0.9, seed=5)], ids=["greedy", "sampled"])
+def test_every_reply_in_a_shared_batch_equals_that_of_the_merged_model_alone(arch, how, family):
+    """Full attention, windows, transposed weights, fused projections, flattened rows, states."""
+    made = family(arch)
+    for text in ("Why is the sky blue?", STORY + "Why?"):
+        write(made, query := tiny.query(text), 4, 4, how)
+        made.forget(query)
+    assert made.count > 40 and made.worst < NEAR
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_members_of_one_base_hold_it_once_and_draft_in_one_pass(arch, family):
+    made, shapes = family(arch), []
+    made.drafts(query := tiny.query())
+    assert len({id(one.loaded.weights.model) for one in made.members}) == 1
+    assert len({id(one.batch_group) for one in made.members}) == 1
+    model = made.members[0].loaded.weights.model
+    hook = model.register_forward_pre_hook(lambda *told: shapes.append(told[2]["input_ids"].shape[0]), with_kwargs=True)
+    replies = made.members[0].batch_group.draft(draft_jobs(made.members, query, (Segment("Well, "),)))
+    hook.remove()
+    assert max(shapes) == 4
+    assert len(shapes) <= 4 + 2 * max(len(reply.tokens) for reply in replies) + 12  # apart it would be four times that
+
+
+@pytest.mark.parametrize("arch", tiny.THREE)
+def test_a_long_random_life(arch, family):
+    """Queries of some members, in batches and alone, begun as others were, scored, ended and forgotten at random."""
+    chance, made = random.Random(arch), family(arch)
+    words, known, going = STORY.split(" "), [STORY.split(" ")], {}
+    texts = [" the air", " blue because", " 天", "", " is red, and so"]
+    for _ in range(12):
+        for _ in range(chance.randint(0, 2)):
+            base = chance.choice(known)
+            known.append([*base[: chance.randint(0, len(base))], *chance.choices(words, k=chance.randint(1, 9))])
+            query = tiny.query(" ".join(known[-1]))
+            going[query.id] = (query, (), Sampling(chance.choice([0.0, 0.9]), seed=chance.randint(0, 9)))
+        pairs = [(one, *going[key]) for one in made.members for key in going if chance.random() < 0.5]
+        chance.shuffle(pairs)
+        jobs = [(one, DraftJob(query, answer, 3, 40, how)) for one, query, answer, how in pairs]
+        votes = [
+            (one, ScoreJob(query, answer, tuple(Candidate(t, not t, ("x",)) for t in chance.sample(texts, 2))))
+            for one, query, answer, _ in pairs
+            if chance.random() < 0.6
+        ]
+        replies = made.replies("draft", jobs)
+        made.replies("score", votes)
+        for (one, job), reply in zip(jobs, replies, strict=True):
+            query, answer, how = going[job.query.id]
+            if answer == job.answer:
+                own = Segment(reply.text, tokens={one.name: reply.tokens})
+                going[query.id] = (query, (*answer, chance.choice([own, Segment(" and so on")])), how)
+        for key in [key for key in going if chance.random() < 0.3]:
+            made.forget(going.pop(key)[0])
+        if chance.random() < 0.2:
+            chance.choice(made.members).unload()
+    assert made.count > 40 and made.worst < NEAR
+
+
+@pytest.mark.parametrize("kind", ["schema", "choice"])
+def test_under_a_constraint(kind, family):
+    made, query = family(), tiny.query(constraint=BOUND[kind])
+    made.scores(query, (), made.drafts(query))
+    assert made.worst < NEAR
+
+
+def test_members_may_penalise_and_end_their_turns_differently(tmp_path):
+    base = saved("llama", tmp_path / "base")
+    settings = [
+        {"repetition_penalty": 1.0, "chat_template": KNOWS, "thinking_tokens": 12},
+        {"repetition_penalty": 3.0, "chat_template": KNOWS, "thinking_tokens": 12},
+        {"chat_template": "plain"},
+    ]
+    members = [TransformersMember(base, name=f"m{k}", **GIVEN, **more) for k, more in enumerate(settings)]
+    made = Family(members, [None] * 3)
+    write(made, tiny.query(), 8)
+    assert made.members[0].batch_group is made.members[2].batch_group and made.worst < NEAR
+
+
+# --- what one has read ------------------------------------------------------------------------------------------
+
+
+def test_what_was_read_with_one_adapter_is_of_use_to_that_adapter_alone(family):
+    made = family()
+    plain, first, other, _ = made.members
+    reused = {}
+    for name, one in (("", first), ("plain", plain), ("other", other), ("first", first)):
+        (draft,) = one.draft([DraftJob(query := tiny.query(STORY * 3), (), 3, 64, Sampling())])
+        one.forget(query.id)
+        reused[name] = draft.effort.reused
+    assert reused == {"": 0, "plain": 0, "other": 0, "first": draft.effort.prompt}
+    drafts = made.drafts(tiny.query(STORY * 3 + "Why?"))
+    assert made.worst < NEAR and drafts["plain"].effort.reused > 0
+
+
+# --- one leaves -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaving", [0, 1, 2])
+def test_when_one_is_unloaded_in_the_middle_the_others_continue(leaving, family):
+    made, query = family(), tiny.query(STORY)
+    made.drafts(query)
+    gone, stays = made.members[leaving], made.members[leaving - 1]
+    held = stays.loaded.weights.adapters.bytes
+    gone.unload()
+    gc.collect()
+    assert gone.batch_group is None
+    assert (stays.loaded.weights.adapters.bytes < held) == (leaving == 2)  # of the others somebody else has the adapter
+    answer = (Segment(" So it is."),)
+    made.replies("draft", draft_jobs([one for one in made.members if one is not gone], query, answer))
+    made.drafts(query, answer)  # it comes back
+    assert gone.batch_group is stays.batch_group and made.worst < NEAR
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("broken")], ids=["memory", "other"])
+def test_when_a_pass_over_several_rows_fails_each_job_is_tried_alone(family, error):
+    made, rows = family(), []
+    made.drafts(tiny.query())
+
+    def fails(_, __, arguments):
+        rows.append(arguments["input_ids"].shape[0])
+        if rows[-1] > 1:
+            raise error
+
+    hook = made.members[0].loaded.weights.model.register_forward_pre_hook(fails, with_kwargs=True)
+    for one in made.twins.values():  # they use the same weights
+        assert one.batch_group is not made.members[0].batch_group
+    write(made, tiny.query())
+    hook.remove()
+    assert max(rows) > 1 and made.worst < NEAR
+
+
+# --- who shares a group -----------------------------------------------------------------------------------------
+
+
+def test_members_whose_rows_cannot_be_told_apart_have_a_cache_per_adapter(family, monkeypatch):
+    everybody_gets_all = lambda mask, inner: 1.0
+    monkeypatch.setattr("langchain_specfuse.members.transformers.lora._per_row", everybody_gets_all)
+    made = family()
+    for one in made.members:
+        one.probe()
+    assert len({id(one.batch_group) for one in made.members}) == 3
+    for one in made.members:
+        made.replies("draft", draft_jobs([one], tiny.query()))
+    assert made.worst < NEAR
+
+
+def test_a_pass_in_another_thread_is_not_touched_by_the_adapters_of_this_one(tmp_path):
+    """Members load while others work."""
+    base, (folder, _) = saved("llama", tmp_path / "base"), adapter("llama", tmp_path / "one", 3)
+    one = TransformersMember(base, adapter=folder, **GIVEN)
+    one.probe()
+    model, adapters, found = one.loaded.weights.model, one.loaded.weights.adapters, []
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.inference_mode():
+        plain = model(input_ids=ids).logits
+        with adapters.reading([one.loaded.adapter]):
+            thread = threading.Thread(target=lambda: found.append(model(input_ids=ids).logits))
+            thread.start()
+            thread.join()
+            before = model(input_ids=ids).logits
+            other = one.loaded.weights.adapter(str(adapter("llama", tmp_path / "other", 4)[0]), "other")
+            assert torch.equal(model(input_ids=ids).logits, before)  # nor by an adapter that is loaded meanwhile
+    assert (before - plain).abs().max() > 0.1 and other is not one.loaded.adapter
+    assert torch.equal(found[0], plain)
+
+
+def test_an_ensemble_writes_the_same_with_shared_and_with_own_weights(family):
+    made, query = family(), tiny.query(STORY + "Why?", Turn("system", "Be kind."))
+    settings = Settings(segment_tokens=4, max_tokens=24, method=Method(exit="never"))
+    made.members[0].probe()
+    worker = worker_for(made.members[0].device)
+    worker.batches.clear()
+    shared = list(Ensemble(made.members).rounds(query, settings))
+    sizes = {size for _, work, size in worker.batches if work == "draft"}
+    apart = list(Ensemble(list(made.twins.values())).rounds(query, settings))
+    assert [(r.text, r.winner, r.finish) for r in shared] == [(r.text, r.winner, r.finish) for r in apart]
+    assert sizes == {4} and isinstance(shared[0].drafts["first"], Draft)

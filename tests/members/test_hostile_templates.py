@@ -1,0 +1,108 @@
+"""Hostile chat templates: they reach nothing, end in time, and stay within bounds. Hostile tokenizer folders too."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_specfuse import UsageError
+from langchain_specfuse.core.values import Turn
+from langchain_specfuse.members.server.tokenizers import RemoteTokenizer, local_tokenizer
+from langchain_specfuse.members.text import templates
+from langchain_specfuse.members.text.templates import Template
+from tests.members import tiny
+
+LONG_S = 30.0
+TURNS = [Turn("user", "Why?")]
+BREAKING_OUT = {
+    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals of a macro": "{% macro f() %}{% endmacro %}{{ f.__globals__ }}",
+    "globals of a function": "{{ raise_exception.__globals__ }}",
+    "builtins": "{{ namespace.__init__.__globals__['__builtins__'] }}",
+    "by attr": "{{ ''|attr('__class__') }}",
+    "by map": "{{ [''] | map(attribute='__class__') | list | string }}",
+    "by format": "{{ '{0.__class__.__mro__}'.format('') }}",
+    "by format_map": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
+    "the template itself": "{{ self._TemplateReference__context.environment.globals }}",
+    "cycler": "{{ cycler.__init__.__globals__.os.popen('touch BROKEN').read() }}",
+    "lipsum": "{{ lipsum.__globals__['os'].popen('touch BROKEN').read() }}",
+    "a file": "{% include '/etc/passwd' %}",
+    "an import": "{% import '/etc/passwd' as x %}{{ x }}",
+    "another template": "{% extends '/etc/passwd' %}",
+    "the messages": "{% set _ = messages.append(messages[0]) %}{{ messages | length }}",
+}
+SECRETS = ("<class", "<module", "root:", "os.", "built-in", "<function", "<Environment")
+NEVER_ENDING = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+}
+HUGE = {
+    "a range": "{% for a in range(10 ** 9) %}{{ a }}{% endfor %}",
+    "a text": "{{ 'x' * 20000000 }}",
+    "a width": "{{ '%20000000d' % 1 }}",
+}
+
+
+def template(text: str) -> Template:
+    return Template(tiny.tokenizer_of("bytes", text), "hostile", None, None)
+
+
+@pytest.mark.parametrize("how", BREAKING_OUT)
+def test_a_template_reaches_nothing_but_what_it_is_given(how, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    try:
+        shown = template(BREAKING_OUT[how]).prompt(TURNS)
+    except UsageError as error:
+        shown = str(error)
+    assert not any(secret in shown for secret in SECRETS), shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", NEVER_ENDING)
+def test_a_template_that_never_ends_is_stopped_and_not_run_again(how, monkeypatch):
+    monkeypatch.setattr(templates, "RENDER_S", 0.3)
+    one = template(NEVER_ENDING[how])
+    with ThreadPoolExecutor(1) as asking:
+        with pytest.raises(UsageError, match="did not end within"):
+            asking.submit(one.prompt, TURNS).result(LONG_S)
+        monkeypatch.setattr(templates, "RENDER_S", 10 * LONG_S)
+        with pytest.raises(UsageError, match="did not end within"):
+            asking.submit(one.prompt, TURNS).result(LONG_S)
+
+
+@pytest.mark.parametrize("how", HUGE)
+def test_a_template_that_writes_too_much_is_refused(how):
+    with pytest.raises(UsageError, match="chat template refused"):
+        template(HUGE[how]).prompt(TURNS)
+
+
+def test_a_server_that_renders_has_its_own_time_limit(monkeypatch):
+    def render(body: Any) -> str:
+        time.sleep(0.3)
+        return "prompt"
+
+    monkeypatch.setattr(templates, "RENDER_S", 0.1)
+    remote = RemoteTokenizer(lambda text, marks: [1], lambda ids: "", render)
+    assert Template(remote, "far", None, None).prompt(TURNS) == "prompt"
+
+
+def test_code_beside_a_tokenizer_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "model"
+    tiny.tokenizer_of("bytes").save_pretrained(folder)
+    (folder / "hostile.py").write_text(
+        "from pathlib import Path\nPath('BROKEN').touch()\nclass HostileTokenizer: pass\n"
+    )
+    config = folder / "tokenizer_config.json"
+    hostile = {"auto_map": {"AutoTokenizer": ["hostile.HostileTokenizer", None]}, "tokenizer_class": "HostileTokenizer"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | hostile))
+    with suppress(UsageError):
+        local_tokenizer(str(folder))
+    assert not Path("BROKEN").exists()

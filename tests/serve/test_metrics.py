@@ -1,0 +1,38 @@
+"""The metrics are those of the answers, in Prometheus's format."""
+
+from __future__ import annotations
+
+import pytest
+
+from langchain_specfuse import SpecFuseCallbackHandler
+
+
+def test_rounds_segments_weights_and_tokens_are_those_of_the_chat_models_events(serve):
+    endpoint = serve()
+    rounds = []
+    own = endpoint.llm.invoke("Why?", {"callbacks": [SpecFuseCallbackHandler(on_round=rounds.append)]})
+    for stream in (True, False):
+        assert endpoint.ask(stream=stream).status_code == 200
+    assert endpoint.counted("specfuse_answers_total", 2, outcome="stop")
+    assert endpoint.metric("specfuse_rounds_total") == 2 * len(rounds)
+    for member in "ab":
+        won = sum(event.winner == member for event in rounds)
+        assert endpoint.metric("specfuse_segments_total", member=member) == 2 * won
+        assert endpoint.metric("specfuse_weight_count", member=member) == 2
+    assert endpoint.metric("specfuse_weight_sum") == pytest.approx(2)
+    assert endpoint.metric("specfuse_tokens_total", kind="answer") == 2 * own.usage_metadata["output_tokens"]
+    assert endpoint.metric("specfuse_tokens_total", kind="prompt") > 0
+
+
+def test_every_request_is_counted_once_as_an_answer_or_as_refused(serve):
+    endpoint = serve()
+    for options in ({}, {"max_tokens": 3}, {"stream": True}, {"temperature": -1}):
+        endpoint.ask(**options)
+    assert endpoint.counted("specfuse_answers_total", 2, outcome="stop")
+    assert endpoint.counted("specfuse_answers_total", 1, outcome="length")
+    assert endpoint.counted("specfuse_refused_total", 1, code="invalid_value")
+    assert endpoint.metric("specfuse_answer_seconds_count") == 3
+    assert endpoint.metric("specfuse_first_segment_seconds_count") == 3
+    assert 0 < endpoint.metric("specfuse_first_segment_seconds_sum") < endpoint.metric("specfuse_answer_seconds_sum")
+    assert endpoint.metric("specfuse_answers_in_flight") == endpoint.metric("specfuse_answers_waiting") == 0
+    assert endpoint.get("/metrics").headers["content-type"].startswith("text/plain")

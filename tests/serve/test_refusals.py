@@ -1,0 +1,240 @@
+"""What is wrong, too much or harmful is refused with a reason, costs other requests nothing, and is in no log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import httpx
+import pytest
+from chat.recording import recorded
+from pydantic import ValidationError
+
+from langchain_specfuse import ScriptedMember
+from langchain_specfuse.core.values import Failure
+from langchain_specfuse.serve import Limits, requests
+
+from .conftest import BLUE, PATH, QUESTION, ensemble, serving, until
+
+GOOD = {"model": "specfuse", "messages": QUESTION}
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add two numbers, or more."}}]
+
+
+def wrong(response, status, code):
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["code"] == code
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with serving() as start:
+        yield start(limits=Limits(max_body_bytes=20_000))
+
+
+@pytest.fixture
+def endpoint(shared):
+    """An endpoint that must be as good as new after each test."""
+    yield shared
+    assert shared.ask().json()["choices"][0]["message"]["content"] == BLUE
+    assert shared.idle()
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_no_request_is_refused(endpoint):
+    wrong_json = [b"", b'{"model": NaN}', b'{"temperature": 1e999}', b"\xff\xfe{\x00}\x00", b"[" + b"1" * 9000 + b"]"]
+    for body in wrong_json:
+        wrong(endpoint.post(body), 400, "invalid_json")
+    wrong(endpoint.post(b"[" * 9000), 400, "body_too_deep")
+    wrong(endpoint.post(b'"specfuse"'), 400, "invalid_value")
+
+
+def test_a_schema_of_any_depth_is_compiled_or_refused(endpoint):
+    for depth in (50, 150, 400):
+        schema = {"type": "string"}
+        for _ in range(depth):
+            schema = {"type": "object", "properties": {"a": schema}}
+        wrapped = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        assert endpoint.ask(response_format=wrapped, max_tokens=2).status_code in (200, 400)
+
+
+def test_a_body_that_is_too_large_is_not_read_to_its_end(endpoint, monkeypatch):
+    """Some of it fits between two sockets; 640 MB do not."""
+    wrong(endpoint.post(b" " * 20_001), 413, "body_too_large")
+    sent = []
+
+    def endless():
+        for _ in range(10_000):
+            sent.append(1)
+            yield b" " * 65_536
+
+    try:
+        answer = httpx.post(endpoint.url + PATH, content=endless(), headers={"content-type": "application/json"})
+        wrong(answer, 413, "body_too_large")
+    except httpx.TransportError:  # the connection was closed before all was sent
+        pass
+    assert len(sent) < 10_000
+    monkeypatch.setattr(requests, "MAX_FORMAT_BYTES", 100)
+    wrong(endpoint.ask(tools=TOOLS), 400, "shape_too_large")
+
+
+def test_other_types_paths_and_methods_are_refused_in_the_same_form(endpoint):
+    """A web page may send text to another site without asking, but not JSON."""
+    wrong(endpoint.post(GOOD, content_type="text/plain"), 415, "unsupported_media_type")
+    assert endpoint.post(GOOD, content_type="Application/JSON; charset=utf-8").status_code == 200
+    wrong(endpoint.get(PATH), 405, "unknown_url")
+    wrong(endpoint.post(GOOD, "/v1/embeddings"), 404, "unknown_url")
+    wrong(endpoint.post(GOOD, PATH + "/"), 404, "unknown_url")
+
+
+# --- values -----------------------------------------------------------------------------------------------------
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"messages": "Why?"}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"content": "Why?"}]}, "messages[0]"),
+        ({"messages": [*QUESTION, {"role": "tool", "content": "no id"}]}, "messages[1]"),
+        ({"messages": [*QUESTION, {"role": "assistant", "tool_calls": [{"id": 1}]}]}, "messages[1]"),
+        ({"messages": [*QUESTION, {"role": "user", "content": None}]}, "messages[1]"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, None),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"seed": 10**30}, "seed"),
+        ({"stop": [""]}, None),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10, "max_completion_tokens": 20}, "max_tokens"),
+        ({"max_completion_tokens": 100_000}, "max_completion_tokens"),
+        ({"tools": [None]}, None),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {}}}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "colour"}}}}, None),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ],
+)
+def test_a_wrong_value_is_named_with_advice(endpoint, options, param):
+    response = endpoint.ask(**options)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param and "-> " in error["message"]
+    assert "AAAA" not in error["message"], "an image would be all of the message"
+
+
+def test_a_client_does_not_choose_who_answers_or_how_they_agree(endpoint):
+    wrong(endpoint.ask(model="gpt-5"), 404, "model_not_found")
+    for name in ("members", "verifiers", "prior", "timeout", "trace", "segment_tokens", "max_waiting"):
+        error = wrong(endpoint.ask(**{name: ["/etc/passwd"]}), 400, "unknown_parameter")
+        assert error["param"] == name
+    for name, near in (("max_token", "max_tokens"), ("stops", "stop"), ("reasoning_effort", None)):
+        message = endpoint.ask(**{name: "low"}).json()["error"]["message"]
+        assert ("did you mean" in message) == bool(near) and (not near or repr(near) in message)
+    neutral = {"n": 1, "logprobs": False, "top_logprobs": None, "presence_penalty": 0, "frequency_penalty": 0.0}
+    ignored = {"logit_bias": {}, "store": False, "user": "ann", "metadata": {"a": "b"}, "seed": None, "tools": None}
+    assert endpoint.ask(**neutral, **ignored).status_code == 200
+
+
+def test_limits_are_checked_and_the_smaller_budget_holds(serve):
+    for bad in ({"max_waiting": -1}, {"max_body_bytes": 1.5}, {"timeout": float("nan")}, {"at_once": 1}):
+        with pytest.raises(ValidationError, match=next(iter(bad))):
+            Limits(**bad)
+    answer = serve(ensemble(max_tokens=20), limits=Limits(max_answer_tokens=3)).ask().json()
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (3, "length")
+
+
+# --- keys and names ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_key_there_are_only_probes_and_under_a_foreign_name_nothing(serve):
+    endpoint = serve(api_keys=["first", "söcond"])
+    assert {httpx.head(endpoint.url + path).status_code for path in ("/health", "/ready")} == {200}
+    for path in ("/v1/models", "/v1/models/specfuse", "/metrics"):
+        wrong(endpoint.get(path), 401, "invalid_api_key")
+        for key in ("first", "söcond"):
+            assert endpoint.get(path, headers={"authorization": f"Bearer {key}".encode()}).status_code == 200
+    for given in ("", "Bearer", "Bearer firs", "Bearer first2", "Basic first", "first"):
+        wrong(endpoint.post(GOOD, authorization=given), 401, "invalid_api_key")
+    assert endpoint.post(GOOD, authorization="Bearer first").status_code == 200
+    endpoint = serve(hosts=["127.0.0.1", "[::1]"])  # against DNS rebinding
+    wrong(endpoint.post(GOOD, host="evil.example:80"), 403, "unknown_host")
+    assert [endpoint.post(GOOD, host=host).status_code for host in ("127.0.0.1:1234", "[::1]")] == [200, 200]
+
+
+def test_a_key_is_neither_in_metrics_nor_logs_nor_traces(serve, caplog):
+    caplog.set_level(logging.DEBUG)
+    key = "sk-canary-5b1c8e"
+    with recorded() as (tracer, langsmith):
+        endpoint = serve(ensemble(callbacks=[tracer], trace="members"), api_keys=[key])
+        bodies = ({**GOOD, "stream": True}, GOOD, {**GOOD, "temperature": -1})
+        responses = [endpoint.post(body, authorization=f"Bearer {sent}") for sent in (key, key[:-1]) for body in bodies]
+        assert [response.status_code for response in responses] == [200, 200, 400, 401, 401, 401]
+        metrics = endpoint.get("/metrics", headers={"authorization": f"Bearer {key}"}).text
+    assert "specfuse_answers_total" in metrics and BLUE[:20] in langsmith.told
+    seen = [metrics, langsmith.told, caplog.text, *(response.text for response in responses)]
+    assert not any("sk-canary" in one for one in seen)
+
+
+# --- members ----------------------------------------------------------------------------------------------------
+
+SECRET = "the password is swordfish"
+
+
+class Telling(ScriptedMember):
+    """Raises what it was asked."""
+
+    def draft(self, jobs):
+        raise RuntimeError(f"no: {jobs[0].query.turns[-1].text}")
+
+
+class Late(ScriptedMember):
+    def draft(self, jobs):
+        return [Failure("timeout", SECRET) for _ in jobs]
+
+
+def test_no_word_of_a_question_is_logged_or_counted(serve, caplog, capfd):
+    caplog.set_level(logging.INFO)
+    endpoints = [serve(ensemble(member)) for member in (ScriptedMember(BLUE), Telling(BLUE), Late(BLUE))]
+    question = [{"role": "user", "content": SECRET}]
+    responses = [endpoint.ask(messages=question) for endpoint in endpoints]
+    responses += [endpoints[0].ask(**options) for options in ({"temperature": SECRET}, {SECRET: 1})]
+    assert [response.status_code for response in responses] == [200, 500, 500, 400, 400]
+    metrics = "".join(endpoint.get("/metrics").text for endpoint in endpoints)
+    assert SECRET not in caplog.text + metrics + "".join(capfd.readouterr())
+    assert SECRET not in responses[1].text + responses[2].text
+
+
+def test_while_members_load_questions_are_refused_and_probes_answered(serve):
+    go_on = threading.Event()
+
+    class Heavy(ScriptedMember):
+        def probe(self):
+            assert go_on.wait(30)
+            return super().probe()
+
+    endpoint = serve(ensemble(Heavy(BLUE)), ready=False)
+    assert [endpoint.get(path).status_code for path in ("/health", "/ready")] == [200, 503]
+    response = endpoint.post(GOOD)
+    wrong(response, 503, "loading")
+    assert response.headers["retry-after"] == "5"
+    go_on.set()
+    assert until(lambda: endpoint.get("/ready").status_code == 200)
+    assert endpoint.post(GOOD).status_code == 200
+
+
+def test_a_member_that_leaves_is_counted_and_the_others_finish(serve):
+    endpoint = serve(ensemble(Telling(BLUE, name="mute"), BLUE, BLUE))
+    answer = endpoint.ask().json()
+    assert answer["choices"][0]["message"]["content"] == BLUE
+    assert answer["specfuse"]["exits"] == [{"member": "mute", "kind": "error", "round": 1}]
+    assert endpoint.counted("specfuse_exits_total", 1, member="mute", kind="error")

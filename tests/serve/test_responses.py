@@ -1,0 +1,29 @@
+"""What a client receives of a chat model's chunks."""
+
+from __future__ import annotations
+
+import json
+
+from langchain_core.messages import AIMessageChunk
+
+from langchain_specfuse.serve.responses import Completion
+
+SUMMARY = {"exits": [{"member": "a", "reason": "secret"}]}
+
+
+def test_reasoning_is_sent_and_reasons_of_exits_are_not():
+    completion = Completion("m")
+    last = AIMessageChunk("", response_metadata={"finish_reason": "stop_string", "specfuse": SUMMARY})
+    chunks = [AIMessageChunk("", additional_kwargs={"reasoning_content": text}) for text in ("Hm", ", well")]
+    events = [completion.add(chunk) for chunk in [*chunks, AIMessageChunk("Yes."), last]]
+    deltas = [event["choices"][0]["delta"] for event in events if event]
+    assert deltas == [
+        {"role": "assistant", "reasoning_content": "Hm"},
+        {"reasoning_content": ", well"},
+        {"content": "Yes."},
+    ]
+    whole = completion.whole()
+    message = whole["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Yes.", "Hm, well")
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert "secret" not in json.dumps([whole, *completion.closing()])
