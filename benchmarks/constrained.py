@@ -20,11 +20,12 @@ import torch
 from latency import CLOCK, clock, machine, reported
 
 from langchain_specfuse.constraints import referee_for
+from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.referee import FREE
-from langchain_specfuse.core.values import Constraint, Query, Round, Settings, Turn
+from langchain_specfuse.core.values import Constraint, Query, Round, Turn
 from langchain_specfuse.demo import demo_members
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.members._tools import in_words
+from langchain_specfuse.members.text.tools import instructions
 
 KINDS = (
     {"type": "string", "maxLength": 60},
@@ -49,10 +50,10 @@ def answered(ensemble: Ensemble, constraint: Constraint | None, budget: int) -> 
     """The rounds of one answer, and what each of them took."""
     turns = [Turn("user", TASK)]
     if constraint is None:
-        turns.insert(0, Turn("system", in_words((), CONSTRAINT, native=False, own=None)))
+        turns.insert(0, Turn("system", instructions((), CONSTRAINT, native=False, own=None)))
     query = Query(f"{time.perf_counter_ns()}", tuple(turns), constraint=constraint)
     referee = referee_for(constraint) if constraint else FREE
-    settings = Settings(max_tokens=budget, exit="never", loop_guard=False, min_members=2)
+    settings = Settings(max_tokens=budget, method=Method.named("robust", exit="never", loop_guard=False))
     rounds, seconds, since = [], [], clock()
     for round in ensemble.rounds(query, settings, referee=referee):
         now = clock()

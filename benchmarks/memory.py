@@ -1,11 +1,10 @@
-"""How do speed, memory and answers change when an ensemble may take less of one device's memory than it would like?
+"""How do speed, memory and answers change when an ensemble may use less of one device's memory than it would like?
 
 Four members with weights of their own (the demo's two, and each once more from a folder of its own, with a system
-prompt; ``--small``: the smaller one three times), several questions at once. What the ensemble would like is measured
-first, with all the memory there is: all weights, and the most that its caches ever held. Then it gets 100, 75 and 50%
-of that. Every budget has a process of its own, so that the system's own high-water mark of its memory can be read; what
-the process took before any weights were loaded is told beside it. Speed is tokens a processor second (one thread), told
-as a ratio: on a machine that others use it is noisy, the tokens that had to be read again are not.
+prompt; ``--small``: the smaller one three times), several questions at once. What the ensemble takes without a budget
+is measured first: the high-water mark of its process over what the process took before it loaded anything. Then it gets
+100, 75 and 50% of that as ``memory_budget``. Every budget has a process of its own, because the system reports the
+high-water mark of a process. Speed is tokens per processor second (one thread), as a ratio.
 
     python benchmarks/memory.py [--dtype float32 bfloat16] [--questions 4] [--tokens 24] [--small]
 """
@@ -17,12 +16,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from langchain_specfuse.core.values import Query, Settings, Turn
+from common import NOTES, about, arguments, demo, save, together
 
 QUESTIONS = (
     "Who invented the lamp with a hollow wick?",
@@ -30,7 +28,7 @@ QUESTIONS = (
     "What does a red sector tell a captain?",
     "Why were there rhythms of light?",
 )
-ROOMY = 10**12
+PROMPTS = ("Answer in one short sentence.", "Answer with an example.")
 
 
 def status() -> dict[str, int]:
@@ -39,167 +37,94 @@ def status() -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[0] in ("VmHWM:", "VmRSS:")}
 
 
-VOICES = ("Answer in one short sentence.", "Answer with an example.")
-
-
 def members(dtype: str, copies: Path, small: bool) -> list[Any]:
     """The demo's two, and each once more with weights of its own; or its smaller one, three times."""
-    from langchain_specfuse.demo import demo_members
-    from langchain_specfuse.members.transformers import TransformersMember
+    from langchain_specfuse import TransformersMember
 
-    found = demo_members(dtype=dtype)[: 1 if small else 2]
+    found = demo(dtype)[: 1 if small else 2]
     for number, one in enumerate(found * (2 if small else 1)):
-        folder = copies / f"{Path(one.source.model).name}-{number}"
+        folder = copies / f"{Path(one.spec['model']).name}-{number}"
         if not folder.exists():
-            folder.symlink_to(one.source.model)
-        found.append(
-            TransformersMember(
-                str(folder),
-                name=f"{one.name}, copy {number + 1}",
-                dtype=dtype,
-                chat_template=one.chat_template,
-                repetition_penalty=one.repetition_penalty,
-                system_prompt=VOICES[number],
-            )
-        )
+            folder.symlink_to(one.spec["model"])
+        changes = {"model": str(folder), "name": f"{one.name}, copy {number + 1}", "system_prompt": PROMPTS[number]}
+        found.append(TransformersMember(**{**one.spec, **changes}))
     return found
 
 
-def asked(total: int, given: argparse.Namespace) -> dict[str, Any]:
+def asked(given: argparse.Namespace) -> dict[str, Any]:
     """One budget, in this process: what was answered, how fast, and what it took."""
     import torch
-    from latency import NOTES, machine
 
-    from langchain_specfuse.engine import Ensemble
-    from langchain_specfuse.members._budget import Budget
+    from langchain_specfuse import SpecFuseChatModel, TraceCallbackHandler
 
     torch.set_num_threads(1)
-    budget = Budget(total)
     some = members(given.dtype[0], Path(given.copies), given.small)
-    for one in some:
-        one.within(budget)
     bare = status()["VmRSS"]
-    ensemble = Ensemble(some)
-    ensemble.loaded().result()
+    llm = SpecFuseChatModel(members=some, max_tokens=given.tokens, memory_budget=given.budget or None)
     paragraphs = NOTES.strip().split("\n\n")
-    told: dict[int, list[Any]] = {}
-    most = {"weights": 0, "caches": 0, "together": 0}
+    handlers = [TraceCallbackHandler() for _ in range(given.questions)]
 
-    def ask(k: int) -> None:
+    def ask(k: int) -> str:
         text = f"{paragraphs[k % len(paragraphs)]}\n\n{QUESTIONS[k % len(QUESTIONS)]}"
-        told[k] = []
-        for item in ensemble.rounds(Query(f"q{k}", (Turn("user", text),)), Settings(max_tokens=given.tokens)):
-            told[k].append(item)
-            weights, caches = budget.held["cpu"]
-            for name, size in (("weights", weights), ("caches", caches), ("together", weights + caches)):
-                most[name] = max(most[name], size)
+        return llm.invoke(text, {"callbacks": [handlers[k]]}).text
 
-    since, wall = time.process_time(), time.perf_counter()
-    threads = [threading.Thread(target=ask, args=(k,)) for k in range(given.questions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.process_time() - since
-    drawn = sum(len(item.drafts[item.winner].tokens) for rounds in told.values() for item in rounds)
-    allowance = budget.on("cpu")
-    assert allowance is not None
+    since = time.process_time()
+    answers = together(ask, given.questions)
+    rounds = [one for handler in handlers for one in handler.trace.rounds]
     return {
-        "machine": machine(),
-        "torch": torch.__version__,
         "members": [one.name for one in some],
-        "answers": ["".join(item.text for item in told[k]) for k in sorted(told)],
-        "tokens": drawn,
-        "processor_seconds": round(seconds, 2),
-        "wall_seconds": round(time.perf_counter() - wall, 2),
-        "weights_of_all": sum(one._weights.shelf.size for one in some),
-        "most_held": most,
-        "weights_moved": allowance.moves,
-        "tokens_read": sum(
-            effort.read
-            for rounds in told.values()
-            for r in rounds
-            for by in r.efforts.values()
-            for effort in by.values()
-        ),
-        "bare_process": bare,
-        "high_water_mark": status()["VmHWM"],
+        "answers": answers,
+        "tokens": sum(one["drafts"][one["winner"]]["tokens"] for one in rounds),
+        "tokens_read": sum(effort["read"] for one in rounds for by in one["tokens"].values() for effort in by.values()),
+        "processor_seconds": round(time.process_time() - since, 2),
+        "bytes": status()["VmHWM"] - bare,
     }
 
 
-def in_its_own_process(total: int, given: argparse.Namespace, dtype: str, copies: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", str(total), "--dtype", dtype, "--copies", copies]
-    command += ["--questions", str(given.questions), "--tokens", str(given.tokens)]
-    command += ["--small"] if given.small else []
+def in_its_own_process(budget: int, given: argparse.Namespace, dtype: str, copies: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--budget", str(budget), "--dtype", dtype, "--copies", copies]
+    command += ["--questions", str(given.questions), "--tokens", str(given.tokens), *["--small"] * given.small]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    held = found["most_held"]["together"] / 1e6
-    print(
-        f"{dtype}, {total / 1e6:.0f} MB: held {held:.0f} MB, high water {found['high_water_mark'] / 1e6:.0f} MB, "
-        f"{found['tokens']} tokens in {found['processor_seconds']} processor seconds, {found['weights_moved']} moves",
-        flush=True,
-    )
+    print(f"{dtype}, budget {budget / 1e6:.0f} MB: {found['bytes'] / 1e6:.0f} MB, {found['tokens']} tokens in "
+          f"{found['processor_seconds']} processor seconds", flush=True)  # fmt: skip
     return found
 
 
 def measured(given: argparse.Namespace, dtype: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as copies:
-        free = in_its_own_process(ROOMY, given, dtype, copies)
-        budgets = {share: int(share * wanted(free)) for share in given.shares}
-        found = {share: in_its_own_process(total, given, dtype, copies) for share, total in budgets.items()}
-    return summary(dtype, free, found)
-
-
-def wanted(free: dict[str, Any]) -> int:
-    """What the ensemble takes with all the memory there is, in bytes."""
-    return int(free["weights_of_all"] + free["most_held"]["caches"])
-
-
-def summary(dtype: str, free: dict[str, Any], found: dict[float, dict[str, Any]]) -> dict[str, Any]:
-    """A row for each budget, by its share of what the ensemble would like."""
-    speeds = {share: one["tokens"] / one["processor_seconds"] for share, one in found.items()}
+        free = in_its_own_process(0, given, dtype, copies)
+        runs = {s: in_its_own_process(int(s * free["bytes"]), given, dtype, copies) for s in given.shares}
+    speed = free["tokens"] / free["processor_seconds"]
     rows = [
         {
             "share": share,
-            "budget_mb": round(share * wanted(free) / 1e6),
-            "most_held_mb": round(one["most_held"]["together"] / 1e6),
-            "most_weights_mb": round(one["most_held"]["weights"] / 1e6),
-            "most_caches_mb": round(one["most_held"]["caches"] / 1e6),
-            "high_water_over_bare_process_mb": round((one["high_water_mark"] - one["bare_process"]) / 1e6),
-            **{name: one[name] for name in ("tokens", "tokens_read", "processor_seconds", "weights_moved")},
-            "speed": round(speeds[share] / speeds[max(speeds)], 2),
+            "budget_mb": round(share * free["bytes"] / 1e6),
+            "high_water_over_bare_process_mb": round(one["bytes"] / 1e6),
+            **{name: one[name] for name in ("tokens", "tokens_read", "processor_seconds")},
+            "speed": round(one["tokens"] / one["processor_seconds"] / speed, 2),
             "same_answers": sum(a == b for a, b in zip(one["answers"], free["answers"], strict=True)),
         }
-        for share, one in found.items()
+        for share, one in runs.items()
     ]
-    return {
-        "dtype": dtype,
-        **{name: free[name] for name in ("machine", "torch", "members")},
-        "questions": len(free["answers"]),
-        "weights_mb": round(free["weights_of_all"] / 1e6),
-        "caches_mb": round(free["most_held"]["caches"] / 1e6),
-        "budgets": rows,
-        "answers": free["answers"],
-    }
+    about_all = {"members": free["members"], "questions": len(free["answers"]), "free_mb": round(free["bytes"] / 1e6)}
+    return {"dtype": dtype, **about(given), **about_all, "budgets": rows, "answers": free["answers"]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__file__, __doc__)
     parser.add_argument("--dtype", nargs="*", default=["float32"])
     parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--shares", type=float, nargs="*", default=[1.0, 0.75, 0.5])
-    parser.add_argument(
-        "--small", action="store_true", help="the smaller of the demo's models three times, not four members"
-    )
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--small", action="store_true", help="the smaller of the demo's models three times")
+    parser.add_argument("--budget", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--copies", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one:
-        print(json.dumps(asked(given.one, given)))
-        return
-    results = [measured(given, dtype) for dtype in given.dtype]
-    Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    if given.copies:
+        print(json.dumps(asked(given)))
+    else:
+        save(given.out, [measured(given, dtype) for dtype in given.dtype])
 
 
 if __name__ == "__main__":

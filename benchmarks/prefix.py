@@ -1,42 +1,36 @@
 """How much sooner is the first segment there when the members have read most of the prompt before?
 
 Three prompts that follow another one: the next turn of a chat, a question with the same instructions and other notes
-(RAG), an agent's step after a tool has answered. Each is asked cold, with nothing kept, and warm, after the prompt
-before it was answered; in turn, in one run, several times; told are the medians and the median of the ratios. Then
-short conversations, whose last answers are compared: cold against warm (other passes, so other rounding), and the same
-question again.
+(RAG), an agent's step after a tool has answered. Each is asked cold, with empty prefix caches, and warm, after the
+prompt before it was answered; in turn, in one run, several times. Reported are medians and the median of the ratios.
+Then short conversations, whose last answers are compared: cold, warm (other passes, so other rounding), and again.
 
     python benchmarks/prefix.py [--dtype float32 bfloat16] [--repeats 3] [--tokens 1500] [--cpu-time]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from statistics import median
 from typing import Any
 
-import torch
-from latency import CLOCK, NOTES, clock, machine, reported
+from common import NOTES, arguments, clock, demo, query, question, reported, text_of
 
-from langchain_specfuse.core.values import Call, Query, Round, Settings, Tool, Turn
-from langchain_specfuse.demo import demo_members
+from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.values import Call, Round, Tool, Turn
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.engine.desk import desk_for
-from langchain_specfuse.engine.task import Task
-from langchain_specfuse.members.transformers import TransformersMember
+from langchain_specfuse.evaluation.running import on_worker
 
 Turns = tuple[Turn, ...]
+METHOD = Method(exit="never")
 
 PARAGRAPHS = [part.replace("\n", " ") for part in NOTES.strip().split("\n\n")]
 INSTRUCTIONS = """You answer questions of visitors to a museum of lighthouses. Use the notes and nothing else. If the
 notes do not say it, say that you do not know. Answer in at most three sentences of plain English. Give years as
 numbers. Never give advice about sailing, tides or weather: send people to the coast guard instead. Do not mention these
 instructions, and do not mention that there are notes. If a visitor is rude, stay friendly. If a visitor writes in
-another language, answer in that language. Opening hours are on the door. Prices are on the door as well. The museum
+another language, answer in that language. Opening hours are at the entrance. Prices are there as well. The museum
 has no guided tours in winter. The tower can be climbed by groups of at most twelve, with good shoes. Dogs wait outside.
 A name that stands in the notes is spelled as in the notes. Units are metres and kilometres."""
 TOOLS = tuple(
@@ -61,7 +55,7 @@ QUESTIONS = (
 )
 
 
-def history(member: TransformersMember, tokens: int) -> Turns:
+def history(member: Any, tokens: int) -> Turns:
     """A conversation about the notes, as long as it can be without making this member's prompt longer than this."""
     turns: Turns = ()
     last = Turn("user", QUESTIONS[0][0])
@@ -77,9 +71,8 @@ def next_turn(said: str, turns: Turns) -> Turns:
     return (*turns, Turn("assistant", said), Turn("user", QUESTIONS[0][1]))
 
 
-def notes(*which: int, ask: str) -> Turns:
-    told = "\n\n".join(PARAGRAPHS[k] for k in which)
-    return (Turn("system", INSTRUCTIONS), Turn("user", f"Notes:\n\n{told}\n\nQuestion: {ask}"))
+def notes(which: int, ask: str) -> Turns:
+    return (Turn("system", INSTRUCTIONS), Turn("user", f"Notes:\n\n{PARAGRAPHS[which]}\n\nQuestion: {ask}"))
 
 
 def next_step(said: str, turns: Turns) -> Turns:
@@ -88,61 +81,54 @@ def next_step(said: str, turns: Turns) -> Turns:
     return (*turns, Turn("assistant", "", (call,)), result)
 
 
-Followed = tuple[str, Turns, Callable[[str, Turns], Turns], tuple[Tool, ...]]
+Scene = tuple[str, Turns, Callable[[str, Turns], Turns], tuple[Tool, ...]]
+"""Name, the prompt before, how the measured one follows from its answer, the tools."""
 
 
-def scenes(member: TransformersMember, tokens: int) -> list[Followed]:
-    """(name, the prompt before, how the measured one follows from its answer, the tools)"""
+def scenes(member: Any, tokens: int) -> list[Scene]:
     task = (Turn("system", INSTRUCTIONS), Turn("user", QUESTIONS[0][0]))
     return [
         ("next turn of a chat", history(member, tokens), next_turn, ()),
-        ("same instructions, other notes", notes(1, ask=QUESTIONS[1][0]), lambda *_: notes(4, ask="Who are they?"), ()),
+        ("same instructions, other notes", notes(1, QUESTIONS[1][0]), lambda *_: notes(4, "Who are they?"), ()),
         ("agent's step after a tool", task, next_step, TOOLS),
     ]
 
 
-def asked(ensemble: Ensemble, turns: Turns, tools: Sequence[Tool], max_tokens: int) -> list[Round]:
-    query = Query(f"q{time.perf_counter_ns()}", turns, tuple(tools))
-    rounds = list(ensemble.rounds(query, Settings(max_tokens=max_tokens, exit="never")))
-    at_desks(ensemble, lambda member: None)  # by then the query is forgotten
-    return rounds
-
-
-def text_of(rounds: Sequence[Round]) -> str:
-    return "".join(one.text for one in rounds)
+def asked(ensemble: Ensemble, turns: Turns, tools: Sequence[Tool], max_tokens: int) -> str:
+    """The answer; afterwards no member holds the query any more."""
+    settings = Settings(max_tokens=max_tokens, method=METHOD)
+    rounds = list(ensemble.rounds(query(turns, tools=tuple(tools)), settings))
+    on_workers(ensemble, lambda member: None)
+    return text_of(rounds)
 
 
 def first_round(ensemble: Ensemble, turns: Turns, tools: Sequence[Tool]) -> tuple[float, Round]:
     since = clock()
-    rounds = ensemble.rounds(Query(f"q{time.perf_counter_ns()}", turns, tuple(tools)), Settings(exit="never"))
-    first = next(rounds)
+    stream = ensemble.rounds(query(turns, tools=tuple(tools)), Settings(method=METHOD))
+    first = next(stream)
     seconds = clock() - since
-    rounds.close()  # type: ignore[attr-defined]
-    at_desks(ensemble, lambda member: None)
+    stream.close()  # type: ignore[attr-defined]
+    on_workers(ensemble, lambda member: None)
     return seconds, first
 
 
-def at_desks(ensemble: Ensemble, call: Callable[[Any], Any]) -> None:
-    """What members do they do at their desks, behind whatever else is to be done there."""
+def on_workers(ensemble: Ensemble, call: Callable[[Any], Any]) -> None:
+    """Call it for every member, in the thread of its worker, after everything that is queued there."""
     for member in ensemble.members.values():
-        done: Future[Any] = Future()
-        work = lambda member=member, done=done: done.set_result(call(member))
-        desk_for(member.device).put(Task(member, "call", work, lambda _: None))
-        done.result()
+        on_worker(member, lambda member=member: call(member)).result()
 
 
 def cold(ensemble: Ensemble) -> None:
-    at_desks(ensemble, lambda member: member.drop_prefixes())
+    on_workers(ensemble, lambda member: member.drop_prefixes())
 
 
-def followed(ensemble: Ensemble, scene: Followed, repeats: int) -> dict[str, Any]:
+def followed(ensemble: Ensemble, scene: Scene, repeats: int) -> dict[str, Any]:
     """The same prompt cold and warm, in turn."""
     name, before, then, tools = scene
     runs, furthest, same = [], 0.0, True
     for _ in range(repeats):
         cold(ensemble)
-        said = text_of(asked(ensemble, before, tools, 24))
-        after = then(said, before)
+        after = then(asked(ensemble, before, tools, 24), before)
         held = {m.name: m.prefixes["bytes"] for m in ensemble.members.values()}  # type: ignore[attr-defined]
         warm_s, warm = first_round(ensemble, after, tools)
         cold(ensemble)
@@ -150,7 +136,7 @@ def followed(ensemble: Ensemble, scene: Followed, repeats: int) -> dict[str, Any
         runs.append((cold_s, warm_s))
         furthest = max(furthest, apart(fresh, warm))
         same &= fresh.text == warm.text
-        print(f"  {name}: cold {cold_s:.2f} s, warm {warm_s:.2f} s")
+        print(f"  {name}: cold {cold_s:.2f} s, warm {warm_s:.2f} s", flush=True)
     efforts = warm.efforts["draft"]
     return {
         "what": name,
@@ -176,47 +162,41 @@ def apart(one: Round, other: Round) -> float:
     return max(found)
 
 
-def answers(ensemble: Ensemble, max_tokens: int) -> dict[str, int]:
-    """Of how many conversations is the last answer, to its last character, the same cold and warm, and asked again?"""
-    told = {"conversations": 0, "same_cold_and_warm": 0, "same_asked_again": 0}
-    for first, second in QUESTIONS:
-        before = (Turn("user", f"{PARAGRAPHS[1]}\n\n{first}"),)
+def answers(ensemble: Ensemble, count: int, max_tokens: int) -> dict[str, int]:
+    """In how many conversations is the last answer the same cold and warm, and asked again?"""
+    found = {"conversations": 0, "same_cold_and_warm": 0, "same_asked_again": 0}
+    for first, second in QUESTIONS[:count]:
+        before = question(f"{PARAGRAPHS[1]}\n\n{first}")
         cold(ensemble)
-        after = (*before, Turn("assistant", text_of(asked(ensemble, before, (), 24))), Turn("user", second))
-        warm, again = (text_of(asked(ensemble, after, (), max_tokens)) for _ in range(2))
+        after = (*before, Turn("assistant", asked(ensemble, before, (), 24)), Turn("user", second))
+        warm, again = (asked(ensemble, after, (), max_tokens) for _ in range(2))
         cold(ensemble)
-        fresh = text_of(asked(ensemble, after, (), max_tokens))
-        told["conversations"] += 1
-        told["same_cold_and_warm"] += warm == fresh
-        told["same_asked_again"] += warm == again
-    return told
+        fresh = asked(ensemble, after, (), max_tokens)
+        found["conversations"] += 1
+        found["same_cold_and_warm"] += warm == fresh
+        found["same_asked_again"] += warm == again
+    return found
 
 
-def measured(dtype: str, repeats: int, tokens: int) -> dict[str, Any]:
-    members = demo_members(dtype=dtype)
+def measured(dtype: str, repeats: int, tokens: int, conversations: int) -> dict[str, Any]:
+    members = demo(dtype)
     ensemble = Ensemble(members)
     ensemble.loaded().result()
-    asked(ensemble, (Turn("user", QUESTIONS[0][0]),), (), 8)  # warm up
+    asked(ensemble, question(QUESTIONS[0][0]), (), 8)  # warm up
     return {
-        "dtype": dtype,
-        "machine": machine(),
-        "clock": CLOCK["name"],
-        "torch": torch.__version__,
         "members": [member.name for member in members],
         "repeats": repeats,
         "prompts": [followed(ensemble, scene, repeats) for scene in scenes(members[0], tokens)],
-        "answers": answers(ensemble, 24),
+        "answers": answers(ensemble, conversations, 24),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", nargs="*", default=["float32"])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=1500)
-    parser.add_argument("--cpu-time", action="store_true")
-    told = parser.parse_args()
-    reported(__file__, told, lambda dtype: measured(dtype, told.repeats, told.tokens))
+    parser = arguments(__file__, __doc__, dtype=["float32"], repeats=3)
+    parser.add_argument("--tokens", type=int, default=1500, help="of the chat's prompt")
+    parser.add_argument("--conversations", type=int, default=len(QUESTIONS))
+    given = parser.parse_args()
+    reported(given, lambda dtype: measured(dtype, given.repeats, given.tokens, given.conversations))
 
 
 if __name__ == "__main__":

@@ -1,115 +1,85 @@
 """What does a round cost a member on a server? Real engines on this machine, with the demo's SmolLM2.
 
-A draft of ten tokens and a vote on three drafts, behind a short and a long prompt, each the median of several: in
-all, and how much of that was not the engine's own work on the model (tokens and text, and what HTTP takes is measured
-by an empty question). With the tokenizer here, and with the server's.
+A draft of ten tokens and a vote on three drafts, behind a short and a long prompt, each the median of several: in all,
+and how much of that was not the engine's own work on the model (tokens, text and HTTP; what HTTP alone takes is
+measured with an empty request). With the tokenizer here, and with the server's.
 
     SPECFUSE_LLAMA_SERVER=... SPECFUSE_VLLM_PYTHON=... python benchmarks/serving.py [--repeats 5]
 
-An engine that cannot be had is left out, with a line that says so; without any, the results are left as they are.
+An engine that is not installed is left out, with a line that says so; without any, the results stay as they are.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+from common import NOTES, about, arguments, http_requests, query, question, round_trip, save
 
-from latency import NOTES, machine  # noqa: E402
+from langchain_specfuse import ServerMember
+from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Failure, Sampling, ScoreJob, Segment
 
-from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Failure, Query, Sampling, ScoreJob, Segment, Turn  # noqa: E402
-from langchain_specfuse.members.server import ServerMember  # noqa: E402
-from tests.members import engines  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.members import engines
 
 DRAFTS = (
     " The light could be seen from thirty kilometres away.",
     " It had no keeper.",
     " A Frenchman ground lenses out of rings of glass.",
 )
+CANDIDATES = tuple(Candidate(text, False, ("x",)) for text in DRAFTS)
 LENGTHS = (300, 1500)
 
 
-def question(words: int) -> str:
-    """About so many words of notes, and what to do with them."""
-    return " ".join((NOTES.split() * 20)[:words]) + "\n\nTell the story of these lighthouses."
-
-
-class Watched:
-    """Counts questions and the time that they take, without the tokenizer's."""
-
-    def __init__(self, member: ServerMember) -> None:
-        self.asked: dict[str, int] = {}
-        self.engine_s = 0.0
-        wire = member._wire
-        assert wire is not None
-        self._post = wire.post
-        wire.post = self.post  # type: ignore[method-assign]
-
-    def post(self, path: str, body: Any, final: Any = ()) -> Any:
-        since = time.perf_counter()
-        told = self._post(path, body, final)
-        self.asked[path] = self.asked.get(path, 0) + 1
-        if "complet" in path or "generate" in path:
-            self.engine_s += time.perf_counter() - since
-        return told
-
-
-def measured(work: Callable[[int], Any], watched: Watched, repeats: int) -> dict[str, Any]:
-    """Medians in milliseconds, and questions a call."""
-    whole, inside, tokens = [], [], []
-    watched.asked.clear()
-    for turn in range(repeats):
-        watched.engine_s = 0.0
-        since = time.perf_counter()
-        (reply,) = work(turn)
-        whole.append(1000 * (time.perf_counter() - since))
-        inside.append(1000 * watched.engine_s)
-        assert not isinstance(reply, Failure), reply
-        tokens.append(len(reply.tokens) if isinstance(reply, Draft) else sum(map(len, reply.logprobs)))
-    beside = [all_ - engine for all_, engine in zip(whole, inside, strict=True)]
+def measured(work: Callable[[int], Any], repeats: int) -> dict[str, Any]:
+    """Medians in milliseconds, and requests per call."""
+    whole, beside, tokens = [], [], []
+    with http_requests() as requests:
+        for turn in range(repeats):
+            before, since = len(requests), time.perf_counter()
+            (reply,) = work(turn)
+            whole.append(1000 * (time.perf_counter() - since))
+            assert not isinstance(reply, Failure), reply
+            mine = [one for one in requests[before:] if "complet" in one[0] or "generate" in one[0]]
+            beside.append(whole[-1] - 1000 * sum(end - began for _, _, began, end in mine))
+            tokens.append(len(reply.tokens) if isinstance(reply, Draft) else sum(map(len, reply.logprobs)))
+    paths = [path for path, *_ in requests]
     return {
-        "tokens": round(statistics.mean(tokens), 1),
-        "ms": round(statistics.median(whole), 1),
-        "beside_ms": round(statistics.median(beside), 1),
-        "questions": {path: round(count / repeats, 1) for path, count in watched.asked.items()},
+        "tokens": round(mean(tokens), 1),
+        "ms": round(median(whole), 1),
+        "beside_ms": round(median(beside), 1),
+        "questions": {path: round(paths.count(path) / repeats, 1) for path in dict.fromkeys(paths)},
     }
 
 
-def of(member: ServerMember, length: int, repeats: int) -> dict[str, Any]:
+def of(member: ServerMember, url: str, length: int, repeats: int) -> dict[str, Any]:
     """A draft and a vote behind a prompt of about this many tokens, which a warm cache holds."""
     member.probe()
-    watched = Watched(member)
-    query = Query(f"q{length}", (Turn("user", question(int(length / 1.35))),))
+    words = (NOTES.split() * 20)[: int(length / 1.35)]
+    asked = query(question(" ".join(words) + "\n\nTell the story of these lighthouses."))
     answers = [(Segment(f"Long ago, in the year {turn + 200}, the first of these"),) for turn in range(repeats)]
 
     def draft(turn: int) -> Any:
-        return member.draft([DraftJob(query, answers[turn], 10, 10, Sampling())])
+        return member.draft([DraftJob(asked, answers[turn], 10, 10, Sampling())])
 
     def vote(turn: int) -> Any:
-        candidates = tuple(Candidate(text, False, ("x",)) for text in DRAFTS)
-        return member.score([ScoreJob(query, answers[turn], candidates)])
+        return member.score([ScoreJob(asked, answers[turn], CANDIDATES)])
 
     draft(0)
     vote(0)
-    empty = []
-    for _ in range(20):
-        since = time.perf_counter()
-        member._wire.get("/v1/models")  # type: ignore[union-attr]
-        empty.append(1000 * (time.perf_counter() - since))
-    told = {"draft": measured(draft, watched, repeats), "vote": measured(vote, watched, repeats)}
-    return {"prompt": member.token_count(query.turns), "http_ms": round(statistics.median(empty), 2), **told}
+    found = {"draft": measured(draft, repeats), "vote": measured(vote, repeats)}
+    return {"prompt": member.token_count(asked.turns), "http_ms": round(1000 * round_trip(url), 2), **found}
 
 
-def results(repeats: int) -> list[dict[str, Any]]:
+def main() -> None:
+    given = arguments(__file__, __doc__, repeats=5).parse_args()
     found = []
     for engine, program in engines.FOUND.items():
         if program() is None:
@@ -120,19 +90,12 @@ def results(repeats: int) -> list[dict[str, Any]]:
                 for length in LENGTHS:
                     own = engines.folder() if tokenizer == "local" else None
                     member = ServerMember(one.url, engines.MODEL, tokenizer=own)
-                    told = of(member, length, repeats)
+                    found.append({"engine": engine, "tokenizer": tokenizer, **about(given)})
+                    found[-1] |= of(member, one.url, length, given.repeats)
                     member.unload()
-                    found.append({"engine": engine, "tokenizer": tokenizer, "machine": machine(), **told})
-                    print(json.dumps(found[-1]))
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--repeats", type=int, default=5)
-    told = results(parser.parse_args().repeats)
-    if told:
-        Path(__file__).with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")
+                    print(json.dumps(found[-1]), flush=True)
+    if found:
+        save(given.out, found)
 
 
 if __name__ == "__main__":

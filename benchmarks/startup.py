@@ -1,13 +1,12 @@
-"""How long from a process's start to the first segment, against the time that reading the weights takes?
+"""How long does a start take, up to the first segment, against the time that reading the weights takes?
 
-Everything is on disk and in the system's file cache already. Each start has a process of its own; kinds take turns,
-several times, and medians are told, in processor seconds on one thread (on a machine that others use, wall clock tells
-mostly about them). The kinds:
+Everything is on disk and in the system's file cache already. Each start has a process of its own; the kinds take turns,
+several times. Reported are medians of processor seconds on one thread. The kinds:
 
 bytes      the weights' files read into memory, piece by piece, and nothing else
 weights    tokenizers and models loaded with transformers alone, and every weight looked at once
 plain      the same, and then ten tokens written by each model with ``generate``
-first      the demo ensemble's first segment, where no trial's verdict is kept yet
+first      the demo ensemble's first segment, where no result of the cache's self-test is kept yet
 again      the demo ensemble's first segment, at every later start
 
     python benchmarks/startup.py [--dtype float32] [--repeats 3]
@@ -25,6 +24,8 @@ import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from common import about, answered, arguments, demo, question, save
 
 QUESTION = "Why is the sky blue?"
 KINDS = ("bytes", "weights", "plain", "first", "again")
@@ -73,16 +74,15 @@ def loaded_plainly(folders: list[Path], dtype: str, mark: Marks, tokens: int) ->
 def first_segment(dtype: str, mark: Marks) -> None:
     import torch
 
-    from langchain_specfuse.core.values import Query, Settings, Turn
-    from langchain_specfuse.demo import demo_members
+    from langchain_specfuse.core.method import Settings
     from langchain_specfuse.engine import Ensemble
 
     torch.set_num_threads(1)
-    ensemble = Ensemble(demo_members(dtype=dtype))
+    ensemble = Ensemble(demo(dtype))
     mark("imports")
     ensemble.loaded().result()
     mark("loaded")
-    next(iter(ensemble.rounds(Query("q", (Turn("user", QUESTION),)), Settings(max_tokens=10))))
+    answered(ensemble, question(QUESTION), Settings(max_tokens=10))
     mark("end")
 
 
@@ -115,31 +115,20 @@ def started(kind: str, dtype: str, cache: Path) -> dict[str, float]:
 
 
 def measured(dtype: str, repeats: int) -> dict[str, Any]:
-    from langchain_specfuse.demo import cache_folder, demo_members
-
-    names = [Path(member.source.model).name for member in demo_members()]  # unpacked now, if they were not
-    with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder)
-        for name in names:
-            (cache / name).symlink_to(cache_folder() / name)
+    folders = [Path(member.spec["model"]) for member in demo(dtype)]  # unpacked now, if they were not
+    with tempfile.TemporaryDirectory() as place:
+        cache = Path(place)
+        for folder in folders:
+            (cache / folder.name).symlink_to(folder)
         runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
         for _ in range(repeats):
             for kind in KINDS:
                 runs[kind].append(started(kind, dtype, cache))
-        size = sum(file.stat().st_size for name in names for file in (cache / name).glob("*.safetensors"))
-    return summary(dtype, size, runs)
-
-
-def summary(dtype: str, size: int, runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Medians, and starts as multiples of what the weights take."""
     middle = {k: {m: round(median(run[m] for run in some), 2) for m in some[0]} for k, some in runs.items()}
-    from latency import machine
-
+    size = sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
     return {
-        "dtype": dtype,
-        "machine": machine(),
         "clock": "processor seconds, one thread",
-        "repeats": len(runs["again"]),
+        "repeats": repeats,
         "weights_mb": round(size / 1e6),
         "seconds": middle,
         "first_over_weights": round(middle["first"]["end"] / middle["weights"]["end"], 2),
@@ -149,16 +138,14 @@ def summary(dtype: str, size: int, runs: dict[str, list[dict[str, float]]]) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__file__, __doc__, repeats=3)
     parser.add_argument("--dtype", nargs="*", default=["float32"])
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.kind:
         print(json.dumps(one(given.kind, given.dtype[0])))
-        return
-    results = [measured(dtype, given.repeats) for dtype in given.dtype]
-    Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    else:
+        save(given.out, [{"dtype": d, **about(given), **measured(d, given.repeats)} for d in given.dtype])
 
 
 if __name__ == "__main__":

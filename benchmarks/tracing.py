@@ -1,40 +1,29 @@
 """What do traces cost? The same answers with and without, by the real LangSmith client, sent to a process next door.
 
-Measured in turn in one run, as ratios of neighbours: wall clock, and processor seconds of this process (which counts
-LangSmith's own thread too, and hardly minds what else the machine does). Beside it what one round costs, measured
-alone: the thread that reads the answer, and the processor until all is sent. The answers of all depths are the same
-(checked). A few short answers are quick to measure, but their ratios waver more than traces cost: the cost of a round
-beside the length of a round (``round_ms``) says more.
+With the demo's members: wall clock and processor seconds of this process (LangSmith's own thread included) with traces
+over without, as ratios of neighbours in one run. With scripted members, which answer at once: what one round costs at
+each depth of traces, beside the length of a round of the demo's members. All depths give the same answer (checked).
 
     python benchmarks/tracing.py [--dtype bfloat16] [--repeats 5] [--max-tokens 24]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import torch
-from langchain_core.messages import HumanMessage
+from common import arguments, demo, reported
 from langchain_core.tracers import LangChainTracer
 from langsmith import Client
-from latency import machine
 
-from langchain_specfuse import SpecFuseChatModel
-from langchain_specfuse._tracing import RunScope
-from langchain_specfuse.core.values import Query, Round, Settings, Turn
-from langchain_specfuse.demo import demo_members
-from langchain_specfuse.engine import Ensemble
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel, TraceCallbackHandler
 
 QUESTION = "Tell me a long story about two sisters and an old clock. Use many sentences."
-DEPTHS = ("summary", "rounds", "members")
+DEPTHS = ("off", "summary", "rounds", "members")
+WORDS = [" ".join(f"{name}{n}" for n in range(400)) for name in ("ann", "bob")]
 SINK = """
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,11 +53,11 @@ server = ThreadingHTTPServer(("127.0.0.1", 0), Sink)
 print(server.server_address[1], flush=True)
 server.serve_forever()
 """
-"""A LangSmith endpoint that takes everything, as a process of its own."""
+"""A LangSmith endpoint that accepts everything, as a process of its own."""
 
 
 def spent(llm: SpecFuseChatModel, depth: str, client: Client, answers: set[str]) -> tuple[float, float]:
-    """Wall-clock and processor seconds of one answer, everything sent."""
+    """Wall-clock and processor seconds of one answer; the latter until everything is sent."""
     tracer = LangChainTracer(client=client, project_name="benchmark")
     wall, busy = time.perf_counter(), time.process_time()
     answers.add(llm.invoke(QUESTION, {"callbacks": [tracer]}, trace=depth).text)
@@ -78,14 +67,14 @@ def spent(llm: SpecFuseChatModel, depth: str, client: Client, answers: set[str])
 
 
 def ratios(llm: SpecFuseChatModel, depth: str, client: Client, repeats: int) -> dict[str, Any]:
-    """With traces over without, neighbour by neighbour; who goes first changes each time."""
+    """With traces over without, neighbour by neighbour; which goes first changes each time."""
     answers: set[str] = set()
     wall, busy = [], []
     for number in range(repeats):
         order = (depth, "off") if number % 2 else ("off", depth)
-        told = {which: spent(llm, which, client, answers) for which in order}
-        wall.append(told[depth][0] / told["off"][0])
-        busy.append(told[depth][1] / told["off"][1])
+        found = {which: spent(llm, which, client, answers) for which in order}
+        wall.append(found[depth][0] / found["off"][0])
+        busy.append(found[depth][1] / found["off"][1])
     assert len(answers) == 1, "tracing changed the answer"
     return {
         "wall_clock": round(statistics.median(wall), 4),
@@ -95,65 +84,54 @@ def ratios(llm: SpecFuseChatModel, depth: str, client: Client, repeats: int) -> 
     }
 
 
-def microseconds(
-    rounds: list[Round], names: list[str], depth: Any, client: Client, times: int = 20
-) -> dict[str, float]:
-    """What it costs the reading thread to tell of one round: the median over all rounds of an answer, many times."""
-    tracer = LangChainTracer(client=client, project_name="benchmark")
-    run_id = uuid4()
-    tracer.on_chat_model_start({"name": "SpecFuseChatModel"}, [[HumanMessage(QUESTION)]], run_id=run_id)
-    scope = RunScope(run_id, [tracer], [], {})
-    taken, busy = [], time.process_time()
-    with scope.answer(depth, members=names, verifiers=[], preset="robust") as account:
-        for _ in range(times):
-            for one in rounds:
-                since = time.perf_counter()
-                account.tell(one)
-                taken.append(time.perf_counter() - since)
-            client.flush()
-    busy = (time.process_time() - busy) / len(taken)
-    quantiles = statistics.quantiles(taken, n=10)
-    told = {"median": quantiles[4], "nine_of_ten": quantiles[8], "processor_with_sending": busy}
-    return {key: round(1e6 * value) for key, value in told.items()}
+def per_round(client: Client, repeats: int) -> dict[str, dict[str, float]]:
+    """Microseconds of a round by scripted members at each depth: of the caller, and of the processor with sending."""
+    members = [ScriptedMember(text, name=name) for text, name in zip(WORDS, ("ann", "bob"), strict=True)]
+    llm = SpecFuseChatModel(members=members, max_tokens=400, method="specem")
+    runs: dict[str, list[tuple[float, float]]] = {depth: [] for depth in DEPTHS}
+    for _ in range(max(repeats, 2) * 4):
+        for depth, some in runs.items():
+            some.append(spent(llm, depth, client, set()))
+    rounds = 400 / 10
+    return {
+        depth: {
+            "median": round(1e6 * statistics.median(wall for wall, _ in some) / rounds),
+            "nine_of_ten": round(1e6 * statistics.quantiles([wall for wall, _ in some], n=10)[8] / rounds),
+            "processor_with_sending": round(1e6 * statistics.median(busy for _, busy in some) / rounds),
+        }
+        for depth, some in runs.items()
+    }
 
 
 def measured(dtype: str, repeats: int, max_tokens: int, client: Client) -> dict[str, Any]:
-    members = demo_members(dtype=dtype)
+    members = demo(dtype)
     llm = SpecFuseChatModel(members=members, max_tokens=max_tokens)
-    llm.invoke(QUESTION, max_tokens=8)  # warm up
-    query = Query("benchmark", (Turn("user", QUESTION),))
-    rounds = list(Ensemble(members).rounds(query, Settings(max_tokens=max_tokens, min_members=2)))
-    names = [member.name for member in members]
+    handler = TraceCallbackHandler()
+    llm.invoke(QUESTION, {"callbacks": [handler]})  # it warms up, too
+    rounds = handler.trace.rounds
     return {
-        "dtype": dtype,
-        "machine": machine(),
-        "torch": torch.__version__,
-        "members": names,
+        "members": [member.name for member in members],
         "max_tokens": max_tokens,
         "rounds": len(rounds),
-        "round_ms": round(1e3 * statistics.median(sum(one.seconds.values()) for one in rounds), 1),
+        "round_ms": round(1e3 * statistics.median(sum(one["seconds"].values()) for one in rounds), 1),
         "repeats": repeats,
-        "with_traces_over_without": {depth: ratios(llm, depth, client, repeats) for depth in DEPTHS[1:]},
-        "microseconds_per_round": {d: microseconds(rounds, names, d, client) for d in ("off", *DEPTHS)},
+        "with_traces_over_without": {depth: ratios(llm, depth, client, repeats) for depth in DEPTHS[2:]},
+        "microseconds_per_round": per_round(client, repeats),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", nargs="*", default=["bfloat16"])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = arguments(__file__, __doc__, dtype=["bfloat16"], repeats=5)
     parser.add_argument("--max-tokens", type=int, default=24)
-    told = parser.parse_args()
+    given = parser.parse_args()
     sink = subprocess.Popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE, text=True)
     try:
         assert sink.stdout is not None
         client = Client(api_url=f"http://127.0.0.1:{sink.stdout.readline().strip()}", api_key="not-a-key")
-        results = [measured(dtype, told.repeats, told.max_tokens, client) for dtype in told.dtype]
+        reported(given, lambda dtype: measured(dtype, given.repeats, given.max_tokens, client))
         client.close()
     finally:
         sink.terminate()
-    print(json.dumps(results, indent=2))
-    Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -81,14 +81,14 @@ def _listed(words: Sequence[str]) -> str:
 def _from_table(table: dict[str, str], saying: str) -> Callable[[Sequence[str], Taught, random.Random], str]:
     values = list(table.values())
 
-    def told(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
+    def answer_to(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
         return " ".join(saying.format(fact, said(fact, taught, chance)) for fact in facts)
 
     def said(fact: str, taught: Taught, chance: random.Random) -> str:
         off = 0 if taught.knows(fact) else taught.wrong(fact, len(values), chance)
         return values[(values.index(table[fact]) + off) % len(values)]
 
-    return told
+    return answer_to
 
 
 def _added(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
@@ -110,7 +110,7 @@ def _added(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
 
 
 def _turned(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
-    """Backwards; who does not know the last word's place gets the order wrong."""
+    """Backwards; a writer that does not know the last word's place gets the order wrong."""
     words = list(reversed(facts))
     if not taught.knows(facts[-1]):
         words = words[::-1] if taught.mode == "misled" else chance.sample(words, len(words))

@@ -1,46 +1,31 @@
-"""docs/study.md from benchmarks/specialists.json: every number on the page is one that the script measured."""
+"""docs/study.md from studies/specialists.json: every number on the page was measured by the script."""
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from skills import ASKED, SKILLS
 
+from langchain_specfuse.evaluation.statistics import difference, interval
+
 World = dict[str, Any]
 
 
-def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95% interval of a share.
-
-    >>> [round(x, 3) for x in wilson(10, 10)]
-    [0.722, 1.0]
-    """
-    if not of:
-        return 0.0, 1.0
-    mean, room = hits / of, z * z / of
-    middle, half = mean + room / 2, z * math.sqrt(mean * (1 - mean) / of + room / (4 * of))
-    return max(0.0, (middle - half) / (1 + room)), min(1.0, (middle + half) / (1 + room))
-
-
 def share(hits: Sequence[bool]) -> str:
-    low, high = wilson(sum(hits), len(hits))
-    return f"{100 * sum(hits) / max(len(hits), 1):.0f}% [{100 * low:.0f}, {100 * high:.0f}]"
+    found = interval([float(hit) for hit in hits])
+    return f"{100 * found.mean:.0f}% [{100 * found.low:.0f}, {100 * found.high:.0f}]"
 
 
 def paired(one: Sequence[bool], other: Sequence[bool]) -> str:
-    """How many points ``one`` is better than ``other`` on the same questions, with a bootstrap interval."""
-    gaps = [a - b for a, b in zip(one, other, strict=True)]
-    chance = random.Random(0)
-    means = sorted(sum(chance.choices(gaps, k=len(gaps))) / len(gaps) for _ in range(1000))
-    return f"{100 * sum(gaps) / len(gaps):+.0f} [{100 * means[25]:+.0f}, {100 * means[974]:+.0f}]"
+    """How many points ``one`` is better than ``other`` on the same questions."""
+    found = difference([float(hit) for hit in one], [float(hit) for hit in other])
+    return f"{100 * found.mean:+.0f} [{100 * found.low:+.0f}, {100 * found.high:+.0f}]"
 
 
 def whole(world: World, name: str, wanted: Callable[[str], bool]) -> list[bool]:
-    """Which questions of a kind a cell got wholly right."""
+    """Which questions of a kind this cell answered wholly right."""
     marks = world["cells"][name]["marks"]
     return ["0" not in mark for mark, kind in zip(marks, world["kinds"], strict=True) if wanted(kind)]
 
@@ -58,13 +43,13 @@ def anything(kind: str) -> bool:
 
 
 def parts_right(world: World, name: str) -> list[bool]:
-    """Part by part, the mixed questions."""
+    """The mixed questions, part by part."""
     pairs = zip(world["cells"][name]["marks"], world["kinds"], strict=True)
     return [mark == "1" for marks, kind in pairs if mixed(kind) for mark in marks]
 
 
 def led(world: World, name: str) -> list[bool]:
-    """Where the specialist led, among the skills that have one: it must get half of them right alone."""
+    """Where the specialist had the highest weight, among skills whose specialist gets half of them right alone."""
     kinds = [kind for kind in world["kinds"] if single(kind)]
     masters = {skill for skill in ASKED if 2 * sum(_alone(world, skill)) >= len(_alone(world, skill))}
     return [mark == "1" for mark, kind in zip(world["cells"][name]["leads"], kinds, strict=True) if kind in masters]
@@ -75,13 +60,13 @@ def _alone(world: World, skill: str) -> list[bool]:
 
 
 def routed(world: World) -> list[bool]:
-    """The single questions, each as the specialist for it, alone, got it: what a perfect router would reach."""
+    """The single questions, each as its specialist alone answered it: what a perfect router would reach."""
     pairs = enumerate(world["kinds"])
     return [world["cells"][f"alone {kind}"]["marks"][n] == "1" for n, kind in pairs if single(kind)]
 
 
 def by_specialists(world: World) -> list[bool]:
-    """The same parts, each as the specialist for it, alone, got it."""
+    """The same parts, each as its specialist alone answered it."""
     return [
         world["cells"][f"alone {skill}"]["marks"][n][at] == "1"
         for n, kind in enumerate(world["kinds"])
@@ -108,9 +93,9 @@ def rows_of_members(world: World) -> list[list[str]]:
     def only(name: str) -> Callable[[Callable[[str], bool]], list[bool]]:
         return lambda wanted: whole(world, name, wanted)
 
-    told = [row(name.replace("alone", "alone:"), only(name)) for name in names]
-    told.append(row("oracle: whichever member is right", best))
-    return [*told, row("**ensemble, defaults**", only("defaults"))] if "defaults" in world["cells"] else told
+    rows = [row(name.replace("alone", "alone:"), only(name)) for name in names]
+    rows.append(row("oracle: whichever member is right", best))
+    return [*rows, row("**ensemble, defaults**", only("defaults"))] if "defaults" in world["cells"] else rows
 
 
 def rows_of_cells(world: World, names: Sequence[str]) -> list[list[str]]:
@@ -133,9 +118,9 @@ def rows_of_cells(world: World, names: Sequence[str]) -> list[list[str]]:
     return rows
 
 
-HEAD = ["settings", "single right", "mixed right", "points over defaults", "points over the best member",
+HEAD = ["options", "single right", "mixed right", "points over defaults", "points over the best member",
         "single: points over each one's specialist",
-        "specialist leads in 4", "members a round"]  # fmt: skip
+        "specialist leads in 4", "members per round"]  # fmt: skip
 
 
 def page(results: dict[str, World]) -> str:
@@ -154,12 +139,10 @@ def page(results: dict[str, World]) -> str:
         names = [name for name in world["cells"] if not name.startswith("alone")]
         plain = [name for name in names if not world["cells"][name]["how"][0]]
         other = [name for name in names if name not in plain]
-        text += ["### Settings", table(HEAD, rows_of_cells(world, plain))]
+        text += ["### Options", table(HEAD, rows_of_cells(world, plain))]
         if other:
             text += ["### Experiments", EXPERIMENTS, table(HEAD, rows_of_cells(world, other))]
-    notes = Path(__file__).with_name("study_notes.md")
-    if notes.exists():
-        text.append(notes.read_text().strip())
+    text.append(Path(__file__).with_name("study_notes.md").read_text().strip())
     return "\n\n".join(text) + "\n"
 
 
@@ -175,31 +158,31 @@ def _by_skill(world: World, name: str) -> str:
 
 def _sizes(world: World) -> dict[str, Any]:
     weights = [one["weights"] for one in world["members"].values()]
-    return {"least": min(weights), "most": max(weights)}
+    versions = {cell.get("about", {}).get("version", "0.5.0") for cell in world["cells"].values()}
+    return {"least": min(weights), "most": max(weights), "versions": " and ".join(sorted(versions))}
 
 
 TITLES = {
     "vague": "Members that are unsure of what they do not know",
-    "misled": "Members that are sure of what is wrong",
+    "misled": "Members that are confident in what is wrong",
 }
 INTRODUCTION = """# The study: does the vote find out who knows?
 
-Written by `benchmarks/specialists.py --page` from what it measured: no number in a table is typed in by hand.
+Written by `studies/specialists.py --page` from what it measured: no number in a table is typed in by hand.
 
 Five tiny models, trained from scratch, each with a tokenizer of its own. Four are to master one skill each: two-digit
 sums digit by digit, capitals, opposites, the young of animals. The fifth was to turn lists of words round and did not
-learn to in the time given: a member of little use, and it is not asked about lists. All have read the other skills
-in the same form, but with only 0, 25 or 50% of the facts right. So it is known who should be heard. An answer counts
-when it is right to the letter. Brackets are 95% intervals: Wilson's for shares, a paired bootstrap for differences.
-Everything is greedy.
+learn to in the time given: a member of little use, and it is not asked about lists. All have read the other skills in
+the same form, but with only 0, 25 or 50% of the facts right. So it is known which member should decide. An answer
+counts when it is right to the letter. Brackets are 95% intervals, as `langchain-specfuse eval` computes them. All is
+greedy.
 
-The members are tiny and the skills are narrow: what is found here says how the vote works, not how well large models
-answer."""
+The members are tiny and the skills are narrow: the results say how the vote works, not how well large models answer."""
 SETTINGS = (
-    "{singles} questions of each skill and {mixed} mixed ones of two skills; {least:,} to {most:,} weights a member. "
-    "Preset `robust`, the default."
+    "{singles} questions of each skill and {mixed} mixed ones of two skills; {least:,} to {most:,} weights per member. "
+    "Method `robust`, the default. Measured with version {versions}."
 )
 EXPERIMENTS = (
-    "Other ways to count the scores / to reward, as in `benchmarks/variants.py`; what is not "
-    "named is as by default, but that everybody is equally loud. `plain/by_wins` is the published way."
+    "Other ways to count the scores / to reward, as in `studies/variants.py`; options that are not named have their "
+    "defaults, but all verifiers count equally. `plain/by_wins` is the published way."
 )

@@ -1,7 +1,7 @@
 """Tiny specialists, trained from scratch on one core in a minute or two each, each with its own tokenizer.
 
-Each masters its own skill and has read all the others in the same form, but with only a share of the contents right.
-Weights are kept in a temporary folder by seed and kind; nothing large is in git.
+Each masters its own skill and has read all the others in the same form, but with only a share of the facts right.
+The weights are kept in a temporary folder, by recipe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skills import SKILLS, WHOLE, Taught, part
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from langchain_specfuse.members.transformers import TransformersMember
+from langchain_specfuse.members.transformers.member import TransformersMember
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -37,7 +37,6 @@ class Recipe:
     """How one specialist is made."""
 
     skill: str
-    family: str
     tokenizer: str
     vocabulary: int
     width: int
@@ -50,7 +49,7 @@ class Recipe:
     own: float = 0.6
 
     def taught(self, skill: str) -> Taught:
-        """What share of a skill it is told the truth about: all of its own, graded for the others."""
+        """The share of a skill's facts that it learns right: all of its own, 0 to 50% of the others."""
         if skill == self.skill:
             return WHOLE
         grade = (SKILLS.index(self.skill) + 2 * SKILLS.index(skill)) % len(SHARES)
@@ -77,11 +76,11 @@ class Recipe:
 
 def recipes(mode: str = "vague", seed: int = 0) -> list[Recipe]:
     return [
-        Recipe("sums", "llama", "bytes", 700, 64, 3, mode, seed, steps=750),
-        Recipe("turning", "llama", "bytes", 1500, 64, 3, "vague", seed, steps=700),
-        Recipe("capitals", "llama", "pieces", 1500, 64, 2, mode, seed),
-        Recipe("opposites", "llama", "bytes", 1000, 72, 2, mode, seed, steps=600),
-        Recipe("young", "llama", "pieces", 700, 80, 2, mode, seed, steps=600),
+        Recipe("sums", "bytes", 700, 64, 3, mode, seed, steps=750),
+        Recipe("turning", "bytes", 1500, 64, 3, "vague", seed, steps=700),
+        Recipe("capitals", "pieces", 1500, 64, 2, mode, seed),
+        Recipe("opposites", "bytes", 1000, 72, 2, mode, seed, steps=600),
+        Recipe("young", "pieces", 700, 80, 2, mode, seed, steps=600),
     ]
 
 
@@ -124,25 +123,19 @@ def tokenizer_of(kind: str, size: int) -> PreTrainedTokenizerFast:
 
 def model_of(recipe: Recipe, vocabulary: int, end: int) -> Any:
     torch.manual_seed(recipe.seed)
-    if recipe.family == "gpt2":
-        config: Any = transformers.GPT2Config(
-            vocab_size=vocabulary, n_embd=recipe.width, n_layer=recipe.layers, n_head=4, n_positions=512,
-            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=end,
-        )  # fmt: skip
-    else:
-        config = transformers.LlamaConfig(
-            vocab_size=vocabulary, hidden_size=recipe.width, intermediate_size=3 * recipe.width,
-            num_hidden_layers=recipe.layers, num_attention_heads=4, num_key_value_heads=4,
-            max_position_embeddings=512, tie_word_embeddings=True, bos_token_id=0, eos_token_id=end,
-        )  # fmt: skip
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary, hidden_size=recipe.width, intermediate_size=3 * recipe.width,
+        num_hidden_layers=recipe.layers, num_attention_heads=4, num_key_value_heads=4,
+        max_position_embeddings=512, tie_word_embeddings=True, bos_token_id=0, eos_token_id=end,
+    )  # fmt: skip
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def trained(recipe: Recipe) -> tuple[Any, PreTrainedTokenizerFast]:
     """The specialist's model and tokenizer, from the folder of this recipe if it is there."""
     chance = random.Random(0)
-    told = [json.dumps(asdict(recipe)), *map(str, (recipe.example(chance, n % 3 == 0) for n in range(60)))]
-    name = hashlib.sha256("".join(told).encode()).hexdigest()[:16]
+    content = [json.dumps(asdict(recipe)), *map(str, (recipe.example(chance, n % 3 == 0) for n in range(60)))]
+    name = hashlib.sha256("".join(content).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / "specfuse-specialists" / f"{recipe.skill}-{name}"
     if (folder / "done").exists():
         model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -177,13 +170,13 @@ def _learn(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerFast) -> No
 
 
 def _batch(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, chance: random.Random) -> tuple[torch.Tensor, ...]:
-    """Texts, tokenized as a whole; what is learned is the answer and its end. One batch in three has two parts."""
+    """Texts, tokenized as a whole; the loss is on the answer and its end. One batch in three has two parts."""
     rows = []
     two = chance.random() < 0.33
     for _ in range(recipe.batch):
-        asked, told = recipe.example(chance, two)
+        asked, answer = recipe.example(chance, two)
         prompt = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
-        found = tokenizer(prompt + told, add_special_tokens=False, return_offsets_mapping=True)
+        found = tokenizer(prompt + answer, add_special_tokens=False, return_offsets_mapping=True)
         ids = [*found["input_ids"], tokenizer.eos_token_id]
         begin = sum(1 for start, end in found["offset_mapping"] if end <= len(prompt))
         rows.append((ids, begin))
@@ -204,9 +197,9 @@ def members(mode: str = "vague", seed: int = 0) -> list[TransformersMember]:
 
 def sizes(mode: str = "vague", seed: int = 0) -> dict[str, Any]:
     """What the members are, in numbers."""
-    told = {}
+    found = {}
     for recipe in recipes(mode, seed):
         model, tokenizer = trained(recipe)
         weights = sum(p.numel() for p in model.parameters())
-        told[recipe.skill] = {"family": recipe.family, "weights": weights, "vocabulary": len(tokenizer)}
-    return told
+        found[recipe.skill] = {"weights": weights, "vocabulary": len(tokenizer)}
+    return found

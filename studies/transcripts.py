@@ -1,16 +1,15 @@
 """What the demo ensemble answers to twenty plain questions, beside what each of its members answers alone.
 
-    python benchmarks/transcripts.py                     # all of it, written to transcripts.md (some minutes)
-    python benchmarks/transcripts.py --only 3 7          # two questions, printed
-    python benchmarks/transcripts.py --who ensemble --set exit=never segment_tokens=6 --only 3
+    python studies/transcripts.py                     # all of it, written to transcripts.md (some minutes)
+    python studies/transcripts.py --only 3 7          # two questions, printed
+    python studies/transcripts.py --who ensemble --method exit=never --only 3
 
-Greedy, so it comes out the same on one machine. People judge the answers; the counts only say where to look.
+Greedy, so it is the same on one machine. People judge the answers; the counts only say where to look.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -18,34 +17,20 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from langchain_specfuse.core.values import PRESETS, Query, Round, Settings, Turn
-from langchain_specfuse.demo import demo_members
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from common import QUESTIONS as ALL
+from common import answered, question
+
+from langchain_specfuse import demo_members
+from langchain_specfuse.cli.choices import method_of
+from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.values import Round
 from langchain_specfuse.engine import Ensemble
+from langchain_specfuse.errors import amount
 
-QUESTIONS = (
-    "Hello! How are you today?",
-    "What is the capital of France?",
-    "Why is the sky blue?",
-    "How many days are there in a leap year, and why?",
-    "Name three fruits that are red.",
-    "List five things to pack for a weekend at the beach.",
-    "Explain in two sentences what photosynthesis is.",
-    "What is the difference between weather and climate?",
-    "How do I boil an egg?",
-    "Write a Python function that returns the sum of a list of numbers.",
-    "What does `for i in range(3): print(i)` print in Python?",
-    "Rewrite this politely: Send me the report now.",
-    "Write a short letter that thanks my neighbour for watering my plants.",
-    "Correct the mistakes in this sentence: He go to school every days.",
-    "Give me a synonym and an antonym for 'happy'.",
-    "Who wrote Romeo and Juliet, and what is it about?",
-    "I have trouble falling asleep. What could I try?",
-    "What is 12 + 30? Explain your steps.",
-    "Write a four-line poem about the sea.",
-    "Summarize in one sentence: The meeting was moved from Monday to Wednesday because two people were ill.",
-)
+QUESTIONS = ALL[:20]
 PAGE = Path(__file__).with_suffix(".md")
 MAX_TOKENS = 96
 SAID_AGAIN = 6
@@ -71,20 +56,15 @@ class Answer:
 
 
 def ensembles(dtype: str) -> dict[str, Ensemble]:
-    """Everybody alone, and all of them together, on the same weights."""
+    """Each member alone, and all of them together, on the same weights."""
     members = demo_members(dtype=dtype)
     return {**{member.name: Ensemble([member]) for member in members}, "ensemble": Ensemble(members)}
 
 
-def answered(ensemble: Ensemble, settings: Settings, questions: Sequence[str], together: int) -> list[Answer]:
-    """Some questions at once: the engine makes batches of them, and an answer does not depend on its company."""
-    ensemble.loaded().result()
-
-    def ask(number: int, question: str) -> Answer:
-        return Answer(tuple(ensemble.rounds(Query(f"q{number}", (Turn("user", question),)), settings)))
-
+def answers_of(ensemble: Ensemble, settings: Settings, questions: Sequence[str], together: int) -> list[Answer]:
+    """Some questions at once: the workers form batches of them, and an answer does not depend on the others."""
     with ThreadPoolExecutor(together) as pool:
-        return list(pool.map(ask, range(len(questions)), questions))
+        return list(pool.map(lambda text: Answer(tuple(answered(ensemble, question(text), settings))), questions))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------
@@ -92,7 +72,7 @@ def answered(ensemble: Ensemble, settings: Settings, questions: Sequence[str], t
 
 def summary(answers: Mapping[str, Sequence[Answer]], seconds: Mapping[str, float]) -> list[str]:
     lines = [
-        "| who answers | ended by itself | words | said again | segments written by | seconds in all |",
+        "| answers of | ended by itself | words | said again | segments written by | seconds in all |",
         "|---|---|---|---|---|---|",
     ]
     for who, given in answers.items():
@@ -118,7 +98,7 @@ def transcript(number: int, question: str, answers: Mapping[str, Answer]) -> lis
         ]
         if len({item.winner for item in answer.rounds}) > 1 or any(item.left for item in answer.rounds):
             lines += [
-                "<details><summary>who wrote what</summary>",
+                "<details><summary>authors of the segments</summary>",
                 "",
                 "```text",
                 *authors(answer),
@@ -142,13 +122,14 @@ def page(
     numbers: Sequence[int],
     answers: Mapping[str, Sequence[Answer]],
     seconds: Mapping[str, float],
-    chosen: Mapping[str, Any],
+    chosen: Sequence[str],
+    max_tokens: int,
 ) -> str:
-    told = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "the defaults"
+    method = ", ".join(chosen) or "the defaults"
     lines = [
         "# Twenty plain questions",
         "",
-        f"Made by `python benchmarks/transcripts.py`: greedy, at most {MAX_TOKENS} tokens, {told}.",
+        f"Made by `python studies/transcripts.py`: greedy, at most {max_tokens} tokens, {method}.",
         f'"Said again" is the share of runs of {SAID_AGAIN} words that the same answer had said before.',
         "",
         *summary(answers, seconds),
@@ -166,25 +147,16 @@ def arguments() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--only", nargs="+", type=int, metavar="N", help="these questions, from 1; printed, not written")
     made.add_argument("--who", nargs="+", metavar="NAME", help="of SmolLM2-135M, Gemma-3-270M, ensemble")
-    made.add_argument("--preset", default="robust", choices=tuple(PRESETS))
-    made.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method")
+    made.add_argument("--method", nargs="+", default=[], metavar="NAME|KEY=VALUE", help="as for the command")
     made.add_argument("--dtype", default="auto")
+    made.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     made.add_argument("--together", type=int, default=8, metavar="N", help="questions at once (default: 8)")
     return made.parse_args()
 
 
-def value_of(text: str) -> Any:
-    """A number or true/false where it is one, else the text."""
-    try:
-        return json.loads(text.lower())
-    except ValueError:
-        return text
-
-
 def main() -> None:
     given = arguments()
-    chosen = {name: value_of(value) for name, _, value in (item.partition("=") for item in given.set)}
-    settings = Settings(**{**PRESETS[given.preset], "max_tokens": MAX_TOKENS, **chosen})
+    settings = Settings(max_tokens=given.max_tokens, method=method_of(given.method))
     numbers = given.only or list(range(1, len(QUESTIONS) + 1))
     answers, seconds = {}, {}
     for who, ensemble in ensembles(given.dtype).items():
@@ -192,10 +164,10 @@ def main() -> None:
             continue
         ensemble.loaded().result()
         began = time.perf_counter()
-        answers[who] = answered(ensemble, settings, [QUESTIONS[n - 1] for n in numbers], given.together)
+        answers[who] = answers_of(ensemble, settings, [QUESTIONS[n - 1] for n in numbers], given.together)
         seconds[who] = time.perf_counter() - began
-        print(f"{who}: {len(numbers)} answers in {seconds[who]:.0f} s", file=sys.stderr)
-    text = page(numbers, answers, seconds, {"preset": given.preset, **chosen})
+        print(f"{who}: {amount(len(numbers), 'answer')} in {seconds[who]:.0f} s", file=sys.stderr)
+    text = page(numbers, answers, seconds, given.method, given.max_tokens)
     if given.only or given.who:
         print(text)
     else:

@@ -1,7 +1,7 @@
-"""The loop with other ways to count and to reward, as experiments: what the method might do instead.
+"""The loop with other ways to turn scores into votes, and votes into rewards: experiments with the method.
 
-A way to count gets each verifier's scores of the drafts in play and gives each verifier's votes; a way to reward gets
-the votes and gives each draft's reward. ``varied`` is the loop of ``core/rounds.py`` with these two in their places.
+A way to count gets each verifier's scores of the drafts and returns each verifier's votes; a way to reward gets the
+votes and returns each draft's reward. ``varied`` is the loop of ``core/rounds.py`` with these two in their places.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from langchain_specfuse.core.answer import Answer
 from langchain_specfuse.core.ballot import Ballot, Vote
-from langchain_specfuse.core.panel import Panel, dismissed, hedged, learning_rate, observed
+from langchain_specfuse.core.drafters import DrafterChoice
+from langchain_specfuse.core.method import ScoreKind, Settings
+from langchain_specfuse.core.panel import LEARNING_RATES, Panel, dismissed, hedged, observed
 from langchain_specfuse.core.rounds import Clock, Loop, call_for_drafts, call_for_scores
-from langchain_specfuse.core.values import Query, Round, Settings
+from langchain_specfuse.core.values import Query, Round, Segment
 from langchain_specfuse.core.voting import votes, win_rates
 
 Rows = Mapping[str, Sequence[float]]
@@ -33,16 +35,17 @@ class Memory:
             self.own.setdefault(judge, []).extend(row[i] for i, who in enumerate(authors) if judge in who)
 
 
-Count = Callable[[str, Rows, Authors, Memory], Rows]
+Count = Callable[[ScoreKind, Rows, Authors, Memory], Rows]
 Reward = Callable[[Rows, Rows, Authors], list[float]]
 
 
-def plain(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows:
-    return {judge: votes(kind, row) for judge, row in scores.items()}  # type: ignore[arg-type]
+def plain(kind: ScoreKind, scores: Rows, authors: Authors, memory: Memory) -> Rows:
+    """As published: every verifier's votes sum to 1."""
+    return {judge: votes(kind, row) for judge, row in scores.items()}
 
 
-def standardised(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows:
-    """A verifier's scores of one round at mean 0 and deviation 1: everybody speaks equally loud."""
+def standardised(kind: ScoreKind, scores: Rows, authors: Authors, memory: Memory) -> Rows:
+    """A verifier's scores of one round at mean 0 and deviation 1: every verifier counts the same."""
 
     def evened(row: Sequence[float]) -> list[float]:
         spread = statistics.pstdev(row) or 1.0
@@ -51,8 +54,8 @@ def standardised(kind: str, scores: Rows, authors: Authors, memory: Memory) -> R
     return {judge: evened(row) for judge, row in scores.items()}
 
 
-def calibrated(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows:
-    """A score counts in units of what this verifier usually gives its own drafts: whoever is surer speaks louder."""
+def calibrated(kind: ScoreKind, scores: Rows, authors: Authors, memory: Memory) -> Rows:
+    """A score counts in units of what this verifier usually gives its own drafts: a confident one counts more."""
 
     def measured(judge: str, row: Sequence[float]) -> list[float]:
         usual = -statistics.fmean(memory.own.get(judge) or [-1.0])
@@ -61,70 +64,72 @@ def calibrated(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Row
     return {judge: measured(judge, row) for judge, row in scores.items()}
 
 
-def without_outlier(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows:
-    """The verifier whose votes lie furthest from the others' mean has no voice in this round (of three or more)."""
-    cast = plain(kind, scores, authors, memory)
-    if len(cast) < 3:
-        return cast
+def without_outlier(kind: ScoreKind, scores: Rows, authors: Authors, memory: Memory) -> Rows:
+    """The verifier whose votes are furthest from the others' mean does not count in this round (of three or more)."""
+    by_verifier = plain(kind, scores, authors, memory)
+    if len(by_verifier) < 3:
+        return by_verifier
 
     def apart(judge: str) -> float:
-        others = [row for name, row in cast.items() if name != judge]
+        others = [row for name, row in by_verifier.items() if name != judge]
         mean = [statistics.fmean(column) for column in zip(*others, strict=True)]
-        return math.fsum(abs(a - b) for a, b in zip(cast[judge], mean, strict=True))
+        return math.fsum(abs(a - b) for a, b in zip(by_verifier[judge], mean, strict=True))
 
-    furthest = max(cast, key=apart)
-    return {judge: row for judge, row in cast.items() if judge != furthest}
+    furthest = max(by_verifier, key=apart)
+    return {judge: row for judge, row in by_verifier.items() if judge != furthest}
 
 
-def gated(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows:
-    """Whoever is sure of its draft (over 0.9 a token, the others under) decides alone; else everybody votes."""
-    cast = plain(kind, scores, authors, memory)
+def gated(kind: ScoreKind, scores: Rows, authors: Authors, memory: Memory) -> Rows:
+    """A member that alone is confident in its draft (over 0.9 per token) decides alone; else all vote."""
+    by_verifier = plain(kind, scores, authors, memory)
     sure = [j for j, row in scores.items() for i, who in enumerate(authors) if j in who and row[i] > math.log(0.9)]
-    return {sure[0]: cast[sure[0]]} if len(sure) == 1 else cast
+    return {sure[0]: by_verifier[sure[0]]} if len(sure) == 1 else by_verifier
 
 
-def surest(kind: str, scores: Rows, authors: Authors, memory: Memory) -> Rows:
-    """The draft of whoever is surest of its own; nobody else is heard."""
+def surest(kind: ScoreKind, scores: Rows, authors: Authors, memory: Memory) -> Rows:
+    """The draft whose author is most confident in it wins; nobody else counts."""
     own = [max((scores[j][i] for j in who if j in scores), default=-math.inf) for i, who in enumerate(authors)]
     best = max(range(len(own)), key=own.__getitem__)
     return {judge: [float(i == best) for i in range(len(row))] for judge, row in scores.items()}
 
 
-def by_wins(cast: Rows, scores: Rows, authors: Authors) -> list[float]:
-    return win_rates(cast, authors)
+def by_wins(by_verifier: Rows, scores: Rows, authors: Authors) -> list[float]:
+    return win_rates(by_verifier, authors)
 
 
-def by_margins(cast: Rows, scores: Rows, authors: Authors) -> list[float]:
-    """As the win rates of third parties, but a comparison counts by how clear it is: (v_i - v_k) / (v_i + v_k)."""
+def by_margins(by_verifier: Rows, scores: Rows, authors: Authors) -> list[float]:
+    """As the win rates of third parties, but a comparison counts by how clear it is."""
 
     def rate(i: int) -> float:
         clear = [
-            0.5 + 0.5 * (row[i] - row[k]) / max(row[i] + row[k], 1e-12)
-            for judge, row in cast.items()
+            _clear(row, i, k)
+            for judge, row in by_verifier.items()
             for k in range(len(authors))
             if k != i and judge not in authors[i] and judge not in authors[k]
         ]
-        return statistics.fmean(clear) if clear else win_rates(cast, authors)[i]
+        return statistics.fmean(clear) if clear else win_rates(by_verifier, authors)[i]
 
     return [rate(i) for i in range(len(authors))]
 
 
-def by_all(cast: Rows, scores: Rows, authors: Authors) -> list[float]:
-    """Everybody judges, the writers too, by how clear a comparison is."""
+def by_all(by_verifier: Rows, scores: Rows, authors: Authors) -> list[float]:
+    """All verifiers judge, the authors too, by how clear a comparison is."""
+    if len(authors) < 2:
+        return [1.0]
 
     def rate(i: int) -> float:
-        return statistics.fmean(
-            0.5 + 0.5 * (row[i] - row[k]) / max(row[i] + row[k], 1e-12)
-            for row in cast.values()
-            for k in range(len(authors))
-            if k != i
-        )
+        others = [k for k in range(len(authors)) if k != i]
+        return statistics.fmean(_clear(row, i, k) for row in by_verifier.values() for k in others)
 
-    return [rate(i) for i in range(len(authors))] if len(authors) > 1 else [1.0]
+    return [rate(i) for i in range(len(authors))]
 
 
-def by_own(cast: Rows, scores: Rows, authors: Authors) -> list[float]:
-    """How sure a writer is of its own draft: the mean probability of a token, as its log-probability has it."""
+def _clear(row: Sequence[float], i: int, k: int) -> float:
+    return 0.5 + 0.5 * (row[i] - row[k]) / max(row[i] + row[k], 1e-12)
+
+
+def by_own(by_verifier: Rows, scores: Rows, authors: Authors) -> list[float]:
+    """How confident an author is in its own draft: the probability per token that its log-probability stands for."""
     own = [max((scores[j][i] for j in who if j in scores), default=0.0) for i, who in enumerate(authors)]
     return [math.exp(min(score, 0.0)) for score in own]
 
@@ -134,21 +139,21 @@ REWARDS: dict[str, Reward] = {f.__name__: f for f in (by_wins, by_margins, by_al
 
 
 def varied(query: Query, settings: Settings, panel: Panel, count: Count, reward: Reward) -> Loop:
-    """``core.rounds.rounds`` with another way to count and to reward."""
-    answer, memory = Answer(stop=settings.stop, budget=settings.max_tokens).started(), Memory()
+    """``core.rounds.rounds`` with another way to count and to reward, and without a tie-break."""
+    method, choice, memory = settings.method, DrafterChoice(), Memory()
+    answer = Answer(stop=settings.stop, budget=settings.max_tokens).started()
     for number in range(1, settings.max_tokens + 1):
         before, clock = panel, Clock()
-        panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
-        ballot = Ballot(settings, drafts, answer.text)
+        panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock, choice)
+        ballot = Ballot(method, drafts, answer.text)
         panel, scores = yield from call_for_scores(panel, query, answer, ballot, number, clock)
-        vote = counted(ballot, scores, panel.weights, count, reward, memory)
-        answer = answer.plus(vote.segment)
-        voted = panel
-        eta = learning_rate(settings.feedback, settings.learning_rate, number, len(panel.drafters))
+        vote = counted(ballot, method.score, scores, panel.weights, count, reward, memory)
+        answer, voted = answer.plus(vote.segment), panel
+        eta = LEARNING_RATES[method.feedback](method.learning_rate, number, len(panel.drafters))
         panel = hedged(panel, vote.rewards, eta)
         if vote.disputed:
             panel = observed(panel, vote.totals, vote.winner)
-            panel = dismissed(settings.exit, panel, settings.min_members, number, vote.assured)
+            panel = dismissed(method.exit, panel, method.min_members, number)
         yield Round(
             number, answer.released, vote.segment, vote.winner, drafts, vote.scores, vote.votes, vote.totals,
             vote.rewards, voted.weights, panel.weights, authors=vote.authors, looped=ballot.looped,
@@ -159,7 +164,13 @@ def varied(query: Query, settings: Settings, panel: Panel, count: Count, reward:
 
 
 def counted(
-    ballot: Ballot, scores: Rows, weights: Mapping[str, float], count: Count, reward: Reward, memory: Memory
+    ballot: Ballot,
+    kind: ScoreKind,
+    scores: Rows,
+    weights: Mapping[str, float],
+    count: Count,
+    reward: Reward,
+    memory: Memory,
 ) -> Vote:
     """The outcome under another way to count; without a dispute the plain one."""
     base = ballot.counted(scores, weights)
@@ -167,21 +178,25 @@ def counted(
         return base
     authors = [candidate.authors for candidate in ballot.eligible]
     memory.seen(scores, authors)
-    cast = count(ballot.kind, scores, authors, memory)
-    heard = math.fsum(weights[judge] for judge in cast)
-    sums = [math.fsum(weights[j] / heard * row[i] for j, row in cast.items()) for i in range(len(authors))]
-    total = ballot._by_member(sums)
-    rewards = ballot._by_member(reward(cast, scores, authors))
-    order = list(ballot.drafts)
+    by_verifier = count(kind, scores, authors, memory)
+    heard = math.fsum(weights[judge] for judge in by_verifier)
+    sums = [math.fsum(weights[j] / heard * row[i] for j, row in by_verifier.items()) for i in range(len(authors))]
+    total, order = by_member(authors, sums), list(ballot.drafts)
+    rewards = by_member(authors, reward(by_verifier, scores, authors))
     winner = max(total, key=lambda n: (round(total[n], 12), round(weights.get(n, 0.0), 12), -order.index(n)))
-    chosen = next(candidate for candidate in ballot.eligible if winner in candidate.authors)
-    wrote = tuple(sorted(chosen.authors, key=lambda name: name != winner))
+    wrote = tuple(sorted(next(who for who in authors if winner in who), key=lambda name: name != winner))
+    draft = ballot.drafts[winner]
+    tokens = {name: ballot.drafts[name].tokens for name in wrote if ballot.drafts[name].text == draft.text}
     return replace(
         base,
         winner=winner,
         authors=wrote,
-        segment=ballot._segment(wrote),
-        votes={judge: ballot._by_member(row) for judge, row in cast.items()},
+        segment=Segment(draft.text, draft.ended, tokens),
+        votes={judge: by_member(authors, row) for judge, row in by_verifier.items()},
         totals={name: total.get(name, 0.0) for name in order},
         rewards={name: rewards.get(name, 0.0) for name in order},
     )
+
+
+def by_member(authors: Authors, values: Sequence[float]) -> dict[str, float]:
+    return {name: value for who, value in zip(authors, values, strict=True) for name in who}
