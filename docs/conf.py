@@ -1,7 +1,7 @@
-"""How the pages of this folder become a site. ``make docs`` builds it; nothing is fetched, then or by who reads it.
+"""How Sphinx makes the site from these pages. ``make docs`` builds it; neither the build nor a reader fetches anything.
 
-The pages stay plain Markdown that reads well without this file. Only ``reference/`` is made of directives: it shows
-docstrings, so that nothing is said twice. ``docs/reference.py`` says which of them.
+The pages are plain Markdown that reads well without the site. In ``reference/`` directives show docstrings, so that
+nothing is written twice; ``site_hooks`` chooses which.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS)]
 
-import links  # noqa: E402
-import reference  # noqa: E402
+import site_hooks  # noqa: E402
 
 from langchain_specfuse import __version__  # noqa: E402
-
-reference.stand_in_for_decisions()
 
 project = "langchain-specfuse"
 author = "The langchain-specfuse authors"
@@ -30,7 +27,7 @@ exclude_patterns = ["_site"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
-"""Headings can be linked to by the names that code hosts give them."""
+"""Headings get the anchors that code hosts give them."""
 
 html_theme = "furo"
 html_title = project
@@ -47,16 +44,17 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 nitpicky = True
 nitpick_ignore_regex = [
-    # The libraries around us: their inventories would have to be fetched.
+    # Links into other libraries would need their inventories from the network.
     (r"py:.*", r"(collections|concurrent|os|pathlib|types|typing|uuid)(\..*)?"),
-    (r"py:.*", r"(langchain_core|langchain|langsmith|lm_eval|pydantic|torch|transformers)\..*"),
+    (r"py:.*", r"(FieldInfo|Ge|Gt|Le|Lt|NoneType)|langchain_specfuse\.members\.transformers\..*"),
+    (r"py:.*", r"(fastapi|langchain_core|langchain|langsmith|lm_eval|pydantic|torch|transformers)\..*"),
 ]
 
 
 def setup(app: Any) -> None:
-    app.add_html_math_renderer("mathml", (reference.inline_math, None), (reference.block_math, None))
-    app.connect("autodoc-skip-member", reference.skipped)
-    app.connect("autodoc-process-signature", reference.with_fields)
-    app.connect("autodoc-process-docstring", reference.with_default)
-    app.connect("doctree-resolved", links.led_on)
-    app.connect("build-finished", links.pictures_copied)
+    app.add_html_math_renderer("mathml", (site_hooks.inline_math, None), (site_hooks.block_math, None))
+    app.connect("autodoc-skip-member", site_hooks.skip_member)
+    app.connect("autodoc-process-signature", site_hooks.replace_signature)
+    app.connect("autodoc-process-docstring", site_hooks.add_default)
+    app.connect("doctree-resolved", site_hooks.resolve_links)
+    app.connect("build-finished", site_hooks.copy_pictures)

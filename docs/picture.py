@@ -1,36 +1,42 @@
-"""Draws a run as a terminal that stands still: rounds as plain JSON (``specfuse --json``) in, SVG out. Nothing else.
+"""Draws a run as a terminal window in SVG, and photographs its HTML page in a browser.
 
-specfuse --json "Why is the sky blue?" | python docs/picture.py "Why is the sky blue?" > run.svg
+Rounds are plain JSON, as ``Round.as_dict()`` gives them. Photographs need playwright and a Chromium (``make browser``).
 """
 
 from __future__ import annotations
 
-import json
+import os
+import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 Round = Mapping[str, Any]
-"""What ``Round.as_dict()`` gives."""
 
 COLOURS = ("#56d4dd", "#f2c14e", "#d08cf0", "#7ee081", "#79a8ff", "#ff8f7e")
 TEXT, FAINT, PAPER, BAR = "#e6e6e6", "#8b949e", "#16191f", "#262b34"
 COLUMNS = 96
 CHAR, LINE, SIZE, EDGE, TOP = 8.0, 20, 13, 24, 44
 SEGMENT = 50
-"""Characters of a segment that its row of the table shows."""
+"""The number of characters of a segment that its row of the table shows."""
+FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
+BUTTONS = ("#ff5f57", "#febc2e", "#28c840")
+PROGRAM = "langchain-specfuse"
 
 
-class Sheet:
-    """Lines of coloured text on a grid of characters, and the boxes behind them."""
+class Canvas:
+    """Coloured text and boxes on a grid of characters."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.line = 0
 
     def put(self, column: int, text: str, colour: str, *, bold: bool = False) -> None:
-        """The text at this column; its width is fixed, whatever the reader's font is."""
+        """Write text at this column of the current line; its width does not depend on the reader's font."""
         if not text:
             return
         x, y = EDGE + column * CHAR, TOP + self.line * LINE + 14
@@ -39,140 +45,132 @@ class Sheet:
             f'<text x="{x:g}" y="{y}" fill="{colour}" textLength="{len(text) * CHAR:g}"{weight}>{escape(text)}</text>'
         )
 
-    def box(self, column: float, width: float, colour: str, *, opacity: float = 1.0, low: int = 0) -> None:
-        """A filled box of so many characters' width in the current line."""
-        x, y = EDGE + column * CHAR, TOP + self.line * LINE + low
-        size = f'width="{max(width * CHAR - 1, 1):.1f}" height="{LINE - 2 * low - 1}"'
+    def box(self, column: float, width: float, colour: str, *, opacity: float = 1.0, inset: int = 0) -> None:
+        """Fill a box of this many characters' width in the current line."""
+        x, y = EDGE + column * CHAR, TOP + self.line * LINE + inset
+        size = f'width="{max(width * CHAR - 1, 1):.1f}" height="{LINE - 2 * inset - 1}"'
         self.parts.append(f'<rect x="{x:.1f}" y="{y}" {size} rx="2" fill="{colour}" fill-opacity="{opacity:g}"/>')
 
     def svg(self, title: str) -> str:
         width, height = 2 * EDGE + COLUMNS * CHAR, TOP + self.line * LINE + 16
-        font = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
-        dots = "".join(
-            f'<circle cx="{EDGE + 18 * n}" cy="18" r="5.5" fill="{c}"/>'
-            for n, c in enumerate(("#ff5f57", "#febc2e", "#28c840"))
-        )
+        circles = [f'<circle cx="{EDGE + 18 * n}" cy="18" r="5.5" fill="{c}"/>' for n, c in enumerate(BUTTONS)]
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" width="{width:g}" '
-            f'height="{height}" role="img" font-family="{font}" font-size="{SIZE}" xml:space="preserve" '
+            f'height="{height}" role="img" font-family="{FONT}" font-size="{SIZE}" xml:space="preserve" '
             'style="white-space:pre">'
         )
         frame = f'<rect width="{width:g}" height="{height}" rx="10" fill="{PAPER}"/>'
-        return "\n".join([head, f"<title>{escape(title)}</title>", frame, dots, *self.parts, "</svg>", ""])
+        return "\n".join([head, f"<title>{escape(title)}</title>", frame, "".join(circles), *self.parts, "</svg>", ""])
 
 
 def drawn(rounds: Sequence[Round], command: str) -> str:
-    """The whole picture: the command, the answer in its authors' colours, a row per round, and the sum."""
+    """The picture: the command, the answer in its authors' colours, a row per round, and each member's share."""
     names = list(rounds[0]["weights_before"])
     colours = dict(zip(names, COLOURS * len(names), strict=False))
-    sheet = Sheet()
-    sheet.put(0, "$" if command.startswith("specfuse") else "#", FAINT)
-    sheet.put(2, command, TEXT, bold=True)
-    sheet.line += 2
-    _legend(sheet, colours)
-    _answer(sheet, rounds, colours)
-    _table(sheet, rounds, colours)
-    wrote = {name: sum(item["winner"] == name for item in rounds) for name in names}
-    shares = ", ".join(f"{name} wrote {count}" for name, count in wrote.items())
-    sheet.put(0, f"{len(rounds)} rounds: {shares}", FAINT)
-    sheet.line += 1
-    return sheet.svg(f"{command}: {''.join(item['text'] for item in rounds)}")
+    canvas = Canvas()
+    canvas.put(0, "$" if command.startswith(PROGRAM) else "#", FAINT)
+    canvas.put(2, command, TEXT, bold=True)
+    canvas.line += 2
+    _draw_legend(canvas, colours)
+    _draw_answer(canvas, rounds, colours)
+    _draw_table(canvas, rounds, colours)
+    won = {name: sum(item["winner"] == name for item in rounds) for name in names}
+    shares = ", ".join(f"{name} wrote {count}" for name, count in won.items())
+    canvas.put(0, f"{len(rounds)} rounds: {shares}", FAINT)
+    canvas.line += 1
+    return canvas.svg(f"{command}: {''.join(item['text'] for item in rounds)}")
 
 
-def _legend(sheet: Sheet, colours: Mapping[str, str]) -> None:
+def _draw_legend(canvas: Canvas, colours: Mapping[str, str]) -> None:
     column = 0
     for name, colour in colours.items():
-        sheet.put(column, f"■ {name}", colour)
+        canvas.put(column, f"■ {name}", colour)
         column += len(name) + 4
-    sheet.line += 2
+    canvas.line += 2
 
 
-def _answer(sheet: Sheet, rounds: Sequence[Round], colours: Mapping[str, str]) -> None:
+def _draw_answer(canvas: Canvas, rounds: Sequence[Round], colours: Mapping[str, str]) -> None:
     column = 0
     for item in rounds:
         colour = colours[item["winner"]]
-        for piece in _lines(item["text"], column):
-            if piece == "\n":
-                sheet.line, column = sheet.line + 1, 0
+        for part in _wrapped(item["text"], column):
+            if part == "\n":
+                canvas.line, column = canvas.line + 1, 0
                 continue
-            sheet.box(column, len(piece), colour, opacity=0.14)
-            sheet.put(column, piece, colour)
-            column += len(piece)
-    sheet.line += 2
+            canvas.box(column, len(part), colour, opacity=0.14)
+            canvas.put(column, part, colour)
+            column += len(part)
+    canvas.line += 2
 
 
-def _lines(text: str, column: int) -> Iterator[str]:
-    """The text in pieces that fit on their lines, with a line break between them."""
-    piece = ""
-    for word in _words(text):
-        if word == "\n":
-            yield from (piece, "\n") if piece else ("\n",)
-            piece, column = "", 0
-            continue
-        if column + len(piece) + len(word) > COLUMNS:
-            yield from (piece, "\n") if piece else ("\n",)
-            piece, column, word = "", 0, word.lstrip()
-        piece += word
-    if piece:
-        yield piece
-
-
-def _words(text: str) -> Iterator[str]:
-    word = ""
-    for char in text:
-        if char == "\n" or (char == " " and word.strip()):
-            yield word
-            word = ""
-        if char == "\n":
-            yield "\n"
+def _wrapped(text: str, column: int) -> Iterator[str]:
+    """The text in parts that fit on their lines, with line breaks between them."""
+    part = ""
+    for word in re.findall(r"\n| *[^ \n]+| +", text):
+        too_long = column + len(part) + len(word) > COLUMNS
+        if word == "\n" or too_long:
+            yield from (part, "\n") if part else ("\n",)
+            part, column = "" if word == "\n" else word.lstrip(), 0
         else:
-            word += char
-    yield word
+            part += word
+    if part:
+        yield part
 
 
-def _table(sheet: Sheet, rounds: Sequence[Round], colours: Mapping[str, str]) -> None:
+def _draw_table(canvas: Canvas, rounds: Sequence[Round], colours: Mapping[str, str]) -> None:
     author = max(len("author"), *(len(name) for name in colours))
     at = {"#": 0, "author": 4, "segment": 6 + author, "won by": 8 + author + SEGMENT, "weights": 17 + author + SEGMENT}
     for head, column in at.items():
-        sheet.put(column, head, FAINT)
-    sheet.line += 1
+        canvas.put(column, head, FAINT)
+    canvas.line += 1
     for item in rounds:
         colour = colours[item["winner"]]
-        sheet.put(0, f"{item['round']:2}", FAINT)
-        sheet.put(at["author"], item["winner"], colour)
+        canvas.put(0, f"{item['round']:2}", FAINT)
+        canvas.put(at["author"], item["winner"], colour)
         shown = repr(item["segment"]) + (" ■" if item["ended"] else "")
-        sheet.put(at["segment"], shown if len(shown) <= SEGMENT else shown[: SEGMENT - 1] + "…", colour)
-        margin = _margin(item)
-        sheet.put(at["won by"], "-" if margin is None else f"{margin:+.3f}", FAINT)
-        _weights(sheet, at["weights"], item["weights"], colours)
-        sheet.line += 1
+        canvas.put(at["segment"], shown if len(shown) <= SEGMENT else shown[: SEGMENT - 1] + "…", colour)
+        voted = item["scores"] and item.get("runner_up") is not None
+        canvas.put(at["won by"], f"{item['margin']:+.3f}" if voted else "-", FAINT)
+        _draw_weights(canvas, at["weights"], item["weights"], colours)
+        canvas.line += 1
         for gone in item["left"]:
-            sheet.put(4, f"{gone['member']} left: {gone['reason']}"[: COLUMNS - 4], "#ff8f7e")
-            sheet.line += 1
-    sheet.line += 1
+            canvas.put(4, f"{gone['member']} left: {gone['reason']}"[: COLUMNS - 4], "#ff8f7e")
+            canvas.line += 1
+    canvas.line += 1
 
 
-def _weights(sheet: Sheet, column: int, weights: Mapping[str, float], colours: Mapping[str, str]) -> None:
-    """A bar, shared by the members as the voting power is."""
+def _draw_weights(canvas: Canvas, column: int, weights: Mapping[str, float], colours: Mapping[str, str]) -> None:
+    """A bar that the members share as they share the voting weight."""
     room = COLUMNS - column
-    sheet.box(column, room, BAR, low=4)
+    canvas.box(column, room, BAR, inset=4)
     start = float(column)
     for name, weight in weights.items():
-        sheet.box(start, weight * room, colours[name], low=4)
+        canvas.box(start, weight * room, colours[name], inset=4)
         start += weight * room
 
 
-def _margin(item: Round) -> float | None:
-    """How far the winner lay above the best other draft; None if nobody disagreed."""
-    won = item["drafts"][item["winner"]]
-    others = [item["totals"][name] for name, draft in item["drafts"].items() if _said(draft) != _said(won)]
-    return item["totals"][item["winner"]] - max(others) if others and item["scores"] else None
+# --- photographs ------------------------------------------------------------------------------------------------
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+VIEWPORT = {"width": 1200, "height": 1040}
 
 
-def _said(draft: Mapping[str, Any]) -> tuple[str, bool]:
-    return draft["text"], draft["ended"]
+def photograph(trace: Any, folder: Path) -> None:
+    """Save ``page-light.png`` and ``page-dark.png``: the trace's page, with its most divided round chosen."""
+    from playwright.sync_api import sync_playwright
 
-
-if __name__ == "__main__":
-    lines = [json.loads(line) for line in sys.stdin]
-    print(drawn(lines, f'specfuse "{" ".join(sys.argv[1:])}"'), end="")
+    path = os.environ.get("SPECFUSE_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        sys.exit("no Chromium was found: make browser")
+    divided = max(range(len(trace.rounds)), key=lambda at: trace.rounds[at].get("dissent") or 0.0)
+    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
+        file = Path(temporary) / "run.html"
+        trace.save(file)
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport=VIEWPORT, color_scheme=scheme)  # type: ignore[arg-type]
+            page.goto(file.as_uri())
+            page.click(f".segment >> nth={divided}")
+            page.evaluate("document.activeElement.blur()")
+            page.screenshot(path=folder / f"page-{scheme}.png")
+        browser.close()

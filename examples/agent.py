@@ -1,4 +1,4 @@
-"""An agent on two very small models: it calls a tool, reads what the tool says, and answers."""
+"""An agent on two very small models: it calls a tool, reads its result, and answers."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -20,9 +20,9 @@ def opening_hours(place: Literal["library", "museum", "swimming pool"]) -> str:
 
 @wrap_model_call
 def tool_first(request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]) -> ModelResponse:
-    """Models of this size cannot tell when to call a tool: first they must, then they may only say a sentence.
+    """First the models must call a tool, then they must answer in a sentence.
 
-    Larger ones can: leave this out.
+    Models of this size cannot decide that for themselves. Larger ones can: leave this middleware out.
     """
     if request.messages[-1].type != "tool":
         return handler(request.override(tool_choice="any"))

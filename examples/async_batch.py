@@ -1,4 +1,4 @@
-"""Many questions at once: what waits for a member together is computed as one batch; answers stream side by side."""
+"""Many questions at once: jobs that wait for the same member are one batch; answers stream side by side."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from langchain_specfuse.core.values import Query
 
 
 def counting(query: Query) -> str:
-    """What the scripted members say; name real models instead."""
+    """The answer of the scripted members; name real models instead."""
     return "".join(f"{number} " for number in range(1, int(query.turns[-1].text) + 1)) + "done."
 
 
@@ -26,7 +26,7 @@ async def main() -> None:
 
     await asyncio.gather(*(follow(question) for question in ("3", "7")))
 
-    # Who stops listening stops the work: members forget the question within one round.
+    # A stream that is closed stops the work: members forget the question within one round.
     async for chunk in llm.astream("1000"):
         print(f"[1000] {chunk.text!r}, enough")
         break

@@ -1,4 +1,4 @@
-"""Two small real models decide by vote: no text is written, and what they disagree on goes to a person."""
+"""A decision: the members vote on labels, nothing is written. A note that they are unsure about goes to a person."""
 
 from langchain_specfuse import decide, demo_members
 
@@ -13,9 +13,8 @@ NOTES = [
 for note in NOTES:
     question = f"A customer writes: {note}\nWhich team should answer: billing, technical or sales?"
     verdict = decide(question, TEAMS, members=members)
-    # How sure, and how far apart: two signals. Find the thresholds on notes of your own whose teams you know.
-    sure = verdict.confidence > 0.5 and verdict.dissent < 0.1
-    print(f"{verdict.label if sure else 'a person':10} {verdict.confidence:.2f} dissent {verdict.dissent:.2f}  {note}")
+    # Choose the threshold with notes of your own whose teams you know.
+    team = verdict.label if verdict.margin > 0.3 else "a person"
+    print(f"{team:10} confidence {verdict.confidence:.2f}, margin {verdict.margin:.2f}: {note}")
     for name, shares in verdict.by_member.items():
-        told = ", ".join(f"{team} {share:.2f}" for team, share in shares.items())
-        print(f"    {name}: {told} (of all answers: {verdict.mass[name]:.4f})")
+        print(f"    {name}:", ", ".join(f"{label} {share:.2f}" for label, share in shares.items()))

@@ -1,7 +1,7 @@
-"""Listen to the votes: every round, every change of the weights, every departure."""
+"""Follow the votes: every round, every change of the weights, every departure."""
 
 from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
-from langchain_specfuse.callbacks import ExitEvent, RoundEvent, WeightsEvent
+from langchain_specfuse.chat.callbacks import ExitEvent, RoundEvent, WeightsEvent
 
 
 class Reporter(SpecFuseCallbackHandler):

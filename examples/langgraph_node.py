@@ -1,4 +1,4 @@
-"""A graph made by hand: the ensemble in one node, its tools in another; words and rounds come out as they are made.
+"""A graph with the ensemble in one node and its tools in another; text and rounds are streamed as they come.
 
 Scripted members stand in for real ones, so that it runs at once.
 """
@@ -38,7 +38,7 @@ graph.add_conditional_edges("answer", tools_condition)
 graph.add_edge("tools", "answer")
 app = graph.compile()
 
-# Rounds go where the graph's own events go.
+# Send rounds into the graph's own stream.
 rounds = SpecFuseCallbackHandler(on_round=lambda event: get_stream_writer()(event))
 question = {"messages": [("human", "When does the next train to Ulm leave?")]}
 for mode, item in app.stream(question, {"callbacks": [rounds]}, stream_mode=["messages", "custom"]):

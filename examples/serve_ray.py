@@ -1,4 +1,4 @@
-"""Many front doors behind one address: Ray Serve holds the copies and hands each request to one. Needs ray[serve]."""
+"""Several endpoints behind one address: Ray Serve starts the copies and gives each request to one. Needs ray[serve]."""
 
 import json
 import logging
@@ -11,11 +11,11 @@ import ray
 from ray import serve
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
-from langchain_specfuse.door import app_of
+from langchain_specfuse.serve import app_of
 
 
-def door():
-    """What every copy opens for itself, in its own process; members on servers or by name would be shared or spread."""
+def app():
+    """Made by every copy for itself, in its own process."""
     members = [
         ScriptedMember("The sky is blue because the air scatters short waves.", name="ann"),
         ScriptedMember("The sky is wide because the air scatters short waves.", name="bob"),
@@ -24,9 +24,9 @@ def door():
 
 
 @serve.deployment(num_replicas=2, max_ongoing_requests=32)
-@serve.ingress(door)
-class Doors:
-    """No more than its app."""
+@serve.ingress(app)
+class Endpoint:
+    """The app alone."""
 
 
 ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
@@ -35,7 +35,7 @@ with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
 serve.start(http_options={"host": "127.0.0.1", "port": port})
-serve.run(Doors.bind(), route_prefix="/")
+serve.run(Endpoint.bind(), route_prefix="/")
 
 body = {"model": "specfuse", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 url, headers = f"http://127.0.0.1:{port}/v1/chat/completions", {"content-type": "application/json"}

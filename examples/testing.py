@@ -1,4 +1,4 @@
-"""How to test code that takes a chat model: pytest examples/testing.py"""
+"""Tests of code that uses a chat model: pytest examples/testing.py"""
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.output_parsers import StrOutputParser
