@@ -130,7 +130,7 @@ def grid() -> Iterator[Cell]:
 
 
 def experiments() -> Iterator[Cell]:
-    """Other ways to count and to reward. Nobody leaves, so that they differ by the vote alone."""
+    """Other ways to count and to reward. No member leaves, so that they differ by the vote alone."""
     for count in COUNTS:
         yield {"exit": "never", "feedback": "off"}, (count, "by_wins")
     pairs = [("plain", reward) for reward in REWARDS]

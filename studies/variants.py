@@ -87,7 +87,7 @@ def gated(kind: ScoreKind, scores: Rows, authors: Authors, memory: Memory) -> Ro
 
 
 def surest(kind: ScoreKind, scores: Rows, authors: Authors, memory: Memory) -> Rows:
-    """The draft whose author is most confident in it wins; nobody else counts."""
+    """The draft whose author is most confident in it wins; no other member counts."""
     own = [max((scores[j][i] for j in who if j in scores), default=-math.inf) for i, who in enumerate(authors)]
     best = max(range(len(own)), key=own.__getitem__)
     return {judge: [float(i == best) for i in range(len(row))] for judge, row in scores.items()}

@@ -170,7 +170,7 @@ _PUBLISHED: Mapping[str, Any] = {
 }
 METHODS: Mapping[str, Method] = {
     # Paper: "specfuse" and "specem" follow the two versions of the paper; "robust" is ours. It keeps two members,
-    # because nobody saves a lone member from its loops (docs/log.md).
+    # because no other member corrects a lone one that repeats itself (docs/log.md).
     "robust": Method(),
     "specfuse": Method(**_PUBLISHED, feedback="off"),
     "specem": Method(**_PUBLISHED, exit="never"),
@@ -183,7 +183,7 @@ class Settings:
 
     segment_tokens: int = 10
     max_tokens: int = 512
-    """Budget of the answer, in tokens of whoever wrote each segment."""
+    """Budget of the answer, each segment in its writer's tokens."""
     stop: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
     method: Method = METHODS["robust"]

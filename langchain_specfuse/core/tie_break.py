@@ -41,7 +41,7 @@ def find_tie(kind: ScoreKind, scores: Mapping[str, Sequence[float]], authors: Se
     >>> find_tie("mean_logprob", scores, [["a"], ["b"], ["c"]])
     Tie(drafts=(0, 1), parties=('a', 'b'), breaker='c')
 
-    No tie where only one is confident, or where nobody else can decide:
+    No tie where only one is confident, or where no other member can decide:
 
     >>> find_tie("mean_logprob", {**scores, "b": [-9.0, unsure, -9.0]}, [["a"], ["b"], ["c"]])
     >>> find_tie("mean_logprob", {name: scores[name] for name in "ab"}, [["a"], ["b"], ["c"]])

@@ -2,7 +2,7 @@
 
 A :class:`Task` and some :class:`System` make a :class:`Plan`; :func:`run` finds its :class:`Result`,
 :func:`summary` makes a :class:`Report` of them, and :func:`table` or :func:`page` show that. The page
-``docs/evaluation.md`` does all of it in twenty lines. The commands ``eval`` and ``doctor`` are made of this.
+``docs/how-to/evaluate.md`` does all of it in twenty lines. The commands ``eval`` and ``doctor`` are made of this.
 """
 
 from .checkers import Grade, Question

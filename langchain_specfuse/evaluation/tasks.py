@@ -125,7 +125,7 @@ def _turns(given: Any, where: str) -> tuple[Turn, ...]:
     if isinstance(given, list) and given and all(map(_is_message, given)) and given[-1]["role"] == "user":
         return tuple(Turn(message["role"], message["content"]) for message in given)
     wanted = 'a text, or a list of {"role": "user", "content": "..."} that ends with the user'
-    raise advised(UsageError(f"{where}: input must be {wanted}, got {given!r:.120}"), "see docs/evaluation.md")
+    raise advised(UsageError(f"{where}: input must be {wanted}, got {given!r:.120}"), "see docs/how-to/evaluate.md")
 
 
 def _is_message(given: Any) -> bool:

@@ -16,7 +16,7 @@ from langchain_specfuse.core.values import Failure
 
 BLUE = "The sky is blue because the air scatters short waves more than long ones."
 WIDE = "The sky is wide because the air scatters short waves better than long ones."
-"""As many words as BLUE: a scripted member continues at the same word whoever wrote the words before."""
+"""As many words as BLUE: a scripted member continues at the same word whichever member wrote the words before."""
 LIMIT_S = 30
 """Things that happen in other threads are waited for this long."""
 

@@ -1,4 +1,4 @@
-"""An answer under a constraint: legal at every moment, complete at its end; forced text counts for nobody."""
+"""An answer under a constraint: legal at every moment, complete at its end; forced text counts for no member."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def folder() -> Path:
 
 
 def command(engine: str, port: int) -> list[str]:
-    """How this engine is started; docs/serving.md shows the same for users."""
+    """How this engine is started; docs/how-to/members-on-servers.md shows the same for users."""
     program = FOUND[engine]()
     assert program is not None, MISSING[engine]
     place = ["--host", "127.0.0.1", "--port", str(port), *OPTIONS[engine].split()]

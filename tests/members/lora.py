@@ -1,4 +1,4 @@
-"""LoRA adapters for tiny models, trained by nobody: peft writes them, and merges them for comparison."""
+"""LoRA adapters for tiny models, untrained: peft writes them, and merges them for comparison."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class ChatSession:
                 return
             troubles.append(trouble)
         error = MemberError(f"{self.model} {max(troubles, key=len)}: it cannot take part", member=self.name)
-        raise advised(error, "serve the model with vLLM, SGLang or llama.cpp; see docs/serving.md")
+        raise advised(error, "serve the model with vLLM, SGLang or llama.cpp; see docs/how-to/members-on-servers.md")
 
     def _trouble(self, question: Turn) -> str:
         """Whether the next word is another. (Those after it may be: text is tokenized again as other tokens.)"""
