@@ -13,6 +13,7 @@ from lm_eval.tasks import TaskManager
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation.harness import SpecFuseLM
+from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.scripted import ScriptedMember
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,7 +44,9 @@ def test_a_continuation_s_probability_is_the_members_mixture():
     assert paris == pytest.approx(math.log(0.75 * math.exp(-0.1) + 0.25 * math.exp(-3.0)))
     assert rome == pytest.approx(math.log(0.25 * math.exp(-0.1) + 0.75 * math.exp(-3.0)))
     assert is_greedy and not model.loglikelihood(requests(("Capital?", " Lima")))[0][1]
-    assert sure.open_queries == unsure.open_queries == {}
+    for member in (sure, unsure):  # it forgets on its worker, after the answer
+        on_worker(member, lambda: None).result()
+        assert member.open_queries == {}
 
 
 def test_a_text_without_a_question_cannot_be_scored():
