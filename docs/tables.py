@@ -75,10 +75,14 @@ def numbers(results: Mapping[str, Results]) -> str:
     if not rows:
         return NOTHING
     first = next(iter(last.values()))
-    facts = [" and ".join(first.get("members", ())), first["machine"], first["clock"], f"torch {first['torch']}"]
+    facts = [" and ".join(first.get("members", ())), f"torch {first['torch']}"]
     if latency := last.get("latency"):
         facts.append(f"prompt of {latency['prompt_tokens']} tokens, answer of {latency['answer_tokens']}, greedy")
-    facts += [f"`{script}`{_made(result)}" for script, result in last.items() if result.get("commit")]
+    facts += [
+        f"`{script}` on {result['machine']}, {result['clock'].split(',')[0]},{_made(result)}"
+        for script, result in last.items()
+        if result.get("commit")
+    ]
     return _joined(table(("measured", "in", "script"), rows), f"*{'; '.join(filter(None, facts))}.*")
 
 
