@@ -18,6 +18,7 @@ import torch
 from langchain_specfuse import EnsembleError, Method, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.core.rounds import failure_of
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob
+from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.transformers.member import TransformersMember
 from tests.members import tiny
 from tests.members.tiny import NEAR
@@ -168,7 +169,7 @@ def test_a_member_whose_device_disappears_leaves_and_can_be_unloaded(monkeypatch
     monkeypatch.setattr(lost.loaded.store.rows, "memories", gone)  # nor can anything be copied there
     streamed, left, _ = asked_of(well, lost)
     assert streamed and "device-side assert" in left["llama-11"]
-    lost.unload()
+    on_worker(lost, lost.unload).result()
     assert lost.loaded is None
 
 

@@ -10,6 +10,7 @@ from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import DraftJob, Failure, Query, Sampling, Turn
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.errors import MemberError, UsageError
+from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.transformers import memory
 from langchain_specfuse.members.transformers.member import TransformersMember
 from langchain_specfuse.members.transformers.memory import MovableWeights, parse_limit, share_budget
@@ -113,7 +114,7 @@ def test_real_members_answer_the_same_with_half_the_memory():
         found.append(SpecFuseChatModel(members=some, memory_budget=limit, max_tokens=20).invoke(question).text)
         moves = device_of(some).moves
         for one in some:
-            one.unload()
+            on_worker(one, one.unload).result()
     assert found[0] == found[1] != "" and moves > 0
 
 

@@ -16,6 +16,7 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from langchain_specfuse import MemberError, ServerMember, SpecFuseChatModel, SpecFuseError, UsageError
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
+from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.server import http
 from langchain_specfuse.show.page import page
 from langchain_specfuse.show.trace import Trace
@@ -74,6 +75,8 @@ def test_a_key_is_nowhere_but_in_the_header(
     collected = RunCollectorCallbackHandler()
     llm = SpecFuseChatModel(members=[served, here], segment_tokens=4, max_tokens=12, trace="members")
     answer = llm.invoke(QUESTION, {"callbacks": [collected]})
+    for one in (served, here):  # their workers may still be at it, and a member is used by one thread at a time
+        on_worker(one, lambda: None).result()
     rounds = tiny.answered([here, served], tiny.query()) if fault != "cut" else []
     try:
         (reply,) = served.draft([DraftJob(tiny.query(), (), 4, 8, Sampling())])
