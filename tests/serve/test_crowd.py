@@ -94,7 +94,7 @@ def test_a_late_answer_ends_with_an_error_status_or_with_an_error_after_its_text
             time.sleep(0.05)
             return super().draft(jobs)
 
-    endpoint = serve(ensemble(Slow("word " * 2000), max_tokens=2000), limits=Limits(timeout=1))
+    endpoint = serve(ensemble(Slow("word " * 2000), max_tokens=2000), limits=Limits(timeout=3))
     stream = endpoint.client().chat.completions.create(model="specfuse", messages=QUESTION, stream=True)
     received = []
     with pytest.raises(openai.APIError, match="took too long"):
