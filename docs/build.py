@@ -221,6 +221,7 @@ def results(script: str) -> Any:
 
 MEASURED: Mapping[str, Callable[[Any], str]] = {
     "adapters": tables.adapters,
+    "engines": tables.engines,
     "endpoint": tables.endpoint,
     "load": tables.load,
     "memory": tables.memory,

@@ -142,6 +142,22 @@ def memory(results: Results) -> str:
     return _joined(table(heads, rows), source("memory", first, members, how))
 
 
+def engines(results: Results) -> str:
+    """The same models read by llama.cpp and by transformers."""
+    if not results:
+        return NOTHING
+    rows = []
+    for row in results[0]["rows"]:
+        speed, first = row["tokens_per_second"], row["first"]
+        times = f"{speed['llama.cpp'] / speed['transformers']:.1f} times"
+        shown = (f"{speed['llama.cpp']:.1f}", f"{speed['transformers']:.1f}", times)
+        rows.append(
+            (row["members"], str(row["prompt"]), *shown, f"{first['llama.cpp'] / first['transformers']:.2f} times")
+        )
+    heads = ("members", "prompt", "llama.cpp, tokens/s", "transformers", "as fast", "time to the first segment")
+    return _joined(table(heads, rows), source("engines", results[0], "4 to 5 bits against float32"))
+
+
 STARTS = {
     "bytes": "read the weight files, nothing else",
     "weights": "load tokenizers and models with transformers alone, touching every weight",

@@ -28,6 +28,7 @@ REAL = {
     "agent": "tool: The museum is open from 10 to 5.",
     "chain": "library",
     "decision": "billing",
+    "own_engine": "The answer to this question",
     "own_model": "teacher",
     "quickstart": "rounds, written by",
     "rag": "[2]",
@@ -69,6 +70,7 @@ def members():
 )
 def test_an_example_with_real_models_runs(name, members, monkeypatch, capsys):
     monkeypatch.setattr(langchain_specfuse, "demo_members", lambda: members)
+    monkeypatch.setattr(sys, "argv", [name])
     runpy.run_path(str(EXAMPLES[name]), run_name="__main__")
     assert REAL[name] in capsys.readouterr().out
 
