@@ -17,8 +17,10 @@ from typing import Any
 from common import about, arguments, clock, demo, query, question, save
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-SENTENCE = "The keeper rowed out every evening to light the lamp, and every morning he rowed home again. "
-TASK = "How does the story end?"
+SENTENCE = (
+    "The lighthouse stood on a rock a mile from the village, and every evening the keeper rowed out to light it. "
+)
+TASK = "Tell the story to its end."
 
 
 def run(members: list[Any], text: str) -> dict[str, float]:
@@ -29,7 +31,7 @@ def run(members: list[Any], text: str) -> dict[str, float]:
     for one in Ensemble(members).rounds(query(question(text)), Settings(max_tokens=128)):
         first = first or clock() - since
         tokens += len(one.drafts[one.winner].tokens)
-    return {"tokens_per_second": tokens / (clock() - since), "first": first}
+    return {"tokens_per_second": tokens / (clock() - since), "first": first, "tokens": tokens}
 
 
 def main() -> None:
@@ -47,14 +49,14 @@ def main() -> None:
         for members in engines.values():
             run(members, "Hi!")
         rows = []
-        for size, repeats in ((100, 4), (512, 25)):
+        for size, repeats in ((100, 3), (512, 19)):
             for at, name in enumerate(["both", *(wheel.name for wheel in WHEELS)]):
                 found: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
                 for _ in range(given.repeats):
                     for engine, members in engines.items():
                         found[engine].append(run(members[at - 1 : at] or members, SENTENCE * repeats + TASK))
                 row: dict[str, Any] = {"prompt": size, "members": name}
-                for key in ("tokens_per_second", "first"):
+                for key in ("tokens_per_second", "first", "tokens"):
                     row |= {key: {engine: round(median(one[key] for one in runs), 2) for engine, runs in found.items()}}
                 rows.append(row)
                 print(row)

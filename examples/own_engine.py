@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint32, c_void_p
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,7 @@ class GgufTokenizer:
         bos = lib.llama_vocab_bos(self.vocab)
         self._bos = self.piece(bos, True).decode() if bos >= 0 else ""
         self.bos_token = self._bos if lib.llama_vocab_get_add_bos(self.vocab) else None
+        self.piece = cache(self.piece)  # type: ignore[method-assign]
 
     def meta(self, key: str) -> str | None:
         text = ctypes.create_string_buffer(1 << 16)
