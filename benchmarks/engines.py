@@ -1,13 +1,16 @@
 """The demo's models read by llama.cpp (``examples/own_engine.py``, files in 4 to 5 bits) and by transformers, in turn.
 
 Both engines get the same questions, of about 100 and 512 tokens, and write 128 tokens at most: the ensemble, and each
-member alone. Reported are tokens per second and the seconds until the first segment, medians of the repeats.
+member alone. The engines take turns, each time in a process of their own. Reported are tokens per second and the
+seconds until the first segment, medians of the repeats.
 
     python benchmarks/engines.py [--repeats 3]
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +24,7 @@ SENTENCE = (
     "The lighthouse stood on a rock a mile from the village, and every evening the keeper rowed out to light it. "
 )
 TASK = "Tell the story to its end."
+ENGINES = ("llama.cpp", "transformers")
 
 
 def run(members: list[Any], text: str) -> dict[str, float]:
@@ -34,32 +38,46 @@ def run(members: list[Any], text: str) -> dict[str, float]:
     return {"tokens_per_second": tokens / (clock() - since), "first": first, "tokens": tokens}
 
 
-def main() -> None:
-    given = arguments(__file__, __doc__, repeats=3).parse_args()
+def measured(engine: str) -> list[dict[str, Any]]:
+    """All rows of one engine, in this process."""
     from own_engine import GgufMember
 
     from langchain_specfuse.demo import WHEELS
 
     with tempfile.TemporaryDirectory() as folder:
-        files = [wheel.gguf(Path(folder)) for wheel in WHEELS]
-        engines = {
-            "llama.cpp": [GgufMember(files[0]), GgufMember(files[1], chat_template="plain")],
-            "transformers": demo("float32", repetition_penalty=1.0, prefix_cache=False),
-        }
-        for members in engines.values():
-            run(members, "Hi!")
-        rows = []
-        for size, repeats in ((100, 3), (512, 19)):
-            for at, name in enumerate(["both", *(wheel.name for wheel in WHEELS)]):
-                found: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
-                for _ in range(given.repeats):
-                    for engine, members in engines.items():
-                        found[engine].append(run(members[at - 1 : at] or members, SENTENCE * repeats + TASK))
-                row: dict[str, Any] = {"prompt": size, "members": name}
-                for key in ("tokens_per_second", "first", "tokens"):
-                    row |= {key: {engine: round(median(one[key] for one in runs), 2) for engine, runs in found.items()}}
-                rows.append(row)
-                print(row)
+        if engine == "llama.cpp":
+            files = [wheel.gguf(Path(folder)) for wheel in WHEELS]
+            members = [GgufMember(files[0]), GgufMember(files[1], chat_template="plain")]
+        else:
+            members = demo("float32", repetition_penalty=1.0, prefix_cache=False)
+        run(members, "Hi!")
+        return [
+            {"prompt": size, "members": name, **run(members[at - 1 : at] or members, SENTENCE * repeats + TASK)}
+            for size, repeats in ((100, 3), (512, 19))
+            for at, name in enumerate(["both", *(wheel.name for wheel in WHEELS)])
+        ]
+
+
+def main() -> None:
+    parser = arguments(__file__, __doc__, repeats=3)
+    parser.add_argument("--only", choices=ENGINES, help="one engine in this process; prints its rows")
+    given = parser.parse_args()
+    if given.only:
+        print(json.dumps(measured(given.only)))
+        return
+    found: dict[str, list[list[dict[str, Any]]]] = {engine: [] for engine in ENGINES}
+    for _ in range(given.repeats):
+        for engine in ENGINES:
+            # A process each: the idle threads of one engine slow the other down.
+            command = [sys.executable, __file__, "--only", engine]
+            found[engine].append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+    rows = []
+    for at, first in enumerate(found[ENGINES[0]][0]):
+        row: dict[str, Any] = {"prompt": first["prompt"], "members": first["members"]}
+        for key in ("tokens_per_second", "first", "tokens"):
+            row[key] = {engine: round(median(run[at][key] for run in runs), 2) for engine, runs in found.items()}
+        rows.append(row)
+        print(row)
     save(given.out, [about(given) | {"rows": rows}])
 
 
