@@ -1,6 +1,6 @@
 """A member of your own: a GGUF file, read by llama.cpp in this process instead of by transformers.
 
-Any object with ``name``, ``device`` and five methods is a member (``langchain_specfuse/core/member.py`` says what it
+Any object with ``name``, ``device`` and four methods is a member (``langchain_specfuse/core/member.py`` says what it
 promises). This one calls llama.cpp's C interface, which the package xllamacpp brings. It drafts and scores, for many
 questions at once; it has no grammars, so it leaves answers that must be JSON to others.
 
@@ -179,7 +179,9 @@ class GgufTokenizer:
 
 # --- the cache --------------------------------------------------------------------------------------------------
 
-BATCH, SEQUENCES = 512, 64
+BATCH, SEQUENCES, TOGETHER = 512, 64, 32
+"""Tokens that are read at once, sequences in the cache, and questions that are answered together."""
+NO_ROOM = 1
 NARROW = 48
 """From 64 tokens in a pass on, llama.cpp computes attention with other rounding: replies would depend on the crowd."""
 
@@ -256,10 +258,14 @@ class Sequences:
         tokens, ones = (c_int32 * len(now))(*[token for _, token, _ in now]), (c_int32 * len(now))(*[1] * len(now))
         marks = (c_int8 * len(now))(*wanted)
         batch = Batch(len(now), tokens, None, positions, ones, (POINTER(c_int32) * len(now))(*lists), marks)
-        if code := self.lib.llama_decode(self.context, batch):
-            for key in list(self.held):  # nothing is certain any more
+        while code := self.lib.llama_decode(self.context, batch):
+            idle = next((key for key in self.held if key not in {want[0] for want in wants}), None)
+            if code == NO_ROOM and idle is not None:  # make room, least recently used first
+                self.drop(idle)
+                continue
+            for key in list(self.held):  # what they hold is not certain any more
                 self.drop(key)
-            raise RuntimeError("the KV cache is full" if code == 1 else f"llama.cpp failed with code {code}")
+            raise RuntimeError("the KV cache is full" if code == NO_ROOM else f"llama.cpp failed with code {code}")
         shape = (sum(wanted), self.vocabulary)
         return np.ctypeslib.as_array(self.lib.llama_get_logits(self.context), shape).copy() if any(wanted) else []
 
@@ -316,6 +322,16 @@ class GgufMember:
     # --- drafts -------------------------------------------------------------------------------------------------
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
+        if len(jobs) <= TOGETHER:
+            try:
+                return self._draft(jobs)
+            except RuntimeError as error:
+                if len(jobs) == 1:
+                    return [Failure.of(error)]
+        half = len(jobs) // 2  # too many for the cache
+        return [*self.draft(jobs[:half]), *self.draft(jobs[half:])]
+
+    def _draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
         began, since = time.time(), time.perf_counter()
         replies: dict[int, Draft | Failure] = {}
         drafts: dict[int, PartialDraft] = {}
@@ -354,7 +370,13 @@ class GgufMember:
     # --- scores -------------------------------------------------------------------------------------------------
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return [self._score(job) for job in jobs]
+        replies: list[Scored | Failure] = []
+        for job in jobs:
+            try:
+                replies.append(self._score(job))
+            except RuntimeError as error:
+                replies.append(Failure.of(error))
+        return replies
 
     def _score(self, job: ScoreJob) -> Scored | Failure:
         began, since = time.time(), time.perf_counter()
