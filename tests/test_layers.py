@@ -31,7 +31,7 @@ THIRD_PARTY = {
     **{key: {"members/transformers/"} for key in ("torch", "accelerate", "psutil", "safetensors")},
     **{key: {"members/transformers/", "members/server/tokenizers.py"} for key in ("transformers", "tokenizers")},
     **{key: {"members/transformers/", "members/text/", "members/server/"} for key in ("huggingface_hub", "jinja2")},
-    "numpy": {"members/transformers/", "constraints/", "evaluation/statistics.py"},
+    "numpy": {"members/local/", "members/transformers/", "members/llamacpp/", "constraints/", "evaluation/statistics.py"},
     "llguidance": {"constraints/"},
     "pydantic": {"chat/", "serve/", "evaluation/results.py", "cli/serve.py"},
     "langchain_core": {"chat/", "serve/"},

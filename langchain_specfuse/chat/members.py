@@ -22,9 +22,9 @@ from ..engine.ensemble import Ensemble
 from ..engine.queue import Task
 from ..engine.worker import worker_for
 from ..errors import UsageError, advised
+from ..members.local import memory
 from ..members.ray import PLACEMENT
 from ..members.server import http as _http
-from ..members.transformers import memory
 
 Given: TypeAlias = Any
 """A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of arguments, an object."""

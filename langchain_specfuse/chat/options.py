@@ -261,7 +261,7 @@ def checked_prior(prior: Any, names: Iterable[str]) -> dict[str, float]:
 
 
 def _memory_budget(given: Any) -> Any:
-    from ..members.transformers.memory import parse_limit
+    from ..members.local.memory import parse_limit
 
     try:
         parse_limit(given)

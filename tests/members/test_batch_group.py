@@ -11,7 +11,7 @@ from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Sampling, ScoreJob, Segment, Turn
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.engine.worker import worker_for
-from langchain_specfuse.members.transformers.kv import prefixes
+from langchain_specfuse.members.local import prefixes
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,8 +19,8 @@ from langchain_specfuse.core.values import (
     ScoreJob,
     Segment,
 )
-from langchain_specfuse.members.transformers.sampling import sample
-from langchain_specfuse.members.transformers.scoring import end_logprobs, logprobs_of
+from langchain_specfuse.members.local.sampling import sample
+from langchain_specfuse.members.local.scoring import end_logprobs, logprobs_of
 
 from . import tiny
 from .tiny import NEAR
@@ -71,7 +72,7 @@ def text_of(answer):
 
 def brute_force(state, size, stops):
     """The mask, by asking about every single token."""
-    return torch.tensor([state.may_end() if k in stops else state.fork().put(k) for k in range(size)])
+    return np.array([state.may_end() if k in stops else state.fork().put(k) for k in range(size)])
 
 
 @torch.inference_mode()
@@ -88,11 +89,11 @@ def retraced(member, job, draft):
     for at, token in enumerate(draft.tokens):
         if state.in_call and len(state.forced().decode().rstrip()) >= 2:
             run = len(state.forced().decode().rstrip())
-        logits = weights.model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+        logits = weights.model(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
         assert draft.logprobs[at] == pytest.approx(logprobs_of(logits[None], [token])[0], abs=NEAR)
         legal = brute_force(state, len(logits), member.stops)
         assert legal[token]
-        wanted = sample(logits.masked_fill(~legal, float("-inf"))[None], [how], [ids])[0]
+        wanted = sample(np.where(legal, logits, -np.inf)[None], [how], [ids])[0]
         if wanted != token:  # text that was not picked, but read: no other was possible
             assert run >= len(own.added(ids, [token]))
             assert state.forced().decode().startswith(own.added(ids, [token]))
@@ -100,7 +101,7 @@ def retraced(member, job, draft):
         assert state.put(token)
         ids = [*ids, token]
     if draft.ended and not state.must_end():
-        logits = weights.model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+        logits = weights.model(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
         assert draft.logprobs[-1] == pytest.approx(end_logprobs(logits[None], member.stops)[0], abs=NEAR)
     elif draft.ended:
         assert draft.logprobs[-1] == 0.0 and len(draft.logprobs) == len(draft.tokens) + 1

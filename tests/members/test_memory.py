@@ -11,9 +11,10 @@ from langchain_specfuse.core.values import DraftJob, Failure, Query, Sampling, T
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.evaluation.running import on_worker
-from langchain_specfuse.members.transformers import memory
+from langchain_specfuse.members.local import memory
+from langchain_specfuse.members.local.memory import parse_limit, share_budget
 from langchain_specfuse.members.transformers.member import TransformersMember
-from langchain_specfuse.members.transformers.memory import MovableWeights, parse_limit, share_budget
+from langchain_specfuse.members.transformers.movable import MovableWeights
 
 from . import tiny
 

@@ -17,8 +17,9 @@ from langchain_specfuse.core.values import (
     Turn,
 )
 from langchain_specfuse.errors import UsageError
-from langchain_specfuse.members.transformers.kv import prefixes, snapshots
-from langchain_specfuse.members.transformers.kv.prefixes import common_prefix
+from langchain_specfuse.members.local import prefixes
+from langchain_specfuse.members.local.prefixes import common_prefix
+from langchain_specfuse.members.transformers.kv import snapshots
 
 from . import tiny
 from .test_masking import BOUND

@@ -21,7 +21,7 @@ import torch
 from ...errors import MemberError, UsageError, advised, emptied
 from .kv.store import is_out_of_memory
 from .lora import Adapter, Adapters, read_adapter
-from .memory import MovableWeights
+from .movable import MovableWeights
 
 HEADROOM = 1.2
 """A GPU must have room for this many times the weights: passes and caches need memory too."""
@@ -107,6 +107,14 @@ class Weights:
             if found is None:
                 found = self._adapters[adapter] = self.adapters.add(adapter, read_adapter(adapter, member))
             return found
+
+    def left(self) -> None:
+        """A member has left: adapters that nobody uses any more are freed."""
+        self.adapters.prune()
+
+    @property
+    def generation_config(self) -> Any:
+        return self.model.generation_config
 
     @property
     def vocabulary_size(self) -> int:

@@ -1,30 +1,26 @@
 """TransformersMember: any decoder-only causal LM that transformers loads, in this process, for many queries at once.
 
-This file has its arguments and its life: loaded when it is first asked, unloaded, pickled. What it does with jobs is in
-``batch_group``, because members with the same weights work in one batch.
+This file has its arguments, and which members share a cache. The rest of its life is that of every member in this
+process (:mod:`..local`).
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
+import psutil
 import torch
 
-from ...core.member import Probe
-from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
 from ...errors import UsageError, advised, refuse_arguments
-from ..text.templates import Template
-from ..text.words import Words
-from .batch_group import GroupMember, MemberSettings, SharedWeights, group_for
+from ..local.batch_group import GroupMember, MemberSettings, SharedWeights, cache_bytes
+from ..local.member import LocalMember
+from ..local.memory import MemoryBudget
+from .kv.store import Forward, TorchStore
+from .kv.trial import best_store, mixes_adapters
 from .loading import Source, Weights, expected_size, given, load
-from .memory import MemoryBudget
-
-log = logging.getLogger("langchain_specfuse")
+from .lora import Adapter
 
 _OURS = ("dtype", "torch_dtype", "gguf_file", "revision", "trust_remote_code", "use_safetensors", "weights_only")
 """Arguments of from_pretrained that are not for ``model_kwargs``: they are ours, or would open pickled weights."""
@@ -37,11 +33,9 @@ _RENAMED = {
     "graphs": "leave it out: drafts are not captured any more. For speed on a GPU use a server, vLLM or SGLang",
 }
 """Arguments of version 0.5, and what to use now."""
-_PROCESS = ("loaded", "memory_budget", "_given", "_device", "_probe")
-"""Attributes that stay in this process."""
 
 
-class TransformersMember:
+class TransformersMember(LocalMember):
     """One LLM in this process.
 
     >>> member = TransformersMember("Qwen/Qwen2.5-0.5B-Instruct", dtype="bfloat16")  # loads when first used
@@ -77,8 +71,7 @@ class TransformersMember:
     weights and one cache, and write their drafts in one batch.
     """
 
-    spreads = True
-    """It is placed on a cluster, where members are."""
+    usual = vars(Source("")) | {"dtype": None}
 
     def __init__(
         self,
@@ -106,154 +99,39 @@ class TransformersMember:
         in_memory = not isinstance(model, (str, os.PathLike))
         _refuse_tokenizer(model, tokenizer, in_memory)
         label = type(model).__name__ if in_memory else os.fspath(model)
-        self.source = Source(
-            label, gguf_file, dtype, device, _checked_kwargs(model_kwargs), revision, trust_remote_code
+        super().__init__(
+            Source(label, gguf_file, dtype, device, _checked_kwargs(model_kwargs), revision, trust_remote_code),
+            adapter=adapter,
+            name=name,
+            called=str(gguf_file or label),
+            settings=MemberSettings(
+                chat_template,
+                dict(chat_template_kwargs or {}),
+                system_prompt,
+                repetition_penalty,
+                seed,
+                thinking_tokens,
+            ),
+            prefix_cache=prefix_cache,
+            given=given(model, tokenizer) if in_memory else None,
         )
-        self.adapter = _checked_adapter(adapter)
-        called = self.adapter or str(gguf_file or label)
-        self.name = name or os.path.basename(called.rstrip("/\\")).removesuffix(".gguf") or label
-        self.settings = MemberSettings(
-            chat_template, dict(chat_template_kwargs or {}), system_prompt, repetition_penalty, seed, thinking_tokens
-        )
-        self.prefix_cache = _checked_bytes(prefix_cache)
-        self._start_unloaded(given(model, tokenizer) if in_memory else None)
-
-    def _start_unloaded(self, weights: Weights | None) -> None:
-        self.loaded: GroupMember | None = None
-        """How it reads and writes queries, once it is loaded."""
-        self.memory_budget: MemoryBudget | None = None
-        """Set by chat models that have one. It holds from the next job on, until :meth:`unload`."""
-        self._given = weights
-        self._device = weights.device if weights else "loading"
-        self._probe: Probe | None = None
-
-    def __repr__(self) -> str:
-        held = self.prefixes
-        kept = f", {held['tokens']} tokens kept in {held['bytes'] / 1e6:.1f} MB" if held["prefixes"] else ""
-        return f"TransformersMember({self.source.model!r}, name={self.name!r}{kept})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What it is made from, and nothing that it has loaded: the process that unpickles it loads for itself."""
-        if self._given:
-            error = UsageError(f"{self.name} is a model in memory, which stays in its process")
-            raise advised(error, "save it (model and tokenizer: save_pretrained(folder)) and name the folder")
-        state = {key: value for key, value in vars(self).items() if key not in _PROCESS}
-        adapter = _absolute(self.adapter) if self.adapter else None
-        return state | {"source": replace(self.source, model=_absolute(self.source.model)), "adapter": adapter}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        self._start_unloaded(None)
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """All that tells this member's answers from another's, as plain JSON."""
-        usual = vars(MemberSettings()) | vars(Source("")) | {"adapter": None, "dtype": None}
-        everything = vars(self.source) | vars(self.settings) | {"adapter": self.adapter}
-        spec = {key: value for key, value in everything.items() if value != usual[key]}
-        if self._given:
-            spec["mark"] = self._given.id
-        return {key: _as_json(value) for key, value in spec.items()}
-
-    @property
-    def device(self) -> str:
-        return self._device
-
-    @property
-    def batch_group(self) -> SharedWeights | None:
-        """Members with the same one share batches."""
-        return self.loaded.group if self.loaded else None
-
-    # --- the protocol -------------------------------------------------------------------------------------------
-
-    def probe(self) -> Probe:
-        self._load()
-        assert self._probe is not None
-        return self._probe
-
-    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return self._load().group.draft([(self, job) for job in jobs])
-
-    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return self._load().group.score([(self, job) for job in jobs])
 
     @torch.inference_mode()  # rows may be moved: tensors made in inference mode can be written in no other
     def forget(self, query_id: str) -> None:
-        if self.loaded:
-            self.loaded.forget(query_id)
+        super().forget(query_id)
 
     @torch.inference_mode()
-    def unload(self) -> None:
-        """Free the weights and all caches (weights given in memory stay yours). The next job loads them again.
-
-        What is shared stays while another member has it.
-        """
-        self._leave()
-        self.memory_budget = None
-
-    # --- what it holds ------------------------------------------------------------------------------------------
-
-    @property
-    def prefixes(self) -> dict[str, int]:
-        """What is kept of queries that are over: the number of prefixes, their tokens and their bytes."""
-        kept = self.loaded.store.prefixes.of(self.loaded.adapter_id) if self.loaded else []
-        tokens, held = sum(len(prefix.ids) for prefix in kept), sum(prefix.bytes for prefix in kept)
-        return {"prefixes": len(kept), "tokens": tokens, "bytes": held}
-
-    def drop_prefixes(self) -> None:
-        """Free what is kept of queries that are over. To be called on the member's worker, as everything else."""
-        if self.loaded:
-            with self.loaded.group.undisturbed():
-                self.loaded.store.prefixes.drop(self.loaded.adapter_id)
-
-    # --- text and tokens ----------------------------------------------------------------------------------------
-
-    @property
-    def words(self) -> Words:
-        return self._load().words
-
-    @property
-    def chat_template(self) -> str | None:
-        return self.settings.chat_template
-
-    @property
-    def template(self) -> Template:
-        return self._load().template
-
-    @property
-    def stops(self) -> list[int]:
-        """Tokens that end a turn."""
-        return list(self._load().stops)
-
-    def token_ids(self, text: str) -> list[int]:
-        """The text's tokens in this member's tokenizer."""
-        return self.words.encode(text)
-
-    def token_count(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> int:
-        """The length of the prompt of these turns, with its description of these tools."""
-        return len(self._load().prompt_ids(turns, tools))
+    def _leave(self) -> None:
+        super()._leave()
 
     # --- loading ------------------------------------------------------------------------------------------------
 
-    def _load(self) -> GroupMember:
-        if self.loaded is not None and self.loaded.group.memory_budget is self.memory_budget:
-            return self.loaded
-        weights = self._given or (self.loaded.weights if self.loaded else None)
-        self._leave()  # it was loaded before it was given a budget
-        try:
-            with torch.inference_mode():
-                if self.memory_budget and weights is None:
-                    with suppress(Exception):  # loading says what is wrong
-                        self.memory_budget.make_room(expected_size(self.source))
-                weights = weights or load(self.source, self.name)
-                self._device = weights.device
-                with weights.movable.in_use():
-                    self.loaded = self._joined(weights)
-        except UsageError:
-            self.memory_budget = None  # a budget that cannot be kept does not stay: the next question raises again
-            raise
-        self._probe = self._probed(self.loaded)
-        return self.loaded
+    def _weights(self) -> Weights:
+        with torch.inference_mode():
+            return load(self.source, self.name)
+
+    def _expected_size(self) -> int:
+        return expected_size(self.source)
 
     def _joined(self, weights: Weights) -> GroupMember:
         adapter = weights.adapter(self.adapter, self.name) if self.adapter else None
@@ -261,23 +139,44 @@ class TransformersMember:
         group = group_for(weights, adapter, name=self.name, prefix_cache=self.prefix_cache, budget=budget)
         return GroupMember(group, adapter, self.name, self.settings)
 
-    def _probed(self, loaded: GroupMember) -> Probe:
-        weights, store = loaded.weights, loaded.store
+    def _details(self, loaded: GroupMember) -> tuple[str, int]:
+        weights, store = loaded.weights, cast("TorchStore", loaded.store)
         dtype = str(weights.model.dtype).removeprefix("torch.")
         detail = f"{weights.device}, {dtype}, {store.forward.attention}, {store.kind}"
-        log.info("%s: %s", self.name, detail)
-        size = sum(one.numel() for one in weights.model.parameters())
-        return Probe(
-            self.source.model, True, weights.context_limit, detail, loaded.template.own_calls(loaded.words), size
-        )
+        return detail, sum(one.numel() for one in weights.model.parameters())
 
-    def _leave(self) -> None:
-        loaded, self.loaded, self._probe = self.loaded, None, None
-        if loaded is not None:
-            loaded.leave()
-            adapters = loaded.weights.adapters
-            del loaded
-            adapters.prune()
+
+def group_for(
+    weights: Weights, adapter: Adapter | None, *, name: str, prefix_cache: bool | int, budget: MemoryBudget | None
+) -> SharedWeights:
+    """The group of members with these weights that are limited alike. Whether members with and without this adapter can
+    share passes is tried; if not, those with the adapter are a group of their own."""
+    tokens = _trial_tokens(weights)
+    forward = Forward(weights.model, weights.adapters)
+    mixed = adapter is None or mixes_adapters(forward, tokens, adapter)
+    free = _free_bytes(weights.device)
+    key = (repr(prefix_cache), budget, None if mixed else adapter)
+    group: SharedWeights | None = weights.groups.get(key)
+    if group is None:
+        own = forward if mixed else Forward(weights.model, weights.adapters, adapter)
+        remember = mixed and not weights.in_memory  # a model in memory may be anything
+        store = best_store(own, tokens, cache_bytes(free, prefix_cache)[1], name, remember=remember)
+        group = SharedWeights(weights, store, name=name, free=free, prefix_cache=prefix_cache, budget=budget)
+        weights.groups[key] = group
+    return group
+
+
+def _free_bytes(device: str) -> int:
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _trial_tokens(weights: Weights) -> list[int]:
+    """A few ordinary tokens to try things with."""
+    special = set(weights.tokenizer.all_special_ids)
+    size = min(len(weights.tokenizer), weights.model.get_input_embeddings().weight.shape[0])
+    return [token for token in range(size // 2, size) if token not in special][:29] or list(range(size))
 
 
 # --- checks -----------------------------------------------------------------------------------------------------
@@ -301,27 +200,3 @@ def _checked_kwargs(model_kwargs: Any) -> dict[str, Any]:
             ours = name in ("dtype", "gguf_file", "revision", "trust_remote_code")
             raise advised(error, f"TransformersMember(..., {name}=...)" if ours else "leave it out")
     return checked
-
-
-def _checked_adapter(adapter: Any) -> str | None:
-    if adapter is None or (isinstance(adapter, (str, os.PathLike)) and os.fspath(adapter).strip()):
-        return None if adapter is None else os.fspath(adapter)
-    raise advised(UsageError(f"adapter={adapter!r} names no adapter"), "name a folder or a hub id, or leave it out")
-
-
-def _checked_bytes(size: bool | int) -> bool | int:
-    if not isinstance(size, int) or size < 0:
-        error = UsageError(f"prefix_cache={size!r} is neither True, False nor a number of bytes")
-        raise advised(error, "leave it out")
-    return size
-
-
-def _absolute(path: str) -> str:
-    """The same file for a process that works in another folder."""
-    return os.path.abspath(path) if os.path.exists(path) else path
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(one) for key, one in value.items()}
-    return value if isinstance(value, (str, int, float, bool)) else repr(value)

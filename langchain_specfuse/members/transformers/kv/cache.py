@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from .prefixes import MOST_ENDS, Prefix, Prefixes, closest, common_prefix
+from ...local.prefixes import MOST_ENDS, Prefix, Prefixes, closest, common_prefix
+from ...local.store import Branches, Logits, SequenceKey
 from .rows import COLUMNS, Branch, Row, Rows, rounded
-from .store import CHUNK, Branches, Forward, SequenceKey, Store, is_out_of_memory
+from .store import CHUNK, Forward, TorchStore, is_out_of_memory
 
 DEEP = 2048
 """Behind this many tokens a chunk is half as long, behind twice as many a quarter: attention to them costs most."""
@@ -34,7 +36,7 @@ Reading = tuple[Row, list[Branch]]
 """A row, and what to read in it."""
 
 
-class BatchedCache(Store):
+class BatchedCache(TorchStore):
     """Keys and values of many sequences, read together. ``windows``: the sliding window of each layer, if any."""
 
     kind = "batched cache"
@@ -59,7 +61,7 @@ class BatchedCache(Store):
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def prefill(self, wants: Sequence[Want], *, drafting: bool = False) -> list[Tensor]:
+    def prefill(self, wants: Sequence[Want], *, drafting: bool = False) -> list[Logits]:
         new = {key for key, _ in wants if self._is_new(key)} if self.prefixes.limit else set()
         # Found before rows are allocated: a prefix that gives up its memory for them may be what they begin with.
         found = {key: closest(self.prefixes_for(key), ids)[0] for key, ids in wants if key in new}
@@ -77,20 +79,20 @@ class BatchedCache(Store):
                 _remember(row.ends, len(ids), row.logits[len(ids)], MOST_ENDS)
         return [self.rows[key].logits[len(ids)] for key, ids in wants]
 
-    def decode(self, keys: Sequence[SequenceKey], tokens: Sequence[int]) -> list[Tensor]:
+    def decode(self, keys: Sequence[SequenceKey], tokens: Sequence[int]) -> list[Logits]:
         wants = [(self.rows[key], [token]) for key, token in zip(keys, tokens, strict=True)]
         self.rows.make_room(keys, max(len(row.ids) for row, _ in wants) + 1)
-        logits: dict[SequenceKey, Tensor] = {}
+        logits: dict[SequenceKey, Logits] = {}
         for part in self._passes(wants, [(row, len(row.ids) + 1) for row, _ in wants]):
             logits |= {row.key: own[0] for row, own in self._append(part)}
         return [logits[key] for key in keys]
 
-    def read_branches(self, wants: Sequence[Branches]) -> list[list[Tensor]]:
+    def read_branches(self, wants: Sequence[Branches]) -> list[list[Logits]]:
         self.prefill([(want.key, want.ids) for want in wants])
         plans = [(self.rows[want.key], _planned(self.rows[want.key], want)) for want in wants]
         widths = [(row, row.width_with(plan)) for row, plan in plans]
         self.rows.make_room([want.key for want in wants], max(width for _, width in widths))
-        logits: dict[SequenceKey, list[Tensor]] = {}
+        logits: dict[SequenceKey, list[Logits]] = {}
         for part in self._passes([(want, *plan) for want, plan in zip(wants, plans, strict=True)], widths):
             readings = [(row, plan) for _, row, plan in part]
             for (want, row, plan), own in zip(part, self._pass(readings), strict=True):
@@ -122,7 +124,7 @@ class BatchedCache(Store):
         self._read_chunks([(row, part)])
         row.read_ahead += len(part)
 
-    def keep_logits(self, key: SequenceKey, length: int, logits: Tensor) -> None:
+    def keep_logits(self, key: SequenceKey, length: int, logits: Logits) -> None:
         _remember(self.rows[key].logits, length, logits)
 
     # --- forgetting and memory ----------------------------------------------------------------------------------
@@ -157,11 +159,12 @@ class BatchedCache(Store):
     def bytes_held(self) -> int:
         logits = [one for row in self.rows for one in (*row.logits.values(), *row.ends.values())]
         logits += [b.logits for row in self.rows for b in row.branches if b.logits is not None]
-        return self.rows.bytes + self.prefixes.bytes + sum({one.data_ptr(): one.nbytes for one in logits}.values())
+        return self.rows.bytes + self.prefixes.bytes + sum({one.ctypes.data: one.nbytes for one in logits}.values())
 
     def bytes_for(self, tokens: int) -> int:
         return rounded(tokens) * self.rows.bytes_per_token
 
+    @torch.inference_mode()  # rows may shrink, and another engine's member may have asked for room
     def set_budget(self, budget: int, prefix_bytes: int) -> None:
         super().set_budget(budget, prefix_bytes)
         self.rows.set_budget(budget)
@@ -214,7 +217,7 @@ class BatchedCache(Store):
         others = self.rows.bytes if len(self.rows.by_key) > 1 else 0  # what the rows take when this one is gone
         room = self.prefixes.limit if self.budget is None else min(self.prefixes.limit, self.budget - others)
         size = min(len(row.ids), max(room, 0) // per_token if per_token else 0)
-        ends = {n: logits.clone() for n, logits in row.ends.items() if n <= size}
+        ends = {n: logits.copy() for n, logits in row.ends.items() if n <= size}
         held = size * per_token + sum(one.nbytes for one in ends.values())
 
         def copy() -> Any:
@@ -301,7 +304,7 @@ class BatchedCache(Store):
 
     def _append(
         self, group: Sequence[tuple[Row, list[int]]], keep: list[int] | None = None
-    ) -> list[tuple[Row, Tensor]]:
+    ) -> list[tuple[Row, Logits]]:
         """More tokens for these rows. Returns each row's logits, (q or keep, vocabulary)."""
         readings = [(row, [Branch(len(row.ids), new, len(row.ids))] if new else []) for row, new in group]
         logits = self._pass(readings, keep)
@@ -312,7 +315,7 @@ class BatchedCache(Store):
 
     # --- one pass -----------------------------------------------------------------------------------------------
 
-    def _pass(self, readings: Sequence[Reading], keep: list[int] | None = None) -> list[Tensor]:
+    def _pass(self, readings: Sequence[Reading], keep: list[int] | None = None) -> list[Logits]:
         """Read all of these in one pass, and the rows between them. Returns each row's logits."""
         rows = [row for row, _ in readings]
         first, last = min(row.index for row in rows), max(row.index for row in rows)
@@ -420,14 +423,14 @@ def _planned(row: Row, want: Branches) -> list[Branch]:
     return plan
 
 
-def _logits_of(row: Row, length: int, plan: list[Branch], logits: Tensor) -> list[Tensor]:
+def _logits_of(row: Row, length: int, plan: list[Branch], logits: Logits) -> list[Logits]:
     """Per branch the logits before each of its new tokens, and after the last: (tokens + 1, vocabulary)."""
     at, found, before = 0, [], row.logits[length][None]
     for branch in plan:
         own = logits[at : at + len(branch.ids)]
         at += len(branch.ids)
-        branch.logits = own[-1].clone() if len(own) else None
-        found.append(own if branch.reread else torch.cat([before, own]) if len(own) else before)
+        branch.logits = own[-1].copy() if len(own) else None
+        found.append(own if branch.reread else np.concatenate([before, own]) if len(own) else before)
     row.branches = [branch for branch in plan if branch.ids] or row.branches
     return found
 
@@ -436,7 +439,7 @@ def _size(plan: Sequence[Branch]) -> int:
     return sum(len(branch.ids) for branch in plan)
 
 
-def _remember(known: dict[int, Tensor], length: int, logits: Tensor, most: int = 3) -> None:
+def _remember(known: dict[int, Logits], length: int, logits: Logits, most: int = 3) -> None:
     known.pop(length, None)
     known[length] = logits
     while len(known) > most:

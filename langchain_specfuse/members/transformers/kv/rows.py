@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ...local.prefixes import Prefixes
+from ...local.store import Logits, SequenceKey
 from ..lora import Adapter
-from .prefixes import Prefixes
-from .store import SequenceKey
 
 COLUMNS = 128
 """Rows grow by at least this many columns."""
@@ -118,7 +118,7 @@ class Branch:
     column: int
     reread: bool = False
     """True: its first token is the last one shared with the row, read once more for the logits after it."""
-    logits: Tensor | None = None
+    logits: Logits | None = None
     """After its last token."""
 
 
@@ -130,9 +130,9 @@ class Row:
     index: int
     adapter: Adapter | None = None
     ids: list[int] = field(default_factory=list)
-    logits: dict[int, Tensor] = field(default_factory=dict)
+    logits: dict[int, Logits] = field(default_factory=dict)
     """Next-token logits after the first n tokens, for the few n that will be asked for again."""
-    ends: dict[int, Tensor] = field(default_factory=dict)
+    ends: dict[int, Logits] = field(default_factory=dict)
     """The same where prompts ended, of this query and of those that it continues."""
     branches: list[Branch] = field(default_factory=list)
     read_ahead: int = 0

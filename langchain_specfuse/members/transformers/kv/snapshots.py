@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from .prefixes import Prefix, Prefixes, closest, common_prefix
-from .store import Branches, Forward, SequenceKey, Store
+from ...local.prefixes import Prefix, Prefixes, closest, common_prefix
+from ...local.store import Branches, Logits, SequenceKey
+from .store import Forward, TorchStore
 
 PASS_TOKENS = 8
 """Where only one token can be read at a time, reading each costs about as much as this many in one pass."""
@@ -31,7 +33,7 @@ class Snapshot:
 
     ids: list[int]
     cache: Any
-    logits: Tensor
+    logits: Logits
 
     def copied(self) -> Snapshot:
         return Snapshot(self.ids, copy.deepcopy(self.cache), self.logits)
@@ -41,7 +43,7 @@ class Snapshot:
         return self.logits.nbytes + sum(tensor.nbytes for tensor in _tensors(self.cache))
 
 
-class Snapshots(Store):
+class Snapshots(TorchStore):
     """Snapshots of all open queries.
 
     ``whole``: whether this model can read several tokens at once into a cache that is not empty.
@@ -60,7 +62,7 @@ class Snapshots(Store):
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def prefill(self, wants: Sequence[tuple[SequenceKey, list[int]]], *, drafting: bool = False) -> list[Tensor]:
+    def prefill(self, wants: Sequence[tuple[SequenceKey, list[int]]], *, drafting: bool = False) -> list[Logits]:
         logits = []
         for key, ids in wants:
             new = key not in self._contexts
@@ -75,16 +77,16 @@ class Snapshots(Store):
             logits.append(context.logits)
         return logits
 
-    def decode(self, keys: Sequence[SequenceKey], tokens: Sequence[int]) -> list[Tensor]:
+    def decode(self, keys: Sequence[SequenceKey], tokens: Sequence[int]) -> list[Logits]:
         for key, token in zip(keys, tokens, strict=True):
             self._drafts[key] = self._extended(key, self._drafts[key], [token])
         return [self._drafts[key].logits for key in keys]
 
-    def read_branches(self, wants: Sequence[Branches]) -> list[list[Tensor]]:
+    def read_branches(self, wants: Sequence[Branches]) -> list[list[Logits]]:
         self.prefill([(want.key, want.ids) for want in wants])
         return [[self._read_branch(want, ids) for ids in want.branches] for want in wants]
 
-    def _read_branch(self, want: Branches, ids: list[int]) -> Tensor:
+    def _read_branch(self, want: Branches, ids: list[int]) -> Logits:
         context = self._contexts[want.key][0]
         shared = common_prefix(want.ids, ids)
         here = context.copied() if shared == len(want.ids) else self._extended(want.key, None, ids[:shared])
@@ -93,7 +95,7 @@ class Snapshots(Store):
             here, logits = self._read(want.key, here, part)
             rows.append(logits)
         self._contexts[want.key].append(here)
-        return torch.cat(rows)
+        return np.concatenate(rows)
 
     def _read_to(self, key: SequenceKey, ids: list[int]) -> Snapshot:
         """A snapshot at exactly these tokens, from the longest that is a prefix of them."""
@@ -110,7 +112,7 @@ class Snapshots(Store):
 
     def _extended(self, key: SequenceKey, start: Snapshot | None, ids: list[int]) -> Snapshot:
         """``start`` itself, moved on by these tokens."""
-        here = start or Snapshot([], DynamicCache(config=self.forward.model.config), torch.empty(0))
+        here = start or Snapshot([], DynamicCache(config=self.forward.model.config), np.empty(0, np.float32))
         for part in self._parts(here, ids):
             here, _ = self._read(key, here, part)
         return here
@@ -118,7 +120,7 @@ class Snapshots(Store):
     def _parts(self, here: Snapshot, ids: list[int]) -> list[list[int]]:
         return [ids] if ids and (self.whole or not here.ids) else [[token] for token in ids]
 
-    def _read(self, key: SequenceKey, here: Snapshot, ids: list[int]) -> tuple[Snapshot, Tensor]:
+    def _read(self, key: SequenceKey, here: Snapshot, ids: list[int]) -> tuple[Snapshot, Logits]:
         self.tokens_read += len(ids)
         try:
             logits = self.forward(torch.tensor([ids]), cache=here.cache, adapters=[self.forward.adapter_of(key)])[0]
@@ -128,7 +130,7 @@ class Snapshots(Store):
             self._drafts = {one: draft for one, draft in self._drafts.items() if draft.cache is not here.cache}
             raise
         # Its last row is copied: a view would hold the logits of the whole pass.
-        after = Snapshot(here.ids + ids, here.cache, logits[-1].clone())
+        after = Snapshot(here.ids + ids, here.cache, logits[-1].copy())
         size = len(after.ids)
         if not self._sizes or not min(self._sizes) <= size <= max(self._sizes):
             self._sizes[size] = after.bytes
@@ -195,6 +197,7 @@ class Snapshots(Store):
         per_token = (most - least) / (long - short) if long > short else 0.0
         return PER_QUERY * int(least + per_token * max(tokens - short, 0))
 
+    @torch.inference_mode()  # rows may shrink, and another engine's member may have asked for room
     def set_budget(self, budget: int, prefix_bytes: int) -> None:
         super().set_budget(budget, prefix_bytes)
         self._make_room(())

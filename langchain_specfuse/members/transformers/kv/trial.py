@@ -18,15 +18,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
-from torch import Tensor
 
+from ...local.store import Branches, Logits, SequenceKey
 from ..loading import cache_folder
 from ..lora import Adapter
 from .cache import BatchedCache
 from .snapshots import Snapshots
-from .store import Branches, Forward, NoCache, SequenceKey, Store
+from .store import Forward, NoCache, TorchStore
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -43,7 +44,7 @@ PAST_WINDOW = 16
 # --- the trial --------------------------------------------------------------------------------------------------
 
 
-def agrees(store: Store, vocabulary: Sequence[int], adapter: Adapter | None = None) -> bool:
+def agrees(store: TorchStore, vocabulary: Sequence[int], adapter: Adapter | None = None) -> bool:
     """Whether this store agrees with a fresh reading about made-up texts, on every path that drafts and scores take.
 
     The largest error counts. ``adapter``: texts with this adapter and others without are read together.
@@ -68,11 +69,11 @@ def agrees(store: Store, vocabulary: Sequence[int], adapter: Adapter | None = No
 class _Trial:
     """Reads made-up texts with a store, and compares the logits with those of a fresh reading."""
 
-    def __init__(self, store: Store, vocabulary: Sequence[int], adapter: Adapter | None) -> None:
+    def __init__(self, store: TorchStore, vocabulary: Sequence[int], adapter: Adapter | None) -> None:
         self.store = store
         self.vocabulary = vocabulary
         self.adapter = adapter
-        self._seen: list[tuple[SequenceKey, list[int], Tensor]] = []
+        self._seen: list[tuple[SequenceKey, list[int], Logits]] = []
 
     def short_texts(self) -> float:
         """Two texts of different lengths, then two more that begin like them."""
@@ -141,9 +142,9 @@ class _Trial:
             errors += [_error(row, fresh[tuple(ids)]) for ids, row in own]
         return max(errors)
 
-    def _fresh(self, texts: set[tuple[int, ...]], adapter: Adapter | None) -> dict[tuple[int, ...], Tensor]:
+    def _fresh(self, texts: set[tuple[int, ...]], adapter: Adapter | None) -> dict[tuple[int, ...], Logits]:
         """The logits after each of these texts without any cache. One pass serves a text and all its beginnings."""
-        found: dict[tuple[int, ...], Tensor] = {}
+        found: dict[tuple[int, ...], Logits] = {}
         for text in sorted(texts, key=len, reverse=True):
             if text not in found:
                 ends = sorted({len(one) for one in texts if text[: len(one)] == one})
@@ -153,11 +154,10 @@ class _Trial:
         return found
 
 
-def _error(one: Tensor, other: Tensor) -> float:
+def _error(one: Logits, other: Logits) -> float:
     """The spread of the difference: adding the same to all logits changes nothing, and rounding does that."""
-    one, other = one.float(), other.float()
-    error = float((one - other).std() / other.std().clamp_min(1e-6))
-    return error if torch.isfinite(one).all() else float("inf")
+    error = float((one - other).std() / max(float(other.std()), 1e-6))
+    return error if np.isfinite(one).all() else float("inf")
 
 
 def _windows(forward: Forward) -> list[int | None] | None:
@@ -183,13 +183,13 @@ def _window_to_cross(forward: Forward) -> int:
 
 def best_store(
     forward: Forward, vocabulary: Sequence[int], prefix_bytes: int, name: str, *, remember: bool = False
-) -> Store:
+) -> TorchStore:
     """The fastest store that agrees with a fresh reading.
 
     ``remember``: believe an earlier trial of the same kind of model, and keep the result of this one.
     """
     windows = _windows(forward)
-    stores: dict[str, Store] = {"batched": BatchedCache(forward, windows, prefix_bytes)} if windows else {}
+    stores: dict[str, TorchStore] = {"batched": BatchedCache(forward, windows, prefix_bytes)} if windows else {}
     stores["snapshots"] = Snapshots(forward, prefix_bytes)
     stores["snapshots, token by token"] = Snapshots(forward, prefix_bytes, whole=False)
     known = stores.get(_known_result(forward.model)) if remember else None
@@ -210,11 +210,11 @@ def mixes_adapters(forward: Forward, vocabulary: Sequence[int], adapter: Adapter
     return windows is not None and agrees(BatchedCache(forward, windows), vocabulary, adapter)
 
 
-def _works(store: Store, vocabulary: Sequence[int]) -> bool:
+def _works(store: TorchStore, vocabulary: Sequence[int]) -> bool:
     """Two short passes instead of a trial. They also measure how many bytes a token takes."""
     try:
         keys = [(SequenceKey("trial"), [vocabulary[0]] * size) for size in (2, 12)]
-        return all(torch.isfinite(store.prefill([key])[0]).all() and store.bytes_held for key in keys)
+        return all(np.isfinite(store.prefill([key])[0]).all() and store.bytes_held for key in keys)
     except Exception:  # then it is tried, and the error comes up again
         return False
     finally:

@@ -17,9 +17,6 @@ from itertools import count
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
-import psutil
-import torch
-
 from ...constraints import Vocabulary, vocabulary
 from ...core.values import (
     Constraint,
@@ -43,13 +40,10 @@ from ..text.thinking import opened
 from ..text.tools import allows_prose, call_format, parts, trigger
 from ..text.words import Words
 from .drafting import Leftover, OpenDraft, most_tokens, write_drafts
-from .kv.store import Branches, Forward, SequenceKey, Store, is_out_of_memory
-from .kv.trial import best_store, mixes_adapters
-from .loading import Weights
-from .lora import Adapter
 from .masking import AnswerState, DraftConstraint
 from .memory import MemoryBudget, MemoryUser
 from .scoring import CandidateTokens
+from .store import Branches, SequenceKey, Store
 from .thinking import Thought, think
 
 log = logging.getLogger("langchain_specfuse")
@@ -109,14 +103,14 @@ class MemberSettings:
 class GroupMember:
     """A loaded member: how it reads and writes its queries."""
 
-    def __init__(self, group: SharedWeights, adapter: Adapter | None, name: str, settings: MemberSettings) -> None:
+    def __init__(self, group: SharedWeights, adapter: Any, name: str, settings: MemberSettings) -> None:
         self.group = group
         self.weights = group.weights
         self.store: Store = group.store
         self.adapter = adapter
         self.name = name
         self.settings = settings
-        tokenizer, config = self.weights.tokenizer, self.weights.model.generation_config
+        tokenizer, config = self.weights.tokenizer, self.weights.generation_config
         self.words = Words(tokenizer)
         self.template = Template(tokenizer, name, settings.chat_template, settings.chat_template_kwargs)
         self.stops = stop_ids(tokenizer, config, end_of_turn(self.template))
@@ -294,13 +288,21 @@ class SharedWeights:
     """The batch group of members with the same weights and one cache. A member alone is one too."""
 
     def __init__(
-        self, weights: Weights, store: Store, *, name: str, prefix_cache: bool | int, budget: MemoryBudget | None
+        self,
+        weights: Any,
+        store: Store,
+        *,
+        name: str,
+        free: int,
+        prefix_cache: bool | int,
+        budget: MemoryBudget | None,
     ) -> None:
+        """``free``: bytes of memory that nothing uses now."""
         self.weights = weights
         self.store = store
         self.memory_budget = budget
         self.members: WeakSet[GroupMember] = WeakSet()
-        store.set_budget(*_cache_bytes(weights.device, prefix_cache))
+        store.set_budget(*cache_bytes(free, prefix_cache))
         self._memory = budget.on(weights.device) if budget and not weights.movable.spread else None
         most = None if prefix_cache is True else int(prefix_cache)
         self._memory_user = MemoryUser(name, weights.movable, store, most)
@@ -341,7 +343,7 @@ class SharedWeights:
                 own.append(_Item(at, loaded, job))
             else:  # it was unloaded since it was asked
                 (replies[at],) = getattr(member, work)([job])
-        with torch.inference_mode(), self._turn():
+        with self._turn():
             replies |= self._replies(own, answer)
         return [replies[at] for at in range(len(jobs))]
 
@@ -398,14 +400,14 @@ class SharedWeights:
             return replies
         self.lose([item.key for item in batch], broken)
         if len(batch) == 1:
-            short = f"out of memory on {self.weights.device}" if is_out_of_memory(broken) else ""
+            short = f"out of memory on {self.weights.device}" if self.store.is_out_of_memory(broken) else ""
             return [Failure.of(broken, short)]
         return [reply for item in batch for reply in self._safely([item], answer)]
 
     def lose(self, keys: Sequence[SequenceKey], error: Exception | None = None) -> None:
         """What is cached for these sequences may be wrong: drop it; everything, if there is no memory left."""
         try:
-            if error is not None and is_out_of_memory(error):
+            if error is not None and self.store.is_out_of_memory(error):
                 self.store.free_memory()
             for key in keys:
                 self.store.drop(key)
@@ -474,38 +476,10 @@ class SharedWeights:
         return Effort(read, seconds=time.perf_counter() - since, began=began)
 
 
-def group_for(
-    weights: Weights, adapter: Adapter | None, *, name: str, prefix_cache: bool | int, budget: MemoryBudget | None
-) -> SharedWeights:
-    """The group of members with these weights that are limited alike. Whether members with and without this adapter can
-    share passes is tried; if not, those with the adapter are a group of their own."""
-    tokens = _trial_tokens(weights)
-    forward = Forward(weights.model, weights.adapters)
-    mixed = adapter is None or mixes_adapters(forward, tokens, adapter)
-    key = (repr(prefix_cache), budget, None if mixed else adapter)
-    group: SharedWeights | None = weights.groups.get(key)
-    if group is None:
-        own = forward if mixed else Forward(weights.model, weights.adapters, adapter)
-        remember = mixed and not weights.in_memory  # a model in memory may be anything
-        store = best_store(own, tokens, _cache_bytes(weights.device, prefix_cache)[1], name, remember=remember)
-        group = SharedWeights(weights, store, name=name, prefix_cache=prefix_cache, budget=budget)
-        weights.groups[key] = group
-    return group
-
-
-def _cache_bytes(device: str, prefix_cache: bool | int) -> tuple[int, int]:
+def cache_bytes(free: int, prefix_cache: bool | int) -> tuple[int, int]:
     """Without a memory budget, the bytes of a cache, and those of them for kept prefixes."""
-    gpu = device.startswith("cuda")
-    free = torch.cuda.mem_get_info(torch.device(device))[0] if gpu else psutil.virtual_memory().available
     size = int(CACHE_SHARE * free)
     return size, size // 3 if prefix_cache is True else min(size, int(prefix_cache))
-
-
-def _trial_tokens(weights: Weights) -> list[int]:
-    """A few ordinary tokens to try things with."""
-    special = set(weights.tokenizer.all_special_ids)
-    size = min(len(weights.tokenizer), weights.model.get_input_embeddings().weight.shape[0])
-    return [token for token in range(size // 2, size) if token not in special][:29] or list(range(size))
 
 
 def _has_nan(reply: AnyReply) -> bool:

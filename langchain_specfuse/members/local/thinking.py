@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import stack
+import numpy as np
 
 from ...core.answer import continues_loop
 from ...core.values import Sampling
 from ..text.thinking import AFTER, CLOSE
 from ..text.words import REPLACEMENT, Words
-from .kv.store import SequenceKey, Store
 from .sampling import sample
+from .store import SequenceKey, Store
 
 TAIL = 24
 """The end of a thought is looked for in this many last tokens."""
@@ -85,7 +85,7 @@ def think(store: Store, thoughts: list[Thought]) -> None:
     writing = [thought for thought in thoughts if not thought.done]
     rows = store.prefill([(thought.key, thought.prompt) for thought in writing], drafting=True) if writing else []
     while writing:
-        tokens = sample(stack(rows), [t.sampling for t in writing], [t.prompt + t.tokens for t in writing])
+        tokens = sample(np.stack(rows), [t.sampling for t in writing], [t.prompt + t.tokens for t in writing])
         for thought, token in zip(writing, tokens, strict=True):
             thought.take(token)
         writing = [thought for thought in writing if not thought.done]

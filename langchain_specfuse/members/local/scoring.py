@@ -9,27 +9,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from ...core.values import Candidate
 from ..text.words import Words
+from .store import Logits
 
 
-def logprobs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
+def logprobs_of(logits: Logits, tokens: Sequence[int]) -> list[float]:
     """The log-probability of one token per row. logits: (rows, vocabulary)."""
-    wide = logits.float()
-    picked = wide.gather(-1, torch.tensor(tokens, device=wide.device)[:, None])[:, 0]
-    return (picked - wide.logsumexp(-1)).clamp_max(0.0).tolist()
+    return [_at_most_0(float(row[token]) - _logsumexp(row)) for row, token in zip(logits, tokens, strict=True)]
 
 
-def end_logprobs(logits: Tensor, stops: Sequence[int]) -> list[float]:
+def end_logprobs(logits: Logits, stops: Sequence[int]) -> list[float]:
     """The log-probability, per row, that the turn ends here with any of the stop tokens. -inf if there are none."""
-    if not stops:
-        return [float("-inf")] * logits.shape[0]
-    wide = logits.float()
-    ends = wide[:, torch.tensor(stops, device=wide.device)].logsumexp(-1) - wide.logsumexp(-1)
-    return ends.clamp_max(0.0).tolist()
+    return [_at_most_0(_logsumexp(row[list(stops)]) - _logsumexp(row)) if stops else -math.inf for row in logits]
+
+
+def _logsumexp(row: Logits) -> float:
+    most = float(row.max())
+    # Where nothing is finite the answer is the maximum itself: -inf, inf or not a number.
+    return most + math.log(float(np.exp(row - row.max()).sum(dtype=np.float64))) if math.isfinite(most) else most
+
+
+def _at_most_0(logprob: float) -> float:
+    """What is not a number stays that."""
+    return 0.0 if logprob > 0 else logprob
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class CandidateTokens:
     size: int
     """Their number without the words of the end."""
 
-    def logprobs(self, logits: Tensor, stops: Sequence[int]) -> tuple[float, ...]:
+    def logprobs(self, logits: Logits, stops: Sequence[int]) -> tuple[float, ...]:
         """One number per new token, and one for the end.
 
         ``logits``: before each new token and after the last, (new tokens + 1, vocabulary).
@@ -57,7 +62,7 @@ class CandidateTokens:
             end = either(end, math.fsum(known[count:]))
         return (*known[:count], end)
 
-    def ends(self, logits: Tensor, words: Words) -> tuple[int, ...]:
+    def ends(self, logits: Logits, words: Words) -> tuple[int, ...]:
         """How many of the candidate's characters are complete after each of its new tokens.
 
         New tokens may begin before the candidate, where its beginning is read together with the text before it.

@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor, stack
+import numpy as np
 
 from ...core.answer import kept_tokens
 from ...core.values import Draft, DraftJob, Effort, Failure, Sampling
 from ..text.words import OVERTIME, End, Words, complete, end_at, find_end
-from .kv.store import Branches, SequenceKey, Store
 from .masking import DraftConstraint, cut_in_structure, masked
 from .sampling import sample
 from .scoring import end_logprobs, logprobs_of
+from .store import Branches, Logits, SequenceKey, Store
 
 
 def most_tokens(job: DraftJob) -> int:
@@ -58,7 +58,7 @@ class OpenDraft:
     constraint: DraftConstraint | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    logits: list[Tensor | None] = field(default_factory=list)
+    logits: list[Logits | None] = field(default_factory=list)
     """The logits before each token, where known."""
     reused: int = 0
     """Tokens of the context that were cached."""
@@ -102,7 +102,7 @@ class OpenDraft:
         tokens = [*self.tokens[:kept], *end.rest]
         text, ends = self.words.text_after(self.context, tokens)
         if kept < len(self.tokens) and (row := self.logits[kept]) is not None:
-            store.keep_logits(self.key, len(self.context) + kept, row.clone())
+            store.keep_logits(self.key, len(self.context) + kept, row.copy())
         logprobs = end.logprobs(self.logprobs, self.end_logprob)
         ends_known = tuple(ends) if self.constraint else None
         return Draft(text, end.ended, tuple(tokens), tuple(logprobs), effort, ends_known)
@@ -117,14 +117,14 @@ class OpenDraft:
 
     # --- one more token -----------------------------------------------------------------------------------------
 
-    def take(self, token: int, logprob: float, row: Tensor) -> None:
+    def take(self, token: int, logprob: float, row: Logits) -> None:
         """A token that was sampled from these logits."""
         if token in self.stops:
             self.end, self.end_logprob = End(len(self.tokens), ended=True), end_logprobs(row[None], self.stops)[0]
         else:
             self._add(token, logprob, row)
 
-    def take_forced(self, tokens: list[int], rows: Tensor) -> None:
+    def take_forced(self, tokens: list[int], rows: Logits) -> None:
         """Tokens without a choice. ``rows``: the logits before each of them and after the last."""
         assert self.constraint is not None
         for token, logprob, row in zip(tokens, logprobs_of(rows[:-1], tokens), rows, strict=False):
@@ -132,7 +132,7 @@ class OpenDraft:
                 self.constraint.read.append(len(self.tokens))
                 self._add(token, logprob, row)
 
-    def _add(self, token: int, logprob: float, row: Tensor | None) -> None:
+    def _add(self, token: int, logprob: float, row: Logits | None) -> None:
         if self.constraint is None:
             self._put(token, logprob, row)
             return self._check(self.job.segment_tokens)
@@ -144,7 +144,7 @@ class OpenDraft:
             self._put(token, logprob, row)
             self._check_constrained(self.constraint)
 
-    def _put(self, token: int, logprob: float, row: Tensor | None) -> None:
+    def _put(self, token: int, logprob: float, row: Logits | None) -> None:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.logits.append(row)
@@ -243,9 +243,9 @@ def write_drafts(store: Store, drafts: Sequence[OpenDraft]) -> None:
             _add_token(ready, logits, [masks[draft.key] for draft in ready])
 
 
-def _add_token(drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Tensor], masks: list[Any]) -> None:
+def _add_token(drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Logits], masks: list[Any]) -> None:
     """Sample the next token of each of these."""
-    rows = stack([logits[draft.key] for draft in drafts])
+    rows = np.stack([logits[draft.key] for draft in drafts])
     how = [_sampling(draft) for draft in drafts]
     tokens = sample(masked(rows, masks), how, [draft.ids for draft in drafts])
     for draft, token, logprob, row in zip(drafts, tokens, logprobs_of(rows, tokens), rows, strict=True):
@@ -261,7 +261,7 @@ def _sampling(draft: OpenDraft) -> Sampling:
     return replace(draft.sampling, repetition_penalty=None)
 
 
-def _read_forced(store: Store, drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Tensor]) -> None:
+def _read_forced(store: Store, drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Logits]) -> None:
     """Inside a call, read text without a choice in one pass instead of token by token."""
     runs = [(draft, tokens) for draft in drafts if (tokens := draft.forced_tokens())]
     if not runs:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ...constraints import Grammar, State
 from ..text.words import Words
+from .store import Logits
 
 FORCED_CHARS = 4
 """From this many characters on, text with only one continuation is not drafted token by token: it is agreed without a
@@ -137,22 +136,13 @@ def cut_in_structure(text: str, ends: Sequence[int], limit: int) -> int:
     return 0
 
 
-def masked(rows: Tensor, masks: Sequence[Any]) -> Tensor:
+def masked(rows: Logits, masks: Sequence[Any]) -> Logits:
     """The logits with illegal tokens at minus infinity; rows without a mask are left as they are."""
-    bound = [at for at, mask in enumerate(masks) if mask is not None]
-    if not bound:
+    if all(mask is None for mask in masks):
         return rows
-    illegal = unpacked(~np.stack([masks[at] for at in bound]), rows.shape[-1], beyond=True).to(rows.device)
-    if len(bound) == len(masks):
-        return rows.masked_fill(illegal, float("-inf"))
-    rows = rows.clone()
-    rows[bound] = rows[bound].masked_fill(illegal, float("-inf"))
+    rows = rows.copy()
+    for row, mask in zip(rows, masks, strict=True):
+        if mask is not None:
+            legal = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), count=len(row), bitorder="little")
+            row[legal == 0] = -np.inf
     return rows
-
-
-def unpacked(words: Any, width: int, beyond: bool = False) -> Tensor:
-    """Rows of 32-bit words as rows of ``width`` bools, lowest bit first; ``beyond`` where there are no more words."""
-    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")[:, :width]
-    if bits.shape[1] < width:
-        bits = np.pad(bits, ((0, 0), (0, width - bits.shape[1])), constant_values=beyond)
-    return torch.from_numpy(bits.view(np.bool_))

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 SHORTEST = 64
 """Fewer tokens than this are read again. All that unrelated questions share is the header of a chat template: sharing
@@ -46,7 +47,7 @@ class Prefix:
     data: Any = None
     """Keys, values or states, in whatever form its store uses."""
     bytes: int = 0
-    ends: dict[int, Tensor] = field(default_factory=dict)
+    ends: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     """Next-token logits after the first n tokens, where a prompt ended. A prompt that is asked again is not read at
     all, and its answer is the same to the bit."""
     adapter_id: int = 0

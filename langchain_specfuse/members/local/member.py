@@ -1,0 +1,247 @@
+"""What members in this process have in common: loaded when they are first asked, unloaded, pickled.
+
+What such a member does with jobs is in ``batch_group``, because members with the same weights work in one batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from ...core.member import Probe
+from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
+from ...errors import UsageError, advised
+from ..text.templates import Template
+from ..text.words import Words
+from .batch_group import GroupMember, MemberSettings, SharedWeights
+from .memory import MemoryBudget
+
+log = logging.getLogger("langchain_specfuse")
+
+_PROCESS = ("loaded", "memory_budget", "_given", "_device", "_probe")
+"""Attributes that stay in this process."""
+
+
+class LocalMember(ABC):
+    """One LLM in this process. ``source``: a dataclass with its ``model``, and all else that makes two loads the same.
+
+    Members of one model that differ in ``adapter``, ``system_prompt``, ``repetition_penalty`` or ``seed`` share its
+    weights.
+    """
+
+    spreads = True
+    """It is placed on a cluster, where members are."""
+    usual: ClassVar[Mapping[str, Any]] = {}
+    """Values of the source that need not be written in :attr:`spec`."""
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        adapter: str | os.PathLike[str] | None,
+        name: str | None,
+        called: str,
+        settings: MemberSettings,
+        prefix_cache: bool | int,
+        given: Any = None,
+    ) -> None:
+        self.source = source
+        self.adapter = checked_adapter(adapter)
+        called = self.adapter or called
+        self.name = name or os.path.basename(called.rstrip("/\\")).removesuffix(".gguf") or called
+        self.settings = settings
+        self.prefix_cache = checked_bytes(prefix_cache)
+        self._start_unloaded(given)
+
+    def _start_unloaded(self, weights: Any) -> None:
+        self.loaded: GroupMember | None = None
+        """How it reads and writes queries, once it is loaded."""
+        self.memory_budget: MemoryBudget | None = None
+        """Set by chat models that have one. It holds from the next job on, until :meth:`unload`."""
+        self._given = weights
+        self._device = weights.device if weights else "loading"
+        self._probe: Probe | None = None
+
+    def __repr__(self) -> str:
+        held = self.prefixes
+        kept = f", {held['tokens']} tokens kept in {held['bytes'] / 1e6:.1f} MB" if held["prefixes"] else ""
+        return f"{type(self).__name__}({self.source.model!r}, name={self.name!r}{kept})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What it is made from, and nothing that it has loaded: the process that unpickles it loads for itself."""
+        if self._given:
+            error = UsageError(f"{self.name} is a model in memory, which stays in its process")
+            raise advised(error, "save it (model and tokenizer: save_pretrained(folder)) and name the folder")
+        state = {key: value for key, value in vars(self).items() if key not in _PROCESS}
+        adapter = absolute(self.adapter) if self.adapter else None
+        return state | {"source": replace(self.source, model=absolute(self.source.model)), "adapter": adapter}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._start_unloaded(None)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """All that tells this member's answers from another's, as plain JSON."""
+        usual = {**vars(MemberSettings()), **self.usual, "adapter": None}
+        everything = vars(self.source) | vars(self.settings) | {"adapter": self.adapter}
+        spec = {key: value for key, value in everything.items() if value != usual.get(key)}
+        if self._given:
+            spec["mark"] = self._given.id
+        return {key: _as_json(value) for key, value in spec.items()}
+
+    @property
+    def device(self) -> str:
+        return self._device
+
+    @property
+    def batch_group(self) -> SharedWeights | None:
+        """Members with the same one share batches."""
+        return self.loaded.group if self.loaded else None
+
+    # --- the protocol -------------------------------------------------------------------------------------------
+
+    def probe(self) -> Probe:
+        self._load()
+        assert self._probe is not None
+        return self._probe
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
+        return self._load().group.draft([(self, job) for job in jobs])
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
+        return self._load().group.score([(self, job) for job in jobs])
+
+    def forget(self, query_id: str) -> None:
+        if self.loaded:
+            self.loaded.forget(query_id)
+
+    def unload(self) -> None:
+        """Free the weights and all caches (weights given in memory stay yours). The next job loads them again.
+
+        What is shared stays while another member has it.
+        """
+        self._leave()
+        self.memory_budget = None
+
+    # --- what it holds ------------------------------------------------------------------------------------------
+
+    @property
+    def prefixes(self) -> dict[str, int]:
+        """What is kept of queries that are over: the number of prefixes, their tokens and their bytes."""
+        kept = self.loaded.store.prefixes.of(self.loaded.adapter_id) if self.loaded else []
+        tokens, held = sum(len(prefix.ids) for prefix in kept), sum(prefix.bytes for prefix in kept)
+        return {"prefixes": len(kept), "tokens": tokens, "bytes": held}
+
+    def drop_prefixes(self) -> None:
+        """Free what is kept of queries that are over. To be called on the member's worker, as everything else."""
+        if self.loaded:
+            with self.loaded.group.undisturbed():
+                self.loaded.store.prefixes.drop(self.loaded.adapter_id)
+
+    # --- text and tokens ----------------------------------------------------------------------------------------
+
+    @property
+    def words(self) -> Words:
+        return self._load().words
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.settings.chat_template
+
+    @property
+    def template(self) -> Template:
+        return self._load().template
+
+    @property
+    def stops(self) -> list[int]:
+        """Tokens that end a turn."""
+        return list(self._load().stops)
+
+    def token_ids(self, text: str) -> list[int]:
+        """The text's tokens in this member's tokenizer."""
+        return self.words.encode(text)
+
+    def token_count(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> int:
+        """The length of the prompt of these turns, with its description of these tools."""
+        return len(self._load().prompt_ids(turns, tools))
+
+    # --- loading ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _weights(self) -> Any:
+        """Its weights; loaded now unless another member has them."""
+
+    @abstractmethod
+    def _expected_size(self) -> int:
+        """How many bytes the weights will take when they are loaded."""
+
+    @abstractmethod
+    def _joined(self, weights: Any) -> GroupMember:
+        """Join the group of members with these weights."""
+
+    @abstractmethod
+    def _details(self, loaded: GroupMember) -> tuple[str, int]:
+        """Device, precision and the like, for people; the number of parameters."""
+
+    def _load(self) -> GroupMember:
+        if self.loaded is not None and self.loaded.group.memory_budget is self.memory_budget:
+            return self.loaded
+        weights = self._given or (self.loaded.weights if self.loaded else None)
+        self._leave()  # it was loaded before it was given a budget
+        try:
+            if self.memory_budget and weights is None:
+                with suppress(Exception):  # loading says what is wrong
+                    self.memory_budget.make_room(self._expected_size())
+            weights = weights or self._weights()
+            self._device = weights.device
+            with weights.movable.in_use():
+                loaded = self.loaded = self._joined(weights)
+        except UsageError:
+            self.memory_budget = None  # a budget that cannot be kept does not stay: the next question raises again
+            raise
+        detail, size = self._details(loaded)
+        log.info("%s: %s", self.name, detail)
+        calls = loaded.template.own_calls(loaded.words)
+        self._probe = Probe(self.source.model, True, weights.context_limit, detail, calls, size)
+        return loaded
+
+    def _leave(self) -> None:
+        loaded, self.loaded, self._probe = self.loaded, None, None
+        if loaded is not None:
+            loaded.leave()
+            weights = loaded.weights
+            del loaded
+            weights.left()
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def checked_adapter(adapter: Any) -> str | None:
+    if adapter is None or (isinstance(adapter, (str, os.PathLike)) and os.fspath(adapter).strip()):
+        return None if adapter is None else os.fspath(adapter)
+    raise advised(UsageError(f"adapter={adapter!r} names no adapter"), "name a folder or a hub id, or leave it out")
+
+
+def checked_bytes(size: bool | int) -> bool | int:
+    if not isinstance(size, int) or size < 0:
+        error = UsageError(f"prefix_cache={size!r} is neither True, False nor a number of bytes")
+        raise advised(error, "leave it out")
+    return size
+
+
+def absolute(path: str) -> str:
+    """The same file for a process that works in another folder."""
+    return os.path.abspath(path) if os.path.exists(path) else path
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(one) for key, one in value.items()}
+    return value if isinstance(value, (str, int, float, bool)) else repr(value)
