@@ -6,7 +6,7 @@ import importlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -106,8 +106,10 @@ class _Table:
 # --- reading a tokenizer ------------------------------------------------------------------------------------------
 
 
-def words_of(tokenizer: Any, size: int, silent: Iterable[int] = ()) -> list[bytes]:
+def words_of(tokenizer: Any, size: int, silent: Collection[int] = ()) -> list[bytes]:
     """The bytes of each token; none for special tokens, for those in ``silent`` and for rows without a token."""
+    if hasattr(tokenizer, "token_bytes"):  # it knows them
+        return [b"" if at in silent else word for at, word in enumerate(tokenizer.token_bytes())]
     quiet = set(silent) | set(tokenizer.all_special_ids)
     count = min(size, len(tokenizer))
     names = tokenizer.convert_ids_to_tokens(list(range(count)))

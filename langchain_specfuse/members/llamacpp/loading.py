@@ -1,0 +1,169 @@
+"""From a ``.gguf`` file to a model in memory, once per process: members with the same file share its weights."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ...errors import MemberError, UsageError, advised
+from .library import COMPLAINTS, gpu, library
+from .tokenizer import GgufTokenizer
+
+_IDS = count(1)
+
+
+@dataclass(frozen=True)
+class GgufSource:
+    """What to load and how."""
+
+    model: str
+    n_gpu_layers: int | str = "auto"
+    cache_type: str = "f16"
+
+
+@dataclass(eq=False)
+class LoraAdapter:
+    """A LoRA in memory. It is freed with its base."""
+
+    path: str
+    handle: int
+    id: int
+
+
+class _FixedWeights:
+    """Weights that stay where they are. Those of the CPU are mapped files, which the system takes back when it must."""
+
+    movable = spread = False
+    here = True
+
+    def __init__(self, size: int) -> None:
+        self.bytes = size
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        yield
+
+    def offload(self) -> bool:
+        return False
+
+
+class GgufWeights:
+    """A model, its tokenizer and its adapters."""
+
+    def __init__(self, source: GgufSource) -> None:
+        self.lib = lib = library()
+        self.source = source
+        path = Path(source.model).expanduser()
+        _refuse_foreign(path)
+        there = gpu() if source.n_gpu_layers != 0 else None
+        if there is None and source.n_gpu_layers not in ("auto", 0):
+            wrong = UsageError(
+                f"n_gpu_layers={source.n_gpu_layers}, but this build of llama.cpp computes on the CPU alone"
+            )
+            raise advised(wrong, "leave it out, or install a build for your GPU: docs/how-to/choose-an-engine.md")
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = 0 if there is None else -1 if source.n_gpu_layers == "auto" else source.n_gpu_layers
+        params.use_extra_bufts = False  # so that weights stay mapped: others would be copied and take twice the memory
+        COMPLAINTS.clear()
+        self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if not self.handle:
+            error = MemberError(f"llama.cpp cannot load {path}: {'; '.join(COMPLAINTS)[:400] or 'no reason is given'}")
+            raise advised(error, "is the file complete, its architecture known to this build, and enough memory free?")
+        # Its caches hold a reference to this object, so it is freed after them.
+        weakref.finalize(self, lib.llama_model_free, self.handle).atexit = False
+        if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
+            raise advised(UsageError(f"{path} is no causal language model"), "members are decoder-only: choose another")
+        self.device, self.chip = there or ("cpu", "CPU")
+        self.threads = threads()
+        self.tokenizer = GgufTokenizer(lib, self.handle)
+        self.generation_config = self.tokenizer  # the tokens that end a turn
+        self.vocabulary_size = len(self.tokenizer)
+        self.parameters = int(lib.llama_model_n_params(self.handle))
+        self.movable = _FixedWeights(0 if there is None else int(lib.llama_model_size(self.handle)))
+        self.groups: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+        self._adapters: dict[str, LoraAdapter] = {}
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and precision, as llama.cpp tells them."""
+        text = ctypes.create_string_buffer(256)
+        self.lib.llama_model_desc(self.handle, text, len(text))
+        return text.value.decode("utf-8", "replace")
+
+    @property
+    def trial_tokens(self) -> list[int]:
+        """A few ordinary tokens to try things with."""
+        special = {*self.tokenizer.all_special_ids, *self.tokenizer.eos_token_id}
+        some = [token for token in range(self.vocabulary_size // 2, self.vocabulary_size) if token not in special]
+        return [some[at * 7 % len(some)] for at in range(16)]
+
+    @property
+    def context_limit(self) -> int | None:
+        """The longest text that the model was trained to read, in tokens."""
+        limits = [self.lib.llama_model_n_ctx_train(self.handle)]
+        scaled = self.tokenizer.meta(
+            f"{self.tokenizer.meta('general.architecture')}.rope.scaling.original_context_length"
+        )
+        kind = self.tokenizer.meta(f"{self.tokenizer.meta('general.architecture')}.rope.scaling.type")
+        if scaled and kind == "longrope":  # beyond this length all positions turn differently, in a whole cache
+            limits.append(int(scaled))
+        return min((limit for limit in limits if limit > 0), default=None)
+
+    def adapter(self, path: str, member: str) -> LoraAdapter:
+        """The one copy of this adapter."""
+        if path not in self._adapters:
+            file = Path(path).expanduser()
+            _refuse_foreign(file)
+            COMPLAINTS.clear()
+            handle = self.lib.llama_adapter_lora_init(self.handle, os.fsencode(file))
+            if not handle:
+                why = "; ".join(COMPLAINTS)[:300]
+                error = MemberError(f"{file} is no adapter for {self.source.model}: {why}", member=member)
+                raise advised(error, "a LoRA of this very base, made by llama.cpp's convert_lora_to_gguf.py")
+            self._adapters[path] = LoraAdapter(path, handle, next(_IDS))
+        return self._adapters[path]
+
+    def left(self) -> None:
+        """A member has left. Adapters are freed with their base."""
+
+
+def _refuse_foreign(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            mark = file.read(4)
+    except OSError as error:
+        what = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else str(error)
+        raise advised(MemberError(f"{path} {what}", kind="not_found"), "name an existing .gguf file") from error
+    if mark != b"GGUF":
+        raise advised(MemberError(f"{path} is no GGUF file: it begins with {mark!r}"), "copy it again; was it cut off?")
+
+
+def threads() -> int:
+    """How many threads compute: ``$OMP_NUM_THREADS``, else one for each core that this process may use."""
+    if (chosen := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(chosen) > 0:
+        return int(chosen)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+
+
+_LOADED: weakref.WeakValueDictionary[GgufSource, GgufWeights] = weakref.WeakValueDictionary()
+_LOADING = threading.Lock()
+
+
+def load(source: GgufSource) -> GgufWeights:
+    """The one copy of these weights in this process."""
+    with _LOADING:
+        found = _LOADED.get(source)
+        if found is None:
+            found = _LOADED[source] = GgufWeights(source)
+        return found

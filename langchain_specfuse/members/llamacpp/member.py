@@ -1,0 +1,107 @@
+"""LlamaCppMember: a ``.gguf`` file, read by llama.cpp in this process. Needs neither torch nor transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+from ...errors import UsageError, advised
+from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
+from ..local.member import LocalMember
+from .cache import SequenceStore
+from .library import CACHE_TYPES
+from .loading import GgufSource, GgufWeights, load
+
+
+class LlamaCppMember(LocalMember):
+    """One ``.gguf`` file as a member. Template, special tokens and stop tokens are those of the file.
+
+    >>> member = LlamaCppMember("models/qwen2.5-1.5b-instruct-q4_k_m.gguf")  # loads when first used
+    >>> member.name
+    'qwen2.5-1.5b-instruct-q4_k_m'
+
+    ``model``
+        The file. Of a model in several files, the first.
+    ``adapter``
+        A LoRA as a ``.gguf`` file. Members with different adapters share the weights of the base.
+    ``name``
+        What it is called (default: the name of the adapter's or model's file).
+    ``n_gpu_layers``
+        How many layers a GPU computes. ``"auto"``: all, if this build of llama.cpp knows a GPU here.
+    ``cache_type``
+        How keys and values are kept: ``"f16"``, or ``"q8_0"`` or ``"q4_0"`` for half and a quarter of the memory.
+    ``chat_template``, ``chat_template_kwargs``
+        A template instead of the file's; ``"plain"`` is for base models. Arguments for the template.
+    ``system_prompt``
+        Takes the place of the conversation's system messages.
+    ``repetition_penalty``, ``seed``
+        The member's own; members with different seeds sample differently.
+    ``thinking_tokens``
+        A reasoning model thinks before its first word, for at most this many tokens (0: never).
+    ``prefix_cache``
+        Bytes that what was read for earlier queries may take. True: a third of the cache; False: nothing is kept.
+
+    It computes with ``$OMP_NUM_THREADS`` threads, by default one for each core.
+    """
+
+    usual = vars(GgufSource(""))
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        adapter: str | os.PathLike[str] | None = None,
+        name: str | None = None,
+        n_gpu_layers: int | str = "auto",
+        cache_type: str = "f16",
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        system_prompt: str | None = None,
+        repetition_penalty: float | None = None,
+        seed: int = 0,
+        thinking_tokens: int = 1024,
+        prefix_cache: bool | int = True,
+    ) -> None:
+        if cache_type not in CACHE_TYPES:
+            raise advised(UsageError(f"cache_type={cache_type!r} is not known"), f"one of {', '.join(CACHE_TYPES)}")
+        if n_gpu_layers != "auto" and (not isinstance(n_gpu_layers, int) or n_gpu_layers < 0):
+            raise advised(UsageError(f"n_gpu_layers={n_gpu_layers!r} is no number of layers"), "or leave it at 'auto'")
+        file = os.fspath(model)
+        settings = MemberSettings(
+            chat_template, dict(chat_template_kwargs or {}), system_prompt, repetition_penalty, seed, thinking_tokens
+        )
+        super().__init__(
+            GgufSource(file, n_gpu_layers, cache_type),
+            adapter=adapter,
+            name=name,
+            called=file,
+            settings=settings,
+            prefix_cache=prefix_cache,
+        )
+
+    # --- loading ------------------------------------------------------------------------------------------------
+
+    def _weights(self) -> GgufWeights:
+        return load(self.source)
+
+    def _expected_size(self) -> int:
+        return 0  # mapped
+
+    def _joined(self, weights: GgufWeights) -> GroupMember:
+        """Join the group of members with the same adapter: llama.cpp applies one to all that it reads at once."""
+        adapter = weights.adapter(self.adapter, self.name) if self.adapter else None
+        key = (repr(self.prefix_cache), self.memory_budget, adapter)
+        group: SharedWeights | None = weights.groups.get(key)
+        if group is None:
+            store, free = SequenceStore(weights, adapter), int(psutil.virtual_memory().available)
+            limits: Any = {"prefix_cache": self.prefix_cache, "budget": self.memory_budget}
+            group = weights.groups[key] = SharedWeights(weights, store, name=self.name, free=free, **limits)
+        return GroupMember(group, adapter, self.name, self.settings)
+
+    def _details(self, loaded: GroupMember) -> tuple[str, int]:
+        weights: GgufWeights = loaded.weights
+        on = f"{weights.threads} threads" if weights.device == "cpu" else weights.chip
+        return f"{weights.device}, {weights.description}, {on}, {loaded.store.kind}", weights.parameters
