@@ -134,23 +134,21 @@ def test_a_member_out_of_memory_for_good_leaves_and_the_answer_continues():
 
 
 class Poisoned:
-    """A layer whose values are ``bad`` in one row, or in all of them, while it is ``on``."""
+    """A layer whose values are ``bad`` while it is ``on``, in its first pass or in all of them."""
 
-    def __init__(self, one: TransformersMember, bad: float, row: int | None = 0):
-        self.on, self.bad, self.row = True, bad, row
+    def __init__(self, one: TransformersMember, bad: float, *, always: bool = False):
+        self.on, self.bad, self.always = True, bad, always
         one.loaded.weights.model.model.layers[0].self_attn.v_proj.register_forward_hook(self._strike)
 
     def _strike(self, _: Any, __: Any, values: torch.Tensor) -> torch.Tensor:
-        ill = values.clone()
-        if self.on and (self.row is None or len(values) > 1):
-            ill[slice(None) if self.row is None else slice(self.row, self.row + 1)] = self.bad
-        return ill
+        bad, self.on = self.on, self.on and self.always
+        return torch.full_like(values, self.bad) if bad else values
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_nan_in_one_row_is_a_failure_of_that_query_alone(bad):
+def test_nan_in_one_text_is_a_failure_of_that_query_alone(bad):
     member, asked = fresh(), [DraftJob(tiny.query(f"Why {k}?"), (), 4, 9, Sampling()) for k in range(3)]
-    Poisoned(member, bad)  # rows that are read together
+    Poisoned(member, bad)
     first, *others = member.draft(asked)
     assert failure_of(asked[0], first).kind == "nan"
     assert same(asked[1:], others, tiny.member("llama", 1))
@@ -166,7 +164,7 @@ def test_a_member_whose_device_disappears_leaves_and_can_be_unloaded(monkeypatch
     def gone(*_: Any) -> None:
         raise LOST()
 
-    monkeypatch.setattr(lost.loaded.store.rows, "memories", gone)  # nor can anything be copied there
+    monkeypatch.setattr(lost.loaded.store, "copy", gone)  # nor can anything be copied there
     streamed, left, _ = asked_of(well, lost)
     assert streamed and "device-side assert" in left["llama-11"]
     on_worker(lost, lost.unload).result()

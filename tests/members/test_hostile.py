@@ -115,8 +115,7 @@ def test_a_name_that_leads_elsewhere_is_an_error_and_writes_nothing(name, tmp_pa
 def test_a_members_name_is_no_part_of_any_path(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
     TransformersMember(str(folder), name="../../../escaped").probe()
-    written = {path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents}
-    assert {path.parent for path in written} == {tmp_path / "cache" / "trials"}
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents]
 
 
 # --- sizes that lie ---------------------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from langchain_specfuse.demo import WHEELS
@@ -18,3 +21,27 @@ class TestSmolLM2(MemberContract):
     @pytest.fixture
     def make_member(self, tmp_path):
         return lambda: LlamaCppMember(WHEELS[0].gguf(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    return WHEELS[1].gguf(tmp_path_factory.mktemp("gemma"))
+
+
+class TestGemma(MemberContract):
+    settles = False
+    tolerance = 0.5
+
+    @pytest.fixture
+    def make_member(self, gemma):
+        return lambda: LlamaCppMember(gemma, chat_template="plain")
+
+
+@pytest.mark.skipif(not os.environ.get("QWEN"), reason="x")
+class TestQwen(MemberContract):
+    settles = False
+    tolerance = 0.5
+
+    @pytest.fixture
+    def make_member(self):
+        return lambda: LlamaCppMember(Path("/tmp/big/qwen1.5b.gguf"))

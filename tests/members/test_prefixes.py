@@ -19,7 +19,6 @@ from langchain_specfuse.core.values import (
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.members.local import prefixes
 from langchain_specfuse.members.local.prefixes import common_prefix
-from langchain_specfuse.members.transformers.kv import snapshots
 
 from . import tiny
 from .test_masking import BOUND
@@ -33,9 +32,8 @@ STORY = "The sky is blue because the air scatters blue light more than red light
 
 @pytest.fixture(autouse=True)
 def short_prefixes(monkeypatch):
-    """Tiny prompts are worth keeping here, also where states are read one by one."""
+    """Tiny prompts are worth keeping here."""
     monkeypatch.setattr(prefixes, "SHORTEST", 1)
-    monkeypatch.setattr(snapshots, "PASS_TOKENS", 0)
 
 
 def drafted(member, query, size=4, answer=(), sampling=Sampling()):  # noqa: B008

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
-from .kv.store import is_out_of_memory
+from .forward import is_out_of_memory
 from .lora import Adapter, Adapters, read_adapter
 from .movable import MovableWeights
 

@@ -1,11 +1,7 @@
 """LoRA adapters: members of one base differ by small additions to its weights, and hold the base once.
 
-One pass may read rows of several members; each row gets the addition of its own adapter, or none. The matrices of all
-adapters of a module lie side by side, and a mask between the two products removes what is not the row's. So a module
-costs two small products however many adapters are in the batch: four adapters add 18% to a step of four rows, where
-peft's mixed batches add 92% (docs/log.md). The base's own weights are not changed.
-
-Files are read as peft writes them; peft itself is not needed. Knows modules, tensors and files; nothing of queries.
+A pass is read with one adapter or none; the base's own weights are not changed. Files are read as peft writes them;
+peft itself is not needed. Knows modules, tensors and files; nothing of queries.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,14 +27,6 @@ from ...errors import MemberError, UsageError, advised
 _IDS = count(1)
 
 
-@dataclass(frozen=True, eq=False)
-class Adapter:
-    """An adapter in memory, for as long as something refers to this object."""
-
-    name: str
-    id: int = field(default_factory=lambda: next(_IDS))
-
-
 @dataclass(frozen=True)
 class Matrices:
     """What an adapter adds to one module: ``up @ down``, scaled already."""
@@ -47,44 +35,17 @@ class Matrices:
     up: Tensor  # (out, rank)
 
 
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """An adapter in memory, for as long as something refers to this object."""
+
+    name: str
+    parts: Mapping[str, Matrices]
+    """By module."""
+    id: int = field(default_factory=lambda: next(_IDS))
+
+
 # --- in memory --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Stack:
-    """What all adapters add to one module."""
-
-    down: Tensor  # (ranks of all, in)
-    up: Tensor  # (ranks of all, out)
-    owners: tuple[int, ...]
-    """For each rank the adapter's id."""
-
-
-@dataclass
-class _Assignment:
-    """Which row of a pass has which adapter."""
-
-    stacks: Mapping[str, _Stack]
-    ids: tuple[int, ...]
-    """One adapter id per row, 0 for none."""
-    masks: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-
-    def ranks(self, stack: _Stack) -> slice:
-        """The ranks that this pass needs. Where all rows have one adapter, it needs no mask."""
-        if not self.is_uniform:
-            return slice(None)
-        first = stack.owners.index(self.ids[0])
-        return slice(first, first + stack.owners.count(self.ids[0]))
-
-    @property
-    def is_uniform(self) -> bool:
-        return len(set(self.ids)) == 1
-
-    def mask(self, stack: _Stack, like: Tensor) -> Tensor:  # (rows, ranks)
-        if stack.owners not in self.masks:
-            own = [[float(owner == row) for owner in stack.owners] for row in self.ids]
-            self.masks[stack.owners] = torch.tensor(own, dtype=like.dtype)
-        return self.masks[stack.owners].to(like)
 
 
 class Adapters:
@@ -92,16 +53,14 @@ class Adapters:
 
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
-        self._alive: weakref.WeakValueDictionary[int, Adapter] = weakref.WeakValueDictionary()
-        self._stacks: dict[str, _Stack] = {}
+        self._alive: weakref.WeakSet[Adapter] = weakref.WeakSet()
         self._hooks: dict[str, Any] = {}
-        self._last: _Assignment | None = None
         self._lock = threading.Lock()
         self._thread = threading.local()
 
     @property
     def bytes(self) -> int:
-        return sum(stack.down.nbytes + stack.up.nbytes for stack in self._stacks.values())
+        return sum(part.down.nbytes + part.up.nbytes for adapter in self._alive for part in adapter.parts.values())
 
     def add(self, name: str, parts: Mapping[str, Matrices]) -> Adapter:
         """One more adapter; ``parts`` by module. Refuses one that does not fit this model."""
@@ -109,89 +68,53 @@ class Adapters:
         modules = dict(model.named_modules())
         for path, part in parts.items():
             _refuse_misfit(name, path, modules.get(path), part)
-        adapter = Adapter(name)
+        adapter = Adapter(name, {path: _placed(part, modules[path], model.dtype) for path, part in parts.items()})
         with self._lock:
-            self._alive[adapter.id] = adapter
-            self._rebuild({path: _placed(adapter, part, modules[path], model.dtype) for path, part in parts.items()})
-            for path in self._stacks.keys() - self._hooks.keys():
+            self._alive.add(adapter)
+            for path in parts.keys() - self._hooks.keys():
                 hook = partial(_add_lora, weakref.ref(self), path)
                 self._hooks[path] = modules[path].register_forward_hook(hook)
         return adapter
 
     def prune(self) -> None:
-        """Free the adapters that nothing refers to any more."""
+        """Remove the hooks of adapters that nothing refers to any more."""
         with self._lock:
-            if any(own not in self._alive for stack in self._stacks.values() for own in stack.owners):
-                self._rebuild({})
+            for path in self._hooks.keys() - {path for adapter in self._alive for path in adapter.parts}:
+                self._hooks.pop(path).remove()
 
     @contextmanager
-    def reading(self, rows: Sequence[Adapter | None]) -> Iterator[None]:
-        """Within this, a pass of this thread reads each row with this adapter."""
-        if any(rows):
-            ids = tuple(adapter.id if adapter else 0 for adapter in rows)
-            with self._lock:  # the steps of a draft have the same one
-                if self._last is None or self._last.ids != ids:
-                    self._last = _Assignment(self._stacks, ids)
-                self._thread.assignment = self._last
+    def reading(self, adapter: Adapter | None) -> Iterator[None]:
+        """Within this, passes of this thread are read with this adapter."""
+        self._thread.adapter = adapter
         try:
             yield
         finally:
-            self._thread.assignment = None
+            self._thread.adapter = None
 
-    def assignment(self) -> _Assignment | None:
-        """That of the pass under way in this thread; None: no row has an adapter."""
-        return getattr(self._thread, "assignment", None)
-
-    def _rebuild(self, more: Mapping[str, _Stack]) -> None:
-        """Rebuild all stacks, without adapters that nothing refers to. A pass under way keeps the old ones."""
-        stacks: dict[str, _Stack] = {}
-        for path in {**self._stacks, **more}:
-            parts = [one for one in (self._stacks.get(path), more.get(path)) if one]
-            owners = [own for part in parts for own in part.owners]
-            kept = [at for at, own in enumerate(owners) if own in self._alive]
-            if kept:
-                down, up = torch.cat([one.down for one in parts])[kept], torch.cat([one.up for one in parts])[kept]
-                stacks[path] = _Stack(down, up, tuple(owners[at] for at in kept))
-        for path in self._hooks.keys() - stacks.keys():
-            self._hooks.pop(path).remove()
-        self._stacks, self._last = stacks, None
+    def part(self, path: str) -> Matrices | None:
+        """What the adapter of the pass under way in this thread adds to this module."""
+        adapter: Adapter | None = getattr(self._thread, "adapter", None)
+        return adapter.parts.get(path) if adapter else None
 
 
-def _placed(adapter: Adapter, part: Matrices, module: Any, dtype: torch.dtype) -> _Stack:
+def _placed(part: Matrices, module: Any, dtype: torch.dtype) -> Matrices:
     """An adapter's matrices on the module's device, in the precision of its weight or, if quantized, of the model."""
     weight = module.weight
     device = torch.device("cpu") if weight.device.type == "meta" else weight.device
     dtype = weight.dtype if weight.is_floating_point() else dtype
-    down, up = part.down.to(device, dtype), part.up.T.to(device, dtype)
-    return _Stack(down, up, (adapter.id,) * len(down))
+    return Matrices(part.down.to(device, dtype), part.up.to(device, dtype))
 
 
 def _add_lora(known: weakref.ref[Adapters], path: str, module: Any, args: tuple[Tensor, ...], output: Tensor) -> Any:
-    """A forward hook: the module's output, plus what the adapters of this pass add to it."""
+    """A forward hook: the module's output, plus what the adapter of this pass adds to it."""
     adapters = known()
-    assignment = adapters.assignment() if adapters is not None else None
-    stack = assignment.stacks.get(path) if assignment else None
-    if assignment is None or stack is None or not set(assignment.ids).intersection(stack.owners):
+    part = adapters.part(path) if adapters is not None else None
+    if part is None:
         return None
     (read, *_) = args
     device = read.device  # the module may have been moved, or be read where its weights are only lent
-    ranks = assignment.ranks(stack)
-    inner = torch.nn.functional.linear(read.to(stack.down.dtype), stack.down[ranks].to(device))  # (..., ranks)
-    if not assignment.is_uniform:
-        inner = inner * _per_row(assignment.mask(stack, inner), inner)
-    flat = inner.reshape(-1, inner.shape[-1]).to(output.dtype)
-    up = stack.up[ranks].to(device, output.dtype)
-    return torch.addmm(output.reshape(-1, output.shape[-1]), flat, up).view(output.shape)
-
-
-def _per_row(mask: Tensor, inner: Tensor) -> Tensor:
-    """The rows' mask in the shape of what a module computes: (rows, ..., ranks), or (rows x tokens, ranks)."""
-    rows, size = len(mask), inner.shape[0]
-    if size == rows:
-        return mask.view(rows, *[1] * (inner.dim() - 2), mask.shape[-1])
-    if inner.dim() == 2 and size % rows == 0:
-        return mask.repeat_interleave(size // rows, 0)
-    raise RuntimeError(f"a module reads {tuple(inner.shape)} of {rows} rows: their adapters cannot be told apart")
+    inner = torch.nn.functional.linear(read.to(part.down.dtype), part.down.to(device)).to(output.dtype)
+    return output + torch.nn.functional.linear(inner, part.up.to(device, output.dtype))
 
 
 def _refuse_misfit(name: str, path: str, module: Any, part: Matrices) -> None:

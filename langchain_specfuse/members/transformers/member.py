@@ -14,13 +14,11 @@ import psutil
 import torch
 
 from ...errors import UsageError, advised, refuse_arguments
-from ..local.batch_group import GroupMember, MemberSettings, SharedWeights, cache_bytes
+from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
 from ..local.member import LocalMember
-from ..local.memory import MemoryBudget
-from .kv.store import Forward, TorchStore
-from .kv.trial import best_store, mixes_adapters
+from .cache import ModelCache, best_cache
+from .forward import Forward
 from .loading import Source, Weights, expected_size, given, load
-from .lora import Adapter
 
 _OURS = ("dtype", "torch_dtype", "gguf_file", "revision", "trust_remote_code", "use_safetensors", "weights_only")
 """Arguments of from_pretrained that are not for ``model_kwargs``: they are ours, or would open pickled weights."""
@@ -68,7 +66,7 @@ class TransformersMember(LocalMember):
         Bytes that what was read for earlier queries may take. True: a third of the cache; False: nothing is kept.
 
     Members of one model that differ in ``adapter``, ``system_prompt``, ``repetition_penalty`` or ``seed`` share the
-    weights and one cache, and write their drafts in one batch.
+    weights. Texts are read one after the other: for many questions at once a server or a ``.gguf`` file is quicker.
     """
 
     usual = vars(Source("")) | {"dtype": None}
@@ -134,36 +132,23 @@ class TransformersMember(LocalMember):
         return expected_size(self.source)
 
     def _joined(self, weights: Weights) -> GroupMember:
+        """Join the group of members with the same adapter: a pass is read with one."""
         adapter = weights.adapter(self.adapter, self.name) if self.adapter else None
-        budget = self.memory_budget
-        group = group_for(weights, adapter, name=self.name, prefix_cache=self.prefix_cache, budget=budget)
+        key = (repr(self.prefix_cache), self.memory_budget, adapter)
+        group: SharedWeights | None = weights.groups.get(key)
+        if group is None:
+            forward = Forward(weights.model, weights.adapters)
+            store = best_cache(forward, _trial_tokens(weights), self.name, adapter)
+            limits: Any = {"prefix_cache": self.prefix_cache, "budget": self.memory_budget}
+            free = _free_bytes(weights.device)
+            group = weights.groups[key] = SharedWeights(weights, store, name=self.name, free=free, **limits)
         return GroupMember(group, adapter, self.name, self.settings)
 
     def _details(self, loaded: GroupMember) -> tuple[str, int]:
-        weights, store = loaded.weights, cast("TorchStore", loaded.store)
+        weights, store = loaded.weights, cast("ModelCache", loaded.store)
         dtype = str(weights.model.dtype).removeprefix("torch.")
         detail = f"{weights.device}, {dtype}, {store.forward.attention}, {store.kind}"
         return detail, sum(one.numel() for one in weights.model.parameters())
-
-
-def group_for(
-    weights: Weights, adapter: Adapter | None, *, name: str, prefix_cache: bool | int, budget: MemoryBudget | None
-) -> SharedWeights:
-    """The group of members with these weights that are limited alike. Whether members with and without this adapter can
-    share passes is tried; if not, those with the adapter are a group of their own."""
-    tokens = _trial_tokens(weights)
-    forward = Forward(weights.model, weights.adapters)
-    mixed = adapter is None or mixes_adapters(forward, tokens, adapter)
-    free = _free_bytes(weights.device)
-    key = (repr(prefix_cache), budget, None if mixed else adapter)
-    group: SharedWeights | None = weights.groups.get(key)
-    if group is None:
-        own = forward if mixed else Forward(weights.model, weights.adapters, adapter)
-        remember = mixed and not weights.in_memory  # a model in memory may be anything
-        store = best_store(own, tokens, cache_bytes(free, prefix_cache)[1], name, remember=remember)
-        group = SharedWeights(weights, store, name=name, free=free, prefix_cache=prefix_cache, budget=budget)
-        weights.groups[key] = group
-    return group
 
 
 def _free_bytes(device: str) -> int:

