@@ -21,7 +21,7 @@ from pathlib import Path
 
 from langchain_core.language_models import BaseChatModel
 
-from langchain_specfuse import RayMember, ServerMember, SpecFuseChatModel, TransformersMember
+from langchain_specfuse import LlamaCppMember, RayMember, ServerMember, SpecFuseChatModel, TransformersMember
 from langchain_specfuse.core.method import options
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +65,7 @@ def knobs() -> dict[str, list[str]]:
         found.setdefault(name, []).append("chat model")
     for name in options():
         found.setdefault(name, []).append("method")
-    for member in (TransformersMember, ServerMember, RayMember):
+    for member in (LlamaCppMember, TransformersMember, ServerMember, RayMember):
         for name, one in inspect.signature(member).parameters.items():
             if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
                 found.setdefault(name, []).append(member.__name__)

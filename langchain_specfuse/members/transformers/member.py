@@ -20,7 +20,7 @@ from .cache import ModelCache, best_cache
 from .forward import Forward
 from .loading import Source, Weights, expected_size, given, load
 
-_OURS = ("dtype", "torch_dtype", "gguf_file", "revision", "trust_remote_code", "use_safetensors", "weights_only")
+_OURS = ("dtype", "torch_dtype", "revision", "trust_remote_code", "use_safetensors", "weights_only")
 """Arguments of from_pretrained that are not for ``model_kwargs``: they are ours, or would open pickled weights."""
 _RENAMED = {
     **{
@@ -28,6 +28,7 @@ _RENAMED = {
         for name in ("device_map", "attn_implementation", "quantization_config")
     },
     "cache_bytes": "use SpecFuseChatModel(..., memory_budget=...), which bounds weights and caches of all members",
+    "gguf_file": "llama.cpp reads .gguf files: LlamaCppMember(file), or the file's name among the members",
     "graphs": "leave it out: drafts are not captured any more. For speed on a GPU use a server, vLLM or SGLang",
 }
 """Arguments of version 0.5, and what to use now."""
@@ -41,8 +42,7 @@ class TransformersMember(LocalMember):
     'Qwen2.5-0.5B-Instruct'
 
     ``model``
-        A hub id, a local folder, a ``.gguf`` file (or a folder with ``gguf_file``), or a model in memory, then with its
-        ``tokenizer``.
+        A hub id, a local folder, or a model in memory, then with its ``tokenizer``.
     ``adapter``
         A folder or hub id with a LoRA, as peft writes it.
     ``name``
@@ -78,7 +78,6 @@ class TransformersMember(LocalMember):
         *,
         adapter: str | os.PathLike[str] | None = None,
         name: str | None = None,
-        gguf_file: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
         model_kwargs: Mapping[str, Any] | None = None,
@@ -98,10 +97,10 @@ class TransformersMember(LocalMember):
         _refuse_tokenizer(model, tokenizer, in_memory)
         label = type(model).__name__ if in_memory else os.fspath(model)
         super().__init__(
-            Source(label, gguf_file, dtype, device, _checked_kwargs(model_kwargs), revision, trust_remote_code),
+            Source(label, dtype, device, _checked_kwargs(model_kwargs), revision, trust_remote_code),
             adapter=adapter,
             name=name,
-            called=str(gguf_file or label),
+            called=label,
             settings=MemberSettings(
                 chat_template,
                 dict(chat_template_kwargs or {}),
@@ -174,7 +173,7 @@ def _refuse_tokenizer(model: Any, tokenizer: Any, in_memory: bool) -> None:
     if not in_memory and tokenizer is not None:
         raise advised(UsageError("a tokenizer is only given along with a model in memory"), "leave it out")
     if not in_memory and not os.fspath(model).strip():
-        raise advised(UsageError("a member's model is an empty string"), "name a hub id, a folder or a .gguf file")
+        raise advised(UsageError("a member's model is an empty string"), "name a hub id or a folder")
 
 
 def _checked_kwargs(model_kwargs: Any) -> dict[str, Any]:
@@ -182,6 +181,6 @@ def _checked_kwargs(model_kwargs: Any) -> dict[str, Any]:
     for name in _OURS:
         if name in checked:
             error = UsageError(f"model_kwargs has {name!r}, which is not chosen there")
-            ours = name in ("dtype", "gguf_file", "revision", "trust_remote_code")
+            ours = name in ("dtype", "revision", "trust_remote_code")
             raise advised(error, f"TransformersMember(..., {name}=...)" if ours else "leave it out")
     return checked
