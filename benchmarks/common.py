@@ -6,9 +6,10 @@ import argparse
 import json
 import platform
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from langchain_specfuse import __version__
 from langchain_specfuse.core.values import Query, Round, Turn
+from langchain_specfuse.demo import ENSEMBLES, Weights
 from langchain_specfuse.engine import Ensemble
 
 CLOCK = {"name": "wall clock", "read": time.perf_counter}
@@ -54,11 +56,16 @@ def settled() -> None:
 # --- asking -----------------------------------------------------------------------------------------------------
 
 
-def demo(dtype: str, **changes: Any) -> list[Any]:
-    """The demo's members, made with other arguments."""
-    from langchain_specfuse import TransformersMember, demo_members
+def demo(dtype: str, *, weights: Sequence[Weights] = ENSEMBLES["small"], **changes: Any) -> list[Any]:
+    """The small demo's members (or those with other weights), read by transformers."""
+    from langchain_specfuse import TransformersMember
 
-    return [TransformersMember(**{**one.spec, "name": one.name, **changes}) for one in demo_members(dtype=dtype)]
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
+    from tests.members.engines import folder
+
+    return [
+        TransformersMember(folder(one), name=one.name, dtype=dtype, **{**one.options, **changes}) for one in weights
+    ]
 
 
 def question(text: str) -> tuple[Turn, ...]:

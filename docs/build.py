@@ -220,7 +220,6 @@ def results(script: str) -> Any:
 
 
 MEASURED: Mapping[str, Callable[[Any], str]] = {
-    "adapters": tables.adapters,
     "engines": tables.engines,
     "endpoint": tables.endpoint,
     "load": tables.load,
@@ -230,7 +229,6 @@ MEASURED: Mapping[str, Callable[[Any], str]] = {
     "ray-calls": tables.ray,
     "serving": tables.serving,
     "serving-rounds": tables.serving_rounds,
-    "startup": tables.startup,
     "tracing": tables.tracing,
 }
 """Tables made from the results of one script each, which has the table's name."""
@@ -243,6 +241,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "errors": errors,
     "exit-event": exit_event,
     "fields": fields,
+    "llamacpp": lambda: tables.llamacpp(results("engines")),
     "method": method,
     "numbers": lambda: tables.numbers({script: results(script) for script, _, _ in tables.NUMBERS}),
     "paper": paper,

@@ -151,36 +151,34 @@ def engines(results: Results) -> str:
         speed, first = row["tokens_per_second"], row["first"]
         times = f"{speed['llama.cpp'] / speed['transformers']:.1f} times"
         shown = (f"{speed['llama.cpp']:.1f}", f"{speed['transformers']:.1f}", times)
-        rows.append(
-            (row["members"], str(row["prompt"]), *shown, f"{first['llama.cpp'] / first['transformers']:.2f} times")
-        )
-    heads = ("members", "prompt", "llama.cpp, tokens/s", "transformers", "as fast", "time to the first segment")
+        sooner = f"{first['transformers'] / first['llama.cpp']:.1f} times"
+        rows.append((f"{row['ensemble']}: {row['members']}", str(row["prompt"]), *shown, sooner))
+    heads = ("members", "prompt", "llama.cpp, tokens/s", "transformers", "as fast", "first segment sooner")
     return _joined(table(heads, rows), source("engines", results[0], "4 to 5 bits against float32"))
 
 
-STARTS = {
-    "bytes": "read the weight files, nothing else",
-    "weights": "load tokenizers and models with transformers alone, touching every weight",
-    "plain": "the same, then write ten tokens per model with `generate`",
-    "first": "the ensemble's first segment, at the very first start",
-    "again": "the ensemble's first segment, at every later start",
+OWN = {
+    "over_bare_calls": "time of an answer, over the calls of `llama_decode` in it",
+    "over_plain_loop": "tokens a second of {} alone, over a plain loop of `llama_decode`",
+    "eight_at_once": "eight questions at once, as fast as one after another",
+    "eight_at_once_bare": "the same, counting only `llama_decode` at once",
+    "first_over_whole_answers": "time to the first segment, over that of whole answers that are then voted on",
+    "first_segment_s": "seconds from the start of a process to the first segment",
+    "resident_mb": "most memory that the process held, in MB",
 }
 
 
-def startup(results: Results) -> str:
-    """From the start of a process to the first segment."""
+def llamacpp(results: Results) -> str:
+    """What the ensemble adds to llama.cpp."""
     if not results:
         return NOTHING
-    first = results[0]
-    seconds = first["seconds"]
+    found = {size: {**results[0]["itself"][size], **results[0]["start"][size]} for size in results[0]["itself"]}
     rows = [
-        (text, f"{seconds[kind]['end']:.1f}", f"{seconds[kind].get('imports', 0.0):.1f}")
-        for kind, text in STARTS.items()
-        if kind in seconds
+        (size, OWN[key.split()[0]].format(key.split()[-1]), f"{value:.0f}" if value > 100 else f"{value:.2f}")
+        for size, values in found.items()
+        for key, value in values.items()
     ]
-    details = f"{first['dtype']}, {first['weights_mb']} MB of weights, medians of {first['repeats']}"
-    return _joined(table(("from the start of the process", "seconds", "of them imports"), rows),
-                   source("startup", first, details))  # fmt: skip
+    return _joined(table(("ensemble", "what", "measured"), rows), source("engines", results[0], "medians"))
 
 
 def prefix(results: Results) -> str:
@@ -195,17 +193,6 @@ def prefix(results: Results) -> str:
             rows.append((one["what"], result["dtype"], f"{known} of {tokens}", f"{one['sooner']:g} times"))
     heads = ("prompt", "in", f"tokens known before ({name})", "first segment sooner by")
     return _joined(table(heads, rows), source("prefix", results[0], " and ".join(results[0]["members"])))
-
-
-def adapters(results: Results) -> str:
-    """Four members that share one model, against one member."""
-    if not results:
-        return NOTHING
-    first = results[0]
-    keys = ("memory_of_four_to_alone", "one_batch_to_alone", "in_turns_to_alone")
-    rows = [(name, *(f"{one[key]:.2f} times" for key in keys)) for name, one in first["ensembles"].items()]
-    heads = ("against one member", "memory", "a round, in one batch", "a round, one after another")
-    return _joined(table(heads, rows), source("adapters", first, f"{first['base']}, {first['dtype']}"))
 
 
 def load(results: Results) -> str:
