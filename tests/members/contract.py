@@ -53,6 +53,8 @@ class MemberContract:
     """The promises, one test each."""
 
     tolerance = 1e-4
+    alike = 1.0
+    """At least this part of the drafts is the same in a crowd. Below 1 only where an engine rounds otherwise there."""
     settles = True
     """Whether it never drafts more tokens than ``segment_tokens`` unless it finds no place to cut."""
 
@@ -163,8 +165,10 @@ class MemberContract:
         together = ready(make_member).draft(jobs)
         other = ready(make_member)
         assert len(together) == len(jobs)
-        for job, reply in zip(jobs, together, strict=True):
-            assert same(reply, drafted(other, job), self.tolerance)
+        pairs = [(reply, drafted(other, job)) for job, reply in zip(jobs, together, strict=True)]
+        alike = [pair for pair in pairs if pair[0].text == pair[1].text]
+        assert len(alike) >= len(jobs) * self.alike, len(alike)
+        assert all(same(*pair, self.tolerance) for pair in alike)
 
     def test_scores_of_a_batch_are_those_of_each_alone(self, make_member: Callable[[], Member]) -> None:
         member, other = ready(make_member), ready(make_member)

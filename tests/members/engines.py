@@ -1,16 +1,16 @@
 """Real engines for tests and measurements: started on this machine with the demo's SmolLM2, and ended again.
 
-llama-server is named by ``SPECFUSE_LLAMA_SERVER`` or found in the path; vLLM has an environment of its own, whose
-Python ``SPECFUSE_VLLM_PYTHON`` names (its pins and ours do not go together).
+llama-server comes with xllamacpp, unless ``SPECFUSE_LLAMA_SERVER`` names another; vLLM has an environment of its own,
+whose Python ``SPECFUSE_VLLM_PYTHON`` names (its pins and ours do not go together).
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -25,11 +25,10 @@ from langchain_specfuse.demo import GEMMA, SMOLLM2, Weights, cache_folder, file_
 MODEL = "smollm2"
 READY_S = 180.0
 MISSING = {
-    "llama.cpp": "no llama-server: put it into the path, or name it in SPECFUSE_LLAMA_SERVER",
     "vllm": "no vLLM: name the Python of an environment that has it in SPECFUSE_VLLM_PYTHON",
 }
 FOUND: dict[str, Callable[[], str | None]] = {
-    "llama.cpp": lambda: os.environ.get("SPECFUSE_LLAMA_SERVER") or shutil.which("llama-server"),
+    "llama.cpp": lambda: os.environ.get("SPECFUSE_LLAMA_SERVER") or sys.executable,
     "vllm": lambda: os.environ.get("SPECFUSE_VLLM_PYTHON") or None,
 }
 OPTIONS = {
@@ -78,6 +77,8 @@ def command(engine: str, port: int) -> list[str]:
     program = FOUND[engine]()
     assert program is not None, MISSING[engine]
     place = ["--host", "127.0.0.1", "--port", str(port), *OPTIONS[engine].split()]
+    if engine == "llama.cpp" and program == sys.executable:
+        return [program, str(Path(__file__).with_name("llama_server.py")), str(file_of(SMOLLM2)), str(port), MODEL]
     if engine == "llama.cpp":
         return [program, "-m", str(file_of(SMOLLM2)), "--alias", MODEL, *place]
     model = ["--model", str(folder()), "--served-model-name", MODEL]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
-from langchain_specfuse.demo import GEMMA, SMOLLM2, file_of
+from langchain_specfuse.demo import GEMMA, QWEN, SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
 from .contract import MemberContract
@@ -30,18 +27,21 @@ def gemma(tmp_path_factory):
 
 class TestGemma(MemberContract):
     settles = False
-    tolerance = 0.5
+    tolerance, alike = 1.0, 0.6
 
     @pytest.fixture
     def make_member(self, gemma):
         return lambda: LlamaCppMember(gemma, chat_template="plain")
 
 
-@pytest.mark.skipif(not os.environ.get("QWEN"), reason="x")
+@pytest.mark.long
 class TestQwen(MemberContract):
+    """K-quants, as Gemma's file: one text and many are computed by other kernels, which round in another way."""
+
     settles = False
-    tolerance = 0.5
+    tolerance, alike = 1.0, 0.6
 
     @pytest.fixture
     def make_member(self):
-        return lambda: LlamaCppMember(Path("/tmp/big/qwen1.5b.gguf"))
+        file = file_of(QWEN)
+        return lambda: LlamaCppMember(file)

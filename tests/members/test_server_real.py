@@ -1,6 +1,6 @@
 """Members on real engines: the same scores as the same weights in this process, and answers that survive their deaths.
 
-``make test-serving`` runs these; without an engine they are skipped, and say what is missing.
+llama-server comes with llama.cpp's package; without vLLM its tests are skipped, and say what is missing.
 """
 
 from __future__ import annotations

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("langchain_specfuse")
 
-BATCH, SEQUENCES, TOGETHER = 512, 64, 16
+BATCH, SEQUENCES, TOGETHER = 512, 32, 8
 """Tokens that are read in one call, sequences in the cache, and questions that are answered in one batch."""
 NARROW = 48
 """Tokens that are computed together. From 64 on attention rounds in another way, and replies would depend on others."""
 CHUNK = 96
 """A long prompt is read in pieces of this many tokens, with other work between them."""
 GRAVEYARD = SEQUENCES - 1
-CELLS = 2048
+CELLS = 512
 """Tokens that the cache holds at first."""
 TRIAL_ERROR = 0.15
 """Logits after a cut may differ by this much of their spread: kernels for one token and for many round differently."""
@@ -166,6 +166,8 @@ class SequenceStore(StrandStore):
             needed -= len(self.trunks[resting[0]].ids)
             self.drop(resting.pop(0))
         self.sweep()
+        if cells == self._cells and not self._dead:
+            cells = self._affordable(2 * cells)
         if cells == self._cells and not self._dead:
             raise MemoryError(f"a cache of {cells} tokens is full")
         log.debug("%s: a cache of %d tokens, %d of them needed", self.weights.source.model, cells, needed)

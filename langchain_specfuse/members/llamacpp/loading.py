@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,6 @@ class GgufWeights:
             raise advised(wrong, "leave it out, or install a build for your GPU: docs/how-to/choose-an-engine.md")
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0 if there is None else -1 if source.n_gpu_layers == "auto" else source.n_gpu_layers
-        params.use_extra_bufts = False  # so that weights stay mapped: others would be copied and take twice the memory
         COMPLAINTS.clear()
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
@@ -104,8 +103,8 @@ class GgufWeights:
     def trial_tokens(self) -> list[int]:
         """A few ordinary tokens to try things with."""
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.eos_token_id}
-        some = [token for token in range(self.vocabulary_size // 2, self.vocabulary_size) if token not in special]
-        return [some[at * 7 % len(some)] for at in range(16)]
+        ordinary = (token for token in range(self.vocabulary_size // 2, self.vocabulary_size) if token not in special)
+        return list(islice(ordinary, 0, 70, 7))
 
     @property
     def context_limit(self) -> int | None:

@@ -23,9 +23,10 @@ class GgufTokenizer:
         self._lib, self._model, self._vocab = lib, model, lib.llama_model_get_vocab(model)
         size = lib.llama_vocab_n_tokens(self._vocab)
         self._piece = cache(self._read_piece)
-        self.eos_token_id = [at for at in range(size) if lib.llama_vocab_is_eog(self._vocab, at)]
-        """All tokens that end a turn."""
         self.all_special_ids = [at for at in range(size) if lib.llama_vocab_is_control(self._vocab, at)]
+        ends = {*self.all_special_ids, lib.llama_vocab_eos(self._vocab)} - {-1}
+        self.eos_token_id = sorted(at for at in ends if lib.llama_vocab_is_eog(self._vocab, at))
+        """All tokens that end a turn."""
         self._special = frozenset(self.all_special_ids)
         self._numbers = {self._piece(at, True).decode("utf-8", "replace"): at for at in self.all_special_ids}
         self.all_special_tokens = list(self._numbers)

@@ -43,7 +43,8 @@ from .drafting import Leftover, OpenDraft, most_tokens, write_drafts
 from .masking import AnswerState, DraftConstraint
 from .memory import MemoryBudget, MemoryUser
 from .scoring import CandidateTokens
-from .store import Branches, SequenceKey, Store
+from .store import Branches, SequenceKey
+from .strands import StrandStore
 from .thinking import Thought, think
 
 log = logging.getLogger("langchain_specfuse")
@@ -106,7 +107,7 @@ class GroupMember:
     def __init__(self, group: SharedWeights, adapter: Any, name: str, settings: MemberSettings) -> None:
         self.group = group
         self.weights = group.weights
-        self.store: Store = group.store
+        self.store: StrandStore = group.store
         self.adapter = adapter
         self.name = name
         self.settings = settings
@@ -290,7 +291,7 @@ class SharedWeights:
     def __init__(
         self,
         weights: Any,
-        store: Store,
+        store: StrandStore,
         *,
         name: str,
         free: int,

@@ -21,7 +21,8 @@ from ..text.words import OVERTIME, End, Words, complete, end_at, find_end
 from .masking import DraftConstraint, cut_in_structure, masked
 from .sampling import sample
 from .scoring import end_logprobs, logprobs_of
-from .store import Branches, Logits, SequenceKey, Store
+from .store import Branches, Logits, SequenceKey
+from .strands import StrandStore
 
 
 def most_tokens(job: DraftJob) -> int:
@@ -94,7 +95,7 @@ class OpenDraft:
             if len(self.tokens) == before:
                 break
 
-    def reply(self, store: Store, effort: Effort) -> Draft | Failure:
+    def reply(self, store: StrandStore, effort: Effort) -> Draft | Failure:
         """The finished draft."""
         if self.failure or self.end is None:
             return self.failure or Failure("error", "the draft has no end")
@@ -225,7 +226,7 @@ class OpenDraft:
             self.failure = Failure("error", f"its constraint failed: {type(error).__name__}: {error}", error)
 
 
-def write_drafts(store: Store, drafts: Sequence[OpenDraft]) -> None:
+def write_drafts(store: StrandStore, drafts: Sequence[OpenDraft]) -> None:
     """Read the contexts of these drafts, and write them together until each is done."""
     rows = store.prefill([(draft.key, draft.ids) for draft in drafts], drafting=True)
     for draft in drafts:
@@ -261,7 +262,7 @@ def _sampling(draft: OpenDraft) -> Sampling:
     return replace(draft.sampling, repetition_penalty=None)
 
 
-def _read_forced(store: Store, drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Logits]) -> None:
+def _read_forced(store: StrandStore, drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Logits]) -> None:
     """Inside a call, read text without a choice in one pass instead of token by token."""
     runs = [(draft, tokens) for draft in drafts if (tokens := draft.forced_tokens())]
     if not runs:

@@ -10,16 +10,18 @@ on from the text that was agreed, or is read again.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
-from .prefixes import MOST_ENDS, Prefix, closest, common_prefix
-from .store import Branches, Logits, SequenceKey, Store
+from .prefixes import MOST_ENDS, Prefix, Prefixes, closest, common_prefix
+from .store import Branches, Logits, SequenceKey
 
 KEPT_LOGITS = 3
 
@@ -53,15 +55,35 @@ Reading: TypeAlias = tuple[Strand, Sequence[int], int]
 T = TypeVar("T")
 
 
-class StrandStore(Store):
-    """Strands of all open queries. ``cuts``: whether a strand can be cut back."""
+_STORES: WeakSet[StrandStore] = WeakSet()
+_LOCK = threading.Lock()
+"""A model may be loaded, and a store made, while another thread goes through all stores."""
 
+
+class StrandStore(ABC):
+    """Strands of all open queries of one batch group.
+
+    Three ways to read: ``prefill`` (the text so far), ``decode`` (one more token of a draft) and ``read_branches``
+    (several continuations, for scoring). ``chunk``: at most this many tokens of a long text are read at once.
+    """
+
+    kind = ""
+    """For people."""
     cuts = True
+    """Whether a strand can be cut back."""
     token_bytes, strand_bytes = 1, 0
     """Bytes for each token of a strand, and for a strand besides. Measured by :meth:`tried`."""
 
     def __init__(self, device: str, chunk: int) -> None:
-        super().__init__(device, chunk)
+        self.device = device
+        self.chunk = chunk
+        self.tokens_read = 0
+        self.tokens_reused = 0
+        self.found: dict[SequenceKey, int] = {}
+        """Per sequence, how many tokens of the text so far were cached when it was last read."""
+        self.prefixes = Prefixes()
+        self.budget: int | None = None
+        """Bytes for open sequences and kept prefixes together. None: no limit."""
         self.trunks: dict[SequenceKey, Strand] = {}
         """What was read of each query, least recently used first."""
         self.branches: dict[SequenceKey, list[Strand]] = {}
@@ -70,6 +92,8 @@ class StrandStore(Store):
         """Strands of prefixes, also of those that have been dropped since."""
         self.read_ahead: dict[SequenceKey, int] = {}
         """How many tokens of a query were read in chunks since it was last asked."""
+        with _LOCK:
+            _STORES.add(self)
 
     # --- what an engine does ------------------------------------------------------------------------------------
 
@@ -132,6 +156,7 @@ class StrandStore(Store):
     # --- reading ------------------------------------------------------------------------------------------------
 
     def prefill(self, wants: Sequence[Want], *, drafting: bool = False) -> list[Logits]:
+        """Per (key, ids) the logits after the last token. ``drafting``: ``decode`` follows."""
         return self.with_room(partial(self._prefill, wants, drafting), [key for key, _ in wants])
 
     def _prefill(self, wants: Sequence[Want], drafting: bool) -> list[Logits]:
@@ -201,11 +226,13 @@ class StrandStore(Store):
             remember(strand.logits, len(strand.ids), rows[-1])
 
     def decode(self, keys: Sequence[SequenceKey], tokens: Sequence[int]) -> list[Logits]:
+        """One more token for each sequence: the logits after it."""
         strands = [self.trunks[key] if self.cuts else self.branches[key][0] for key in keys]
         readings = [(strand, [token], 1) for strand, token in zip(strands, tokens, strict=True)]
         return [rows[-1] for rows in self.with_room(partial(self.read, readings), keys)]
 
     def read_branches(self, wants: Sequence[Branches]) -> list[list[Logits]]:
+        """Per want and branch the logits before each new token and after the last: (new tokens + 1, vocabulary)."""
         return self.with_room(partial(self._read_branches, wants), [want.key for want in wants])
 
     def _read_branches(self, wants: Sequence[Branches]) -> list[list[Logits]]:
@@ -234,12 +261,15 @@ class StrandStore(Store):
         return [[next(parts) for _ in want.branches] for want in wants]
 
     def missing(self, key: SequenceKey, ids: list[int]) -> int:
+        """How many of these tokens must still be read."""
         own = [self.trunks[key], *self.branches.get(key, [])] if key in self.trunks else []
         others = [prefix.data for prefix in self.prefixes_for(key)] + list(self.trunks.values())
         shared = max((self._use_of(one, ids) for one in own or others), default=0)
         return len(ids) - (shared if own or shared >= self.prefixes.shortest else 0)
 
     def prefill_chunk(self, key: SequenceKey, ids: list[int]) -> None:
+        """Read one chunk of what is missing of these tokens."""
+
         def read() -> None:
             strand = self._find(key, ids, {key})
             self.cut(strand, common_prefix(strand.ids, ids))
@@ -250,11 +280,13 @@ class StrandStore(Store):
         self.with_room(read, [key])
 
     def keep_logits(self, key: SequenceKey, length: int, logits: Logits) -> None:
+        """These are the logits after the first ``length`` tokens; they will be asked for again."""
         remember(self.trunks[key].logits, length, logits)
 
     # --- forgetting ---------------------------------------------------------------------------------------------
 
     def forget(self, key: SequenceKey) -> None:
+        """The query is over: free its memory, or keep it as a prefix while there is room."""
         strand = self.trunks.get(key)
         if strand is not None:
             held = self.bytes_of(strand) + sum(row.nbytes for row in strand.ends.values())
@@ -268,6 +300,7 @@ class StrandStore(Store):
         self.sweep()
 
     def drop(self, key: SequenceKey) -> None:
+        """What is cached for this sequence may be wrong: keep nothing of it."""
         self.free_branches(key)
         if strand := self.trunks.pop(key, None):
             self.release(strand)
@@ -275,6 +308,7 @@ class StrandStore(Store):
         self.read_ahead.pop(key, None)
 
     def clear(self) -> None:
+        """Free everything, prefixes too."""
         for known in (self.trunks, self.branches, self.read_ahead, self.found):
             known.clear()
         self.kept.clear()
@@ -314,9 +348,51 @@ class StrandStore(Store):
         return list(self.trunks)
 
     @property
+    @abstractmethod
+    def bytes_held(self) -> int:
+        """What strands, prefixes and logits take."""
+
+    @abstractmethod
+    def bytes_for(self, tokens: int) -> int:
+        """About how many bytes a query of this many tokens takes."""
+
+    @property
     def logits_bytes(self) -> int:
         rows = {id(row): row.nbytes for one in self.strands for row in (*one.logits.values(), *one.ends.values())}
         return sum(rows.values())
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether this error means that the device has no memory left."""
+        return isinstance(error, MemoryError)
+
+    def free_memory(self) -> None:
+        """The device is out of memory: free everything here, and the kept prefixes of all others on the device."""
+        self.clear()
+        with _LOCK:
+            stores = list(_STORES)
+        for store in stores:
+            if store.device == self.device:  # so it has the same worker, and is not at work now
+                store.prefixes.clear()
+
+    def adapter_of(self, key: SequenceKey) -> Any:
+        """The adapter that this sequence is read with."""
+        return key.adapter
+
+    def prefixes_for(self, key: SequenceKey) -> list[Prefix]:
+        """The kept prefixes that this sequence may begin with."""
+        adapter = self.adapter_of(key)
+        return self.prefixes.of(adapter.id if adapter else 0)
+
+    def set_budget(self, budget: int, prefix_bytes: int) -> None:
+        """From now on at most ``budget`` bytes, ``prefix_bytes`` of them for prefixes. The excess is freed at once."""
+        self.budget, self.prefixes.limit = budget, prefix_bytes
+        self.prefixes.shrink(prefix_bytes)
+
+    def batches(self, sizes: Sequence[int]) -> list[slice]:
+        """How to split sequences of these lengths into batches that fit into the budget."""
+        each = self.bytes_for(max(sizes, default=0))
+        count = max(1, self.budget // each if self.budget is not None and each else len(sizes))
+        return [slice(at, at + count) for at in range(0, len(sizes), count)]
 
 
 def remember(known: dict[int, Logits], length: int, row: Logits, most: int = KEPT_LOGITS) -> None:

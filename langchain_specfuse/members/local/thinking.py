@@ -16,7 +16,8 @@ from ...core.values import Sampling
 from ..text.thinking import AFTER, CLOSE
 from ..text.words import REPLACEMENT, Words
 from .sampling import sample
-from .store import SequenceKey, Store
+from .store import SequenceKey
+from .strands import StrandStore
 
 TAIL = 24
 """The end of a thought is looked for in this many last tokens."""
@@ -78,7 +79,7 @@ class Thought:
         return text
 
 
-def think(store: Store, thoughts: list[Thought]) -> None:
+def think(store: StrandStore, thoughts: list[Thought]) -> None:
     """Generate all of these, one token at a time for all, until each is closed or has used its budget."""
     for thought in thoughts:
         thought.done = thought.budget <= 0

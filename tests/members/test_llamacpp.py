@@ -1,0 +1,228 @@
+"""GGUF files in this process: constraints, adapters, recurrent states, long texts, and what cannot work."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import gguf
+import numpy as np
+import pytest
+
+from langchain_specfuse import MemberError, SpecFuseChatModel, UsageError
+from langchain_specfuse.chat import members as registry
+from langchain_specfuse.constraints import referee_for
+from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.values import Constraint, DraftJob, Sampling
+from langchain_specfuse.demo import GEMMA, SMOLLM2, file_of
+from langchain_specfuse.members.llamacpp import library, loading
+from langchain_specfuse.members.llamacpp.cache import SequenceStore
+from langchain_specfuse.members.llamacpp.member import LlamaCppMember
+
+from . import tiny
+from .test_caches import KEYS, anew, live
+from .test_masking import ADD, BOUND, WEATHER, calls
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def smol():
+    return LlamaCppMember(file_of(SMOLLM2), name="smol")
+
+
+# --- what it writes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["schema", "regex", "choice", "calls"])
+def test_every_constrained_answer_is_legal(kind, smol):
+    query = tiny.query("Describe Paris.", constraint=BOUND[kind])
+    text = tiny.text_of(tiny.answered([smol], query, Settings(max_tokens=60, segment_tokens=6)))
+    assert text and referee_for(query.constraint).legal("", text) == len(text)
+
+
+def test_structured_output_and_tool_calls(smol):
+    llm = SpecFuseChatModel(members=[smol], max_tokens=120)
+    schema = {
+        "title": "City",
+        "type": "object",
+        "properties": {"name": {"enum": ["Paris", "Lyon"]}},
+        "required": ["name"],
+    }
+    assert llm.with_structured_output(schema).invoke("The capital of France?")["name"] in ("Paris", "Lyon")
+    (call,) = (
+        llm.bind_tools([{"type": "function", "function": WEATHER | {"description": "The weather."}}], tool_choice="any")
+        .invoke("What is the weather in Paris?")
+        .tool_calls
+    )
+    assert call["name"] == "get_weather" and set(call["args"]) == {"city", "unit"}
+    assert json.loads(calls(ADD))["tools"]
+
+
+def test_noise_depends_on_seed_and_position_alone(smol):
+    how = Sampling(temperature=0.9, top_p=0.95, seed=7)
+    first, *others = [
+        [draft.text for draft in smol.draft([DraftJob(tiny.query(f"{k}?"), (), 8, 16, how) for k in range(count)])]
+        for count in (5, 1, 3)
+    ]
+    assert others == [first[:1], first[:3]] and len(set(first)) > 1
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------
+
+
+def adapter(path, scale, rows=576):
+    """A LoRA of one layer of SmolLM2 (or of another base), as llama.cpp's own converter writes it."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    chance = np.random.default_rng(3)
+    writer.add_tensor("blk.3.attn_q.weight.lora_a", chance.normal(0, 0.2, (4, rows)).astype(np.float32))
+    writer.add_tensor("blk.3.attn_q.weight.lora_b", (scale * chance.normal(0, 1, (rows, 4))).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_member(tmp_path):
+    base, text = str(file_of(SMOLLM2)), "Why is the sky blue?"
+    strong, none = adapter(tmp_path / "strong.gguf", 2.0), adapter(tmp_path / "none.gguf", 0.0)
+    assert registry.names_of([base, f"{base}+{strong}"]) == [SMOLLM2.name, "strong"]
+    plain, changed, same = (LlamaCppMember(base, adapter=given) for given in (None, strong, none))
+    first = [one.draft([DraftJob(tiny.query(text), (), 12, 24, Sampling())])[0] for one in (plain, changed, same)]
+    assert first[0].text == first[2].text != first[1].text
+    assert plain.loaded.weights is changed.loaded.weights is same.loaded.weights
+    with pytest.raises(MemberError, match="is no adapter for"):
+        LlamaCppMember(base, adapter=adapter(tmp_path / "other.gguf", 1.0, rows=64)).probe()
+
+
+# --- states and windows -----------------------------------------------------------------------------------------
+
+
+def mamba(path):
+    """A tiny model with recurrent states and SmolLM2's tokenizer."""
+    writer, known = gguf.GGUFWriter(path, "mamba"), gguf.GGUFReader(file_of(SMOLLM2))
+    for name, field in known.fields.items():
+        if name.startswith("tokenizer."):
+            kind = field.types[0]
+            writer.add_key_value(
+                name, field.contents(), kind, sub_type=field.types[-1] if len(field.types) > 1 else None
+            )
+    width, inner, state, rank, words = 32, 64, 8, 4, len(known.fields["tokenizer.ggml.tokens"].data)
+    for key, value in {
+        "context_length": 512,
+        "embedding_length": width,
+        "feed_forward_length": 0,
+        "block_count": 2,
+    }.items():
+        writer.add_uint32(f"mamba.{key}", value)
+    writer.add_uint32("mamba.attention.head_count", 0)
+    writer.add_float32("mamba.attention.layer_norm_rms_epsilon", 1e-5)
+    for key, value in {"conv_kernel": 4, "inner_size": inner, "state_size": state, "time_step_rank": rank}.items():
+        writer.add_uint32(f"mamba.ssm.{key}", value)
+    chance = np.random.default_rng(1)
+
+    def put(name, *shape, scale=0.3, shift=0.0):
+        writer.add_tensor(name, (chance.normal(0, scale, shape) + shift).astype(np.float32))
+
+    put("token_embd.weight", words, width, scale=1.0)
+    put("output_norm.weight", width, shift=1.0)
+    for at in range(2):
+        put(f"blk.{at}.attn_norm.weight", width, shift=1.0)
+        put(f"blk.{at}.ssm_in.weight", 2 * inner, width)
+        put(f"blk.{at}.ssm_conv1d.weight", inner, 4)
+        put(f"blk.{at}.ssm_conv1d.bias", inner)
+        put(f"blk.{at}.ssm_x.weight", rank + 2 * state, inner)
+        put(f"blk.{at}.ssm_dt.weight", inner, rank)
+        put(f"blk.{at}.ssm_dt.bias", inner)
+        put(f"blk.{at}.ssm_a", inner, state, shift=-2.0)
+        put(f"blk.{at}.ssm_d", inner)
+        put(f"blk.{at}.ssm_out.weight", width, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_recurrent_states_are_copied_not_cut(tmp_path):
+    weights = loading.load(loading.GgufSource(str(mamba(tmp_path / "mamba.gguf"))))
+    store = SequenceStore(weights)
+    assert not store.cuts and store.kind == "llama.cpp, a state that cannot be cut"
+    live(store, SequenceStore(weights), 2e-4, rounds=8)
+
+
+def test_past_gemma_s_sliding_window():
+    """Texts that are cut back behind the window, and read on in parts, are as if they had been read at once."""
+    store = SequenceStore(loading.load(loading.GgufSource(str(file_of(GEMMA)))))
+    ids = [1000 + 37 * at % 5000 for at in range(620)]
+    store.prefill([(KEYS[0], ids[:540] + ids[:30])], drafting=True)
+    store.prefill([(KEYS[0], ids[:600])], drafting=True)
+    (row,) = store.prefill([(KEYS[0], ids)])
+    wanted = anew(store, ids)[0]
+    assert (row - wanted).std() < 0.05 * wanted.std()
+
+
+# --- its life, and what cannot work -----------------------------------------------------------------------------
+
+
+def test_it_is_named_by_its_file_and_pickled_without_its_weights(smol):
+    smol.probe()
+    copy = pickle.loads(pickle.dumps(smol))
+    assert copy.loaded is None and copy.spec == smol.spec == {"model": str(file_of(SMOLLM2))}
+    assert LlamaCppMember("a/b.Q4.gguf").name == "b.Q4"
+    smol.unload()
+    assert smol.loaded is None and smol.probe().scores
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "words"),
+    [
+        ("missing.gguf", MemberError, "does not exist"),
+        (".", MemberError, "is a folder"),
+        ("foreign.gguf", MemberError, "is no GGUF file"),
+        ("short.gguf", MemberError, "llama.cpp cannot load"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_before_anything_is_streamed(wrong, kind, words, tmp_path):
+    (tmp_path / "foreign.gguf").write_bytes(b"PK\x03\x04 something else")
+    (tmp_path / "short.gguf").write_bytes(file_of(SMOLLM2).read_bytes()[:3_000_000])
+    with pytest.raises(kind, match=words) as refused:
+        LlamaCppMember(tmp_path / wrong).probe()
+    assert refused.value.__notes__
+
+
+def test_arguments_that_cannot_be_kept_are_refused(monkeypatch):
+    with pytest.raises(UsageError, match="cache_type='f64'"):
+        LlamaCppMember("a.gguf", cache_type="f64")
+    with pytest.raises(UsageError, match="n_gpu_layers=-3"):
+        LlamaCppMember("a.gguf", n_gpu_layers=-3)
+    with pytest.raises(UsageError, match="computes on the CPU alone"):
+        LlamaCppMember(file_of(SMOLLM2), n_gpu_layers=4).probe()
+    library.library.cache_clear()
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="xllamacpp is not installed"):
+        library.library()
+    library.library.cache_clear()
+
+
+def test_a_quantised_cache_takes_half_and_writes_much_the_same():
+    sizes = {
+        kind: SequenceStore(loading.load(loading.GgufSource(str(file_of(SMOLLM2)), "auto", kind))).token_bytes
+        for kind in ("f16", "q8_0")
+    }
+    assert sizes["q8_0"] < 0.6 * sizes["f16"]
+    draft = LlamaCppMember(file_of(SMOLLM2), cache_type="q8_0").draft(
+        [DraftJob(tiny.query("Hello!"), (), 8, 16, Sampling())]
+    )[0]
+    assert draft.text
+
+
+def test_a_constraint_needs_no_other_tokenizer(smol):
+    (draft,) = smol.draft(
+        [DraftJob(tiny.query("1+1?", constraint=Constraint("regex", "[0-9]{1,3}")), (), 4, 8, Sampling())]
+    )
+    assert draft.text.isdigit()
