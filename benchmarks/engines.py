@@ -21,8 +21,9 @@ from typing import Any
 
 from common import about, arguments, demo, query, question, save, together
 
+from langchain_specfuse import LlamaCppMember
 from langchain_specfuse.core.method import Settings
-from langchain_specfuse.demo import ENSEMBLES, QWEN, SMOLLM2, demo_members
+from langchain_specfuse.demo import ENSEMBLES, QWEN, SMOLLM2, demo_members, file_of
 from langchain_specfuse.engine import Ensemble
 
 SENTENCE = (
@@ -34,8 +35,10 @@ TOKENS = 128
 
 
 def members_of(engine: str, size: str) -> list[Any]:
-    if engine == "llama.cpp":
-        return demo_members(size)
+    if engine == "llama.cpp":  # without what was kept of the same prompt
+        return [
+            LlamaCppMember(file_of(one), name=one.name, prefix_cache=False, **one.options) for one in ENSEMBLES[size]
+        ]
     if size == "small":
         return demo("float32", prefix_cache=False)
     return demo("float32", weights=(QWEN, SMOLLM2), prefix_cache=False)

@@ -57,7 +57,6 @@ NUMBERS = (
         "first_segment_sooner",
         "an ensemble that chooses among whole answers shows its first word {0:g} times later",
     ),
-    ("throughput", "gain", "{queries} questions asked at once finish {0:g} times as fast as one after another"),
     ("constrained", "round_over_free", "a round under a schema of {keys} keys takes {0:g} times as long as without"),
     ("constrained", "token_over_free", "a drafted token under that schema costs {0:g} times as much"),
 )

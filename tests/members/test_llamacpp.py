@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 
 import gguf
@@ -13,7 +12,7 @@ from langchain_specfuse import MemberError, SpecFuseChatModel, UsageError
 from langchain_specfuse.chat import members as registry
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.method import Settings
-from langchain_specfuse.core.values import Constraint, DraftJob, Sampling
+from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.demo import GEMMA, SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp import library, loading
 from langchain_specfuse.members.llamacpp.cache import SequenceStore
@@ -21,7 +20,7 @@ from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
 from . import tiny
 from .test_caches import KEYS, anew, live
-from .test_masking import ADD, BOUND, WEATHER, calls
+from .test_masking import BOUND, WEATHER
 
 pytestmark = pytest.mark.real
 
@@ -56,7 +55,6 @@ def test_structured_output_and_tool_calls(smol):
         .tool_calls
     )
     assert call["name"] == "get_weather" and set(call["args"]) == {"city", "unit"}
-    assert json.loads(calls(ADD))["tools"]
 
 
 def test_noise_depends_on_seed_and_position_alone(smol):
@@ -219,10 +217,3 @@ def test_a_quantised_cache_takes_half_and_writes_much_the_same():
         [DraftJob(tiny.query("Hello!"), (), 8, 16, Sampling())]
     )[0]
     assert draft.text
-
-
-def test_a_constraint_needs_no_other_tokenizer(smol):
-    (draft,) = smol.draft(
-        [DraftJob(tiny.query("1+1?", constraint=Constraint("regex", "[0-9]{1,3}")), (), 4, 8, Sampling())]
-    )
-    assert draft.text.isdigit()
