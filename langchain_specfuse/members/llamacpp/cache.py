@@ -1,10 +1,10 @@
 """A store on llama.cpp's KV cache: a query is a sequence, and so is each draft that is scored and each kept prefix.
 
 Sequences share cells: a copy of one costs nothing until it goes on. Tokens of all sequences are read together. All
-cells are one pool (``kv_unified``), in which a sequence's cells must stand in the order of its tokens: attention adds
-up in the order of the cells, and in four bits another order moves logits by some percent. So cells that are given up
-are not used again at once. They wait in a graveyard, a sequence that nobody reads, until the pool is full. Then what is
-still needed is written down and put into a fresh pool, larger if it must be. No answer depends on when that happens.
+cells are one pool (``kv_unified``), in which a sequence's cells must stand in the order of its tokens: attention sums
+in the order of the cells, and with four-bit weights another order changes logits by several percent of their spread. So
+freed cells are not used again at once. They wait in a graveyard, a sequence that nobody reads, until the pool is full.
+Then what is still needed is saved and restored into a fresh pool, larger if necessary. No answer depends on when.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class SequenceStore(StrandStore):
                 self._make_room(keys)
 
     def _make_room(self, keys: Sequence[SequenceKey]) -> None:
-        """Put what is needed into a fresh pool. Prefixes stay while there is plenty of room, resting queries longer."""
+        """Move what is needed into a fresh pool. Where that is too much, prefixes are dropped first, then idle queries."""
         if self.cuts:
             for key in list(self.branches):
                 self.free_branches(key)

@@ -1,7 +1,7 @@
 """llama.cpp's C interface, as the package xllamacpp brings it: the structures and functions that are used here.
 
-Fields move between builds of llama.cpp. Known defaults must stand in their known places when the library is loaded;
-a build where they do not is refused.
+Struct layouts change between builds of llama.cpp. When the library is loaded, a few known defaults must be found at
+their expected offsets; otherwise the build is refused.
 """
 
 from __future__ import annotations

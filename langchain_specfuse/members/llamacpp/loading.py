@@ -41,7 +41,7 @@ class LoraAdapter:
 
 
 class _FixedWeights:
-    """Weights that stay where they are. Those of the CPU are mapped files, which the system takes back when it must."""
+    """Weights that stay where they are."""
 
     movable = spread = False
     here = True
@@ -77,7 +77,9 @@ class GgufWeights:
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             error = MemberError(f"llama.cpp cannot load {path}: {'; '.join(COMPLAINTS)[:400] or 'no reason is given'}")
-            raise advised(error, "is the file complete, its architecture known to this build, and enough memory free?")
+            raise advised(
+                error, "check that the file is complete, that this build knows its architecture, and the free memory"
+            )
         # Its caches hold a reference to this object, so it is freed after them.
         weakref.finalize(self, lib.llama_model_free, self.handle).atexit = False
         if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
@@ -126,9 +128,11 @@ class GgufWeights:
             COMPLAINTS.clear()
             handle = self.lib.llama_adapter_lora_init(self.handle, os.fsencode(file))
             if not handle:
-                why = "; ".join(COMPLAINTS)[:300]
+                why = "; ".join(COMPLAINTS)[:300] or "no reason is given"
                 error = MemberError(f"{file} is no adapter for {self.source.model}: {why}", member=member)
-                raise advised(error, "a LoRA of this very base, made by llama.cpp's convert_lora_to_gguf.py")
+                raise advised(
+                    error, "use a LoRA trained on this base and converted by llama.cpp's convert_lora_to_gguf.py"
+                )
             self._adapters[path] = LoraAdapter(path, handle, next(_IDS))
         return self._adapters[path]
 

@@ -88,7 +88,7 @@ class LlamaCppMember(LocalMember):
         return load(self.source)
 
     def _expected_size(self) -> int:
-        return 0  # mapped
+        return 0  # most of it is a mapped file
 
     def _joined(self, weights: GgufWeights) -> GroupMember:
         """Join the group of members with the same adapter: llama.cpp applies one to all that it reads at once."""

@@ -4,8 +4,8 @@ A query has a *trunk* (its prompt and the agreed answer) and *branches*, one for
 that is agreed becomes the trunk, so that nothing is read twice. A query that is over leaves its trunk as a prefix for
 queries that begin alike. An engine says how a strand is begun, copied, cut and read.
 
-Some states cannot be cut, such as recurrent ones. There drafts are written into copies, and what goes on otherwise goes
-on from the text that was agreed, or is read again.
+Some states cannot be cut, such as recurrent ones. There drafts are written into copies, and a text that diverges
+continues from the agreed text, or is read again.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class StrandStore(ABC):
         return read()
 
     def tried(self, ids: list[int], limit: float, wanted: Logits | None = None) -> bool:
-        """Whether texts that were cut, copied and read in parts have the logits of these tokens read at once, up to
-        this part of their spread. ``wanted``: those logits, if they are known."""
+        """Whether cutting, copying and reading in parts gives the same logits as reading ``ids`` in one go, to within
+        ``limit`` times their standard deviation. ``wanted``: those logits, if they are known."""
         whole, cut, copy = strands = self.blank(), self.blank(), self.blank()
         half, most = len(ids) // 2, len(ids) - 1
         wrong = ids[:3] if self.cuts else []  # tokens that are taken back

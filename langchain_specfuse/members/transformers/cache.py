@@ -25,7 +25,7 @@ from .lora import Adapter
 log = logging.getLogger("langchain_specfuse")
 
 CHUNK, CPU_CHUNK = 1024, 64
-"""At most this many tokens are read in one pass: bounds the memory of a long prompt. On a CPU a pass over this many
+"""At most this many tokens are read in one pass: bounds the memory of a long prompt. On a CPU a pass over 64 tokens
 takes about as long as drafting ten."""
 PER_QUERY = 4
 """About how many strands an open query has: its text, its draft, and its branches."""
@@ -126,7 +126,7 @@ class ModelCache(StrandStore):
     def bytes_for(self, tokens: int) -> int:
         return PER_QUERY * (tokens * self.token_bytes + self.strand_bytes)
 
-    @torch.inference_mode()  # another engine's member may have asked for room
+    @torch.inference_mode()  # the worker of another engine, which is not in inference mode, may ask for room
     def set_budget(self, budget: int, prefix_bytes: int) -> None:
         super().set_budget(budget, prefix_bytes)
         self.sweep()
