@@ -150,7 +150,7 @@ class SequenceStore(StrandStore):
                 self._make_room(keys)
 
     def _make_room(self, keys: Sequence[SequenceKey]) -> None:
-        """Move what is needed into a fresh pool. Where that is too much, prefixes are dropped first, then idle queries."""
+        """Move what is needed into a fresh pool. If that is too much, prefixes go first, then idle queries."""
         if self.cuts:
             for key in list(self.branches):
                 self.free_branches(key)

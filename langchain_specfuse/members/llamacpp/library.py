@@ -169,9 +169,7 @@ def library() -> Any:
     except (OSError, AttributeError, StopIteration) as error:
         raise advised(UsageError(f"llama.cpp cannot be loaded from xllamacpp: {error}"), INSTALL) from error
     if not fits:
-        wrong = UsageError(
-            f"xllamacpp {version('xllamacpp')} is another build of llama.cpp than {TESTED}, which we know"
-        )
+        wrong = UsageError(f"xllamacpp {version('xllamacpp')} has other structures than {TESTED}, which we know")
         raise advised(wrong, f"pip install xllamacpp=={TESTED}")
     lib.llama_log_set(ctypes.cast(_listen, c_void_p), None)
     lib.llama_backend_init()

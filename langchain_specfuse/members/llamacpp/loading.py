@@ -77,9 +77,7 @@ class GgufWeights:
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             error = MemberError(f"llama.cpp cannot load {path}: {'; '.join(COMPLAINTS)[:400] or 'no reason is given'}")
-            raise advised(
-                error, "check that the file is complete, that this build knows its architecture, and the free memory"
-            )
+            raise advised(error, "check that the file is complete, of an architecture that this build knows, and fits")
         # Its caches hold a reference to this object, so it is freed after them.
         weakref.finalize(self, lib.llama_model_free, self.handle).atexit = False
         if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
@@ -116,7 +114,7 @@ class GgufWeights:
             f"{self.tokenizer.meta('general.architecture')}.rope.scaling.original_context_length"
         )
         kind = self.tokenizer.meta(f"{self.tokenizer.meta('general.architecture')}.rope.scaling.type")
-        if scaled and kind == "longrope":  # beyond this length all positions turn differently, in a whole cache
+        if scaled and kind == "longrope":  # beyond it every position is rotated otherwise
             limits.append(int(scaled))
         return min((limit for limit in limits if limit > 0), default=None)
 
@@ -130,9 +128,7 @@ class GgufWeights:
             if not handle:
                 why = "; ".join(COMPLAINTS)[:300] or "no reason is given"
                 error = MemberError(f"{file} is no adapter for {self.source.model}: {why}", member=member)
-                raise advised(
-                    error, "use a LoRA trained on this base and converted by llama.cpp's convert_lora_to_gguf.py"
-                )
+                raise advised(error, "use a LoRA of this base, converted by llama.cpp's convert_lora_to_gguf.py")
             self._adapters[path] = LoraAdapter(path, handle, next(_IDS))
         return self._adapters[path]
 
