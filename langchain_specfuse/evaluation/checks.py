@@ -158,10 +158,10 @@ def _seam(member: Member, foreign: str) -> str:
 
 def _unlike(one: Draft, other: Draft) -> bool:
     """Whether two drafts of one job come from different readings. In low precision a near-tie may fall either way, so
-    log-probabilities are compared up to the first token that differs."""
+    log-probabilities are compared up to where the drafts part."""
     if not one.logprobs or not other.logprobs:
         return one.text != other.text
     pairs = zip(one.tokens, other.tokens, strict=False)
     same = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one.tokens), len(other.tokens)))
-    count = min(same + 1, len(one.logprobs), len(other.logprobs))
+    count = min(max(same, 1), len(one.logprobs), len(other.logprobs))
     return _apart(one.logprobs[:count], other.logprobs[:count]) > COARSE

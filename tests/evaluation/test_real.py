@@ -19,7 +19,7 @@ def test_the_demo_s_members_are_found_sound_and_evaluated(tmp_path):
     for member in members.values():
         probe, finding = load(member)
         assert finding.verdict == "good" and probe is not None
-        assert [one for one in examine(member, probe) if one.verdict != "good"] == []
+        assert [one for one in examine(member, probe) if one.verdict == "bad"] == []
     systems = chosen(["singles", "ensemble"], list(members), Settings(max_tokens=8))
     plan = Plan(own_task().first(4), tuple(systems), members, at_once=4)
     with Results(tmp_path) as results:

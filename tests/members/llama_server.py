@@ -7,11 +7,12 @@ import threading
 
 from xllamacpp import CommonParams, Server
 
-params = CommonParams()
-params.model.path, params.port, params.model_alias = sys.argv[1], int(sys.argv[2]), {sys.argv[3]}
-params.hostnames = ["127.0.0.1"]
-params.n_ctx, params.n_parallel, params.use_jinja, params.ui = 16384, 4, True, False
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-server = Server(params)
-print(server.listening_address, flush=True)
-threading.Event().wait()
+if __name__ == "__main__":
+    params = CommonParams()
+    params.model.path, params.port, params.model_alias = sys.argv[1], int(sys.argv[2]), {sys.argv[3]}
+    params.hostnames = ["127.0.0.1"]
+    params.n_ctx, params.n_parallel, params.use_jinja, params.ui = 16384, 4, True, False
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    server = Server(params)
+    print(server.listening_address, flush=True)
+    threading.Event().wait()
