@@ -70,7 +70,8 @@ class Actor(ScriptedMember):
 
 def replace_members(set_module: Callable[[str, ModuleType], None]) -> None:
     """Put modules with actors in the place of those that define members; so commands need not import torch."""
-    for folder, name in (("transformers", "TransformersMember"), ("server", "ServerMember")):
+    homes = {"llamacpp": "LlamaCppMember", "transformers": "TransformersMember", "server": "ServerMember"}
+    for folder, name in homes.items():
         module = ModuleType(f"langchain_specfuse.members.{folder}.member")
         setattr(module, name, Actor)
         set_module(module.__name__, module)
