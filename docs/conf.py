@@ -46,7 +46,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Links into other libraries would need their inventories from the network.
     (r"py:.*", r"(collections|concurrent|os|pathlib|types|typing|uuid)(\..*)?"),
-    (r"py:.*", r"(FieldInfo|Ge|Gt|Le|Lt|NoneType)|langchain_specfuse\.members\.transformers\..*"),
+    (r"py:.*", r"(FieldInfo|Ge|Gt|Le|Lt|NoneType)|langchain_specfuse\.members\.(llamacpp|local|transformers)\..*"),
     (r"py:.*", r"(fastapi|langchain_core|langchain|langsmith|lm_eval|pydantic|torch|transformers)\..*"),
 ]
 
