@@ -92,7 +92,7 @@ def plain_loop(member: Any, text: str) -> float:
     """Tokens per second of a prompt and the likeliest token after it, again and again."""
     import numpy as np
 
-    from langchain_specfuse.members.llamacpp.library import Batch
+    from langchain_specfuse.members.llamacpp.binding import Batch
 
     weights, lib = member.loaded.weights, member.loaded.weights.lib
     params = lib.llama_context_default_params()

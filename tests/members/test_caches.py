@@ -206,6 +206,12 @@ def test_a_forgotten_query_leaves_nothing_behind(arch):
     assert member.loaded.store.bytes_held > 0
     member.forget(query.id)
     assert member.loaded.store.bytes_held == 0 and not member.loaded.states
+    member = tiny.member(arch, 1)
+    for free in (member.drop_prefixes, lambda: member.loaded.store.free_memory()):
+        member.draft([DraftJob(query := tiny.query("The sky. " * 40), (), 3, 9, Sampling())])
+        member.forget(query.id)
+        held, _ = member.loaded.store.bytes_held, free()
+        assert held > 0 == member.loaded.store.bytes_held
 
 
 # --- the trial --------------------------------------------------------------------------------------------------
@@ -221,13 +227,9 @@ def test_attention_of_any_kind_can_be_cut_and_recurrent_states_are_copied():
 def test_a_cache_whose_window_is_off_by_one_is_found_out_also_when_it_is_long(window, monkeypatch):
     assert chosen("gemma3", sliding_window=window).kind == "keys and values"
     honest = DynamicLayer.get_mask_sizes
-    monkeypatch.setattr(DynamicLayer, "get_mask_sizes", lambda self, *more: _shifted(honest(self, *more)))
+    shifted = lambda length, offset: (length, offset + (length > 2))
+    monkeypatch.setattr(DynamicLayer, "get_mask_sizes", lambda self, *more: shifted(*honest(self, *more)))
     assert chosen("gemma3", sliding_window=window).kind != "keys and values"
-
-
-def _shifted(sizes):
-    length, offset = sizes
-    return length, offset + (length > 2)
 
 
 def test_a_model_with_which_no_cache_agrees_is_read_anew(monkeypatch):

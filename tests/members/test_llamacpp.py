@@ -14,7 +14,7 @@ from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.demo import GEMMA, SMOLLM2, file_of
-from langchain_specfuse.members.llamacpp import library, loading
+from langchain_specfuse.members.llamacpp import binding, loading
 from langchain_specfuse.members.llamacpp.cache import SequenceStore
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
@@ -199,20 +199,18 @@ def test_arguments_that_cannot_be_kept_are_refused(monkeypatch):
         LlamaCppMember("a.gguf", n_gpu_layers=-3)
     with pytest.raises(UsageError, match="computes on the CPU alone"):
         LlamaCppMember(file_of(SMOLLM2), n_gpu_layers=4).probe()
-    library.library.cache_clear()
-    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    binding.llamacpp.cache_clear()
+    monkeypatch.setattr(binding, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="xllamacpp is not installed"):
-        library.library()
-    library.library.cache_clear()
+        binding.llamacpp()
+    binding.llamacpp.cache_clear()
 
 
-def test_a_quantised_cache_takes_half_and_writes_much_the_same():
+def test_a_quantised_cache_takes_half_and_writes():
     sizes = {
         kind: SequenceStore(loading.load(loading.GgufSource(str(file_of(SMOLLM2)), "auto", kind))).token_bytes
         for kind in ("f16", "q8_0")
     }
     assert sizes["q8_0"] < 0.6 * sizes["f16"]
-    draft = LlamaCppMember(file_of(SMOLLM2), cache_type="q8_0").draft(
-        [DraftJob(tiny.query("Hello!"), (), 8, 16, Sampling())]
-    )[0]
-    assert draft.text
+    small, job = LlamaCppMember(file_of(SMOLLM2), cache_type="q8_0"), DraftJob(tiny.query(), (), 8, 16, Sampling())
+    assert small.draft([job])[0].text

@@ -20,7 +20,7 @@ import numpy as np
 from ...errors import MemberError, advised
 from ..local.store import Logits, SequenceKey
 from ..local.strands import Reading, Strand, StrandStore
-from .library import CACHE_TYPES, COMPLAINTS, NO_ROOM, Batch
+from .binding import CACHE_TYPES, COMPLAINTS, NO_ROOM, Batch
 
 if TYPE_CHECKING:
     from .loading import GgufWeights, LoraAdapter

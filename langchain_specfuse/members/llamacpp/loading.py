@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from ...errors import MemberError, UsageError, advised
-from .library import COMPLAINTS, gpu, library
+from .binding import COMPLAINTS, gpu, llamacpp
 from .tokenizer import GgufTokenizer
 
 _IDS = count(1)
@@ -61,7 +61,7 @@ class GgufWeights:
     """A model, its tokenizer and its adapters."""
 
     def __init__(self, source: GgufSource) -> None:
-        self.lib = lib = library()
+        self.lib = lib = llamacpp()
         self.source = source
         path = Path(source.model).expanduser()
         _refuse_foreign(path)

@@ -11,8 +11,8 @@ import psutil
 from ...errors import UsageError, advised
 from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
 from ..local.member import LocalMember
+from .binding import CACHE_TYPES
 from .cache import SequenceStore
-from .library import CACHE_TYPES
 from .loading import GgufSource, GgufWeights, load
 
 

@@ -321,6 +321,7 @@ class SharedWeights:
         self.members.discard(member)
         if not any(other.adapter is member.adapter for other in self.members):
             self.store.prefixes.drop(member.adapter_id)
+            self.store.sweep()
         if not self.members and self._memory:
             self._memory.leave(self._memory_user)
 

@@ -143,6 +143,7 @@ class LocalMember(ABC):
         if self.loaded:
             with self.loaded.group.undisturbed():
                 self.loaded.store.prefixes.drop(self.loaded.adapter_id)
+                self.loaded.store.sweep()
 
     # --- text and tokens ----------------------------------------------------------------------------------------
 

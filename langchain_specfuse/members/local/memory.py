@@ -245,6 +245,7 @@ class DeviceMemory:
 
     def _take_prefixes(self, user: MemoryUser, short: int) -> None:
         user.store.prefixes.shrink(max(user.store.prefixes.bytes - short, 0))
+        user.store.sweep()
 
     def _take_weights(self, user: MemoryUser, short: int) -> None:
         if user.weights.here and user.weights.offload():

@@ -166,11 +166,11 @@ class StrandStore(ABC):
         for key, ids in wants:
             # A text that begins with something long that is read now copies that.
             if key in new and any(common_prefix(ids, other) >= self.prefixes.shortest for _, other in waiting):
-                self._read_missing(waiting, drafting, keys)
+                self._read_missing(waiting, drafting)
                 waiting = []
             self._find(key, ids, keys)
             waiting.append((key, ids))
-        self._read_missing(waiting, drafting, keys)
+        self._read_missing(waiting, drafting)
         for key, ids in wants:
             trunk = self.trunks[key]
             if key in new:
@@ -192,10 +192,9 @@ class StrandStore(ABC):
             if found is not None:
                 self.prefixes.use(found)
             trunk = self.blank(keys)
-            if found is not None and self.prefixes.shortest <= shared <= len(
-                found.data.ids
-            ):  # it may have been given up
-                self.copy(found.data, trunk, shared)
+            old: Strand | None = found.data if found is not None else None
+            if old is not None and self.prefixes.shortest <= shared <= len(old.ids):  # else it was given up for room
+                self.copy(old, trunk, shared)
         best = max([trunk, *self.branches.get(key, [])], key=lambda one: self._use_of(one, ids))
         self.free_branches(key, best)
         if best is not trunk:
@@ -209,7 +208,7 @@ class StrandStore(ABC):
         shared = common_prefix(strand.ids, ids)
         return shared if self.cuts or shared == len(strand.ids) else 0
 
-    def _read_missing(self, wants: Sequence[Want], drafting: bool, keys: Collection[SequenceKey]) -> None:
+    def _read_missing(self, wants: Sequence[Want], drafting: bool) -> None:
         readings: list[Reading] = []
         for key, ids in wants:
             strand = self.trunks[key]
@@ -373,6 +372,7 @@ class StrandStore(ABC):
         for store in stores:
             if store.device == self.device:  # so it has the same worker, and is not at work now
                 store.prefixes.clear()
+                store.sweep()
 
     def adapter_of(self, key: SequenceKey) -> Any:
         """The adapter that this sequence is read with."""

@@ -150,7 +150,7 @@ def _listen(level: int, text: bytes, _: int | None) -> None:
 
 
 @cache
-def library() -> Any:
+def llamacpp() -> Any:
     """The library, loaded and checked."""
     spec = find_spec("xllamacpp")
     if spec is None or not spec.submodule_search_locations:
@@ -179,7 +179,7 @@ def library() -> Any:
 @cache
 def gpu() -> tuple[str, str] | None:
     """The first GPU that this build computes on, as torch would call it, and its description; None if there is none."""
-    lib = library()
+    lib = llamacpp()
     for at in range(lib.ggml_backend_dev_count() if lib.llama_supports_gpu_offload() else 0):
         device = lib.ggml_backend_dev_get(at)
         if lib.ggml_backend_dev_type(device) in (1, 2):  # a GPU, or one that shares the CPU's memory
