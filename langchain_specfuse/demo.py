@@ -98,7 +98,7 @@ def file_of(weights: Weights) -> Path:
     try:
         while not (file.is_file() and file.stat().st_size == weights.size):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # another process was quicker, and has removed the parts
+            with suppress(FileNotFoundError, FileExistsError):  # another was quicker, and has removed the parts
                 _fetch(weights, file)
     except OSError as error:
         failed = UsageError(f"cannot keep the weights of {weights.name} in {file.parent}: {error}")
