@@ -5,7 +5,7 @@ alone. Each measurement has a process of its own, because the idle threads of on
 is also compared with itself: with the bare calls of ``llama_decode`` that an answer needs, with a plain loop around
 them, with whole answers instead of segments, and eight questions at once with one after another.
 
-    python benchmarks/engines.py [--repeats 3] [--large]
+    python benchmarks/engines.py [--repeats 3] [--large] [--itself]
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Bare:
         return code
 
 
-def plain_loop(member: Any, text: str) -> float:
-    """Tokens per second of a prompt and the likeliest token after it, again and again."""
+def plain_loop(member: Any, text: str, tokens: int) -> float:
+    """Seconds for a prompt and the likeliest token after it, again and again."""
     import numpy as np
 
     from langchain_specfuse.members.llamacpp.binding import Batch
@@ -100,14 +100,24 @@ def plain_loop(member: Any, text: str) -> float:
     context = lib.llama_init_from_model(weights.handle, params)
     ids = member.loaded.prompt_ids(question(text))
     since, position, row = time.perf_counter(), 0, ids
-    for _ in range(TOKENS):
+    for _ in range(tokens):
         last = [False] * (len(row) - 1) + [True]
         lib.llama_decode(context, Batch.of(row, list(range(position, position + len(row))), [0] * len(row), last))
         position += len(row)
         row = [int(np.ctypeslib.as_array(lib.llama_get_logits(context), (weights.vocabulary_size,)).argmax())]
     seconds = time.perf_counter() - since
     lib.llama_free(context)
-    return TOKENS / seconds
+    return seconds
+
+
+def over_plain_loop(member: Any) -> float:
+    """As many tokens from both, in turn, five times: the median of the ratios."""
+    ratios = []
+    for at in range(5):
+        text = TEXTS[100] + "   " + " " * at
+        alone = written([member], text)
+        ratios.append(plain_loop(member, text, int(alone["tokens"])) / alone["seconds"])
+    return median(ratios)
 
 
 def against_itself(size: str) -> dict[str, Any]:
@@ -118,8 +128,7 @@ def against_itself(size: str) -> dict[str, Any]:
     found = {"over_bare_calls": answer["seconds"] / bare.seconds}
     found["first_over_whole_answers"] = answer["first"] / written(members, TEXTS[100] + "  ", TOKENS)["first"]
     for one in members:
-        alone, loop = written([one], TEXTS[100] + "   "), plain_loop(one, TEXTS[100] + "   ")
-        found[f"over_plain_loop {one.name}"] = alone["tokens_per_second"] / loop
+        found[f"over_plain_loop {one.name}"] = over_plain_loop(one)
     settings, ensemble = Settings(max_tokens=48), Ensemble(members)
     since = time.perf_counter()
     for text in EIGHT:
@@ -171,11 +180,20 @@ def main() -> None:
     parser = arguments(__file__, __doc__, repeats=3)
     parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--large", action="store_true", help="also the 1.5B in transformers: 10 GB, some minutes")
+    parser.add_argument("--itself", action="store_true", help="measure again only what compares llama.cpp with itself")
     given = parser.parse_args()
     if given.only:
         what, *more = given.only
         print(json.dumps({"engine": against_transformers, "itself": against_itself, "start": start}[what](*more)))
         return
+    engines = json.loads(given.out.read_text())[0] if given.itself else about(given) | {"rows": between_engines(given)}
+    itself = {size: middle([apart("itself", size) for _ in range(given.repeats)]) for size in ENSEMBLES}
+    starts = {size: middle([start(size) for _ in range(given.repeats)]) for size in ENSEMBLES}
+    print(itself, starts)
+    save(given.out, [engines, about(given) | {"itself": itself, "start": starts}])
+
+
+def between_engines(given: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for size in ("small", *(["default"] if given.large else [])):
         repeats = given.repeats if size == "small" else 1
@@ -187,10 +205,7 @@ def main() -> None:
                 row[key] = {engine: round(median(run[engine][at][key] for run in runs), 3) for engine in engines}
             rows.append(row)
             print(row, flush=True)
-    itself = {size: middle([apart("itself", size) for _ in range(given.repeats)]) for size in ENSEMBLES}
-    starts = {size: middle([start(size) for _ in range(given.repeats)]) for size in ENSEMBLES}
-    print(itself, starts)
-    save(given.out, [about(given) | {"rows": rows, "itself": itself, "start": starts}])
+    return rows
 
 
 if __name__ == "__main__":

@@ -171,13 +171,13 @@ def llamacpp(results: Results) -> str:
     """What the ensemble adds to llama.cpp."""
     if not results:
         return NOTHING
-    found = {size: {**results[0]["itself"][size], **results[0]["start"][size]} for size in results[0]["itself"]}
+    found = {size: {**results[-1]["itself"][size], **results[-1]["start"][size]} for size in results[-1]["itself"]}
     rows = [
         (size, OWN[key.split()[0]].format(key.split()[-1]), f"{value:.0f}" if value > 100 else f"{value:.2f}")
         for size, values in found.items()
         for key, value in values.items()
     ]
-    return _joined(table(("ensemble", "what", "measured"), rows), source("engines", results[0], "medians"))
+    return _joined(table(("ensemble", "what", "measured"), rows), source("engines", results[-1], "medians"))
 
 
 def prefix(results: Results) -> str:
