@@ -139,10 +139,18 @@ def experiments() -> Iterator[Cell]:
         yield {"exit": "never", "learning_rate": 3.0}, how
 
 
+EQUALS: Sequence[Mapping[str, Any]] = (
+    {},
+    {"weighting": "equal"},
+    {"reward": "wins", "learning_rate": 1.0},
+    PUBLISHED,
+)
+"""The default vote of equals, and the published way to weigh in one respect or in both: see preregistration.md."""
 CELLS: Mapping[str, Sequence[Cell]] = {
     "main": [({}, ("", "")), (PUBLISHED, ("", ""))],
     "grid": list(grid()),
     "variants": list(experiments()),
+    "sealed": [({**one, "tie_break": False}, ("", "")) for one in EQUALS],
 }
 
 
@@ -171,22 +179,24 @@ def main() -> None:
     parser.add_argument("--mode", default="vague", choices=("vague", "misled"))
     parser.add_argument("--singles", type=int, default=25)
     parser.add_argument("--mixed", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0, help="of the members and of the questions; 0 was used to tune")
     parser.add_argument("--only", nargs="*", default=(), help="only the cells of these labels")
     parser.add_argument("--show", metavar="N", type=int, nargs="*", help="print the rounds of these questions")
     parser.add_argument("--page", action="store_true", help="only write docs/study.md from the results")
     given = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(given.out.read_text()) if given.out.exists() else {}
-    asked = questions(given.singles, given.mixed)
+    asked = questions(given.singles, given.mixed, 4 + given.seed)
     if given.show is not None:
         show(given.mode, [asked[n] for n in given.show])
     elif given.page:
         (Path(__file__).resolve().parent.parent / "docs" / "study.md").write_text(page(results))
     else:
-        world = results.setdefault(given.mode, {"cells": {}, "members": sizes(given.mode)})
+        named = given.mode + (f"-{given.seed}" if given.seed else "")
+        world = results.setdefault(named, {"cells": {}, "members": sizes(given.mode, given.seed)})
         kinds = ["+".join(p.skill for p in parts) for parts in asked]
         world |= {"singles": given.singles, "mixed": given.mixed, "kinds": kinds}
-        one_by_one = members(given.mode)
+        one_by_one = members(given.mode, given.seed)
         todo = {f"alone {one.name}": (Ensemble([one]), ({}, ("", ""))) for one in one_by_one}
         whole = Ensemble(one_by_one)
         todo |= {label(cell): (whole, cell) for name in given.parts.split(",") for cell in CELLS[name]}
