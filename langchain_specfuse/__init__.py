@@ -61,13 +61,27 @@ _NAMES = {
     "show.trace": "Trace",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_EXTRAS = {
+    "LlamaCppMember": "llamacpp",
+    "RayMember": "ray",
+    "ServerMember": "server",
+    "TransformersMember": "transformers",
+}
 __all__ = sorted(("__version__", *_HOMES))
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if name not in _EXTRAS:
+            raise
+        from .errors import advised
+
+        missing = ModuleNotFoundError(f"{name} needs {error.name}, which is not installed", name=error.name)
+        raise advised(missing, f'pip install "langchain-specfuse[{_EXTRAS[name]}]"') from error
     globals()[name] = value
     return value
 

@@ -5,6 +5,7 @@ Knows how a member can be written (a name, a dict, an object) and what it is cal
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -14,6 +15,8 @@ import uuid
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urldefrag, urlsplit
 
@@ -21,7 +24,7 @@ from ..core.member import Member
 from ..engine.ensemble import Ensemble
 from ..engine.queue import Task
 from ..engine.worker import worker_for
-from ..errors import UsageError, advised
+from ..errors import MemberError, UsageError, advised
 from ..members.local import memory
 from ..members.ray import PLACEMENT
 from ..members.server import http as _http
@@ -29,6 +32,8 @@ from ..members.server import http as _http
 Given: TypeAlias = Any
 """A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of arguments, an object."""
 
+_ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+(/.*)?|localhost(/.*)?")
+"""An address whose ``http://`` was forgotten."""
 UNLOAD_WAIT_S = 30.0  # a member that hangs frees its weights when it comes back
 SECRET = re.compile(r"(key|token|password|secret|authorization|headers|auth)$", re.IGNORECASE)
 
@@ -70,6 +75,25 @@ def _checked_name(name: str) -> str:
         if not urlsplit(name).hostname:
             raise advised(UsageError(f"{name!r} names no server"), "for example 'http://localhost:8000/v1#my-model'")
     return name
+
+
+def _refuse_mistaken(model: str, name: str) -> None:
+    """What can be no hub id and no folder is refused before transformers is asked for, and before a download fails."""
+    path = Path(model).expanduser()
+    error: Exception
+    if _ADDRESS.fullmatch(model):
+        error, advice = UsageError(f"{model!r} is no model"), f"a server's address begins with http: 'http://{model}'"
+    elif path.is_file():
+        error = UsageError(f"{model!r} is a file, but no .gguf file")
+        advice = "name a .gguf file, a folder with a model, or a hub id"
+    elif get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
+        error, advice = UsageError(f"there is no model {model!r}"), f"did you mean {str(path.with_suffix('.gguf'))!r}?"
+    elif model.startswith((".", "/", "~", "\\")) and not path.exists():
+        error = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
+        advice = "name a folder with a model, a .gguf file or a hub id"
+    else:
+        return
+    raise advised(error, advice)
 
 
 def _checked_dict(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,6 +250,8 @@ def _made(arguments: dict[str, Any]) -> Member:
         if is_gguf(arguments["model"]):
             from ..members.llamacpp.member import LlamaCppMember as Local
         else:
+            if isinstance(arguments["model"], str) and "cluster" not in arguments:
+                _refuse_mistaken(arguments["model"], arguments["name"])
             from ..members.transformers.member import TransformersMember as Local  # type: ignore[assignment]
 
         if "cluster" not in arguments:
@@ -241,9 +267,13 @@ def _made(arguments: dict[str, Any]) -> Member:
         raise advised(missing, f'pip install "langchain-specfuse[{extra}]"') from error
     except TypeError as error:
         wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")
-        local = "LlamaCppMember" if is_gguf(arguments["model"]) else "TransformersMember"
-        keys = "ServerMember" if on_server else f"{local}; with 'cluster', also {', '.join(PLACEMENT[1:])}"
-        raise advised(wrong, f"the keys of a member's dict are the arguments of {keys}") from error
+        kind = ServerMember if on_server else Local
+        keys = [*inspect.signature(kind).parameters, *PLACEMENT]
+        strange = next((key for key in arguments if key not in keys), "")
+        near = get_close_matches(strange, keys, n=1, cutoff=0.75)
+        known = kind.__name__ + ("" if on_server else f"; with 'cluster', also {', '.join(PLACEMENT[1:])}")
+        advice = f"did you mean {near[0]!r}?" if near else f"the keys of a member's dict are the arguments of {known}"
+        raise advised(wrong, advice) from error
 
 
 def unload(*given: Given) -> None:

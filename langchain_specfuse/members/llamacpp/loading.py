@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,9 @@ class GgufWeights:
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             error = MemberError(f"llama.cpp cannot load {path}: {'; '.join(COMPLAINTS)[:400] or 'no reason is given'}")
-            raise advised(error, "check that the file is complete, of an architecture that this build knows, and fits")
+            cut = any("file bounds" in one or "corrupted" in one for one in COMPLAINTS)
+            other = "this build of llama.cpp may not know the architecture, or the memory does not suffice"
+            raise advised(error, "the file is cut off: download it again" if cut else other)
         # Its caches hold a reference to this object, so it is freed after them.
         weakref.finalize(self, lib.llama_model_free, self.handle).atexit = False
         if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
@@ -142,9 +145,12 @@ def _refuse_foreign(path: Path) -> None:
             mark = file.read(4)
     except OSError as error:
         what = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else str(error)
-        raise advised(MemberError(f"{path} {what}", kind="not_found"), "name an existing .gguf file") from error
+        near = get_close_matches(path.name, [one.name for one in path.parent.glob("*.gguf")], n=1)
+        advice = f"did you mean {str(path.with_name(near[0]))!r}?" if near else "name an existing .gguf file"
+        raise advised(MemberError(f"{path.absolute()} {what}", kind="not_found"), advice) from error
     if mark != b"GGUF":
-        raise advised(MemberError(f"{path} is no GGUF file: it begins with {mark!r}"), "copy it again; was it cut off?")
+        what = "is empty" if not mark else "is not a GGUF file, whatever its name says"
+        raise advised(MemberError(f"{path} {what}"), "download or copy it again")
 
 
 def threads() -> int:
