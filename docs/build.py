@@ -224,7 +224,6 @@ MEASURED: Mapping[str, Callable[[Any], str]] = {
     "endpoint": tables.endpoint,
     "load": tables.load,
     "memory": tables.memory,
-    "passes": tables.passes,
     "prefix": tables.prefix,
     "ray-calls": tables.ray,
     "serving": tables.serving,

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from langchain_specfuse.evaluation.statistics import difference
-
 Result = Mapping[str, Any]
 Results = Sequence[Result]
 
@@ -152,14 +150,14 @@ def engines(results: Results) -> str:
         shown = (f"{speed['llama.cpp']:.1f}", f"{speed['transformers']:.1f}", times)
         sooner = f"{first['transformers'] / first['llama.cpp']:.1f} times"
         rows.append((f"{row['ensemble']}: {row['members']}", str(row["prompt"]), *shown, sooner))
-    heads = ("members", "prompt", "llama.cpp, tokens/s", "transformers", "as fast", "first segment sooner")
+    heads = ("members", "prompt", "llama.cpp, tokens/s", "transformers", "speed-up", "first segment: speed-up")
     return _joined(table(heads, rows), source("engines", results[0], "4 to 5 bits against float32"))
 
 
 OWN = {
-    "over_bare_calls": "time of an answer, over the calls of `llama_decode` in it",
+    "over_bare_calls": "time of an answer ÷ time in `llama_decode`",
     "over_plain_loop": "tokens a second of {} alone, over a plain loop of `llama_decode`",
-    "eight_at_once": "eight questions at once, as fast as one after another",
+    "eight_at_once": "speed-up of eight questions at once",
     "eight_at_once_bare": "the same, counting only `llama_decode` at once",
     "first_over_whole_answers": "time to the first segment, over that of whole answers that are then voted on",
     "first_segment_s": "seconds from the start of a process to the first segment",
@@ -213,34 +211,6 @@ def load(results: Results) -> str:
     made = source("load", first, " and ".join(first["members"]), f"{first['arrivals']} questions per rate")
     arrivals = table(("questions in the time of one answer", *times), rates)
     return _joined(arrivals, *([table(heads, gaps)] if gaps else []), made)
-
-
-SPECIALISTS = {
-    "vague": "unsure of what they do not know",
-    "misled": "confident in what is wrong",
-    "vague two": "unsure, questions of two parts",
-    "misled two": "confident in what is wrong, two parts",
-}
-"""The tiny specialists of ``benchmarks/passes.py``."""
-
-
-def passes(results: Mapping[str, Any]) -> str:
-    """Forward passes and right answers with all members drafting and with one."""
-    rows = []
-    for part, members in SPECIALISTS.items():
-        for size, suffix in ((8, ""), (10, ", 10 tokens")):
-            cells = [results.get(part, {}).get(f"{way}{suffix}") for way in ("all draft", "one drafts")]
-            if all(cells):
-                every, one = ([float(mark) for mark in cell["marks"][0]] for cell in cells)
-                apart = difference(one, every)
-                points = f"{100 * apart.mean:+.0f} [{100 * apart.low:+.0f}, {100 * apart.high:+.0f}]"
-                counts = (f"{cell['passes_a_token']:.2f}" for cell in cells)
-                rows.append((members, size, *counts, f"{sum(every) / len(every):.0%}", points))
-    heads = ("five members", "`segment_tokens`", "passes per token, all draft", "`drafters=1`", "right, all draft")
-    if not rows:
-        return NOTHING
-    about = results.get("about", {})
-    return _joined(table((*heads, "points with `drafters=1`"), rows), source("passes", about, "95% intervals"))
 
 
 def tracing(results: Results) -> str:

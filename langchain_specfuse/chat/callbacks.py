@@ -63,8 +63,10 @@ class RoundEvent:
     """member -> its reasoning before its first word."""
     looped: Sequence[str]
     """Members whose drafts only continued a repetition."""
-    tie_breaker: str
-    """The member that decided between confident members, if there was such a tie."""
+    lead: str
+    """The member that leads; empty if all vote as equals."""
+    evidence: Mapping[str, float]
+    """member -> the evidence that its draft is better than the lead's; empty where the lead was sure."""
     late: Mapping[str, Sequence[str]]
     """``draft``, ``verify`` -> members whose reply was late: the round went on without it."""
     left: Sequence[Mapping[str, Any]]

@@ -16,17 +16,19 @@ from __future__ import annotations
 import difflib
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, SkipValidation, TypeAdapter, ValidationError
 
 from ..core.method import METHODS, Method, Settings
 from ..core.method import options as method_options
+from ..core.results import RESULTS
 from ..core.values import Sampling
 from ..engine.admission import Limits
 from ..engine.drive import Schedule
 from ..errors import UsageError, advised
+from .calibration import calibrated
 from .members import checked_member, names_of
 from .spans import Depth
 
@@ -48,6 +50,15 @@ class CallOptions(BaseModel):
     verifiers: list[Any] = Field(default_factory=list, description="members that vote but never write")
     model_name: str | None = Field(None, description="the name in traces and metadata (default: the members' names)")
     segment_tokens: Count = Field(10, description="length of a draft in its author's tokens")
+    segment: Literal["draft", "answer"] = Field(
+        "draft", description="what is agreed at a time: a draft of segment_tokens, or a whole answer (nothing streams)"
+    )
+    result: str | SkipValidation[Callable[[str], Any]] | None = Field(
+        None,
+        description="with segment='answer': what answers are compared by: number, choice, json, text, or a function of "
+        "the text (default: by the object, choice or call that was asked for)",
+    )
+    samples: Count = Field(1, description="with segment='answer': answers per member, the second and further sampled")
     max_tokens: Count = Field(512, description="budget of the answer in tokens")
     stop: list[str] | None = Field(None, description="texts that end the answer and are not part of it")
     temperature: Nonnegative = Field(0.0, description="0 is greedy and repeatable")
@@ -65,6 +76,11 @@ class CallOptions(BaseModel):
     method: Annotated[Method, SkipValidation] = Field(
         METHODS["robust"], description="robust, specfuse, specem, or a Method with options of its own"
     )
+    lead: str | None = Field(
+        "auto",
+        description="the member whose draft stands unless another is better; auto: the one with at least twice the "
+        "parameters of every other, if there is one; None: all vote",
+    )
     prior: dict[str, float] | None = Field(
         None, description="initial voting weights by member name (1 for members that are not named)"
     )
@@ -81,6 +97,9 @@ class Options(CallOptions):
 
     memory_budget: int | str | dict[str, int | str] | None = Field(
         None, description='bytes, such as "6GB", that members in this process may use on a device'
+    )
+    calibration: str | None = Field(
+        None, description="file of doctor --profile: who leads, and what of the other members helps"
     )
     streaming: Annotated[bool, Field(strict=True)] | None = Field(
         None, description="LangChain's switch: True streams inside invoke as well, False never streams"
@@ -101,7 +120,6 @@ _RENAMED: Mapping[str, str] = {
     "preset": "method=...: 'robust', 'specfuse' or 'specem'",
     **{name: f"method=Method({name}=...)" for name in method_options()},
     "voice": "method=Method(weighting='confidence') or 'equal'",
-    "umpire": "method=Method(tie_break=...)",
     "straggler": "method=Method(late='exit') or 'skip'; without member_timeout all members are waited for",
     "at_once": "max_concurrency=...",
     "cluster": "members=[{'model': ..., 'cluster': 'auto'}]",
@@ -122,6 +140,8 @@ _IGNORED: Mapping[str, str] = {
 _REMOVED: Mapping[str, str] = {
     **_IGNORED,
     "speculate": "members no longer guess ahead; docs/log.md says what was measured",
+    **dict.fromkeys(("umpire", "tie_break"), "it did not help on new questions; docs/log.md says what was measured"),
+    "drafters": "lead=... names the member that drafts first",
     "runners_up": "every round's drafts are in its event: SpecFuseCallbackHandler(on_round=...)",
     "priority": "calls are served in the order in which they come",
 }
@@ -131,8 +151,12 @@ _REMOVED: Mapping[str, str] = {
 
 
 def checked(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """The given options as their fields hold them. None means: not given."""
-    given = {"stop" if name == "stop_sequences" else name: one for name, one in given.items() if one is not None}
+    """The given options as their fields hold them. None means: not given, but ``lead=None``: nobody leads."""
+    given = {
+        "stop" if name == "stop_sequences" else name: one
+        for name, one in given.items()
+        if one is not None or name == "lead"
+    }
     if "model" in given:
         given = _with_model(given)
     known = set(known)
@@ -156,17 +180,21 @@ def of_call(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any
     own = {name: value for name, value in call.items() if name not in _INTERNAL}
     chosen = defaults() | checked(fields, Options.model_fields)
     chosen |= checked(own, {*CallOptions.model_fields, *CALL_ONLY})
-    if chosen["prior"] is not None or "members" not in chosen:
+    if chosen["calibration"]:
+        members = members_list(chosen.get("members"), "members")
+        chosen = calibrated(chosen, names_of(members))
+    if chosen["prior"] is not None or chosen["lead"] not in ("auto", None) or "members" not in chosen:
         check_names(chosen)
     return chosen
 
 
 def check_names(chosen: Mapping[str, Any]) -> None:
-    """Refuse missing members, two of one name, and a prior for a member that is not there."""
+    """Refuse missing members, two of one name, and a prior or a lead that is not there."""
     members = members_list(chosen.get("members"), "members")
     names = names_of([*members, *(chosen.get("verifiers") or ())])
     if chosen.get("prior") is not None:
         checked_prior(chosen["prior"], names)
+    checked_lead(chosen.get("lead"), names[: len(members)], chosen.get("method"))
 
 
 def _checked_one(name: str, value: Any, known: set[str]) -> Any:
@@ -226,7 +254,10 @@ def members_list(given: Any, field: str) -> list[Any]:
     """The members of a list, each checked as far as possible without loading it."""
     expected = f"{field} must be a list of hub ids, folders, .gguf files, dicts or member objects"
     if not isinstance(given, list | tuple):
-        raise advised(UsageError(f"{expected}, got {given!r:.200}"), f"put it into a list: {field}=[...]")
+        advice = (
+            "name one, for example members=['model.gguf']" if given is None else f"put it into a list: {field}=[...]"
+        )
+        raise advised(UsageError(f"{expected}, got {given!r:.200}"), advice)
     if not given and field == "members":
         raise advised(UsageError(f"{expected}, at least one; got none"), "name one, for example 'Qwen/Qwen3-0.6B'")
     return [checked_member(one) for one in given]
@@ -260,6 +291,19 @@ def checked_prior(prior: Any, names: Iterable[str]) -> dict[str, float]:
     return dict(prior)
 
 
+def checked_lead(lead: str | None, writers: Sequence[str], method: Method | None = None) -> None:
+    """Refuse a lead that does not write, and one beside a method in which nobody leads."""
+    if lead in ("auto", None):
+        return
+    if lead not in writers:
+        near = difflib.get_close_matches(str(lead), writers, n=1, cutoff=0.5)
+        advice = f"did you mean {near[0]!r}?" if near else "or 'auto', or None if all should vote"
+        raise advised(UsageError(f"lead must be one of {', '.join(writers)}, got {lead!r:.80}"), advice)
+    if method is not None and method.margin is None:
+        error = UsageError(f"lead={lead!r}, but nobody leads with this method: its margin is None")
+        raise advised(error, "leave lead out, or give the method a margin: Method.named('specem', margin=1.0)")
+
+
 def _memory_budget(given: Any) -> Any:
     from ..members.local.memory import parse_limit
 
@@ -273,13 +317,24 @@ def _memory_budget(given: Any) -> Any:
     raise advised(error, "leave it out to let each member take what it needs")
 
 
+def as_result(given: Any) -> Any:
+    """What answers are compared by."""
+    if callable(given) or given in RESULTS:
+        return given
+    error = UsageError(f"result must be one of {', '.join(map(repr, RESULTS))} or a function, got {given!r:.80}")
+    raise advised(error, "a function takes an answer's text and returns what it comes to, or None")
+
+
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "result": as_result,
     "members": lambda given: members_list(given, "members"),
     "verifiers": lambda given: members_list(given, "verifiers"),
     "method": as_method,
     "stop": stop_strings,
     "memory_budget": _memory_budget,
-    "prior": lambda given: given,  # needs the members' names: see checked_prior
+    # These need the members' names: see check_names.
+    "prior": lambda given: given,
+    "lead": lambda given: given,
 }
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {"max_waiting": TypeAdapter(Annotated[int, Field(strict=True, ge=0)])}
 for _name, _field in Options.model_fields.items():
@@ -324,6 +379,8 @@ def settings(chosen: Mapping[str, Any]) -> Settings:
         stop=tuple(chosen["stop"] or ()),
         sampling=Sampling(**{name: chosen[name] for name in _SAMPLING}, seed=int(seed)),
         method=chosen["method"],
+        lead=chosen["lead"],
+        samples=chosen["samples"],
     )
 
 

@@ -7,17 +7,19 @@ import uuid
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage
 
 from ..core.member import Probe
 from ..core.method import Settings
-from ..core.referee import FREE
+from ..core.referee import FREE, Referee
 from ..core.values import CallFormat, Query, Round, Turn
 from ..engine.drive import Schedule
-from ..engine.ensemble import Ensemble
+from ..engine.ensemble import EQUALS, Ensemble
+from ..errors import UsageError, advised
 from . import options as _options
 from . import output_format as _formats
 from .errors import loading_errors
@@ -50,7 +52,7 @@ class Request:
         return cls(
             turns=turns,
             shape=shape,
-            settings=_options.settings(chosen),
+            settings=replace(_options.settings(chosen), result=_result(chosen, shape)),
             schedule=_options.schedule(chosen),
             ensemble=ensemble,
             writers=writers,
@@ -72,16 +74,41 @@ class Request:
     def rounds(self, format: CallFormat) -> Iterator[Round]:
         query = self._query(format)
         referee = _formats.referee_of(query.constraint)
-        return self.ensemble.rounds(query, self.settings, referee=referee, prior=self.prior, schedule=self.schedule)
+        return self.ensemble.rounds(
+            query, self._settings(referee), referee=referee, prior=self.prior, schedule=self.schedule
+        )
 
     async def arounds(self, format: CallFormat) -> AsyncIterator[Round]:
         """``rounds`` for asyncio. A grammar can take long to compile, so that is done on another thread."""
         query = self._query(format)
         referee = await asyncio.to_thread(_formats.referee_of, query.constraint) if query.constraint else FREE
-        return self.ensemble.arounds(query, self.settings, referee=referee, prior=self.prior, schedule=self.schedule)
+        return self.ensemble.arounds(
+            query, self._settings(referee), referee=referee, prior=self.prior, schedule=self.schedule
+        )
+
+    def _settings(self, referee: Referee) -> Settings:
+        """Calls are compared by what they call with which arguments, however they are written."""
+        by_call = self.settings.result == "text" and bool(self.shape.tools)
+        return replace(self.settings, result=partial(referee.same, "")) if by_call else self.settings
 
     def _query(self, format: CallFormat) -> Query:
         return Query(uuid.uuid4().hex, self.turns, self.shape.tools, self.shape.constraint(format))
+
+
+def _result(chosen: Mapping[str, Any], shape: _formats.Shape) -> Any:
+    """What whole answers are compared by; None: answers are agreed by segments."""
+    if chosen["segment"] != "answer":
+        extra = {"result": chosen["result"] is not None, "samples": chosen["samples"] > 1}
+        if given := [name for name, was in extra.items() if was]:
+            error = UsageError(f"{given[0]} is given, but answers are agreed segment by segment")
+            raise advised(error, "segment='answer' compares whole answers")
+        return None
+    if chosen["result"] is not None:
+        return chosen["result"]
+    if shape.text is not None or shape.tools:
+        return "json" if shape.text is not None and shape.text.kind.startswith("json") and not shape.tools else "text"
+    error = UsageError("segment='answer' needs to know what an answer comes to")
+    raise advised(error, "result='number', 'choice', 'json', 'text' or a function; or ask for an object or a choice")
 
 
 def loaded(ensemble: Ensemble) -> dict[str, Probe]:
@@ -108,7 +135,7 @@ def _warn_where_votes_decide_nothing(ensemble: Ensemble, probes: Mapping[str, Pr
     if ensemble in _CHECKED:
         return
     _CHECKED.add(ensemble)
-    panel = ensemble.panel(probes).members
+    panel = ensemble.panel(probes, EQUALS).members
     drafting = [one.name for one in panel if one.drafts]
     voting = [one.name for one in panel if one.scores]
     others = ", ".join(name for name in drafting if name not in voting)

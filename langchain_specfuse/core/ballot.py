@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .answer import continues_loop
+from .lead import EVIDENCE, Case, Reading
 from .method import Method
 from .referee import FREE, Referee
-from .tie_break import Tie, broken, favourite, find_tie
 from .values import Candidate, Draft, Scored, Segment
 from .voting import confidences, raw_score, rewards, shares, totals, votes
 
@@ -28,6 +29,8 @@ class Vote:
     rewards: Mapping[str, float]
     disputed: bool
     """False when all drafts coincide: such a round says nothing about any member."""
+    evidence: Mapping[str, float]
+    """With a lead, for each author of another draft: the evidence that its draft is the better one."""
 
 
 class Ballot:
@@ -52,32 +55,28 @@ class Ballot:
         """What this verifier must score: all candidates but its own, if its draft came with log-probabilities."""
         return tuple(c for c in self.eligible if not self._is_own(judge, c))
 
-    def scores_of(self, judge: str, reply: Scored) -> list[float]:
-        """This verifier's score of every eligible draft, from its reply and from its own draft."""
+    def readings_of(self, judge: str, reply: Scored) -> list[Reading]:
+        """How this verifier reads every eligible draft, from its reply and from its own draft."""
         rows = _rows(reply)
-        return [raw_score(self._method.score, self._counted(judge, c, rows), c.text) for c in self.eligible]
+        return [self._reading(judge, candidate, rows) for candidate in self.eligible]
 
-    def find_tie(self, scores: Mapping[str, Sequence[float]]) -> Tie | None:
-        """The tie between confident members, if there is one."""
-        return find_tie(self._method.score, scores, [c.authors for c in self.eligible])
-
-    def favourite(self, tie: Tie, scores: Mapping[str, Sequence[float]], without_question: Scored) -> int:
-        """The tied draft that gains most from the question in the eyes of the tie-breaker."""
-        tied = [self.eligible[i] for i in tie.drafts]
-        numbers = [self._free(c, *row) for c, row in zip(tied, _rows(without_question), strict=True)]
-        without = [raw_score(self._method.score, row, c.text) for row, c in zip(numbers, tied, strict=True)]
-        return tie.drafts[favourite(self._method.score, [scores[tie.breaker][i] for i in tie.drafts], without)]
+    def sure(self, name: str) -> bool:
+        """Whether this member gives every token of its draft the probability that makes it sure."""
+        draft = self.drafts[name]
+        known = self._free(Candidate(draft.text, draft.ended, ()), draft.logprobs or (), draft.ends)
+        return bool(known) and math.exp(min(known)) >= self._method.sure
 
     def counted(
-        self,
-        scores: Mapping[str, Sequence[float]],
-        weights: Mapping[str, float],
-        tie_break: tuple[Tie, int] | None = None,
+        self, readings: Mapping[str, Sequence[Reading]], weights: Mapping[str, float], lead: str | None = None
     ) -> Vote:
-        """Weigh the votes, after the tie-break if there was one. Other drafts than eligible ones get 0."""
+        """Weigh the votes; the lead's draft wins unless there is enough evidence for another. Drafts that are not
+        eligible get 0."""
         method = self._method
+        scores = {
+            judge: [raw_score(method.score, one.logprobs, c.text) for one, c in zip(row, self.eligible, strict=True)]
+            for judge, row in readings.items()
+        }
         by_verifier = {judge: votes(method.score, row) for judge, row in scores.items()}
-        by_verifier = broken(by_verifier, *tie_break) if tie_break else by_verifier
         confidence = confidences(method.weighting, method.score, scores)
         sums = totals(by_verifier, shares(confidence, weights), len(self.eligible))
         if not by_verifier:
@@ -90,7 +89,8 @@ class Ballot:
             # Rounded: what differs only by the order of a float addition is a tie.
             return round(total[name], 12), round(weights.get(name, 0.0), 12), -order.index(name)
 
-        winner = max(total, key=rank)
+        evidence = self._evidence(readings, weights, lead)
+        winner = self._led(lead, evidence, rank) if lead in total else max(total, key=rank)
         chosen = next(c for c in self.eligible if winner in c.authors)
         authors = tuple(sorted(chosen.authors, key=lambda name: name != winner))
         return Vote(
@@ -102,7 +102,34 @@ class Ballot:
             totals={name: total.get(name, 0.0) for name in order},
             rewards={name: reward.get(name, 0.0) for name in order},
             disputed=len(self.candidates) > 1,
+            evidence=evidence,
         )
+
+    def _evidence(
+        self, readings: Mapping[str, Sequence[Reading]], weights: Mapping[str, float], lead: str | None
+    ) -> dict[str, float]:
+        """For each author of another draft than the lead's: the evidence that it is better."""
+        at = next((i for i, c in enumerate(self.eligible) if lead in c.authors), None)
+        if at is None or not readings:
+            return {}
+        stands, found = self.eligible[at], dict[str, float]()
+        for i, c in enumerate(self.eligible):
+            if i != at:
+                case = Case(
+                    c.text,
+                    stands.text,
+                    (c.authors[0], lead or ""),
+                    {judge: (row[i], row[at]) for judge, row in readings.items()},
+                    weights,
+                )
+                found |= dict.fromkeys(c.authors, EVIDENCE[self._method.evidence](case))
+        return found
+
+    def _led(self, lead: str, evidence: Mapping[str, float], rank: Callable[[str], Any]) -> str:
+        """The winner: the rival with most evidence if that exceeds the margin, else the lead."""
+        margin = math.inf if self._method.margin is None else self._method.margin
+        best = max(evidence, key=lambda name: (round(evidence[name], 12), rank(name)), default=lead)
+        return best if evidence.get(best, 0.0) > margin else lead
 
     def _meaning(self, draft: Draft) -> Hashable:
         """Equal for drafts that mean the same once the text that the constraint forces after them is added."""
@@ -116,13 +143,15 @@ class Ballot:
             return False
         return (self.drafts[judge].text, self.drafts[judge].ended) == (candidate.text, candidate.ended)
 
-    def _counted(self, judge: str, candidate: Candidate, rows: Iterator[Any]) -> Sequence[float]:
+    def _reading(self, judge: str, candidate: Candidate, rows: Iterator[Any]) -> Reading:
         """The log-probabilities that count in a score."""
         own = self.drafts[judge] if self._is_own(judge, candidate) else None
-        return self._free(candidate, *((own.logprobs or (), own.ends) if own else next(rows)))
+        logprobs, ends = (own.logprobs or (), own.ends) if own else next(rows)
+        free = self._free(candidate, logprobs, ends)
+        return Reading(free, ends if len(free) == len(logprobs) else None)
 
     def _free(self, candidate: Candidate, logprobs: Sequence[float], ends: Sequence[int] | None) -> Sequence[float]:
-        if ends is None:  # no constraint, or a member that does not report where its tokens end
+        if ends is None or self._referee is FREE:
             return logprobs
         spans = self._referee.spans(self._answer, candidate.text)
         inevitable = candidate.ended and self._referee.must_end(self._answer + candidate.text)

@@ -11,7 +11,9 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import UsageError, advised
+from .lead import EVIDENCE
 from .panel import EXIT_POLICIES, LEARNING_RATES
+from .results import Result
 from .values import Sampling
 
 ScoreKind = Literal["mean_prob", "mean_logprob", "logprob_per_byte"]
@@ -48,14 +50,13 @@ class Method:
     )
     feedback: str = _option("published", "how rewards change the voting weights", one_of=LEARNING_RATES)
     learning_rate: float = _option(3.0, "how fast rewards change the weights", least=0)
-    tie_break: bool = _option(
-        True, "in the first round, let a neutral member decide between members that are confident in different openings"
-    )
     exit: str = _option("studentized", "when members that keep losing leave the answer", one_of=EXIT_POLICIES)
     min_members: int = _option(2, "this many members stay", least=1)
     loop_guard: bool = _option(True, "pass over drafts that only repeat the end of the answer")
-    drafters: int | None = _option(
-        None, "only this many members draft while they are confident, those with most wins; none: all draft", least=1
+    sure: float = _option(0.5, "the lead is sure of a draft if it gives each of its tokens this probability", least=0)
+    evidence: str = _option("log_odds", "what a draft must have more of to replace the lead's", one_of=EVIDENCE)
+    margin: float | None = _option(
+        1.0, "how much more; inf: the lead is never replaced; none: nobody leads, all vote", least=0, endless=True
     )
     late: LateKind = _option("exit", "a member that exceeds member_timeout leaves the answer, or skips the round")
 
@@ -90,6 +91,10 @@ class Option:
     help: str
     default: Any
     least: float | None = None
+    endless: bool = False
+    """Whether it may be infinite."""
+    optional: bool = False
+    """Whether it may be None."""
     one_of: Mapping[str, Any] | None = None
 
     @property
@@ -104,7 +109,8 @@ class Option:
         """What the option may be, for an error or a table."""
         if self.choices:
             return "True or False" if self.type is bool else f"one of {_listed(self.choices)}"
-        return f"a {'number' if self.type is float else 'whole number'} of at least {self.least}"
+        kind = "number" if self.type is float else "whole number"
+        return f"a {kind} of at least {self.least}" + (", inf" * self.endless) + (" or None" * self.optional)
 
     def check(self, name: str, value: Any) -> None:
         """Raise :class:`.UsageError` if the option cannot be this."""
@@ -116,8 +122,8 @@ class Option:
     def read(self, name: str, text: str) -> Any:
         """The value that a text on the command line stands for.
 
-        >>> options()["loop_guard"].read("loop_guard", "false"), options()["drafters"].read("drafters", "none")
-        (False, None)
+        >>> options()["loop_guard"].read("loop_guard", "false"), options()["margin"].read("margin", "inf")
+        (False, inf)
         """
         words: dict[str, Any] = {"true": True, "false": False, "none": None}
         value: Any = words.get(text.lower(), text)
@@ -132,12 +138,12 @@ class Option:
 
     def _allows(self, value: Any) -> bool:
         if value is None:
-            return self.default is None
+            return self.optional
         if self.choices:
             return any(value is choice or (isinstance(choice, str) and value == choice) for choice in self.choices)
         kinds: Any = int | float if self.type is float else int
-        number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-        return number and (self.least is None or value >= self.least)
+        number = isinstance(value, kinds) and not isinstance(value, bool)
+        return number and (math.isfinite(value) or self.endless) and (self.least is None or value >= self.least)
 
 
 @cache
@@ -146,7 +152,8 @@ def options() -> Mapping[str, Option]:
     hints, found = get_type_hints(Method), {}
     for one in dataclasses.fields(Method):
         kind = next((arg for arg in get_args(hints[one.name]) if arg in (int, float)), hints[one.name])
-        found[one.name] = Option(kind, default=one.default, **one.metadata)
+        optional = type(None) in get_args(hints[one.name])
+        found[one.name] = Option(kind, default=one.default, optional=optional, **one.metadata)
     return found
 
 
@@ -164,9 +171,9 @@ _PUBLISHED: Mapping[str, Any] = {
     "weighting": "equal",
     "reward": "wins",
     "learning_rate": 1.0,
-    "tie_break": False,
     "loop_guard": False,
     "min_members": 1,
+    "margin": None,
 }
 METHODS: Mapping[str, Method] = {
     # Paper: "specfuse" and "specem" follow the two versions of the paper; "robust" is ours. It keeps two members,
@@ -187,3 +194,9 @@ class Settings:
     stop: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
     method: Method = METHODS["robust"]
+    lead: str | None = "auto"
+    """The name of the member that leads; ``"auto"``: the one that is much the largest, if any; None: all are equals."""
+    result: str | Result | None = None
+    """What whole answers are compared by (a key of ``RESULTS`` or a function); None: answers are agreed by segments."""
+    samples: int = 1
+    """Whole answers per member."""

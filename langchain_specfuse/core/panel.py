@@ -48,6 +48,8 @@ class Panel:
     weights: Mapping[str, float]
     left: tuple[Departure, ...] = ()
     record: Record = Record()
+    lead: str | None = None
+    """The member whose draft stands unless another is better; None: all vote as equals. See :mod:`.lead`."""
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -58,7 +60,9 @@ class Panel:
         return tuple(member.name for member in self.members if member.scores)
 
     @classmethod
-    def of(cls, members: Sequence[Panelist], prior: Mapping[str, float] | None = None) -> Panel:
+    def of(
+        cls, members: Sequence[Panelist], prior: Mapping[str, float] | None = None, lead: str | None = None
+    ) -> Panel:
         """Everybody in, with equal weights or those of ``prior`` (1 for those that it does not name).
 
         >>> Panel.of([Panelist("a"), Panelist("b")]).weights
@@ -67,7 +71,8 @@ class Panel:
         for name, weight in (prior or {}).items():
             if not 0.0 <= weight < math.inf:
                 raise advised(UsageError(f"the prior weight of {name!r} is {weight!r}"), "give a number from 0 up")
-        return cls(tuple(members), normalised({one.name: (prior or {}).get(one.name, 1.0) for one in members}))
+        weights = normalised({one.name: (prior or {}).get(one.name, 1.0) for one in members})
+        return cls(tuple(members), weights, lead=lead)
 
     def without(self, departures: Sequence[Departure]) -> Panel:
         """The panel after these members have left; the others keep their proportions."""
@@ -76,7 +81,8 @@ class Panel:
         gone = {departure.member for departure in departures}
         members = tuple(member for member in self.members if member.name not in gone)
         weights = normalised({member.name: self.weights[member.name] for member in members})
-        return replace(self, members=members, weights=weights, left=self.left + tuple(departures))
+        lead = None if self.lead in gone else self.lead
+        return replace(self, members=members, weights=weights, left=self.left + tuple(departures), lead=lead)
 
 
 def normalised(weights: Mapping[str, float], floor: float = WEIGHT_FLOOR) -> dict[str, float]:
@@ -166,7 +172,7 @@ def keep_probabilities(panel: Panel) -> dict[str, float]:
     H is the entropy of (wins + 1) / Σ divided by ln n.
 
     Paper: its closed form is not public; this is our reconstruction. The increments of Q have unit variance, so sqrt(t)
-    keeps noise at O(1) and lets real gaps grow. What the paper's text says word by word is in ``studies/exits.py``.
+    keeps noise at O(1) and lets real gaps grow. Literal readings of the paper's text were worse (docs/log.md).
     """
     names = panel.drafters
     if len(names) < 2:
@@ -192,7 +198,8 @@ def studentized(panel: Panel, min_members: int, round: int) -> Panel:
     keep, limit = keep_probabilities(panel), 0.5 / len(names)
     low = {name: panel.record.low.get(name, 0) + 1 if keep[name] < limit else 0 for name in names}
     panel = replace(panel, record=replace(panel.record, low=low))
-    ready = [name for name, times in low.items() if times >= PATIENCE and panel.record.rounds >= FIRST_EXIT]
+    lost = [name for name, times in low.items() if times >= PATIENCE and panel.record.rounds >= FIRST_EXIT]
+    ready = [name for name in lost if name != panel.lead]
     ready.sort(key=lambda name: (keep[name], panel.weights[name], -names.index(name)))
     reason = "its drafts kept losing: keep-probability {:.3f}, below {:.3f}"
     return panel.without(

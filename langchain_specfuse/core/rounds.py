@@ -7,18 +7,19 @@ tests, and knows nothing of torch, devices, timeouts or LangChain. ``engine.driv
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from ..errors import EnsembleError, MemberError, advised
-from .answer import Answer, lawful
+from .answer import Answer, continues_loop, lawful
 from .ballot import Ballot
-from .drafters import DrafterChoice
+from .lead import Reading
 from .method import Method, Settings
 from .panel import LEARNING_RATES, Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
-from .tie_break import Tie, without_question
 from .values import (
     LATE,
     Ask,
@@ -47,22 +48,19 @@ ROUNDING = 1e-3
 
 def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
     """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the next item."""
-    method, choice = settings.method, DrafterChoice()
+    method = settings.method
     answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
     for number in range(1, settings.max_tokens + 1):
         before, clock = panel, Clock()
-        # 1. Draft. Members propose how the answer continues.
-        panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock, choice)
+        # 1. Draft. Members propose how the answer continues: the lead alone, if one leads and is sure, or all.
+        panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
         # 2. Verify. Members score every draft.
         ballot = Ballot(method, drafts, answer.text, referee)
-        panel, scores = yield from call_for_scores(panel, query, answer, ballot, number, clock)
-        # 3. Select. The best draft, by weighted vote, becomes part of the answer.
-        panel, scores, tie_break = yield from call_for_tie_break(
-            panel, query, method, answer, ballot, scores, number, clock
-        )
-        vote = ballot.counted(scores, panel.weights, tie_break)
+        panel, readings = yield from call_for_scores(panel, query, answer, ballot, number, clock)
+        # 3. Select. The best draft by weighted vote becomes part of the answer. A lead's is replaced on evidence only.
+        vote = ballot.counted(readings, panel.weights, panel.lead)
         answer = answer.plus(vote.segment)
-        voted, choice = panel, choice.after(drafts, vote)
+        voted = panel
         # 4. Feedback. Members whose drafts were preferred gain weight.
         eta = LEARNING_RATES[method.feedback](method.learning_rate, number, len(panel.drafters))
         panel = hedged(panel, vote.rewards, eta)
@@ -86,7 +84,8 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             forced=answer.forced,
             thoughts={name: draft.thought for name, draft in drafts.items() if draft.thought},
             looped=ballot.looped,
-            tie_breaker=tie_break[0].breaker if tie_break else "",
+            lead=voted.lead or "",
+            evidence=vote.evidence,
             late=clock.late,
             left=panel.left[len(before.left) :],
             finish=answer.finish,
@@ -105,10 +104,9 @@ def call_for_drafts(
     answer: Answer,
     number: int,
     clock: Clock,
-    choice: DrafterChoice,
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
-    """The drafts of the members chosen to draft first and, in doubt, of the others. Failed members leave the panel."""
-    method = settings.method
+    """The drafts of all members, or of the lead alone where its draft stands. Failed members leave the panel."""
+    alone = len(panel.drafters) == 1 or (panel.lead is not None and settings.method.margin == math.inf)
     job = DraftJob(
         query,
         answer.segments,
@@ -116,25 +114,38 @@ def call_for_drafts(
         max_tokens=answer.tokens_left,
         sampling=settings.sampling,
         # A draft that ends early at a stop string has another score. Only a lone drafter may: there is no vote on it.
-        stop=settings.stop if len(panel.drafters) == 1 else (),
+        stop=settings.stop if alone else (),
     )
-    first = choice.first(panel, method.drafters)
+    first = (panel.lead,) if panel.lead else panel.drafters
     spare = len(first) < len(panel.drafters)
     replies: dict[str, Reply] = dict((yield Ask(dict.fromkeys(first, job), number, spare)))
     clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
-    usable = [name for name in replies if not failure_of(job, replies[name])]
-    if others and choice.doubts(panel, _drafts(usable, replies, answer), answer.text, method.loop_guard):
+    if others and not stands(panel, settings.method, job, replies[first[0]], answer):
         again = [name for name in panel.drafters if name in others or is_late(replies[name])]
-        more = yield Ask(dict.fromkeys(again, job), number, spare=bool(usable))
+        usable = not failure_of(job, replies[first[0]])
+        more = yield Ask(dict.fromkeys(again, replace(job, stop=())), number, spare=usable)
         clock.lap("draft", more)
         replies |= more
     if number > 1 and all(isinstance(r, Failure) and r.kind == "overflow" for r in replies.values()):
         # Every member's context is full. The answer ends here, and no member leaves.
         return panel, {name: Draft("") for name in panel.drafters}
     asked = [name for name in panel.drafters if name in replies]
-    panel = _without_failed(panel, dict.fromkeys(asked, job), replies, answer, number)
+    panel = without_failed(panel, dict.fromkeys(asked, job), replies, answer, number)
     return panel, _drafts([name for name in panel.drafters if name in replies], replies, answer)
+
+
+def stands(panel: Panel, method: Method, job: DraftJob, reply: Reply, answer: Answer) -> bool:
+    """Whether the lead's draft is agreed without asking anybody else."""
+    if panel.lead is None or failure_of(job, reply) or not isinstance(reply, Draft):
+        return False
+    if method.margin == math.inf:
+        return True
+    draft = lawful(reply, answer)
+    looped = method.loop_guard and continues_loop(answer.text, draft.text)
+    says_something = bool(draft.text or draft.ended)
+    ballot = Ballot(method, {panel.lead: draft}, answer.text, answer.referee)
+    return says_something and not looped and ballot.sure(panel.lead)
 
 
 def _drafts(names: Sequence[str], replies: Replies, answer: Answer) -> dict[str, Draft]:
@@ -145,8 +156,8 @@ def _drafts(names: Sequence[str], replies: Replies, answer: Answer) -> dict[str,
 
 def call_for_scores(
     panel: Panel, query: Query, answer: Answer, ballot: Ballot, number: int, clock: Clock
-) -> Generator[Ask, Replies, tuple[Panel, dict[str, list[float]]]]:
-    """verifier -> its score of each eligible draft. Empty when there is nothing to choose between."""
+) -> Generator[Ask, Replies, tuple[Panel, dict[str, list[Reading]]]]:
+    """verifier -> how it reads each eligible draft. Empty when there is nothing to choose between."""
     if len(ballot.eligible) < 2 or not panel.verifiers:
         return panel, {}
     drafters = set(panel.drafters)
@@ -156,51 +167,27 @@ def call_for_scores(
     }
     replies = yield Ask(jobs, number)
     clock.lap("verify", replies)
-    panel = _without_failed(panel, jobs, replies, answer, number)
+    panel = without_failed(panel, jobs, replies, answer, number)
     scored = {name: reply for name in panel.verifiers if isinstance(reply := replies[name], Scored)}
-    return panel, {name: ballot.scores_of(name, reply) for name, reply in scored.items()}
+    return panel, {name: ballot.readings_of(name, reply) for name, reply in scored.items()}
 
 
-def call_for_tie_break(
+def without_failed(
     panel: Panel,
-    query: Query,
-    method: Method,
+    jobs: Mapping[str, DraftJob | ScoreJob],
+    replies: Replies,
     answer: Answer,
-    ballot: Ballot,
-    scores: dict[str, list[float]],
     number: int,
-    clock: Clock,
-) -> Generator[Ask, Replies, tuple[Panel, dict[str, list[float]], tuple[Tie, int] | None]]:
-    """The tie between confident members, and the draft that a neutral member decides for.
-
-    Only in the first round: later the agreed text says more about a draft than the question does. A late tie-breaker is
-    skipped and a failed one leaves the panel; then the vote decides.
-    """
-    tie = ballot.find_tie(scores) if method.tie_break and number == 1 else None
-    bare = without_question(query) if tie else None
-    if tie is None or bare is None:
-        return panel, scores, None
-    job = ScoreJob(bare, answer.segments, tuple(ballot.eligible[i] for i in tie.drafts), thinks=False)
-    replies = yield Ask({tie.breaker: job}, number, spare=True)
-    clock.lap("verify", replies)
-    reply = replies[tie.breaker]
-    if is_late(reply):
-        return panel, scores, None
-    panel = _without_failed(panel, {tie.breaker: job}, replies, answer, number)
-    if failure_of(job, reply) or not isinstance(reply, Scored):
-        return panel, {name: row for name, row in scores.items() if name != tie.breaker}, None
-    return panel, scores, (tie, ballot.favourite(tie, scores, reply))
-
-
-def _without_failed(
-    panel: Panel, jobs: Mapping[str, DraftJob | ScoreJob], replies: Replies, answer: Answer, number: int
+    *,
+    needed: bool = True,
 ) -> Panel:
-    """The panel without the members that failed or returned nonsense; an error if no drafting member is left."""
+    """The panel without the members that failed or returned nonsense; an error if a drafting member is ``needed`` and
+    none is left."""
     failures = {name: failure for name, job in jobs.items() if (failure := failure_of(job, replies[name]))}
     if len(failures) < len(jobs):  # another member has replied, so late members only miss this round
         failures = {name: failure for name, failure in failures.items() if failure.kind != LATE}
     panel = panel.without([Departure(name, f.kind, f.message, number, f.cause) for name, f in failures.items()])
-    if panel.drafters:
+    if panel.drafters or not needed:
         return panel
     reasons = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
     errors = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")

@@ -158,8 +158,8 @@ class Draft:
     """One per token, plus one for the end of the turn if ``ended``. None: unknown to the writer."""
     effort: Effort = Effort()
     ends: tuple[int, ...] | None = None
-    """For each token, the length of ``text`` after it. Set where the query has a constraint: tokens that the constraint
-    forces do not count in a score."""
+    """For each token, the length of ``text`` after it: so tokens that a constraint forces can be left out of a score, and
+    drafts can be compared from where they part."""
     thought: str = ""
     """The writer's reasoning before its first word. Never part of the answer."""
 
@@ -304,8 +304,10 @@ class Round:
     """member -> its reasoning, in the round in which it reasoned."""
     looped: tuple[str, ...] = ()
     """Members whose drafts only repeated the end of the answer and therefore could not win."""
-    tie_breaker: str = ""
-    """The member that decided between confident members (see ``core.tie_break``); empty if there was no such tie."""
+    lead: str = ""
+    """The member that leads; empty if all vote as equals."""
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    """member -> the evidence that its draft is better than the lead's, where others than the lead were asked."""
     late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """phase -> members whose reply was late: the round went on without it."""
     left: tuple[Departure, ...] = ()
@@ -384,7 +386,8 @@ class Round:
             "forced": self.forced,
             "thoughts": dict(self.thoughts),
             "looped": list(self.looped),
-            "tie_breaker": self.tie_breaker,
+            "lead": self.lead,
+            "evidence": dict(self.evidence),
             "late": {phase: list(names) for phase, names in self.late.items()},
             "left": [{"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round} for d in self.left],
             "finish": self.finish,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import cast
 
+from ..core.consensus import answers
+from ..core.lead import largest
 from ..core.member import Member, Probe
 from ..core.method import Settings
 from ..core.panel import Panel
@@ -21,6 +23,13 @@ from .admission import Admission
 from .drive import Schedule, adrive, drive
 from .queue import Task
 from .worker import refuse_fork, worker_for
+
+EQUALS = Settings(lead=None)
+
+
+def loop_of(settings: Settings) -> Callable[..., Loop]:
+    """The loop that agrees an answer: segment by segment, or as a whole."""
+    return rounds if settings.result is None else answers
 
 
 class Ensemble:
@@ -96,10 +105,23 @@ class Ensemble:
             waiting, self._waiting = self._waiting, []
         return waiting
 
-    def panel(self, probes: Mapping[str, Probe], prior: Mapping[str, float] | None = None) -> Panel:
+    def panel(self, probes: Mapping[str, Probe], settings: Settings, prior: Mapping[str, float] | None = None) -> Panel:
         """The panel with which an answer begins."""
         members = [Panelist(name, name in self._drafting, probe.scores) for name, probe in probes.items()]
-        return Panel.of(members, prior)
+        return Panel.of(members, prior, self.lead(probes, settings))
+
+    def lead(self, probes: Mapping[str, Probe], settings: Settings) -> str | None:
+        """The member that leads: the one that is named, with ``"auto"`` the one that is much the largest, if any."""
+        sizes = {name: probe.size for name, probe in probes.items() if name in self._drafting}
+        lead = settings.lead
+        if settings.method.margin is None or len(sizes) < 2:
+            return None
+        if lead == "auto":
+            return largest(sizes)
+        if lead is not None and lead not in sizes:
+            error = UsageError(f"lead must be one of the members that write, got {lead!r}")
+            raise advised(error, f"they are {', '.join(sizes)}")
+        return lead
 
     def rounds(
         self,
@@ -114,7 +136,7 @@ class Ensemble:
 
         ``referee`` judges texts under the query's constraint, if it has one.
         """
-        loop = rounds(query, settings, self.panel(self.loaded().result(), prior), referee)
+        loop = loop_of(settings)(query, settings, self.panel(self.loaded().result(), settings, prior), referee)
         return drive(loop, query.id, self.members, self._scheduled(schedule, settings))
 
     async def arounds(
@@ -128,7 +150,7 @@ class Ensemble:
     ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio."""
         probes = await asyncio.wrap_future(self.loaded())
-        loop = rounds(query, settings, self.panel(probes, prior), referee)
+        loop = loop_of(settings)(query, settings, self.panel(probes, settings, prior), referee)
         driven = adrive(loop, query.id, self.members, self._scheduled(schedule, settings))
         try:
             async for item in driven:
@@ -145,7 +167,7 @@ class Ensemble:
         schedule: Schedule | None = None,
     ) -> Verdict:
         """Let the members vote on these labels; nothing is drafted."""
-        loop = cast("Loop", decided(query, labels, self.panel(self.loaded().result(), prior)))
+        loop = cast("Loop", decided(query, labels, self.panel(self.loaded().result(), EQUALS, prior)))
         (verdict,) = drive(loop, query.id, self.members, self._scheduled(schedule))
         return cast("Verdict", verdict)
 
@@ -159,7 +181,7 @@ class Ensemble:
     ) -> Verdict:
         """``verdict`` for asyncio."""
         probes = await asyncio.wrap_future(self.loaded())
-        loop = cast("Loop", decided(query, labels, self.panel(probes, prior)))
+        loop = cast("Loop", decided(query, labels, self.panel(probes, EQUALS, prior)))
         (verdict,) = [one async for one in adrive(loop, query.id, self.members, self._scheduled(schedule))]
         return cast("Verdict", verdict)
 

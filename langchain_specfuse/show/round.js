@@ -48,7 +48,9 @@ function remarks(item, name) {
   if (name === item.winner) remarks.push("✓ won");
   else if (list(item.authors).includes(name)) remarks.push("✓ wrote the same");
   if (list(item.looped).includes(name)) remarks.push("loops: not eligible");
-  if (name === item.tie_breaker) remarks.push("broke the tie between confident members");
+  if (name === item.lead) remarks.push("leads");
+  const evidence = of(item.evidence, name);
+  if (evidence !== undefined) remarks.push(`evidence against the lead ${number(evidence, 2)}`);
   return remarks.map((text) => node("span", { class: "small" }, text));
 }
 

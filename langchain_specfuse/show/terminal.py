@@ -87,7 +87,9 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
     for item, row in zip(rounds, rows, strict=True):
         lines.append(paint.by(item.winner, _line(row, widths)))
         lines += [paint.coded(DIM, f"   loops, not eligible: {', '.join(item.looped)}")] if item.looped else []
-        lines += [paint.coded(DIM, f"   tie-break: {item.tie_breaker}")] if item.tie_breaker else []
+        if item.evidence:
+            asked = ", ".join(f"{name} {value:+.2f}" for name, value in item.evidence.items())
+            lines.append(paint.coded(DIM, f"   {item.lead} was unsure; evidence for others: {asked}"))
         lines += [paint.coded(DIM, f"   late in {phase}: {', '.join(late)}") for phase, late in item.late.items()]
         lines += [paint.coded(BOLD, f"   {left.member} left ({left.kind}): {left.reason}") for left in item.left]
     return "\n".join([*lines, "", _summary(rounds, paint)])

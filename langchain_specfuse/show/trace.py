@@ -21,7 +21,8 @@ _EXPECTED = "expected what `Round.as_dict()` gives"
 _KINDS: dict[Any, Any] = {float: (int, float, type(None)), dict: Mapping, list: (list, tuple)}
 _NAMES, _NUMBERS, _ROWS = [str], {str: float}, {str: {str: float}}
 SHAPE: dict[Any, Any] = {
-    "text": str, "segment": str, "ended": bool, "winner": str, "authors": _NAMES, "forced": str, "tie_breaker": str,
+    "text": str, "segment": str, "ended": bool, "winner": str, "authors": _NAMES, "forced": str, "lead": str,
+    "evidence": _NUMBERS,
     "drafts": {str: dict}, "scores": _ROWS, "votes": _ROWS, "totals": _NUMBERS, "margin": float, "dissent": float,
     "rewards": _NUMBERS, "weights_before": _NUMBERS, "weights": _NUMBERS, "thoughts": {str: str}, "looped": _NAMES,
     "late": {str: _NAMES}, "left": [dict], "seconds": _NUMBERS, "tokens": {str: {str: dict}},
@@ -162,8 +163,6 @@ def _checked(data: Any) -> dict[str, Any]:
     where = f"round {number}"
     if missing := [name for name in ("text", "winner", "drafts") if name not in data]:
         raise UsageError(f"{where} has no {' and no '.join(missing)}, {_EXPECTED}")
-    if "umpire" in data:  # its name until version 0.5
-        data = {"tie_breaker": data["umpire"], **data}
     _check(data, SHAPE, where)
     drafts, left = list(data["drafts"].values()), data.get("left", [])
     _check(drafts, [{"text": str, "ended": bool, "tokens": float}], f"{where}, drafts")

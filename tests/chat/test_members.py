@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from langchain_core.globals import set_llm_cache
 from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.runnables import ConfigurableField
 
-from langchain_specfuse import Method, ScriptedMember, SpecFuseChatModel, UsageError, unload
+import langchain_specfuse
+from langchain_specfuse import MemberError, Method, ScriptedMember, SpecFuseChatModel, UsageError, unload
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.members.transformers import member as transformers_member
 
@@ -118,10 +120,61 @@ def test_unloading_frees_and_the_next_question_loads_again(named: Any) -> None:
     assert named.loads == ["one", "two", "unloaded one", "one"]
 
 
-def test_wrong_arguments_in_a_members_dict_are_refused(named: Any) -> None:
+def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
     with pytest.raises(UsageError, match=r"member 'x' cannot be made from .*'dtipe'") as error:
         SpecFuseChatModel(members=[{"model": "org/x", "dtipe": "bfloat16"}]).invoke("Who?")
+    assert error.value.__notes__ == ["-> did you mean 'dtype'?"]
+    with pytest.raises(UsageError) as error:
+        SpecFuseChatModel(members=[{"model": "org/x", "colour": "red"}]).invoke("Who?")
     assert "the arguments of TransformersMember" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "advice"),
+    [
+        ("one.ggfu", "there is no model 'one.ggfu'", "did you mean 'one.gguf'?"),
+        ("localhost:8000", "'localhost:8000' is no model", "'http://localhost:8000'"),
+        ("gpu.example.org:8000/v1#m", "is no model", "begins with http"),
+        ("./nowhere", "/nowhere does not exist", "name a folder with a model"),
+        ("./model.bin", "is a file, but no .gguf file", "name a .gguf file"),
+    ],
+)
+def test_a_mistaken_name_is_refused_before_transformers_is_imported(
+    name: str, said: str, advice: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.bin").write_bytes(b"weights")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "langchain_specfuse.members.transformers.member", None)
+    with pytest.raises((UsageError, MemberError)) as error:
+        SpecFuseChatModel(members=[name]).invoke("Who?")
+    assert said in str(error.value) and advice in error.value.__notes__[0]
+
+
+def test_a_member_class_without_its_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "langchain_specfuse.members.server.member", None)
+    monkeypatch.delitem(vars(langchain_specfuse), "ServerMember", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="ServerMember needs") as error:
+        _ = langchain_specfuse.ServerMember
+    assert error.value.__notes__ == ['-> pip install "langchain-specfuse[server]"']
+
+
+def test_a_lead_is_one_of_the_members_that_write(ensemble: Any) -> None:
+    members = [ScriptedMember(BLUE, name="ann"), ScriptedMember(WIDE, name="bob")]
+    with pytest.raises(UsageError, match="lead must be one of ann, bob, got 'bo'") as error:
+        SpecFuseChatModel(members=members, lead="bo")
+    assert error.value.__notes__ == ["-> did you mean 'bob'?"]
+    with pytest.raises(UsageError, match="nobody leads with this method"):
+        SpecFuseChatModel(members=members, lead="ann", method="specem")
+    with pytest.raises(UsageError, match="lead must be one of ann"):
+        SpecFuseChatModel(members=members[:1], verifiers=members[1:], lead="bob")
+
+
+def test_the_lead_writes_unless_another_draft_is_better() -> None:
+    members = [ScriptedMember(BLUE, name="ann"), ScriptedMember(WIDE, name="bob")]
+    for lead, text in (("ann", BLUE), ("bob", WIDE)):
+        llm = SpecFuseChatModel(members=members, lead=lead, method=Method(margin=math.inf))
+        assert llm.invoke("Why?").text == text
+        assert SpecFuseChatModel(members=members).invoke("Why?", lead=lead, method={"margin": math.inf}).text == text
 
 
 # --- LangChain's cache ------------------------------------------------------------------------------------------
@@ -137,6 +190,8 @@ DIFFERENT: list[dict[str, Any]] = [
     {"max_tokens": 8},
     {"stop": ["air"]},
     {"method": "specem"},
+    {"lead": "a"},
+    {"lead": None},
     {"method": Method(reward="wins")},
     {"prior": {"b": 2.0}},
 ]
@@ -179,7 +234,7 @@ def test_members_of_one_name_but_other_answers_do_not_share_cached_answers() -> 
 # --- serialization ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["specem", Method(reward="wins", drafters=1), {"exit": "never"}])
+@pytest.mark.parametrize("method", ["specem", Method(reward="wins", margin=math.inf), {"exit": "never"}])
 def test_a_chat_model_of_names_round_trips_with_its_method(method: Any) -> None:
     members = ["org/one", {"model": "org/two", "dtype": "bfloat16"}]
     llm = SpecFuseChatModel(members=members, temperature=0.4, stop=["x"], method=method, prior={"one": 2.0})

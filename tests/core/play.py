@@ -46,10 +46,13 @@ def play(
     referee: Referee = FREE,
     query: Query = QUERY,
 ) -> Played:
-    """One whole answer. An error of the loop is kept in ``error``."""
+    """One whole answer; ``settings.lead`` leads if it is one of them. An error of the loop is kept in ``error``."""
     played = Played()
-    members = Panel.of(panel or [Panelist(name) for name in answerers], prior)
-    loop = rounds(query, settings or Settings(), members, referee)
+    settings = settings or Settings()
+    panel = panel or [Panelist(name) for name in answerers]
+    can_lead = any(one.name == settings.lead and one.drafts for one in panel) and settings.method.margin is not None
+    members = Panel.of(panel, prior, settings.lead if can_lead else None)
+    loop = rounds(query, settings, members, referee)
     replies: dict[str, Reply] | None = None
     try:
         while True:

@@ -1,6 +1,7 @@
 """One round's vote: distinct drafts, who must score what, ties, loops."""
 
 from langchain_specfuse.core.ballot import Ballot
+from langchain_specfuse.core.lead import Reading
 from langchain_specfuse.core.method import Method
 from langchain_specfuse.core.values import Draft, Scored
 
@@ -12,10 +13,15 @@ def ballot(answer="", method=None, **drafts):
     return Ballot(method or Method(), made, answer)
 
 
+def read(**rows):
+    """Every verifier's readings of drafts of one token each."""
+    return {judge: [Reading([value]) for value in row] for judge, row in rows.items()}
+
+
 def test_the_same_text_with_and_without_an_end_are_two_candidates():
     vote = ballot(a=Draft(" x", True), b=Draft(" x", False))
     assert len(vote.candidates) == 2
-    won = vote.counted({"a": [-0.5, -1.0]}, {"a": 0.5, "b": 0.5})
+    won = vote.counted(read(a=[-0.5, -1.0]), {"a": 0.5, "b": 0.5})
     assert (won.winner, won.segment.ended, won.disputed) == ("a", True, True)
 
 
@@ -28,27 +34,28 @@ def test_a_member_does_not_score_its_own_draft_if_its_log_probabilities_are_know
 
 def test_own_and_scored_log_probabilities_are_matched_to_the_right_drafts():
     vote = ballot(a=" x", b=Draft(" y", tokens=(1,), logprobs=(-7.0,)), c=" z")
-    assert vote.scores_of("b", Scored(((-1.0,), (-3.0,)))) == [-1.0, -7.0, -3.0]
-    assert vote.scores_of("judge", Scored(((-1.0,), (-2.0,), (-3.0,)))) == [-1.0, -2.0, -3.0]
+    assert [one.logprobs for one in vote.readings_of("b", Scored(((-1.0,), (-3.0,))))] == [(-1.0,), (-7.0,), (-3.0,)]
+    judged = vote.readings_of("judge", Scored(((-1.0,), (-2.0,), (-3.0,))))
+    assert [one.logprobs for one in judged] == [(-1.0,), (-2.0,), (-3.0,)]
 
 
 def test_a_heavier_verifier_decides():
     scores = {"a": [-0.1, -2.0], "b": [-2.0, -0.1]}
-    assert ballot(a=" x", b=" y").counted(scores, {"a": 0.8, "b": 0.2}).winner == "a"
-    assert ballot(a=" x", b=" y").counted(scores, {"a": 0.2, "b": 0.8}).winner == "b"
+    assert ballot(a=" x", b=" y").counted(read(**scores), {"a": 0.8, "b": 0.2}).winner == "a"
+    assert ballot(a=" x", b=" y").counted(read(**scores), {"a": 0.2, "b": 0.8}).winner == "b"
 
 
 def test_ties_go_to_the_heavier_then_to_the_earlier_member():
     even = {"a": [-1.0, -1.0], "b": [-1.0, -1.0]}
-    assert ballot(a=" x", b=" y").counted(even, {"a": 0.4, "b": 0.6}).winner == "b"
-    assert ballot(a=" x", b=" y").counted(even, {"a": 0.5, "b": 0.5}).winner == "a"
+    assert ballot(a=" x", b=" y").counted(read(**even), {"a": 0.4, "b": 0.6}).winner == "b"
+    assert ballot(a=" x", b=" y").counted(read(**even), {"a": 0.5, "b": 0.5}).winner == "a"
 
 
 def test_totals_that_differ_only_by_float_rounding_are_a_tie():
     names = "abcdefg"
     row = [-0.1 * k for k in range(7)]
     scores = {name: row[i:] + row[:i] for i, name in enumerate(names)}
-    won = ballot(**{n: f" {n}" for n in names}).counted(scores, dict.fromkeys(names, 1 / 7))
+    won = ballot(**{n: f" {n}" for n in names}).counted(read(**scores), dict.fromkeys(names, 1 / 7))
     assert len({round(total, 12) for total in won.totals.values()}) == 1
     assert won.winner == "a"
 
@@ -61,7 +68,7 @@ def test_without_any_vote_the_heaviest_author_wins():
 
 def test_the_segment_carries_the_tokens_of_all_its_authors_the_winner_first():
     vote = ballot(a=Draft(" x", tokens=(1,), logprobs=SURE), b=" y", c=Draft(" x", tokens=(2, 3), logprobs=SURE))
-    segment = vote.counted({"b": [-0.1, -3.0]}, {"a": 0.3, "b": 0.3, "c": 0.4}).segment
+    segment = vote.counted(read(b=[-0.1, -3.0]), {"a": 0.3, "b": 0.3, "c": 0.4}).segment
     assert list(segment.tokens.items()) == [("c", (2, 3)), ("a", (1,))]
 
 

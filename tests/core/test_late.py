@@ -13,7 +13,7 @@ from .play import play, speakers
 
 TOO_LATE = Failure(LATE, "did not answer in time")
 SHORT = Settings(segment_tokens=2)
-ONE = dataclasses.replace(SHORT, method=Method(drafters=1))
+LED = dataclasses.replace(SHORT, lead="a", method=Method(sure=0.0))
 BLUE = "The sky is blue because of the air."
 GREY = "The sky is grey and full of clouds."
 TEAL = "One sea was teal, but two were wide."
@@ -44,9 +44,9 @@ def test_a_late_verifier_has_no_vote_but_its_draft_counts():
     assert sum(first.totals.values()) == pytest.approx(1)
 
 
-def test_when_the_only_drafter_is_late_all_are_asked_and_it_may_still_join():
+def test_when_the_lead_is_late_all_are_asked_and_it_may_still_join():
     members = speakers(a=BLUE, b=GREY, c=BLUE)
-    played = play({**members, "a": late_in(members["a"], 3, work=DraftJob)}, ONE, prior={"a": 1.5})
+    played = play({**members, "a": late_in(members["a"], 3, work=DraftJob)}, LED)
     asks = [ask for ask in played.asks if ask.round == 3 and isinstance(next(iter(ask.jobs.values())), DraftJob)]
     assert [(set(ask.jobs), ask.spare) for ask in asks] == [({"a"}, True), ({"a", "b", "c"}, False)]
     assert set(played.rounds[2].drafts) == {"b", "c"} and played.rounds[2].late == {"draft": ("a",)}
@@ -57,6 +57,6 @@ def test_when_the_only_drafter_is_late_all_are_asked_and_it_may_still_join():
         asked.append((number, type(job)))
         return TOO_LATE if asked.count((3, DraftJob)) == 1 and asked[-1] == (3, DraftJob) else members["a"](job, number)
 
-    played = play({**members, "a": back}, ONE, prior={"a": 1.5})
+    played = play({**members, "a": back}, LED)
     assert asked.count((3, DraftJob)) == 2
     assert set(played.rounds[2].drafts) == {"a", "b", "c"} and played.rounds[2].late == {}

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_specfuse.core.answer import first_stop
+from langchain_specfuse.core.lead import EVIDENCE
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import LATE, DraftJob, Failure, Panelist, Scored, ScoreJob
 from langchain_specfuse.errors import EnsembleError
@@ -21,6 +22,7 @@ settings = st.builds(
     segment_tokens=st.integers(1, 4),
     max_tokens=st.just(40),
     stop=st.sampled_from([(), ("good good",), ("w1", " ")]),
+    lead=st.sampled_from([None, "m0", "m1"]),
     method=st.builds(
         Method,
         score=st.sampled_from(["mean_prob", "mean_logprob", "logprob_per_byte"]),
@@ -28,11 +30,12 @@ settings = st.builds(
         reward=st.sampled_from(["wins", "margins"]),
         feedback=st.sampled_from(["off", "published"]),
         learning_rate=st.sampled_from([0.0, 1.0, 50.0]),
-        tie_break=st.booleans(),
         exit=st.sampled_from(["studentized", "never"]),
         min_members=st.integers(1, 3),
         loop_guard=st.booleans(),
-        drafters=st.sampled_from([None, None, 1, 2]),
+        evidence=st.sampled_from(sorted(EVIDENCE)),
+        margin=st.sampled_from([None, 0.0, 0.3, math.inf]),
+        sure=st.sampled_from([0.0, 0.1, 1.0]),
     ),
 )
 roles = st.lists(st.sampled_from(["drafts", "drafts", "both", "both", "both", "scores"]), min_size=0, max_size=5)
@@ -86,7 +89,11 @@ def test_every_answer_keeps_the_promises(settings, roles, seed, rate):
             by_draft = {(round.drafts[name].text, round.drafts[name].ended): share for name, share in row.items()}
             assert math.fsum(by_draft.values()) == pytest.approx(1)
             assert all(math.isfinite(share) and share >= 0 for share in row.values())
-        assert round.totals[round.winner] == max(round.totals.values())
+        if not round.lead or round.lead in round.looped or round.lead not in round.drafts:
+            assert round.totals[round.winner] == max(round.totals.values())
+        elif round.lead not in round.authors:
+            assert round.evidence[round.winner] == max(round.evidence.values()) > settings.method.margin
+        assert round.lead in ("", settings.lead)
         assert all(0 <= reward <= 1 for reward in round.rewards.values())
         assert set(round.votes) <= verifiers and set(round.drafts) <= drafters
         # A drafting member stays; so do min_members, unless they fail.
@@ -116,7 +123,7 @@ def test_relabelling_members_changes_only_names(settings, roles, seed):
     new = {name: f"z{9 - int(name[1:])}" for name in members}
     other = play(
         {new[name]: member for name, member in members.items()},
-        settings,
+        replace(settings, lead=new.get(settings.lead)),
         [replace(member, name=new[member.name]) for member in panel],
     )
     assert other.text == one.text
@@ -139,7 +146,7 @@ def test_late_members_stay_and_are_not_judged_by_what_they_did_not_say(settings,
 
         return reply
 
-    settings = replace(settings, method=replace(settings.method, exit="never", tie_break=False))
+    settings = replace(settings, method=replace(settings.method, exit="never"))
     played = play({name: sometimes_late(name) for name in names}, settings)
     assert played.error is None and played.left == []
     for round in played.rounds:

@@ -33,7 +33,7 @@ from .conftest import (
     until,
 )
 
-ONE_DRAFTER = Settings(segment_tokens=2, method=Method(drafters=1))
+LED = Settings(segment_tokens=2, lead="a", method=Method(sure=0.9, margin=0.0))
 
 
 def members_of(ensemble):
@@ -62,7 +62,7 @@ def three(device):
     return Ensemble([ScriptedMember(says(t), name=n, device=device) for n, t in texts.items()])
 
 
-@pytest.mark.parametrize("settings", [SHORT, ONE_DRAFTER], ids=["all draft", "one drafts"])
+@pytest.mark.parametrize("settings", [SHORT, LED], ids=["equals", "one leads"])
 def test_same_answer_alone_or_in_a_crowd_of_threads_or_tasks(device, settings):
     alone = [facts(three(fresh_device()).rounds(query(str(k)), settings)) for k in range(20)]
     crowd, found = three(device), {}

@@ -1,0 +1,110 @@
+"""What the doctor found out about some members on the user's own questions: who leads, and what of the others helps.
+
+``langchain-specfuse doctor --profile FILE`` writes it, ``SpecFuseChatModel(calibration="FILE")`` applies it: to what
+was not chosen otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..core.method import METHODS, Method
+from ..errors import UsageError, advised
+
+FORMAT = 1
+ADVICE = "write one with: langchain-specfuse doctor --prompts FILE --profile FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One way to use the other members, against the lead alone on the same questions."""
+
+    name: str
+    wins: int
+    losses: int
+    p: float
+    """Of so many wins or more, if wins and losses were equally likely."""
+    passes: float
+    """Forward passes of all members, over those of the lead alone."""
+    seconds: float
+    """Computing time of all members, over that of the lead alone."""
+    opened: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Who leads, and how the others take part."""
+
+    lead: str
+    members: Mapping[str, float]
+    """member -> its score alone, from 0 to 1."""
+    questions: int
+    tried: tuple[Tried, ...] = ()
+    use: str = "alone"
+    """``alone``: the lead's draft always stands; else the name of what was opened."""
+    method: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the method that differ from the default."""
+    result: str | None = None
+    """Set where whole answers are compared: by what."""
+    leads: bool = True
+    """False: all vote as equals."""
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        data = {"specfuse_calibration": FORMAT, **asdict(self)}
+        method = {key: str(one) if one == math.inf else one for key, one in self.method.items()}
+        text = json.dumps({**data, "method": method}, indent=1, allow_nan=False)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Calibration:
+        """Read what :meth:`save` wrote."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+            if not isinstance(data, dict) or data.pop("specfuse_calibration", None) != FORMAT:
+                raise ValueError("it is no calibration")
+            data["method"] = {key: math.inf if one == "inf" else one for key, one in data["method"].items()}
+            found: Calibration = _ADAPTER.validate_python(data)
+            Method.named("robust", **found.method)
+        except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            raise advised(UsageError(f"calibration {str(path)!r} cannot be read: {reason}"), ADVICE) from error
+        return found
+
+
+_ADAPTER = TypeAdapter(Calibration)
+
+
+@lru_cache(maxsize=16)
+def _read(path: str, changed: int) -> Calibration:
+    return Calibration.load(path)
+
+
+def calibrated(chosen: Mapping[str, Any], writers: Sequence[str]) -> dict[str, Any]:
+    """The options with what the calibration file says, where nothing else was chosen."""
+    path = chosen.get("calibration")
+    if not path:
+        return dict(chosen)
+    try:
+        found = _read(path, Path(path).stat().st_mtime_ns)
+    except OSError as error:
+        raise advised(UsageError(f"calibration {path!r} cannot be read: {error}"), ADVICE) from error
+    if set(found.members) != set(writers):
+        foreign = UsageError(f"calibration {path!r} is of {', '.join(found.members)}, but {', '.join(writers)} write")
+        raise advised(foreign, "calibrate these members, or leave calibration out")
+    changes: dict[str, Any] = {}
+    if chosen["lead"] == "auto":
+        changes["lead"] = found.lead if found.leads else None
+    if chosen["method"] == METHODS["robust"]:
+        changes["method"] = Method.named("robust", **found.method)
+    if found.result and chosen["segment"] == "draft" and chosen["result"] is None:
+        changes |= {"segment": "answer", "result": found.result}
+    return {**chosen, **changes}

@@ -1,0 +1,162 @@
+"""Whole answers instead of segments: members answer alone, and the result that most of the weight agrees on wins.
+
+For questions with a short result (a number, a choice, an object), and for members that cannot continue a text. Nothing
+can be streamed before the answers agree. Members, or further samples of them, are asked only until no other result can
+win any more.
+
+Paper: it agrees segment by segment only. Taking the most frequent of several sampled results is self-consistency (Wang
+et al., 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from .answer import Answer, lawful
+from .method import Settings
+from .panel import Panel
+from .referee import FREE, Referee
+from .results import RESULTS
+from .rounds import Clock, Loop, is_late, without_failed
+from .values import Ask, Draft, DraftJob, Query, Round, Segment
+
+SAMPLED = 0.7
+"""The least temperature of a member's second and further samples: without one they would all be the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Voter:
+    """A sample of a member."""
+
+    member: str
+    sample: int
+    weight: float
+
+    @property
+    def name(self) -> str:
+        return self.member if self.sample == 0 else f"{self.member}#{self.sample + 1}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """The answers so far, by result."""
+
+    waiting: list[Voter]
+    """Who has not been asked, in order."""
+    groups: dict[Hashable, list[Voter]] = field(default_factory=dict)
+    """result -> who came to it."""
+    silent: list[Voter] = field(default_factory=list)
+    """Whose answers come to nothing."""
+
+    def weight(self, result: Hashable) -> float:
+        return math.fsum(voter.weight for voter in self.groups[result])
+
+    def ranked(self) -> list[Hashable]:
+        """The results, the heaviest first; among equals the one that was first come to: the lead's, if it has one."""
+        return sorted(self.groups, key=lambda result: -round(self.weight(result), 12))
+
+    def decided(self) -> bool:
+        """Whether nobody that waits can change the winner."""
+        return self._decided_with(0)
+
+    def _decided_with(self, more: int) -> bool:
+        """Whether that would be so if the next voters all came to the winning result."""
+        if not self.waiting:
+            return True
+        weights = [self.weight(result) for result in self.ranked()] + [0.0, 0.0]
+        best = weights[0] + math.fsum(voter.weight for voter in self.waiting[:more])
+        rest = math.fsum(voter.weight for voter in self.waiting[more:])
+        return best > weights[1] + rest + 1e-9
+
+    def next(self) -> list[Voter]:
+        """The fewest voters that could decide, at most one of each member."""
+        enough = next((n for n in range(1, len(self.waiting)) if self._decided_with(n)), len(self.waiting))
+        chosen: dict[str, Voter] = {}
+        for voter in self.waiting[:enough]:
+            chosen.setdefault(voter.member, voter)
+        return list(chosen.values())
+
+
+def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
+    """As :func:`.rounds`: one round, in which a whole answer is agreed."""
+    result_of = RESULTS[settings.result] if isinstance(settings.result, str) else settings.result
+    assert result_of is not None
+    answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
+    before, clock, drafts = panel, Clock(), dict[str, Draft]()
+    tally = Tally(voters(panel, settings.samples))
+    while not tally.decided():
+        asked = tally.next()
+        jobs = {voter.member: job_of(query, settings, answer, voter.sample) for voter in asked}
+        replies = yield Ask(jobs, 1, spare=bool(drafts))
+        assert replies is not None
+        clock.lap("draft", replies)
+        # A late member only misses its turn, once there is another answer.
+        counted = {name: job for name, job in jobs.items() if not (drafts and is_late(replies[name]))}
+        panel = without_failed(panel, counted, replies, answer, 1, needed=not drafts)
+        tally.waiting = [voter for voter in tally.waiting if voter not in asked and voter.member in panel.weights]
+        for voter in asked:
+            if isinstance(reply := replies[voter.member], Draft) and voter.member in panel.weights:
+                draft = drafts[voter.name] = lawful(reply, answer)
+                result = result_of(answer.text + draft.text)
+                (tally.silent if result is None else tally.groups.setdefault(result, [])).append(voter)
+    best = tally.ranked()
+    agreed = tally.groups[best[0]] if best else tally.silent[:1]
+    yield _round(panel, before, answer, drafts, tally, agreed, clock)
+
+
+def voters(panel: Panel, samples: int) -> list[Voter]:
+    """Everybody's first sample, the lead's first and then by weight; then everybody's second, and so on."""
+    order = sorted(panel.drafters, key=lambda name: (name != panel.lead, -round(panel.weights[name], 12)))
+    return [Voter(name, sample, panel.weights[name]) for sample in range(samples) for name in order]
+
+
+def job_of(query: Query, settings: Settings, answer: Answer, sample: int) -> DraftJob:
+    """A whole answer."""
+    how = settings.sampling
+    if sample:
+        how = replace(how, temperature=max(how.temperature, SAMPLED), seed=how.seed + sample)
+    tokens = answer.tokens_left
+    return DraftJob(query, answer.segments, tokens, tokens, how, stop=settings.stop)
+
+
+def _round(
+    panel: Panel,
+    before: Panel,
+    answer: Answer,
+    drafts: Mapping[str, Draft],
+    tally: Tally,
+    agreed: Sequence[Voter],
+    clock: Clock,
+) -> Round:
+    """The round of this agreement."""
+    winner, draft = agreed[0], drafts[agreed[0].name]
+    groups = [*tally.groups.values(), *([one] for one in tally.silent)]
+    whole = math.fsum(voter.weight for group in groups for voter in group)
+    totals = {v.name: math.fsum(one.weight for one in group) / whole for group in groups for v in group}
+    segment = Segment(draft.text, draft.ended, {winner.member: draft.tokens} if draft.tokens else {})
+    answer = answer.plus(segment)
+    return Round(
+        number=1,
+        text=answer.text,
+        segment=segment,
+        winner=winner.name,
+        authors=tuple(voter.name for voter in agreed),
+        drafts=drafts,
+        scores={},
+        votes={v.name: {one.name: 1.0 / len(group) for one in group} for group in groups for v in group},
+        totals={name: totals[name] for name in drafts},
+        rewards={},
+        weights_before=before.weights,
+        weights=panel.weights,
+        forced=answer.forced,
+        thoughts={name: one.thought for name, one in drafts.items() if one.thought},
+        lead=panel.lead or "",
+        late=clock.late,
+        left=panel.left[len(before.left) :],
+        finish=answer.finish or "length",
+        efforts=clock.efforts,
+        seconds=clock.seconds,
+        began=clock.began,
+    )

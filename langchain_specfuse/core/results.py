@@ -1,0 +1,99 @@
+"""What an answer comes to: the number, choice, object or text in it, so that two answers can be compared."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+Result: TypeAlias = Callable[[str], Hashable]
+"""An answer's text -> what it comes to; None if it comes to nothing. Equal results agree."""
+
+_NUMBER = re.compile(r"(?<![\w.])[-+−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+−]?[$€£]?\.\d+")
+_FINAL = (re.compile(r"####\s*([^\n]*)"), re.compile(r"\\boxed\{([^{}]*)\}"))
+"""How the datasets GSM8K and MATH mark a final answer."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def final_number(text: str) -> Decimal | None:
+    """The number that a text ends up with: that after ``####``, else in ``\\boxed{}``, else the last one.
+
+    >>> final_number("12 + 30 = 42, so it costs $1,042.50."), final_number("#### 7\\n(of 9)"), final_number("none")
+    (Decimal('1042.50'), Decimal('7'), None)
+    """
+    for mark in _FINAL:
+        marked = [values for found in mark.findall(text) if (values := _numbers(found))]
+        if marked:
+            return marked[-1][0]
+    found = _numbers(text)
+    return found[-1] if found else None
+
+
+def _numbers(text: str) -> list[Decimal]:
+    return [Decimal(re.sub(r"[^\d.\-]", "", found.replace("−", "-"))) for found in _NUMBER.findall(text)]
+
+
+def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str:
+    """The letter that an answer chooses; "" if it chooses none, or several.
+
+    >>> chosen_letter("B"), chosen_letter("The answer is (c)."), chosen_letter("It is red", ["blue", "red"])
+    ('B', 'C', 'B')
+    >>> chosen_letter("A or B")
+    ''
+    """
+    letters = LETTERS[: len(choices) or 10]
+    stated = re.findall(rf"(?:answer|choice|option)\b(?:\s+is)?\s*:?\s*\(?([{letters}])\b(?!['’])", answer, re.I)
+    if stated:
+        return str(stated[-1]).upper()
+    first = re.match(rf"\s*(?:\(([{letters}])\)|([{letters}])(?:[).:,]|\s*$))", answer, re.I)
+    if first:
+        return (first[1] or first[2]).upper()
+    named = [at for at, text in enumerate(choices) if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", answer, re.I)]
+    if named:
+        return LETTERS[named[0]] if len(named) == 1 else ""
+    found = set(re.findall(rf"(?<!\w)\(?([{letters}])\)?(?!\w)(?!['’])", answer))
+    return found.pop() if len(found) == 1 else ""
+
+
+def json_in(text: str) -> str | None:
+    """The first JSON object or list in a text, in one spelling for all that are equal.
+
+    >>> json_in('So: {"b": 1.0, "a": [2]}.') == json_in('{"a": [2], "b": 1}'), json_in("no")
+    (True, None)
+    """
+    for found in re.finditer(r"[{\[]", text):
+        try:
+            value, _ = json.JSONDecoder().raw_decode(text, found.start())
+        except (ValueError, RecursionError):
+            continue
+        return json.dumps(_plain(value), sort_keys=True)
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Equal numbers are written alike."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def plain_text(text: str) -> str | None:
+    """The text without case, and without white space and punctuation around words.
+
+    >>> plain_text(" Paris. "), plain_text("...")
+    ('paris', None)
+    """
+    return " ".join(re.findall(r"\w+", text.casefold())) or None
+
+
+RESULTS: Mapping[str, Result] = {
+    "number": final_number,
+    "choice": lambda text: chosen_letter(text) or None,
+    "json": json_in,
+    "text": plain_text,
+}
+"""The values of the option ``result``; any function of the answer's text will do as well."""

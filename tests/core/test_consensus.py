@@ -1,0 +1,121 @@
+"""Whole answers: equal results win by weight, ties go to the lead, and nobody is asked in vain."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_specfuse.core.consensus import answers, voters
+from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.panel import Panel
+from langchain_specfuse.core.results import final_number
+from langchain_specfuse.core.values import LATE, Ask, Draft, Failure, Panelist, Round
+
+from .play import QUERY
+
+NUMBER = Settings(max_tokens=20, result="number")
+
+
+def says(*texts, ended=True):
+    """A member that writes these answers, one per sample."""
+    return lambda job, number: Draft(texts[number % len(texts)], ended, (1, 2, 3))
+
+
+def asked_of(members, settings=NUMBER, prior=None, lead=None):
+    """The round, and who was asked in which order: a list per ask."""
+    loop = answers(QUERY, settings, Panel.of([Panelist(name) for name in members], prior, lead))
+    replies, asks, times = None, [], dict.fromkeys(members, 0)
+    while True:
+        item = loop.send(replies)
+        if isinstance(item, Round):
+            return item, asks
+        assert isinstance(item, Ask)
+        asks.append(item)
+        replies = {}
+        for name, job in item.jobs.items():
+            replies[name] = members[name](job, times[name])
+            times[name] += 1
+
+
+def names(asks):
+    return [list(ask.jobs) for ask in asks]
+
+
+THREE = {"a": says("It is 41."), "b": says("Say 42"), "c": says("I found 42.")}
+
+
+def test_the_result_that_most_of_the_weight_agrees_on_wins():
+    round, _ = asked_of(THREE)
+    assert (round.text, round.winner, round.authors, round.finish) == ("Say 42", "b", ("b", "c"), "stop")
+    assert round.totals == pytest.approx({"a": 1 / 3, "b": 2 / 3, "c": 2 / 3})
+    assert asked_of(THREE, prior={"a": 5.0})[0].text == "It is 41."
+
+
+def test_nobody_is_asked_who_cannot_change_the_result():
+    same = {name: says(f"{name}: 7") for name in "abcde"}
+    assert names(asked_of(same)[1]) == [["a", "b", "c"]]
+    assert names(asked_of(THREE)[1]) == [["a", "b"], ["c"]]
+    assert names(asked_of(THREE, prior={"c": 9.0})[1]) == [["c"]]
+
+
+def test_ties_go_to_the_lead_and_it_is_asked_first():
+    two = {"a": says("1"), "b": says("2")}
+    assert asked_of(two)[0].winner == "a"
+    round, asks = asked_of(two, lead="b")
+    assert (round.winner, round.lead, names(asks)) == ("b", "b", [["b", "a"]])
+
+
+def test_further_samples_are_drawn_with_other_seeds_and_a_temperature():
+    alone = {"a": says("7", "8", "8", "8")}
+    round, asks = asked_of(alone, dataclasses.replace(NUMBER, samples=4))
+    assert (round.text, round.winner, round.authors) == ("8", "a#2", ("a#2", "a#3", "a#4"))
+    how = [job.sampling for ask in asks for job in ask.jobs.values()]
+    assert [(one.temperature, one.seed) for one in how] == [(0.0, 0), (0.7, 1), (0.7, 2), (0.7, 3)]
+    assert names(asked_of({"a": says("7")}, dataclasses.replace(NUMBER, samples=5))[1]) == [["a"]] * 3
+
+
+def test_an_answer_that_comes_to_nothing_does_not_count():
+    round, _ = asked_of({"a": says("No idea."), "b": says("Perhaps 3"), "c": says("Who knows?")})
+    assert (round.text, round.winner) == ("Perhaps 3", "b")
+    nothing, _ = asked_of({"a": says("No idea."), "b": says("Who knows?")})
+    assert (nothing.text, nothing.winner) == ("No idea.", "a")
+
+
+def test_a_function_says_what_an_answer_comes_to():
+    by_length = dataclasses.replace(NUMBER, result=len)
+    assert asked_of({"a": says("abc"), "b": says("xy"), "c": says("zw")}, by_length)[0].text == "xy"
+
+
+def test_a_failed_or_late_member_does_not_hurt_the_others():
+    fails = lambda job, number: Failure("error", "fell over")
+    late = lambda job, number: Failure(LATE, "not in time")
+    round, _ = asked_of({**THREE, "b": fails})
+    assert (round.text, [gone.member for gone in round.left]) == ("It is 41.", ["b"])
+    round, _ = asked_of({**THREE, "c": late})
+    assert (round.text, round.left, round.late) == ("It is 41.", (), {"draft": ("c",)})
+    round, _ = asked_of({"a": says("5"), "b": fails}, dataclasses.replace(NUMBER, samples=2))
+    assert round.text == "5"
+
+
+def test_an_answer_that_uses_up_its_budget_or_meets_a_stop_string_says_so():
+    assert asked_of({"a": says("It is 4", ended=False)})[0].finish == "length"
+    stopped, _ = asked_of({"a": says("It is 4\nNo, 5", ended=False)}, dataclasses.replace(NUMBER, stop=("\n",)))
+    assert (stopped.text, stopped.finish) == ("It is 4", "stop_string")
+
+
+results = st.lists(st.tuples(st.integers(1, 3), st.floats(0.1, 5.0)), min_size=1, max_size=7)
+
+
+@given(results, st.integers(1, 3))
+def test_stopping_early_never_changes_the_result(results, samples):
+    members = {f"m{i}": says(f"it is {number}") for i, (number, _) in enumerate(results)}
+    prior = {f"m{i}": weight for i, (_, weight) in enumerate(results)}
+    round, _ = asked_of(members, dataclasses.replace(NUMBER, samples=samples), prior)
+    panel = Panel.of([Panelist(name) for name in members], prior)
+    totals: dict = {}
+    for voter in voters(panel, samples):
+        result = final_number(members[voter.member](None, 0).text)
+        totals[result] = totals.get(result, 0.0) + voter.weight
+    best = max(totals.values())
+    assert totals[final_number(round.text)] == pytest.approx(best)
