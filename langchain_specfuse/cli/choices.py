@@ -27,8 +27,7 @@ ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "membe
 RENAMED = {
     "preset": "use --method NAME",
     "voice": "use --method weighting=confidence, or weighting=equal",
-    "umpire": "use --method tie_break=true",
-    "no_umpire": "use --method tie_break=false",
+    **dict.fromkeys(("umpire", "no_umpire"), "leave it out: it did not help on new questions"),
     "straggler": "use --method late=skip, or late=exit",
     "at_once": "use --max-concurrency N",
     "waiting": "use --max-waiting N",
@@ -78,6 +77,8 @@ def add_members(made: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", nargs="+", metavar="M", help=_help(name, _options.Options.model_fields[name]))
     weights = _help("prior", _options.Options.model_fields["prior"])
     group.add_argument("--prior", metavar="FILE", help=f"JSON file with {weights}")
+    leads = _help("lead", _options.Options.model_fields["lead"], "auto").replace("None:", "none:")
+    group.add_argument("--lead", default="auto", metavar="M", help=leads)
 
 
 def add_answer(made: argparse.ArgumentParser, *more: str, **defaults: str) -> Any:
@@ -152,6 +153,7 @@ def options_of(given: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
     """All options of an answer as they were chosen, over these defaults."""
     known = _options.Options.model_fields.keys() - {"members", "verifiers", "prior", "method"}
     chosen = {name: value for name, value in vars(given).items() if name in known}
+    chosen["lead"] = None if given.lead == "none" else given.lead
     checked = _options.checked(chosen, known)
     return {**_options.defaults(), **defaults, **checked, "method": method_of(given.method)}
 

@@ -30,6 +30,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--systems", nargs="+", metavar="S", default=["singles", "ensemble"], help=systems)
     made.add_argument("--seeds", type=int, nargs="+", metavar="N", default=[0], help="ask everything once per seed")
     made.add_argument("--out", metavar="DIR", help="folder of results and reports (default: specfuse-eval/FILE)")
+    made.add_argument("--record", metavar="FILE", help="keep all replies of the members in this file, and take from it "
+                      "what it has: other systems are then compared in seconds")  # fmt: skip
     made.add_argument("--again", action="store_true", help="ask questions that failed again")
     add_common(made)
     return made
@@ -47,7 +49,8 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     """Evaluate; whether any question could be answered and no checker raised."""
     from ..evaluation import Plan, Results, chosen, jsonl, page, summary, table
     from ..evaluation import run as evaluate
-    from ..evaluation.running import Progress
+    from ..evaluation.bank import Bank, banked
+    from ..evaluation.running import Progress, identity
 
     if given.limit is not None and given.limit < 1:
         raise advised(UsageError(f"--limit must be at least 1, got {given.limit}"), "leave it out for all questions")
@@ -59,6 +62,8 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     if len(set(given.seeds)) > 1 and not any(system.settings.sampling.temperature for system in systems):
         raise advised(UsageError("several seeds, but nothing is sampled"), "add --temperature, or give one seed")
     seeds, at_once = tuple(dict.fromkeys(given.seeds)), options["max_concurrency"]
+    if given.record:
+        members = banked(members, Bank(given.record), {name: identity(one) for name, one in members.items()})
     plan = Plan(task, tuple(systems), members, seeds, at_once, options["timeout"])
     folder = Path(given.out or f"specfuse-eval/{task.name}")
     if not given.quiet:

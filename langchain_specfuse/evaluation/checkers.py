@@ -12,11 +12,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from ..core.results import LETTERS, chosen_letter, final_number
 from ..core.values import Turn
 from ..errors import UsageError, advised
 
@@ -89,10 +89,6 @@ def regex(question: Question, answer: str) -> Grade:
 
 # --- numbers ----------------------------------------------------------------------------------------------------
 
-_NUMBER = re.compile(r"(?<![\w.])[-+−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+−]?[$€£]?\.\d+")
-_FINAL = (re.compile(r"####\s*([^\n]*)"), re.compile(r"\\boxed\{([^{}]*)\}"))
-"""How the datasets GSM8K and MATH mark a final answer."""
-
 
 def number(question: Question, answer: str) -> Grade:
     """Right: the answer's number is the reference's. The number is that after ``####``, else in ``\\boxed{}``, else the
@@ -105,27 +101,7 @@ def number(question: Question, answer: str) -> Grade:
     return _grade(said is not None and said in wanted, "no number" if said is None else f"said {said}")
 
 
-def final_number(text: str) -> Decimal | None:
-    """The number that a text ends up with.
-
-    >>> final_number("12 + 30 = 42, so it costs $1,042.50."), final_number("#### 7\\n(of 9)"), final_number("none")
-    (Decimal('1042.50'), Decimal('7'), None)
-    """
-    for mark in _FINAL:
-        marked = [values for found in mark.findall(text) if (values := _numbers(found))]
-        if marked:
-            return marked[-1][0]
-    found = _numbers(text)
-    return found[-1] if found else None
-
-
-def _numbers(text: str) -> list[Decimal]:
-    return [Decimal(re.sub(r"[^\d.\-]", "", found.replace("−", "-"))) for found in _NUMBER.findall(text)]
-
-
 # --- choices ----------------------------------------------------------------------------------------------------
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def choice(question: Question, answer: str) -> Grade:
@@ -157,28 +133,6 @@ def _letter(question: Question, reference: str, choices: Sequence[str]) -> str:
         error = UsageError(f"the reference of {question.id!r} must be {wanted}, got {reference!r:.60}")
         raise advised(error, "no answer could choose it, so every answer would be wrong")
     return letters[same[0]]
-
-
-def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str:
-    """The letter that an answer chooses; "" if it chooses none, or several.
-
-    >>> chosen_letter("B"), chosen_letter("The answer is (c)."), chosen_letter("It is red", ["blue", "red"])
-    ('B', 'C', 'B')
-    >>> chosen_letter("A or B")
-    ''
-    """
-    letters = LETTERS[: len(choices) or 10]
-    stated = re.findall(rf"(?:answer|choice|option)\b(?:\s+is)?\s*:?\s*\(?([{letters}])\b(?!['’])", answer, re.I)
-    if stated:
-        return str(stated[-1]).upper()
-    first = re.match(rf"\s*(?:\(([{letters}])\)|([{letters}])(?:[).:,]|\s*$))", answer, re.I)
-    if first:
-        return (first[1] or first[2]).upper()
-    named = [at for at, text in enumerate(choices) if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", answer, re.I)]
-    if named:
-        return LETTERS[named[0]] if len(named) == 1 else ""
-    found = set(re.findall(rf"(?<!\w)\(?([{letters}])\)?(?!\w)(?!['’])", answer))
-    return found.pop() if len(found) == 1 else ""
 
 
 CHECKERS: Mapping[str, Checker] = MappingProxyType(

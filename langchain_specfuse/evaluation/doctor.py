@@ -1,31 +1,34 @@
-"""Are these members good together? Checks each, measures each alone and together, and says what follows.
+"""Are these members good together? Checks each, measures each alone, finds out who leads and whether the others help.
 
 Every conclusion carries its uncertainty, and "cannot tell" is one of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..chat.calibration import Calibration, Tried
 from ..core.member import Member
 from ..core.method import Settings
 from ..errors import UsageError, advised, amount
 from .checks import BAD, Finding, examine, load
+from .gate import tried
 from .report import points_range
 from .results import Result, Results
 from .running import AT_ONCE, Plan, Seen, run
-from .statistics import Interval
-from .summary import Comparison, Report, summary
+from .statistics import difference, needed
+from .summary import Report, scores_of, summary
 from .systems import ENSEMBLE, System, singles
 from .tasks import Task, jsonl
 
 FEWEST = 20
 ALIKE = 0.05
-"""A difference that is certainly smaller than this does not matter."""
-WITHOUT = "without "
+"""A gain that is certainly smaller than this does not matter."""
+VOTE, CONSENSUS = "vote", "consensus"
 QUESTIONS = Path(__file__).with_name("doctor.jsonl")
 
 
@@ -40,6 +43,8 @@ class Diagnosis:
     """``ensemble``, ``alone``, ``cannot tell``, or ``none``: there is no ensemble to advise about."""
     advice: tuple[str, ...]
     results: tuple[Result, ...] = ()
+    calibration: Calibration | None = None
+    """What a chat model needs of it."""
 
     def as_dict(self) -> dict[str, Any]:
         """The diagnosis as plain JSON."""
@@ -48,6 +53,7 @@ class Diagnosis:
             "advice": list(self.advice),
             "findings": [asdict(finding) for finding in self.findings],
             "report": self.report.as_dict() if self.report else None,
+            "calibration": asdict(self.calibration) if self.calibration else None,
         }
 
 
@@ -56,13 +62,15 @@ def own_task() -> Task:
     return replace(jsonl(QUESTIONS), max_tokens=48)
 
 
-def systems_of(members: Sequence[str], settings: Settings) -> list[System]:
-    """Each member alone, all together, and of three and more all but one."""
-    if len(members) < 2:
-        return singles(members, settings)
-    whole = System(ENSEMBLE, tuple(members), settings)
-    fewer = [replace(whole, name=WITHOUT + name, members=tuple(m for m in members if m != name)) for name in members]
-    return [*singles(members, settings), whole, *(fewer if len(members) > 2 else [])]
+def ways_of(members: Sequence[str], lead: str, settings: Settings, task: Task) -> list[System]:
+    """The ways to use the other members: as the lead's correctors, as equals, and for whole answers."""
+    led = replace(settings, lead=lead)
+    whole = System(ENSEMBLE, tuple(members), led)
+    ways = [whole] if settings.method.margin is not None else []
+    ways.append(System(VOTE, tuple(members), replace(settings, lead=None)))
+    if task.result:
+        ways.append(System(CONSENSUS, tuple(members), replace(led, result=task.result)))
+    return ways
 
 
 def diagnosed(
@@ -89,14 +97,57 @@ def diagnosed(
             findings += examine(member, probe)
     if not fit:
         return Diagnosis(tuple(findings), None, "none", ("No member could be loaded.",))
-    plan = Plan(task, tuple(systems_of(list(fit), settings)), fit, at_once=at_once, timeout=timeout)
-    found = run(plan, results, seen=seen)
+    alone = singles(list(fit), settings)
+    bounds: dict[str, Any] = {"at_once": at_once, "timeout": timeout}
+    found = run(Plan(task, tuple(alone), fit, **bounds), results, seen=seen)
     findings += [_endings(name, found) for name in fit]
+    lead = _best(found, list(fit))
+    ways = ways_of(list(fit), lead, settings, task) if len(fit) > 1 else []
+    plan = Plan(task, (*alone, *ways), fit, **bounds)
+    found = run(plan, results, seen=seen)
     report = summary(plan, found)
-    verdict, advice = advise(report, list(fit))
+    by_system = {system.name: [one for one in found if one.system == system.name] for system in plan.systems}
+    attempts = [tried(way.name, by_system[way.name], by_system[lead], len(ways)) for way in ways]
+    calibration = None
+    if ways and not any(one.unchecked for one in found):
+        calibration = calibrated(
+            ways, attempts, lead, {name: mean_of(by_system[name]) for name in fit}, len(task.questions)
+        )
+    verdict, advice = advise(report, calibration, by_system)
     bad = sorted({finding.member for finding in findings if finding.verdict == BAD})
     mend = [f"Mend {name} first, or leave it out: a check failed." for name in bad]
-    return Diagnosis(tuple(findings), report, verdict, (*mend, *advice), tuple(found))
+    return Diagnosis(tuple(findings), report, verdict, (*mend, *advice), tuple(found), calibration)
+
+
+def _best(found: Sequence[Result], members: Sequence[str]) -> str:
+    """The member with the best score alone; among equals the faster one."""
+
+    def rank(name: str) -> tuple[float, float]:
+        own = [one for one in found if one.system == name]
+        return round(mean_of(own), 9), -math.fsum(one.work_s for one in own)
+
+    return max(members, key=rank)
+
+
+def mean_of(results: Sequence[Result]) -> float:
+    """The mean score."""
+    scores = scores_of(results).values()
+    return math.fsum(scores) / len(scores) if scores else 0.0
+
+
+def calibrated(
+    ways: Sequence[System], attempts: Sequence[Tried], lead: str, members: Mapping[str, float], questions: int
+) -> Calibration:
+    """Who leads, and the way that was opened with the smallest p, if any."""
+    opened = [one for one in attempts if one.opened]
+    best = min(opened, key=lambda one: (one.p, one.passes)) if opened else None
+    way = next((way for way in ways if best and way.name == best.name), None)
+    shared: dict[str, Any] = {"lead": lead, "members": members, "questions": questions, "tried": tuple(attempts)}
+    if best is None or way is None:
+        return Calibration(**shared, method={"margin": math.inf})
+    how = way.settings
+    result = how.result if isinstance(how.result, str) else None
+    return Calibration(**shared, use=best.name, method=how.method.changes, result=result, leads=how.lead is not None)
 
 
 def _endings(name: str, found: Sequence[Result]) -> Finding:
@@ -112,51 +163,48 @@ def _endings(name: str, found: Sequence[Result]) -> Finding:
 
 # --- advice -----------------------------------------------------------------------------------------------------
 
+WAYS = {
+    ENSEMBLE: "{lead} corrected by the others where it is unsure",
+    VOTE: "all members voting as equals",
+    CONSENSUS: "whole answers, agreed by their results",
+}
 
-def advise(report: Report, members: Sequence[str]) -> tuple[str, list[str]]:
+
+def advise(
+    report: Report, calibration: Calibration | None, by_system: Mapping[str, Sequence[Result]]
+) -> tuple[str, list[str]]:
     """The verdict and its reasons, a sentence each."""
-    if len(members) < 2:
-        return "none", ["One member is no ensemble: there is nothing to compare."]
     unchecked = [row for row in report.rows if row.unchecked]
     if unchecked:
         count = amount(sum(row.unchecked for row in unchecked), "answer")
         reason = f"Cannot tell: the checker raised on {count} ({unchecked[0].raised}). Mend it and run this again."
         return "cannot tell", [reason]
-    verdict, reason = _whether(report)
-    against_whole = {one.system: one for one in report.comparisons if one.other == ENSEMBLE}
-    lines = [_helps(name, against_whole.get(WITHOUT + name)) for name in members if len(members) > 2]
-    return verdict, [reason, *lines]
-
-
-def _whether(report: Report) -> tuple[str, str]:
-    one = report.best[ENSEMBLE]
-    best, apart = one.best, points_range(one.apart)
-    if one.verdict == "better":
-        return "ensemble", (
-            f"Use the ensemble: it is better than its best member, {best}, alone: {apart}, p = {one.p_better:.3g}."
+    if calibration is None:
+        return "none", ["One member is no ensemble: there is nothing to compare."]
+    lead, questions = calibration.lead, amount(calibration.questions, "prompt")
+    others = ", ".join(f"{name} {_percent(one)}" for name, one in calibration.members.items() if name != lead)
+    lines = [f"{lead} leads: alone it is right on {_percent(calibration.members[lead])} of {questions} ({others})."]
+    own = scores_of(by_system[lead])
+    hopeful, more = [], 0
+    for one in calibration.tried:
+        mine = scores_of(by_system[one.name])
+        pairs = [(mine[question], own[question]) for question in own if question in mine]
+        apart = difference([a for a, _ in pairs], [b for _, b in pairs])
+        hopeful += [one.name] if apart.high > ALIKE else []
+        more = max(more, needed([a - b for a, b in pairs]))
+        lines.append(
+            f"{one.name.capitalize()} ({WAYS[one.name].format(lead=lead)}): {one.wins} won, {one.losses} lost against "
+            f"{lead} alone, {points_range(apart)}, p = {one.p:.2g}; {one.passes:.1f} times its passes, "
+            f"{one.seconds:.1f} times its computing time: {'opened' if one.opened else 'not opened'}."
         )
-    if one.verdict == "worse":
-        return "alone", (
-            f"Do not use this ensemble: {best} alone is better. The ensemble: {apart} against it, "
-            f"p = {one.p_worse:.3g}."
-        )
-    if one.apart.low > -ALIKE and one.apart.high < ALIKE:
-        return "alone", f"Use {best} alone: the ensemble is neither better nor worse by 5 points ({apart})."
-    more = f" About {report.needed} prompts would show a difference of 5 points." if report.needed else ""
-    return "cannot tell", (
-        f"Cannot tell with {amount(report.questions, 'prompt')} whether the ensemble helps: {apart} against {best} "
-        f"alone.{more} Until you have them, {best} alone is the cheaper choice."
-    )
+    if calibration.use != "alone":
+        return "ensemble", [*lines, f"Use {calibration.use}: {WAYS[calibration.use].format(lead=lead)}."]
+    lines.append(f"Use {lead} alone, or with the others at margin=inf: nothing that was tried is shown to help.")
+    if not hopeful:
+        return "alone", lines
+    count = f"About {more} prompts would show a difference of 5 points."
+    return "cannot tell", [*lines, f"It cannot be told yet whether {' or '.join(hopeful)} would help. {count}"]
 
 
-def _helps(name: str, without: Comparison | None) -> str:
-    """Whether a member helps, from the ensemble without it."""
-    if without is None:
-        return f"{name}: not measured."
-    apart = without.apart
-    range = f"with it {points_range(Interval(-apart.mean, -apart.high, -apart.low))}"
-    if apart.high < 0:
-        return f"{name} helps: {range}."
-    if apart.low > 0:
-        return f"{name} hurts: leave it out, or make it a verifier ({range})."
-    return f"{name}: cannot tell whether it helps ({range})."
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%"

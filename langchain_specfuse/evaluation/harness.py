@@ -36,7 +36,7 @@ from ..core.member import Member
 from ..core.method import Settings
 from ..core.panel import Panel
 from ..core.values import Candidate, Query, Scored, ScoreJob, Turn
-from ..engine.ensemble import Ensemble
+from ..engine.ensemble import EQUALS, Ensemble
 from .running import AT_ONCE, on_worker
 from .systems import SAMPLING
 
@@ -106,7 +106,7 @@ class SpecFuseLM(LM):  # type: ignore[misc]
         is greedy if the ensemble itself would begin its answer so.
         """
         asked = [(turns_of(one.args[0]), one.args[1].lstrip(" ")) for one in requests]
-        panel = self.ensemble.panel(self.ensemble.loaded().result(), self.prior)
+        panel = self.ensemble.panel(self.ensemble.loaded().result(), EQUALS, self.prior)
         if not panel.verifiers:
             raise advised(EnsembleError("no member can score"), "tasks that generate work: generate_until")
         weights = Panel.of([one for one in panel.members if one.scores], self.prior).weights

@@ -45,6 +45,8 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "members": lambda row: _cell(row.members_per_round, "{:.2f}"),
     "same drafts": lambda row: _cell(row.shared, "{:.0%}"),
     "looped": lambda row: _cell(row.looped, "{:.0%}"),
+    "passes": lambda row: _cell(row.passes, "{:.0f}"),
+    "work": lambda row: _cell(row.work_s, "{:.2f} s"),
 }
 """The columns of a table. "members": per round; "same drafts": the share of rounds in which all drafts coincide."""
 
@@ -87,8 +89,9 @@ def _against_best(report: Report, name: str) -> str:
         "open": "is neither shown better nor shown worse than its best member alone",
     }
     line = (
-        f"{name} {verdicts[one.verdict]}: {points_range(one.apart)} against {one.best}, corrected for having picked "
-        f"the best on these questions; uncorrected p = {one.p_plain:.3g}"
+        f"{name}: {one.wins} won, {one.losses} lost against {one.best} alone (p = {one.p_plain:.3g}); it "
+        f"{verdicts[one.verdict]}: {points_range(one.apart)}, corrected for the number of comparisons and for having "
+        "picked the best member on these questions"
     )
     if name == ENSEMBLE and one.verdict == "open" and report.needed and report.needed > report.questions:
         line += f". About {report.needed} questions would show a difference of 5 points"

@@ -48,6 +48,12 @@ class Result:
     """Rounds of two and more members in which all drafts were the same."""
     open: int = 0
     """Rounds of two and more members."""
+    replaced: int = 0
+    """Rounds in which another draft than the lead's won."""
+    passes: int = 0
+    """Forward passes of all members: one per drafted token, one per scoring."""
+    work_s: float = 0.0
+    """Seconds that the members computed; replies from a bank count with the seconds that they once took."""
     looped: int = 0
     """Rounds in which a draft could not win because it only repeated."""
     members: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ after another, because one would slow down the other's clock.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
@@ -25,6 +26,7 @@ from ..engine.queue import Task as WorkerTask
 from ..engine.worker import worker_for
 from ..errors import SpecFuseError, UsageError, amount
 from .checkers import Grade, Question
+from .panels import answered
 from .results import Result, Results
 from .systems import System
 from .tasks import Task, digest
@@ -163,19 +165,22 @@ async def _answer(plan: Plan, system: System, ensemble: Ensemble, key: str, ques
     began, since, first = time.time(), time.perf_counter(), None
     rounds: list[Round] = []
     error = ""
+    schedule = Schedule(timeout=plan.timeout)
     try:
-        stream = ensemble.arounds(query, settings, prior=system.prior, schedule=Schedule(timeout=plan.timeout))
-        async with aclosing(stream) as agreed:  # type: ignore[type-var]
-            async for round in agreed:
-                rounds.append(round)
-                if first is None and round.text:
-                    first = time.perf_counter() - since
+        if system.panel:
+            answer, rounds = await answered(system.panel, ensemble, question.turns, settings, schedule)
+        else:
+            async with aclosing(ensemble.arounds(query, settings, prior=system.prior, schedule=schedule)) as agreed:  # type: ignore[type-var]
+                async for round in agreed:
+                    rounds.append(round)
+                    if first is None and round.text:
+                        first = time.perf_counter() - since
+            answer = "".join(round.text for round in rounds)
     except UsageError:
         raise
     except (SpecFuseError, TimeoutError) as wrong:
-        error = f"{type(wrong).__name__}: {wrong}"
+        answer, error = "".join(round.text for round in rounds), f"{type(wrong).__name__}: {wrong}"
     seconds = time.perf_counter() - since
-    answer = "".join(round.text for round in rounds)
     grade = asdict(Grade(0.0, note="failed")) if error else await _grade(plan.task, question, answer)
     took: dict[str, Any] = {"error": error, "began": began, "seconds": seconds, "first_s": first, **counts(rounds)}
     return Result(key, system.name, question.id, seed, answer, **grade, **took)
@@ -208,9 +213,18 @@ def counts(rounds: Sequence[Round]) -> dict[str, Any]:
         "drafting": sum(len(round.drafts) for round in rounds),
         "shared": sum(len({(d.text, d.ended) for d in round.drafts.values()}) == 1 for round in several),
         "open": len(several),
+        "replaced": sum(bool(round.lead) and round.lead not in round.authors for round in rounds),
+        "passes": sum(passes_of(round) for round in rounds),
+        "work_s": math.fsum(e.seconds for round in rounds for by in round.efforts.values() for e in by.values()),
         "looped": sum(bool(round.looped) for round in rounds),
         "members": by_member,
     }
+
+
+def passes_of(round: Round) -> int:
+    """The forward passes of a round: one per token that was drafted, one per verifier that scored."""
+    drafted = sum(max(len(draft.tokens), 1) for draft in round.drafts.values())
+    return drafted + len(round.efforts.get("verify", {}))
 
 
 class Progress:

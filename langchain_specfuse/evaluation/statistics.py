@@ -146,6 +146,9 @@ class AgainstBest:
     """The p-value of "it is not better than the truly best one"."""
     p_worse: float
     """The p-value of "it is not worse than the truly best one"."""
+    wins: int = 0
+    """Questions on which the system scored higher than ``best``."""
+    losses: int = 0
 
     @property
     def verdict(self) -> str:
@@ -155,8 +158,8 @@ class AgainstBest:
         return "worse" if self.p_worse < SIGNIFICANT and self.apart.mean < 0 else "open"
 
 
-def against_best(system: Sequence[float], others: Mapping[str, Sequence[float]]) -> AgainstBest:
-    """The system against the best of these.
+def against_best(system: Sequence[float], others: Mapping[str, Sequence[float]], systems: int = 1) -> AgainstBest:
+    """The system against the best of these. ``systems``: so many are compared; p and intervals are corrected for it.
 
     Picking the best on the same questions flatters it. So: better than the best means better than *each* (the largest
     of the p-values counts, which needs no correction); worse than the best means worse than *one* of them (the smallest
@@ -168,13 +171,23 @@ def against_best(system: Sequence[float], others: Mapping[str, Sequence[float]])
     ('a', 'better')
     """
     best = max(others, key=lambda name: math.fsum(others[name]))
-    level = 1 - (1 - LEVEL) / len(others)
+    level = 1 - (1 - LEVEL) / len(others) / systems
     apart = {name: difference(system, scores, level=level) for name, scores in others.items()}
     tests = {name: paired(system, scores) for name, scores in others.items()}
     low, high = min(one.low for one in apart.values()), min(one.high for one in apart.values())
     better = max(p if apart[name].mean > 0 else 1.0 for name, p in tests.items())
     worse = min(p if apart[name].mean < 0 else 1.0 for name, p in tests.items())
-    return AgainstBest(best, Interval(apart[best].mean, low, high), tests[best], better, min(1.0, len(others) * worse))
+    wins = sum(a > b for a, b in zip(system, others[best], strict=True))
+    losses = sum(a < b for a, b in zip(system, others[best], strict=True))
+    return AgainstBest(
+        best,
+        Interval(apart[best].mean, low, high),
+        tests[best],
+        min(1.0, systems * better),
+        min(1.0, systems * len(others) * worse),
+        wins,
+        losses,
+    )
 
 
 def needed(apart: Sequence[float], gap: float = 0.05) -> int:

@@ -12,7 +12,7 @@ from .._version import __version__
 from .results import Result
 from .running import Plan
 from .statistics import LEVEL, AgainstBest, Interval, against_best, difference, interval, needed, paired
-from .systems import ENSEMBLE, ORACLE, System
+from .systems import ENSEMBLE, ORACLE, ROUTER, System
 
 Scores = Mapping[str, float]
 """question -> score."""
@@ -41,6 +41,10 @@ class Row:
     shared: float | None = None
     """The share of the rounds with several members in which all drafts were the same."""
     looped: float | None = None
+    passes: float | None = None
+    """Forward passes of all members, per answer."""
+    work_s: float | None = None
+    """Seconds that the members computed, per answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +102,15 @@ def summary(plan: Plan, results: Sequence[Result]) -> Report:
     if len(single) > 1:
         oracle = _oracle(list(single.values()))
         rows.append(Row(ORACLE, len(oracle), interval(list(oracle.values()))))
+        if routed := _router(single, {question.id: question.facts.get("kind") for question in plan.task.questions}):
+            rows.append(Row(ROUTER, len(routed), interval(list(routed.values()))))
+            comparisons += [_compared(name, scores[name], ROUTER, routed) for name in others]
         comparisons += [_compared(name, scores[name], ORACLE, oracle) for name in others]
     if ENSEMBLE in others:
         rest = [name for name in others if name != ENSEMBLE]
         level = 1 - (1 - LEVEL) / max(len(rest), 1)
         comparisons += [_compared(name, scores[name], ENSEMBLE, scores[ENSEMBLE], level) for name in rest]
-    best = {name: found for name in others if (found := _against_singles(scores[name], single))}
+    best = {name: found for name in others if (found := _against_singles(scores[name], single, len(others)))}
     return Report(
         task=plan.task.name,
         measure=plan.task.measure,
@@ -141,11 +148,22 @@ def _compared(name: str, mine: Scores, other: str, theirs: Scores, level: float 
     return Comparison(name, other, difference(first, second, level=level), paired(first, second))
 
 
-def _against_singles(scores: Scores, single: Mapping[str, Scores]) -> AgainstBest | None:
+def _router(single: Mapping[str, Scores], kinds: Mapping[str, Any]) -> dict[str, float]:
+    """Each question's score by the member that is best on the *other* questions of its kind; empty without kinds."""
+    known = [question for question in _oracle(list(single.values())) if kinds.get(question) is not None]
+    routed = {}
+    for question in known:
+        others = [one for one in known if kinds[one] == kinds[question] and one != question]
+        best = max(single, key=lambda name: math.fsum(single[name][one] for one in others))
+        routed[question] = single[best][question]
+    return routed
+
+
+def _against_singles(scores: Scores, single: Mapping[str, Scores], systems: int) -> AgainstBest | None:
     if not single:
         return None
     mine, *theirs = _common(scores, *single.values())
-    return against_best(mine, dict(zip(single, theirs, strict=True))) if mine else None
+    return against_best(mine, dict(zip(single, theirs, strict=True)), systems) if mine else None
 
 
 def _needed(scores: Scores, best: Scores) -> int:
@@ -173,6 +191,8 @@ def _row(system: System, results: Sequence[Result], scores: Scores) -> Row:
         members_per_round=sum(r.drafting for r in results) / rounds if rounds else None,
         shared=sum(r.shared for r in results) / open if open else None,
         looped=sum(r.looped for r in results) / rounds if rounds else None,
+        passes=sum(r.passes for r in results) / len(results),
+        work_s=math.fsum(r.work_s for r in results) / len(results),
     )
 
 
@@ -187,6 +207,9 @@ def _busy_s(results: Sequence[Result]) -> float:
 
 def _about(plan: Plan) -> dict[str, Any]:
     systems = {one.name: {**asdict(one), "prior": dict(one.prior) if one.prior else None} for one in plan.systems}
+    for one in systems.values():
+        method = one["settings"]["method"]
+        method["margin"] = "inf" if method["margin"] == math.inf else method["margin"]  # JSON has no infinity
     return {
         "version": __version__,
         "at_once": plan.at_once,

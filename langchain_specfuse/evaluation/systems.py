@@ -12,12 +12,15 @@ from ..chat import options
 from ..core.method import METHODS, Method, Settings
 from ..core.method import options as method_options
 from ..errors import UsageError, advised
+from .panels import PANELS
 from .tasks import digest
 
 ENSEMBLE = "ensemble"
 ORACLE = "oracle"
 """The best single member for each question, chosen with the grades at hand."""
-RESERVED = (ENSEMBLE, ORACLE, "singles", "ablations")
+ROUTER = "router"
+"""For each question the member that is best on the other questions of its kind."""
+RESERVED = (ENSEMBLE, ORACLE, ROUTER, "singles", "ablations", *PANELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +33,30 @@ class System:
     prior: Mapping[str, float] | None = None
     """Voting weights to begin with."""
     verifiers: tuple[str, ...] = ()
+    panel: str = ""
+    """One of ``PANELS``, where members answer alone and nothing is agreed."""
 
     @property
     def alone(self) -> bool:
-        return len(self.members) == 1 and not self.verifiers
+        """Whether it is one member's own answer."""
+        return len(self.members) == 1 and not self.verifiers and self.settings.samples == 1
 
     def fingerprint(self, identities: Mapping[str, Any]) -> str:
         """Changes with anything that can change an answer. ``identities``: what tells each member from another."""
         who = [[identities[name] for name in names] for names in (self.members, self.verifiers)]
-        return digest([who, asdict(self.settings), dict(self.prior) if self.prior and not self.alone else None])
+        prior = dict(self.prior) if self.prior and not self.alone else None
+        return digest([who, asdict(self.settings), prior, *([self.panel] if self.panel else [])])
 
 
 ABLATIONS: Mapping[str, str] = MappingProxyType(
     {
+        "vote": "lead=none",
+        "lead-alone": "margin=inf",
         "no-feedback": "feedback=off",
         "no-exit": "exit=never",
         "no-loop-guard": "loop_guard=false",
-        "no-tie-break": "tie_break=false",
         "mean-prob": "score=mean_prob",
         "per-byte": "score=logprob_per_byte",
-        "drafters-1": "drafters=1",
         **{f"segment-{tokens}": f"segment_tokens={tokens}" for tokens in (4, 8, 16, 32)},
         **{name: f"method={name}" for name in METHODS if name != "robust"},
     }
@@ -76,8 +83,8 @@ def chosen(
     if len(members) == 1 and not verifiers and len(systems) > 1:
         systems = [system for system in systems if system.name != ENSEMBLE]  # the same as the member alone
     found = [system.name for system in systems]
-    if ORACLE in found:
-        raise advised(UsageError(f"no system may be called {ORACLE!r}"), "give that member another name")
+    if taken := next((name for name in (ORACLE, ROUTER) if name in found), None):
+        raise advised(UsageError(f"no system may be called {taken!r}"), "give that member another name")
     if twice := next((name for name in found if found.count(name) > 1), None):
         raise advised(UsageError(f"two systems are called {twice!r}"), "give one of them another name: NAME:key=value")
     return systems
@@ -91,11 +98,13 @@ def _systems_named(name: str, whole: System) -> list[System]:
         return [changed(whole, own, changes)]
     if name == ENSEMBLE:
         return [whole]
+    if name in PANELS:
+        return [replace(whole, name=name, panel=name, prior=None)]
     if name == "singles" or name in whole.members:
         return singles(whole.members if name == "singles" else [name], whole.settings)
     if name == "ablations" or name in ABLATIONS:
         return [changed(whole, one, ABLATIONS[one]) for one in (ABLATIONS if name == "ablations" else [name])]
-    known = ", ".join(("singles", ENSEMBLE, "ablations", *whole.members, *ABLATIONS))
+    known = ", ".join(("singles", ENSEMBLE, "ablations", *whole.members, *PANELS, *ABLATIONS))
     advice = f"there are {known}; or NAME:key=value,key=value, for example short:segment_tokens=4"
     raise advised(UsageError(f"there is no system {name!r}"), advice)
 
@@ -107,7 +116,8 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "see
 
 def changed(whole: System, name: str, changes: str) -> System:
     """The system with changes ``key=value,key=value``: options of the method, ``method``, ``segment_tokens``,
-    ``max_tokens``, options of the sampling, and ``members=a+b`` for some of the members."""
+    ``max_tokens``, ``lead`` (a member, ``auto`` or ``none``), ``result`` and ``samples`` for whole answers, options of
+    the sampling, and ``members=a+b`` for some of the members."""
     try:
         system = replace(whole, name=name)
         # The method first: the others change its options.
@@ -117,6 +127,9 @@ def changed(whole: System, name: str, changes: str) -> System:
         error.add_note(f"   (system {name!r})")
         raise
     known = (*system.members, *system.verifiers)
+    if system.settings.lead not in system.members:
+        led = None if system.settings.lead is None else "auto"
+        system = replace(system, settings=replace(system.settings, lead=led))
     return replace(system, prior={one: w for one, w in (whole.prior or {}).items() if one in known} or None)
 
 
@@ -142,10 +155,27 @@ def _with(system: System, key: str, value: str) -> System:
     elif key in SAMPLING:
         change = options.checked({key: _number(value)}, SAMPLING)
         settings = replace(settings, sampling=replace(settings.sampling, **change))
-    elif key in ("segment_tokens", "max_tokens"):
+    elif key == "lead":
+        if value not in ("auto", "none", *system.members):
+            error = UsageError(f"there is no member {value!r}")
+            raise advised(error, f"lead is auto, none or one of {', '.join(system.members)}")
+        settings = replace(settings, lead=None if value == "none" else value)
+    elif key == "result":
+        settings = replace(settings, **options.checked({key: value}, (key,)))
+    elif key in ("segment_tokens", "max_tokens", "samples"):
         settings = replace(settings, **options.checked({key: _number(value)}, (key,)))
     else:
-        known = ("method", "members", "segment_tokens", "max_tokens", *method_options(), *SAMPLING)
+        known = (
+            "method",
+            "members",
+            "lead",
+            "segment_tokens",
+            "max_tokens",
+            "result",
+            "samples",
+            *method_options(),
+            *SAMPLING,
+        )
         raise advised(UsageError(f"there is no option {key!r}"), f"the options are {', '.join(known)}")
     return replace(system, settings=settings)
 

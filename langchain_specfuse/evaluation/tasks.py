@@ -15,6 +15,8 @@ from .checkers import CHECKERS, Checker, Grade, Question, checker_named
 
 ROLES = ("system", "user", "assistant")
 EXAMPLE = 'one object per line: {"input": "2 + 2?", "reference": "4"}'
+RESULTS_OF = {"number": "number", "choice": "choice", "exact": "text"}
+"""checker -> what it looks at in an answer."""
 PUBLISHED = ("gsm8k", "ifeval", "humaneval")
 
 
@@ -29,6 +31,8 @@ class Task:
     """Identifies the checker: results under another one do not count."""
     max_tokens: int = 256
     measure: str = "share of right answers"
+    result: str | None = None
+    """What whole answers can be compared by (``core.results``), if the checker says it."""
 
     def first(self, count: int | None) -> Task:
         """The task with its first ``count`` questions."""
@@ -73,7 +77,8 @@ def jsonl(path: str | Path, checker: str | None = None) -> Task:
             grade(question, "?")
     measure = "mean score" if names - CHECKERS.keys() else "share of right answers"
     mark = f"{checker} " + " ".join(mark for _, mark in by_name.values())
-    return Task(Path(path).stem, questions, grade, mark, measure=measure)
+    result = RESULTS_OF.get(*names) if len(names) == 1 else None
+    return Task(Path(path).stem, questions, grade, mark, measure=measure, result=result)
 
 
 def questions_of(path: str | Path) -> tuple[Question, ...]:

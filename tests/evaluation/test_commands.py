@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.cli.main import FAILED, FINE, MISUSED, main
 
 from .parts import Known, Missing, knows, sums
@@ -52,6 +53,28 @@ def test_eval_as_json_compares_what_is_named(call, tmp_path):
     tokens = {name: system["settings"]["segment_tokens"] for name, system in report["about"]["systems"].items()}
     assert tokens == {"ensemble": 3, "bob": 3, "no-exit": 3, "short": 2}
     assert report["about"]["systems"]["ensemble"]["prior"] == {"bob": 4.0}
+
+
+def test_a_recorded_evaluation_compares_other_systems_without_asking_again(call, tmp_path):
+    record = ("--record", "bank.sqlite", "-q")
+    assert call(*SUMS, *record)[0] == FINE and (tmp_path / "bank.sqlite").exists()
+    silent = [Known("no", name=name, fails_in=1) for name in ("ann", "bob")]
+    systems = ("--systems", "singles", "ensemble", "slow:learning_rate=0.5", "lead-alone", "--json", "--lead", "ann")
+    code, out, _ = call(*SUMS, *record, *systems, "--out", "other", by=silent)
+    report = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert code == FINE and not any(row["failed"] for row in report["rows"])
+    assert [one.draft_calls for one in silent] == [0, 0]
+
+
+def test_the_doctor_writes_a_profile_that_a_chat_model_takes(call, tmp_path):
+    code, out, _ = call("doctor", "--prompts", "sums.jsonl", "--checker", "number", "--profile", "p.json", "-q")
+    assert code == FINE and "ann leads: alone it is right on 100% of 24 prompts (bob 50%)." in out
+    found = Calibration.load(tmp_path / "p.json")
+    assert (found.lead, found.use, {one.name for one in found.tried}) == (
+        "ann",
+        "alone",
+        {"ensemble", "vote", "consensus"},
+    )
 
 
 WRONG = {

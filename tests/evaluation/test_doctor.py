@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
+from langchain_specfuse import SpecFuseCallbackHandler, SpecFuseChatModel
+from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation import Results
 from langchain_specfuse.evaluation.checks import examine, load
@@ -72,29 +76,86 @@ def rows(found) -> dict[str, float]:
 def test_members_that_know_different_things_make_a_good_ensemble(tmp_path):
     members = [Confident(name, lambda n, at=at: (n // 2) % 3 == at) for at, name in enumerate(("ann", "bob", "cyd"))]
     found = diagnosis(tmp_path, *members, count=90)
-    assert rows(found)["ensemble"] > 0.9 and max(rows(found)[name] for name in ("ann", "bob", "cyd")) < 0.4
-    assert found.verdict == "ensemble" and "better than its best member" in found.advice[0]
-    helps = [line for line in found.advice if " helps: with it" in line]
-    assert [line.split()[0] for line in helps] == ["ann", "bob", "cyd"]
+    assert rows(found)["vote"] > 0.9 and max(rows(found)[name] for name in ("ann", "bob", "cyd")) < 0.4
+    assert found.verdict == "ensemble" and found.calibration.use == "vote" and not found.calibration.leads
+    assert found.advice[-1] == "Use vote: all members voting as equals."
+    (vote,) = [one for one in found.calibration.tried if one.name == "vote"]
+    assert vote.opened and vote.wins > 50 and vote.losses == 0 and vote.passes > 1
 
 
-def test_one_member_that_knows_everything_is_better_alone_and_one_that_hurts_should_leave(tmp_path):
-    """Two know everything with little confidence; one knows next to nothing, and weights alone decide."""
+def test_one_member_that_knows_everything_leads_and_nothing_is_opened(tmp_path):
+    """Two know everything with little confidence; one knows next to nothing, and would win every vote."""
     wise = [knows(name, lambda n: True, confidence=0.01) for name in ("ann", "bob")]
     loud = knows("loud", lambda n: n % 16 == 1, confidence=9.0)
-    found = diagnosis(tmp_path, *wise, loud, weighting="equal", reward="wins")
-    assert rows(found)["without loud"] == rows(found)["ann"] == 1.0 and rows(found)["ensemble"] < 0.2
-    assert found.verdict == "alone"
-    assert found.advice[0].startswith("Do not use this ensemble: ann alone is better.")
-    assert any(line.startswith("loud hurts: leave it out") for line in found.advice)
+    found = diagnosis(tmp_path, loud, *wise, weighting="equal", reward="wins")
+    assert rows(found)["ann"] == 1.0 and rows(found)["vote"] < 0.2
+    assert found.verdict == "alone" and found.calibration.lead in ("ann", "bob")
+    assert (found.calibration.use, found.calibration.method) == ("alone", {"margin": math.inf})
+    assert "leads: alone it is right on 100% of 60 prompts (loud 13%, " in found.advice[0]
+    assert "nothing that was tried is shown to help" in found.advice[-1]
+
+
+def test_whole_answers_are_tried_where_the_checker_says_what_an_answer_comes_to(tmp_path):
+    """Any two of three are right, whoever is the surest."""
+    members = [knows(name, lambda n, at=at: (n // 2) % 3 != at, 0.1) for at, name in enumerate(("ann", "bob", "cyd"))]
+    found = diagnosis(tmp_path, *members, count=90)
+    assert rows(found)["consensus"] == 1.0 and max(rows(found)[name] for name in ("ann", "bob", "cyd")) < 0.7
+    assert (found.calibration.use, found.calibration.result) == ("consensus", "number")
 
 
 def test_with_few_prompts_it_cannot_tell_and_says_how_many_would(tmp_path):
     found = diagnosis(tmp_path, knows("ann", lambda n: n % 4 == 1), knows("bob", lambda n: n % 4 == 3), count=20)
     assert found.verdict == "cannot tell"
-    assert "Cannot tell with 20 prompts" in found.advice[0] and "prompts would show" in found.advice[0]
+    assert "cannot be told yet" in found.advice[-1] and "prompts would show" in found.advice[-1]
     with pytest.raises(UsageError, match="at least 20 prompts, got 19"):
         diagnosis(tmp_path, knows("ann", lambda n: True), count=19)
+
+
+# --- the calibration file ---------------------------------------------------------------------------------------
+
+
+def test_a_chat_model_does_what_its_calibration_says(tmp_path):
+    wise = knows("wise", lambda n: True, confidence=0.01)
+    loud = knows("loud", lambda n: n % 16 == 1, confidence=9.0)
+    found = diagnosis(tmp_path, loud, wise)
+    file = tmp_path / "profile.json"
+    found.calibration.save(file)
+    assert Calibration.load(file) == found.calibration
+    llm = SpecFuseChatModel(members=[loud, wise], calibration=str(file))
+    assert llm.invoke("2 + 3?").text == wise.answer(Query("q", (Turn("user", "2 + 3?"),)))
+    # What is chosen is kept.
+    chosen = SpecFuseChatModel(members=[loud, wise], calibration=str(file), lead="loud")
+    assert chosen.invoke("2 + 3?").text == loud.answer(Query("q", (Turn("user", "2 + 3?"),)))
+
+
+def test_a_calibration_that_opened_the_vote_or_whole_answers_is_applied(tmp_path):
+    ann, bob = knows("ann", lambda n: True), knows("bob", lambda n: True)
+    file = tmp_path / "profile.json"
+    shared = {"lead": "bob", "members": {"ann": 0.5, "bob": 0.6}, "questions": 40}
+    Calibration(**shared, use="vote", leads=False).save(file)
+    seen: list = []
+    watch = {"callbacks": [SpecFuseCallbackHandler(on_round=seen.append)]}
+    llm = SpecFuseChatModel(members=[ann, bob], calibration=str(file))
+    llm.invoke("2 + 3?", watch)
+    assert {round.lead for round in seen} == {""} and set(seen[0].drafts) == {"ann", "bob"}
+    Calibration(**shared, use="consensus", result="number").save(file)
+    seen.clear()
+    llm.invoke("2 + 3?", watch)
+    assert len(seen) == 1 and seen[0].lead == "bob"
+
+
+def test_a_calibration_that_does_not_fit_is_refused(tmp_path):
+    members = [knows("ann", lambda n: True), knows("bob", lambda n: True)]
+    file = tmp_path / "profile.json"
+    for text, said in [(None, "cannot be read"), ("{}", "it is no calibration"), ("nonsense", "cannot be read")]:
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(UsageError, match=said) as error:
+            SpecFuseChatModel(members=members, calibration=str(file)).invoke("2 + 3?")
+        assert "doctor" in error.value.__notes__[0]
+    Calibration("eve", {"eve": 1.0, "bob": 0.1}, 40).save(file)
+    with pytest.raises(UsageError, match="is of eve, bob, but ann, bob write"):
+        SpecFuseChatModel(members=members, calibration=str(file)).invoke("2 + 3?")
 
 
 # --- questions --------------------------------------------------------------------------------------------------

@@ -1,0 +1,59 @@
+"""The gate: the other members take part only where that is shown to help, on the user's own questions.
+
+Each way to use them is compared with the lead alone on the questions on which exactly one of the two is right. It is
+opened only if so many wins would be rare if wins and losses were equally likely: p < 0.1, divided by the number of ways
+that were tried. So members that do not help get in in at most one of ten calibrations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..chat.calibration import Tried
+from .results import Result
+from .summary import scores_of
+
+ALPHA = 0.1
+
+
+def chance_of(wins: int, losses: int) -> float:
+    """The probability of so many wins or more, if wins and losses are equally likely.
+
+    It is below a level exactly if the one-sided Clopper-Pearson bound of wins / (wins + losses) exceeds one half.
+
+    >>> chance_of(5, 0), chance_of(0, 0), round(chance_of(9, 3), 4)
+    (0.03125, 1.0, 0.073)
+    """
+    count = wins + losses
+    return float(sum(math.comb(count, k) for k in range(wins, count + 1)) / 2**count)
+
+
+def opens(wins: int, losses: int, tried: int) -> bool:
+    """Whether these wins and losses open one of so many ways.
+
+    >>> opens(5, 0, 2), opens(4, 0, 2), opens(4, 0, 1)
+    (True, False, True)
+    """
+    return chance_of(wins, losses) < ALPHA / max(tried, 1)
+
+
+def tried(name: str, found: Sequence[Result], alone: Sequence[Result], ways: int) -> Tried:
+    """This way against the lead alone."""
+    mine, own = scores_of(found), scores_of(alone)
+    wins = sum(mine[question] > own[question] for question in own.keys() & mine.keys())
+    losses = sum(mine[question] < own[question] for question in own.keys() & mine.keys())
+    return Tried(
+        name,
+        wins,
+        losses,
+        chance_of(wins, losses),
+        passes=_ratio([one.passes for one in found], [one.passes for one in alone]),
+        seconds=_ratio([one.work_s for one in found], [one.work_s for one in alone]),
+        opened=opens(wins, losses, ways),
+    )
+
+
+def _ratio(mine: Sequence[float], own: Sequence[float]) -> float:
+    whole = math.fsum(own)
+    return math.fsum(mine) / whole if whole else math.nan

@@ -1,0 +1,59 @@
+"""What people do with several models instead: each answers alone, and one answer is picked or written from those.
+
+``surest``: the answer whose author gives it the highest probability per token. ``synthesis``: the lead (or the first
+member) reads all answers and writes one, as in Mixture-of-Agents (Wang et al., 2024).
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from ..core.method import Settings
+from ..core.values import Query, Round, Turn
+from ..engine.drive import Schedule
+from ..engine.ensemble import Ensemble
+
+PANELS = ("surest", "synthesis")
+SYNTHESIS = """{question}
+
+Several assistants have answered this:
+
+{answers}
+
+Some of these answers may be wrong. Write the best answer to the question, in the form that it asks for."""
+
+
+async def answered(
+    kind: str, ensemble: Ensemble, turns: Sequence[Turn], settings: Settings, schedule: Schedule
+) -> tuple[str, list[Round]]:
+    """The answer, and the rounds of everything that was asked for it."""
+    alone: dict[str, list[Round]] = {}
+    for name, member in ensemble.members.items():
+        alone[name] = [one async for one in _alone(Ensemble([member]), turns, settings, schedule)]
+    everything = [one for rounds in alone.values() for one in rounds]
+    texts = {name: "".join(one.text for one in rounds) for name, rounds in alone.items()}
+    if kind == "surest":
+        return texts[max(alone, key=lambda name: confidence(alone[name]))], everything
+    listed = "\n\n".join(f"Answer {number}:\n{text}" for number, text in enumerate(texts.values(), 1))
+    last = Turn("user", SYNTHESIS.format(question=turns[-1].text, answers=listed))
+    lead = settings.lead if settings.lead in ensemble.members else next(iter(ensemble.members))
+    writer = Ensemble([ensemble.members[str(lead)]])
+    written = [one async for one in _alone(writer, (*turns[:-1], last), settings, schedule)]
+    return "".join(one.text for one in written), [*everything, *written]
+
+
+def confidence(rounds: Sequence[Round]) -> float:
+    """The mean log-probability per token that the author gave its answer; minus infinity where it is unknown."""
+    known = [value for one in rounds for value in one.drafts[one.winner].logprobs or ()]
+    return math.fsum(known) / len(known) if known else -math.inf
+
+
+async def _alone(
+    ensemble: Ensemble, turns: Sequence[Turn], settings: Settings, schedule: Schedule
+) -> AsyncIterator[Round]:
+    query = Query(f"eval-{uuid.uuid4().hex}", tuple(turns))
+    async for one in ensemble.arounds(query, replace(settings, lead=None), schedule=schedule):
+        yield one

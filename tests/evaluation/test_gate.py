@@ -1,0 +1,53 @@
+"""The gate lets in what helps, and what does not help in at most one of ten calibrations."""
+
+import math
+import random
+
+import pytest
+
+from langchain_specfuse.evaluation.gate import ALPHA, chance_of, opens
+
+
+def clopper_pearson(wins: int, count: int, alpha: float) -> float:
+    """The one-sided lower bound, by bisection on the exact binomial tail."""
+
+    def tail(p: float) -> float:
+        return sum(math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(wins, count + 1))
+
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle) < alpha else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("ways", [1, 2, 3])
+def test_it_opens_exactly_where_the_lower_bound_exceeds_one_half(ways):
+    for wins in range(30):
+        for losses in range(30):
+            if wins + losses:
+                bound = clopper_pearson(wins, wins + losses, ALPHA / ways) if wins else 0.0
+                assert opens(wins, losses, ways) == (bound > 0.5), (wins, losses)
+    assert not opens(0, 0, ways)
+
+
+@pytest.mark.parametrize(("questions", "differ"), [(40, 0.3), (200, 0.1), (200, 0.5)])
+def test_what_is_no_better_than_the_lead_opens_in_at_most_one_of_ten_calibrations(questions, differ):
+    """A thousand simulated calibrations of three ways, none better than the lead: one opened is one too many."""
+    chance, opened = random.Random(5), 0
+    for _ in range(1000):
+        any_open = False
+        for win in (0.5, 0.5, 0.4):  # the share of wins among the questions that differ
+            marks = [chance.random() < win for _ in range(questions) if chance.random() < differ]
+            any_open |= opens(sum(marks), len(marks) - sum(marks), 3)
+        opened += any_open
+    assert opened <= 100
+
+
+def test_what_helps_much_is_opened_nearly_always():
+    chance, opened = random.Random(6), 0
+    for _ in range(1000):
+        marks = [chance.random() < 0.8 for _ in range(200) if chance.random() < 0.2]
+        opened += opens(sum(marks), len(marks) - sum(marks), 3)
+    assert opened > 900
+    assert chance_of(0, 5) == 1.0
