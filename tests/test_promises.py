@@ -1,7 +1,6 @@
 """The promises of the design, one short test each, on tiny random models of three architectures.
 
-Where a promise is tested in detail, the docstring says so. The ninth promise (a lead member as the floor) comes with
-the option ``lead``.
+Where a promise is tested in detail, the docstring says so.
 """
 
 from __future__ import annotations
@@ -138,3 +137,13 @@ def test_8_the_prompt_is_read_once_and_a_round_reads_no_more_than_its_drafts():
             # A few more: what a cut draft went on with, and the seam to another member's segment.
             assert round.efforts["draft"][arch].read <= context + len(draft.tokens) + 4
             assert round.number == 1 or round.efforts["draft"][arch].reused >= draft.effort.prompt
+
+
+@pytest.mark.parametrize("lead", MODELS)
+def test_9_with_an_infinite_margin_answer_and_cost_are_the_leads_own(lead):
+    """On every engine: ``tests/members/contract.py``. In detail: ``tests/core/test_lead.py``."""
+    led = chat_model([member(arch) for arch in MODELS], lead=lead, method=Method(margin=float("inf"))).invoke(QUESTION)
+    alone = chat_model([member(lead)]).invoke(QUESTION)
+    assert led.text == alone.text != ""
+    assert led.usage_metadata["output_tokens"] == alone.usage_metadata["output_tokens"]
+    assert led.usage_metadata["output_token_details"] == alone.usage_metadata["output_token_details"]

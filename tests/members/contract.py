@@ -26,18 +26,22 @@ from dataclasses import replace
 import pytest
 
 from langchain_specfuse.core.member import Member, Probe
+from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import (
     Candidate,
     Draft,
     DraftJob,
     Failure,
     Query,
+    Round,
     Sampling,
     Scored,
     ScoreJob,
     Segment,
     Turn,
 )
+from langchain_specfuse.engine import Ensemble
+from langchain_specfuse.members.scripted import ScriptedMember
 
 QUESTIONS = ("Why is the sky blue?", "Write a list of three colours.", "日本語で空の色を教えてください。")
 FOREIGN = (
@@ -110,6 +114,27 @@ class MemberContract:
             pieces, segments = alone(member, size=size, budget=24)
             assert pieces == whole
             assert sum(len(segment.tokens[member.name]) for segment in segments) <= 24
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_as_an_infallible_lead_it_writes_and_costs_what_it_does_alone(
+        self, make_member: Callable[[], Member], temperature: float
+    ) -> None:
+        settings = Settings(
+            segment_tokens=4, max_tokens=24, sampling=Sampling(temperature=temperature), method=Method(margin=math.inf)
+        )
+        query, other = draft_job().query, ScriptedMember("Something else.", name="other")
+        by_itself = list(Ensemble([make_member()]).rounds(query, settings))
+        leading = make_member()
+        led = list(Ensemble([leading, other]).rounds(query, replace(settings, lead=leading.name)))
+        assert [round.text for round in led] == [round.text for round in by_itself]
+        assert {name for round in led for name in round.drafts} == {leading.name} and other.draft_calls == 0
+
+        def cost(rounds: Sequence[Round]) -> list[int]:
+            """Tokens read and reused: what of the prompt is known from before may differ."""
+            efforts = [round.efforts["draft"][leading.name] for round in rounds]
+            return [effort.read + effort.reused for effort in efforts]
+
+        assert cost(led) == cost(by_itself) and not any("verify" in round.efforts for round in led)
 
     def test_one_seed_gives_one_draft(self, member: Member) -> None:
         job = draft_job(sampling=Sampling(temperature=1.0, seed=11))
