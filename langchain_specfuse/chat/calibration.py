@@ -54,6 +54,8 @@ class Calibration:
     """Options of the method that differ from the default."""
     result: str | None = None
     """Set where whole answers are compared: by what."""
+    prior: Mapping[str, float] | None = None
+    """Voting weights to begin with."""
     leads: bool = True
     """False: all vote as equals."""
 
@@ -107,4 +109,6 @@ def calibrated(chosen: Mapping[str, Any], writers: Sequence[str]) -> dict[str, A
         changes["method"] = Method.named("robust", **found.method)
     if found.result and chosen["segment"] == "draft" and chosen["result"] is None:
         changes |= {"segment": "answer", "result": found.result}
+    if found.prior and chosen["prior"] is None:
+        changes["prior"] = dict(found.prior)
     return {**chosen, **changes}

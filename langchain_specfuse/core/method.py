@@ -53,10 +53,10 @@ class Method:
     exit: str = _option("studentized", "when members that keep losing leave the answer", one_of=EXIT_POLICIES)
     min_members: int = _option(2, "this many members stay", least=1)
     loop_guard: bool = _option(True, "pass over drafts that only repeat the end of the answer")
-    sure: float = _option(0.5, "the lead is sure of a draft if it gives each of its tokens this probability", least=0)
+    sure: float = _option(0.4, "the lead is sure of a draft if it gives each of its tokens this probability", least=0)
     evidence: str = _option("log_odds", "what a draft must have more of to replace the lead's", one_of=EVIDENCE)
     margin: float | None = _option(
-        1.0, "how much more; inf: the lead is never replaced; none: nobody leads, all vote", least=0, endless=True
+        0.5, "how much more; inf: the lead is never replaced; none: nobody leads, all vote", least=0, endless=True
     )
     late: LateKind = _option("exit", "a member that exceeds member_timeout leaves the answer, or skips the round")
 

@@ -16,7 +16,7 @@ from ..core.member import Member
 from ..core.method import Settings
 from ..errors import UsageError, advised, amount
 from .checks import BAD, Finding, examine, load
-from .gate import tried
+from .gate import tried, weights
 from .report import points_range
 from .results import Result, Results
 from .running import AT_ONCE, Plan, Seen, run
@@ -62,14 +62,17 @@ def own_task() -> Task:
     return replace(jsonl(QUESTIONS), max_tokens=48)
 
 
-def ways_of(members: Sequence[str], lead: str, settings: Settings, task: Task) -> list[System]:
+def ways_of(
+    members: Sequence[str], lead: str, settings: Settings, task: Task, alone: Mapping[str, Sequence[Result]]
+) -> list[System]:
     """The ways to use the other members: as the lead's correctors, as equals, and for whole answers."""
     led = replace(settings, lead=lead)
     whole = System(ENSEMBLE, tuple(members), led)
     ways = [whole] if settings.method.margin is not None else []
     ways.append(System(VOTE, tuple(members), replace(settings, lead=None)))
     if task.result:
-        ways.append(System(CONSENSUS, tuple(members), replace(led, result=task.result)))
+        agreed = replace(led, result=task.result)
+        ways.append(System(CONSENSUS, tuple(members), agreed, weights(alone, task.result)))
     return ways
 
 
@@ -102,7 +105,8 @@ def diagnosed(
     found = run(Plan(task, tuple(alone), fit, **bounds), results, seen=seen)
     findings += [_endings(name, found) for name in fit]
     lead = _best(found, list(fit))
-    ways = ways_of(list(fit), lead, settings, task) if len(fit) > 1 else []
+    own = {name: [one for one in found if one.system == name] for name in fit}
+    ways = ways_of(list(fit), lead, settings, task, own) if len(fit) > 1 else []
     plan = Plan(task, (*alone, *ways), fit, **bounds)
     found = run(plan, results, seen=seen)
     report = summary(plan, found)
@@ -147,7 +151,14 @@ def calibrated(
         return Calibration(**shared, method={"margin": math.inf})
     how = way.settings
     result = how.result if isinstance(how.result, str) else None
-    return Calibration(**shared, use=best.name, method=how.method.changes, result=result, leads=how.lead is not None)
+    return Calibration(
+        **shared,
+        use=best.name,
+        method=how.method.changes,
+        result=result,
+        prior=dict(way.prior) if way.prior else None,
+        leads=how.lead is not None,
+    )
 
 
 def _endings(name: str, found: Sequence[Result]) -> Finding:

@@ -7,14 +7,19 @@ that were tried. So members that do not help get in in at most one of ten calibr
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 
 from ..chat.calibration import Tried
+from ..core.results import RESULTS
 from .results import Result
 from .summary import scores_of
 
 ALPHA = 0.1
+LEAST = 0.05
+"""The least weight of a member: one that is nearly always wrong counts for next to nothing."""
 
 
 def chance_of(wins: int, losses: int) -> float:
@@ -36,6 +41,25 @@ def opens(wins: int, losses: int, tried: int) -> bool:
     (True, False, True)
     """
     return chance_of(wins, losses) < ALPHA / max(tried, 1)
+
+
+def weights(alone: Mapping[str, Sequence[Result]], result: str) -> dict[str, float]:
+    """How much each member's whole answer counts: the log-odds log(a k / (1 - a)) of its share a of right answers.
+
+    k, between how many wrong results an error chooses, is one over the share of pairs of wrong answers to one question
+    that agree. Both shares are taken as if one more answer of each kind had been seen.
+    """
+    come_to, count = RESULTS[result], {name: len(found) for name, found in alone.items()}
+    right = {name: math.fsum(one.score for one in found) for name, found in alone.items()}
+    wrong: dict[str, list[Hashable]] = defaultdict(list)
+    for found in alone.values():
+        for one in found:
+            if one.score < 0.5:
+                wrong[one.question].append(come_to(one.answer))
+    pairs = [a == b for results in wrong.values() for a, b in itertools.combinations(results, 2)]
+    agree = (sum(pairs) + 1) / (len(pairs) + 2)
+    shares = {name: (right[name] + 1) / (count[name] + 2) for name in alone}
+    return {name: max(math.log(a / (1 - a) / agree), LEAST) for name, a in shares.items()}
 
 
 def tried(name: str, found: Sequence[Result], alone: Sequence[Result], ways: int) -> Tried:

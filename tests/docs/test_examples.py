@@ -18,6 +18,7 @@ from .blocks import ROOT
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
 SCRIPTED = {
     "async_batch": "1 2 3 4 5 6 7 8 9 done.",
+    "code_that_runs": "agreed by bob and dan",
     "endpoint": "|\nwritten by {'ann': 1.0}",
     "events": "cyd left",
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",

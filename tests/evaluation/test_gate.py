@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from langchain_specfuse.evaluation.gate import ALPHA, chance_of, opens
+from langchain_specfuse.evaluation import Result
+from langchain_specfuse.evaluation.gate import ALPHA, chance_of, opens, weights
 
 
 def clopper_pearson(wins: int, count: int, alpha: float) -> float:
@@ -42,6 +43,22 @@ def test_what_is_no_better_than_the_lead_opens_in_at_most_one_of_ten_calibration
             any_open |= opens(sum(marks), len(marks) - sum(marks), 3)
         opened += any_open
     assert opened <= 100
+
+
+def test_weights_are_log_odds_and_count_more_where_errors_seldom_agree():
+    def answers(right, wrong):
+        return [
+            Result(
+                f"{right}{wrong}{at}", "x", str(at), 0, f"it is {at if at < right else wrong + at}", float(at < right)
+            )
+            for at in range(98)
+        ]
+
+    apart = weights({"ann": answers(74, 1000), "bob": answers(49, 2000)}, "number")
+    # (74 + 1) / (98 + 2) right; none of 24 pairs of wrong answers agrees: 1 / 26.
+    assert apart == pytest.approx({"ann": math.log(3 * 26), "bob": math.log(26)})
+    alike = weights({"ann": answers(74, 1000), "bob": answers(49, 1000)}, "number")
+    assert alike == pytest.approx({"ann": math.log(3 * 26 / 25), "bob": 0.05}, abs=0.02)
 
 
 def test_what_helps_much_is_opened_nearly_always():
