@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import LATE, Ask, Draft, DraftJob, Failure, Sampling
 from langchain_specfuse.engine import Ensemble, drive
@@ -278,3 +279,41 @@ def test_cancelling_while_members_load_does_not_break_the_load(device):
     asyncio.run(impatient())
     gate.set()
     assert text(ensemble.rounds(query(), SHORT)) == BLUE
+
+
+# --- who leads --------------------------------------------------------------------------------------------------
+
+
+def sized(**sizes):
+    return {name: Probe(name, size=size) for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lead"),
+    [
+        ({"a": 270, "b": 135}, "a"),
+        ({"a": 269, "b": 135}, None),
+        ({"a": 135, "b": 1500}, "b"),
+        ({"a": 1500, "b": 0}, None),
+    ],
+)
+def test_the_member_with_twice_the_parameters_of_the_others_leads(sizes, lead):
+    ensemble = Ensemble([ScriptedMember(BLUE, name=name) for name in sizes])
+    assert ensemble.lead(sized(**sizes), Settings()) == lead
+    assert ensemble.panel(sized(**sizes), Settings()).lead == lead
+    assert ensemble.lead(sized(**sizes), Settings(lead=None)) is None
+    assert ensemble.lead(sized(**sizes), Settings(method=Method.named("specem"))) is None
+    assert ensemble.lead(sized(**sizes), Settings(lead="a")) == "a"
+    with pytest.raises(UsageError, match="lead must be one of the members that write, got 'c'"):
+        ensemble.lead(sized(**sizes), Settings(lead="c"))
+
+
+def test_a_verifier_does_not_lead_however_large():
+    ensemble = Ensemble([ScriptedMember(BLUE, name=name) for name in "ab"], [ScriptedMember(BLUE, name="big")])
+    assert ensemble.lead(sized(a=5, b=4, big=99), Settings()) is None
+    assert ensemble.lead(sized(a=9, b=4, big=99), Settings()) == "a"
+
+
+def test_one_member_has_nobody_to_lead():
+    ensemble = Ensemble([ScriptedMember(BLUE, name="a")])
+    assert ensemble.lead(sized(a=5), Settings(lead="a")) is None
