@@ -223,7 +223,6 @@ MEASURED: Mapping[str, Callable[[Any], str]] = {
     "engines": tables.engines,
     "endpoint": tables.endpoint,
     "load": tables.load,
-    "memory": tables.memory,
     "prefix": tables.prefix,
     "ray-calls": tables.ray,
     "serving": tables.serving,

@@ -117,28 +117,6 @@ def _tokens(name: str, rounds: Results) -> tuple[int, int, int, int]:
 # --- in this process --------------------------------------------------------------------------------------------
 
 
-def memory(results: Results) -> str:
-    """An ensemble with less memory than it would use."""
-    if not results:
-        return NOTHING
-    first = results[0]
-    heads = ("`memory_budget`", "memory of the process", "tokens read", "speed", "same answers")
-    rows = [
-        (
-            f"{one['share']:.0%}: {one['budget_mb']} MB",
-            f"+{one['high_water_over_bare_process_mb']} MB",
-            one["tokens_read"],
-            f"{one['speed']:g}",
-            f"{one['same_answers']} of {result['questions']}",
-        )
-        for result in results
-        for one in result["budgets"]
-    ]
-    members = f"{', '.join(first['members'])} ({first['dtype']}), {first['questions']} questions at once"
-    how = "memory is the system's high-water mark over the process before loading, speed is tokens per processor second"
-    return _joined(table(heads, rows), source("memory", first, members, how))
-
-
 def engines(results: Results) -> str:
     """The same models read by llama.cpp and by transformers."""
     if not results:

@@ -25,7 +25,6 @@ from ..engine.ensemble import Ensemble
 from ..engine.queue import Task
 from ..engine.worker import worker_for
 from ..errors import MemberError, UsageError, advised
-from ..members.local import memory
 from ..members.ray import PLACEMENT
 from ..members.server import http as _http
 
@@ -195,18 +194,11 @@ def _id_of(thing: Any) -> str:
         return f"{type(thing).__name__}-{id(thing):x}"
 
 
-def ensemble_for(
-    members: Sequence[Given], verifiers: Sequence[Given] = (), memory_budget: memory.Limit | None = None
-) -> Ensemble:
-    """The one ensemble of these members in this process. Makes members, loads nothing.
-
-    Equal budgets are shared: a budget counts what is on the device, whichever chat model put it there.
-    """
+def ensemble_for(members: Sequence[Given], verifiers: Sequence[Given] = ()) -> Ensemble:
+    """The one ensemble of these members in this process. Makes members, loads nothing."""
     given = [*members, *verifiers]
     with _LOCK:
         made = [_member(one, name) for one, name in zip(given, names_of(given), strict=True)]
-        if memory_budget is not None:
-            memory.share_budget(memory_budget, made)
         key = (len(members), *map(id, made))
         ensemble = _SHARED.get(key)
         if ensemble is None:

@@ -61,7 +61,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     >>> llm.invoke("How is the sky?").text
     'The sky is blue.'
 
-    All fields but LangChain's own and ``memory_budget`` can be chosen for a call too:
+    All fields but LangChain's own and ``calibration`` can be chosen for a call too:
     ``llm.invoke(question, temperature=0.7)``, ``llm.bind(stop=["\\n"])``, ``configurable_fields``. Members are shared:
     two chat models that name the same member use one copy of its weights.
     """
@@ -72,7 +72,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def __init__(self, **fields: Any) -> None:
         super().__init__(**_options.of_model(fields, type(self).model_fields))
         if not any(isinstance(one, str | Mapping) for one in self.members + self.verifiers):
-            self._held = _members.ensemble_for(self.members, self.verifiers, self.memory_budget)
+            self._held = _members.ensemble_for(self.members, self.verifiers)
 
     @model_validator(mode="after")
     def _set_specfuse_version(self) -> Self:

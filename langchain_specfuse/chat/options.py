@@ -95,9 +95,6 @@ class CallOptions(BaseModel):
 class Options(CallOptions):
     """The fields of the chat model that are not LangChain's."""
 
-    memory_budget: int | str | dict[str, int | str] | None = Field(
-        None, description='bytes, such as "6GB", that members in this process may use on a device'
-    )
     calibration: str | None = Field(
         None, description="file of doctor --profile: who leads, and what of the other members helps"
     )
@@ -141,6 +138,7 @@ _REMOVED: Mapping[str, str] = {
     **_IGNORED,
     "speculate": "members no longer guess ahead; docs/log.md says what was measured",
     **dict.fromkeys(("umpire", "tie_break"), "it did not help on new questions; docs/log.md says what was measured"),
+    "memory_budget": "a .gguf file takes least memory; docs/log.md says why it went",
     "drafters": "lead=... names the member that drafts first",
     "runners_up": "every round's drafts are in its event: SpecFuseCallbackHandler(on_round=...)",
     "priority": "calls are served in the order in which they come",
@@ -304,19 +302,6 @@ def checked_lead(lead: str | None, writers: Sequence[str], method: Method | None
         raise advised(error, "leave lead out, or give the method a margin: Method.named('specem', margin=1.0)")
 
 
-def _memory_budget(given: Any) -> Any:
-    from ..members.local.memory import parse_limit
-
-    try:
-        parse_limit(given)
-        return given
-    except (ValueError, TypeError, AttributeError):
-        pass
-    expected = "a number of bytes such as 6000000000 or '6GB', or a dict of such by device"
-    error = UsageError(f"memory_budget must be {expected}, got {given!r:.200}")
-    raise advised(error, "leave it out to let each member take what it needs")
-
-
 def as_result(given: Any) -> Any:
     """What answers are compared by."""
     if callable(given) or given in RESULTS:
@@ -331,7 +316,6 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "verifiers": lambda given: members_list(given, "verifiers"),
     "method": as_method,
     "stop": stop_strings,
-    "memory_budget": _memory_budget,
     # These need the members' names: see check_names.
     "prior": lambda given: given,
     "lead": lambda given: given,

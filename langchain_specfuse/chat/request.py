@@ -47,7 +47,7 @@ class Request:
     def of(cls, messages: Sequence[BaseMessage], chosen: Mapping[str, Any], stop: Sequence[str] | None) -> Request:
         """The question with these options. ``stop`` is the call's own. Loads nothing."""
         turns, shape = turns_of(messages), _formats.shape_of(chosen, stop or ())
-        ensemble = ensemble_for(chosen["members"], chosen["verifiers"], chosen["memory_budget"])
+        ensemble = ensemble_for(chosen["members"], chosen["verifiers"])
         writers = list(ensemble.members)[: len(chosen["members"])]
         return cls(
             turns=turns,

@@ -21,7 +21,7 @@ from ..errors import UsageError, advised
 PROGRAM = "langchain-specfuse"
 EXAMPLE = f'for example: {PROGRAM} "Why is the sky blue?" --members A B'
 CODES = "exit codes: 0 success, 1 the ensemble or a check failed, 2 a mistake in the call, 130 interrupted"
-ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout", "memory_budget")
+ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Options of the chat model that every command has as flags."""
 
 RENAMED = {
@@ -29,6 +29,7 @@ RENAMED = {
     "voice": "use --method weighting=confidence, or weighting=equal",
     **dict.fromkeys(("umpire", "no_umpire"), "leave it out: it did not help on new questions"),
     "straggler": "use --method late=skip, or late=exit",
+    "memory_budget": "leave it out: a .gguf file takes least memory",
     "at_once": "use --max-concurrency N",
     "waiting": "use --max-waiting N",
     "most_tokens": "use --max-answer-tokens N",
@@ -100,11 +101,10 @@ def add_fields(group: Any, fields: Mapping[str, Any], names: Iterable[str], **de
     """A flag for each of these pydantic fields."""
     for name in names:
         kinds = [kind for kind in (int, float) if kind in _types(fields[name].annotation)]
-        size = name == "memory_budget"
         group.add_argument(
             f"--{name.replace('_', '-')}",
-            type=str if size else kinds[0],
-            metavar="6GB" if size else "S" if name.endswith("timeout") else "N",
+            type=kinds[0],
+            metavar="S" if name.endswith("timeout") else "N",
             help=_help(name, fields[name], defaults.get(name)),
         )
 
@@ -171,8 +171,7 @@ def members_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> tu
 
 def ensemble_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> Ensemble:
     """The ensemble of these members. Loads nothing."""
-    budget = _options.checked({"memory_budget": given.memory_budget}, ("memory_budget",))
-    return registry.ensemble_for(*members_of(given, stand_ins), budget.get("memory_budget"))
+    return registry.ensemble_for(*members_of(given, stand_ins))
 
 
 def prior_of(given: argparse.Namespace, names: Sequence[str]) -> dict[str, float] | None:

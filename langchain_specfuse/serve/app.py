@@ -38,7 +38,7 @@ def app_of(
     >>> app = app_of(SpecFuseChatModel(members=[ScriptedMember("Blue.")]))
     """
     llm = llm.model_copy(update={"output_version": "v0"})  # the environment may have chosen content blocks
-    ensemble = ensemble_for(llm.members, llm.verifiers, llm.memory_budget)
+    ensemble = ensemble_for(llm.members, llm.verifiers)
     metrics = Metrics(ensemble.admission)
     card = {"id": model, "object": "model", "created": 0, "owned_by": "langchain-specfuse"}
     timeout = min(llm.timeout or limits.timeout, limits.timeout)

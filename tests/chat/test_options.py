@@ -96,7 +96,7 @@ async def test_every_way_of_asking_refuses_a_wrong_option(ensemble: Any, way: st
 
 
 def test_options_of_a_chat_model_and_of_a_call_are_not_confused(ensemble: Any) -> None:
-    for name in ("output_version", "streaming", "cache", "memory_budget"):
+    for name in ("output_version", "streaming", "cache", "calibration"):
         error, _ = refusal(lambda name=name: ensemble().invoke("?", **{name: "v1"}))
         assert f"{name} is chosen when the chat model is made" in error
     error, note = refusal(lambda: ensemble(max_waiting=1))

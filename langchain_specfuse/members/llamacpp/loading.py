@@ -6,8 +6,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import count, islice
@@ -39,23 +38,6 @@ class LoraAdapter:
     path: str
     handle: int
     id: int
-
-
-class _FixedWeights:
-    """Weights that stay where they are."""
-
-    movable = spread = False
-    here = True
-
-    def __init__(self, size: int) -> None:
-        self.bytes = size
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        yield
-
-    def offload(self) -> bool:
-        return False
 
 
 class GgufWeights:
@@ -91,9 +73,12 @@ class GgufWeights:
         self.generation_config = self.tokenizer  # the tokens that end a turn
         self.vocabulary_size = len(self.tokenizer)
         self.parameters = int(lib.llama_model_n_params(self.handle))
-        self.movable = _FixedWeights(0 if there is None else int(lib.llama_model_size(self.handle)))
         self.groups: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
         self._adapters: dict[str, LoraAdapter] = {}
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """While this lasts, passes are computed."""
+        return nullcontext()
 
     @property
     def description(self) -> str:

@@ -87,18 +87,14 @@ class LlamaCppMember(LocalMember):
     def _weights(self) -> GgufWeights:
         return load(self.source)
 
-    def _expected_size(self) -> int:
-        return 0  # most of it is a mapped file
-
     def _joined(self, weights: GgufWeights) -> GroupMember:
         """Join the group of members with the same adapter: llama.cpp applies one to all that it reads at once."""
         adapter = weights.adapter(self.adapter, self.name) if self.adapter else None
-        key = (repr(self.prefix_cache), self.memory_budget, adapter)
+        key = (repr(self.prefix_cache), adapter)
         group: SharedWeights | None = weights.groups.get(key)
         if group is None:
             store, free = SequenceStore(weights, adapter), int(psutil.virtual_memory().available)
-            limits: Any = {"prefix_cache": self.prefix_cache, "budget": self.memory_budget}
-            group = weights.groups[key] = SharedWeights(weights, store, name=self.name, free=free, **limits)
+            group = weights.groups[key] = SharedWeights(weights, store, free=free, prefix_cache=self.prefix_cache)
         return GroupMember(group, adapter, self.name, self.settings)
 
     def _details(self, loaded: GroupMember) -> tuple[str, int]:

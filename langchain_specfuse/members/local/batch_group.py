@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeAlias
@@ -41,7 +41,6 @@ from ..text.tools import allows_prose, call_format, parts, trigger
 from ..text.words import Words
 from .drafting import Leftover, OpenDraft, most_tokens, write_drafts
 from .masking import AnswerState, DraftConstraint
-from .memory import MemoryBudget, MemoryUser
 from .scoring import CandidateTokens
 from .store import Branches, SequenceKey
 from .strands import StrandStore
@@ -50,7 +49,7 @@ from .thinking import Thought, think
 log = logging.getLogger("langchain_specfuse")
 
 CACHE_SHARE = 0.3
-"""Without a memory budget, a cache may take this part of the memory that is free after loading."""
+"""A cache may take this part of the memory that is free after loading."""
 _IDS = count()
 Job: TypeAlias = DraftJob | ScoreJob
 AnyReply: TypeAlias = Reply | PrefillPending | None
@@ -220,12 +219,11 @@ class GroupMember:
 
     def forget(self, query_id: str) -> None:
         self.states.pop(query_id, None)
-        with self.group.undisturbed():
-            try:
-                self.store.forget(self.key(query_id))
-            except Exception as error:  # no room to keep it, or the device is gone: others are not affected
-                log.warning("%s: what was read for a query could not be kept: %s", self.name, error)
-                self.group.lose([self.key(query_id)], emptied(error))
+        try:
+            self.store.forget(self.key(query_id))
+        except Exception as error:  # no room to keep it, or the device is gone: others are not affected
+            log.warning("%s: what was read for a query could not be kept: %s", self.name, error)
+            self.group.lose([self.key(query_id)], emptied(error))
 
     def leave(self) -> None:
         for query_id in list(self.states):
@@ -288,27 +286,12 @@ Answer: TypeAlias = Callable[[list[Any]], Sequence[AnyReply]]
 class SharedWeights:
     """The batch group of members with the same weights and one cache. A member alone is one too."""
 
-    def __init__(
-        self,
-        weights: Any,
-        store: StrandStore,
-        *,
-        name: str,
-        free: int,
-        prefix_cache: bool | int,
-        budget: MemoryBudget | None,
-    ) -> None:
+    def __init__(self, weights: Any, store: StrandStore, *, free: int, prefix_cache: bool | int) -> None:
         """``free``: bytes of memory that nothing uses now."""
         self.weights = weights
         self.store = store
-        self.memory_budget = budget
         self.members: WeakSet[GroupMember] = WeakSet()
         store.set_budget(*cache_bytes(free, prefix_cache))
-        self._memory = budget.on(weights.device) if budget and not weights.movable.spread else None
-        most = None if prefix_cache is True else int(prefix_cache)
-        self._memory_user = MemoryUser(name, weights.movable, store, most)
-        if self._memory:
-            self._memory.join(self._memory_user)
 
     def draft(self, jobs: Sequence[tuple[Any, DraftJob]]) -> list[Any]:
         return self._all("draft", jobs, self._draft)
@@ -322,19 +305,6 @@ class SharedWeights:
         if not any(other.adapter is member.adapter for other in self.members):
             self.store.prefixes.drop(member.adapter_id)
             self.store.sweep()
-        if not self.members and self._memory:
-            self._memory.leave(self._memory_user)
-
-    def undisturbed(self) -> AbstractContextManager[Any]:
-        """While this lasts, no memory is taken from this group."""
-        return self._memory.lock if self._memory else nullcontext()
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """At work: the weights are on the device, and others have made room."""
-        turn = self._memory.turn(self._memory_user) if self._memory else nullcontext()
-        with turn, self.weights.movable.in_use():
-            yield
 
     def _all(self, work: str, jobs: Sequence[tuple[Any, Job]], answer: Answer) -> list[Any]:
         replies: dict[int, Any] = {}
@@ -345,7 +315,7 @@ class SharedWeights:
                 own.append(_Item(at, loaded, job))
             else:  # it was unloaded since it was asked
                 (replies[at],) = getattr(member, work)([job])
-        with self._turn():
+        with self.weights.at_work():
             replies |= self._replies(own, answer)
         return [replies[at] for at in range(len(jobs))]
 
@@ -373,16 +343,9 @@ class SharedWeights:
     def _answered(self, items: list[_Item], answer: Answer) -> dict[int, AnyReply]:
         """The replies to these, in batches that fit into memory."""
         replies: dict[int, AnyReply] = {}
-        if self._memory and items:
-            self._memory.reserve(self._memory_user, self.store.bytes_for(max(item.size for item in items)))
         for part in self.store.batches([item.size for item in items]):
             batch = items[part]
-            size = max((item.size for item in batch), default=0)
-            if self._memory and self.store.bytes_for(size) > (self.store.budget or 0):
-                message = f"{size} tokens of prompt and answer do not fit: {self.memory_budget!r} has no room for them"
-                replies |= {item.at: Failure("overflow", message) for item in batch}
-            else:
-                replies |= {item.at: reply for item, reply in zip(batch, self._safely(batch, answer), strict=True)}
+            replies |= {item.at: reply for item, reply in zip(batch, self._safely(batch, answer), strict=True)}
         return replies
 
     def _safely(self, batch: list[_Item], answer: Answer) -> list[AnyReply]:
@@ -477,7 +440,7 @@ class SharedWeights:
 
 
 def cache_bytes(free: int, prefix_cache: bool | int) -> tuple[int, int]:
-    """Without a memory budget, the bytes of a cache, and those of them for kept prefixes."""
+    """The bytes of a cache, and those of them for kept prefixes."""
     size = int(CACHE_SHARE * free)
     return size, size // 3 if prefix_cache is True else min(size, int(prefix_cache))
 

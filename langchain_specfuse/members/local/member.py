@@ -9,7 +9,6 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -19,11 +18,10 @@ from ...errors import UsageError, advised
 from ..text.templates import Template
 from ..text.words import Words
 from .batch_group import GroupMember, MemberSettings, SharedWeights
-from .memory import MemoryBudget
 
 log = logging.getLogger("langchain_specfuse")
 
-_PROCESS = ("loaded", "memory_budget", "_given", "_device", "_probe")
+_PROCESS = ("loaded", "_given", "_device", "_probe")
 """Attributes that stay in this process."""
 
 
@@ -61,8 +59,6 @@ class LocalMember(ABC):
     def _start_unloaded(self, weights: Any) -> None:
         self.loaded: GroupMember | None = None
         """How it reads and writes queries, once it is loaded."""
-        self.memory_budget: MemoryBudget | None = None
-        """Set by chat models that have one. It holds from the next job on, until :meth:`unload`."""
         self._given = weights
         self._device = weights.device if weights else "loading"
         self._probe: Probe | None = None
@@ -127,7 +123,6 @@ class LocalMember(ABC):
         What is shared stays while another member has it.
         """
         self._leave()
-        self.memory_budget = None
 
     # --- what it holds ------------------------------------------------------------------------------------------
 
@@ -141,9 +136,8 @@ class LocalMember(ABC):
     def drop_prefixes(self) -> None:
         """Free what is kept of queries that are over. To be called on the member's worker, as everything else."""
         if self.loaded:
-            with self.loaded.group.undisturbed():
-                self.loaded.store.prefixes.drop(self.loaded.adapter_id)
-                self.loaded.store.sweep()
+            self.loaded.store.prefixes.drop(self.loaded.adapter_id)
+            self.loaded.store.sweep()
 
     # --- text and tokens ----------------------------------------------------------------------------------------
 
@@ -179,10 +173,6 @@ class LocalMember(ABC):
         """Its weights; loaded now unless another member has them."""
 
     @abstractmethod
-    def _expected_size(self) -> int:
-        """How many bytes the weights will take when they are loaded."""
-
-    @abstractmethod
     def _joined(self, weights: Any) -> GroupMember:
         """Join the group of members with these weights."""
 
@@ -191,21 +181,12 @@ class LocalMember(ABC):
         """Device, precision and the like, for people; the number of parameters."""
 
     def _load(self) -> GroupMember:
-        if self.loaded is not None and self.loaded.group.memory_budget is self.memory_budget:
+        if self.loaded is not None:
             return self.loaded
-        weights = self._given or (self.loaded.weights if self.loaded else None)
-        self._leave()  # it was loaded before it was given a budget
-        try:
-            if self.memory_budget and weights is None:
-                with suppress(Exception):  # loading says what is wrong
-                    self.memory_budget.make_room(self._expected_size())
-            weights = weights or self._weights()
-            self._device = weights.device
-            with weights.movable.in_use():
-                loaded = self.loaded = self._joined(weights)
-        except UsageError:
-            self.memory_budget = None  # a budget that cannot be kept does not stay: the next question raises again
-            raise
+        weights = self._given or self._weights()
+        self._device = weights.device
+        with weights.at_work():
+            loaded = self.loaded = self._joined(weights)
         detail, size = self._details(loaded)
         log.info("%s: %s", self.name, detail)
         calls = loaded.template.own_calls(loaded.words)

@@ -10,6 +10,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import torch
 from ...errors import MemberError, UsageError, advised, emptied
 from .forward import is_out_of_memory
 from .lora import Adapter, Adapters, read_adapter
-from .movable import MovableWeights
 
 HEADROOM = 1.2
 """A GPU must have room for this many times the weights: passes and caches need memory too."""
@@ -62,20 +62,20 @@ class Weights:
 
     model: Any
     tokenizer: Any
-    in_memory: bool = False
-    """They were given by the user, who may use them elsewhere: they are never moved."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Models in memory have no name that would tell them apart."""
     adapters: Adapters = field(init=False)
-    movable: MovableWeights = field(init=False)
     groups: weakref.WeakValueDictionary[Any, Any] = field(default_factory=weakref.WeakValueDictionary)
     """The batch groups of these weights."""
     _adapters: weakref.WeakValueDictionary[str, Adapter] = field(default_factory=weakref.WeakValueDictionary)
 
     def __post_init__(self) -> None:
         self.adapters = Adapters(self.model)
-        self.movable = MovableWeights(self.model, movable=not self.in_memory)
         self.device = str(self.model.get_input_embeddings().weight.device)
+
+    def at_work(self) -> AbstractContextManager[Any]:
+        """While this lasts, passes are computed."""
+        return torch.inference_mode()
 
     def adapter(self, adapter: str, member: str) -> Adapter:
         """The one copy of this adapter. ``member``: who wants it, for errors."""
@@ -127,15 +127,7 @@ def load(source: Source, member: str) -> Weights:
 def given(model: Any, tokenizer: Any) -> Weights:
     """A model and a tokenizer that are in memory already."""
     model.eval()
-    return Weights(model, tokenizer, in_memory=True)
-
-
-def expected_size(source: Source) -> int:
-    """How many bytes the weights will take when they are loaded; 0 if they are loaded already."""
-    if repr(source) in _LOADED:
-        return 0
-    config = _config(source.located(), source.common)
-    return weights_bytes(config, _dtype(source.dtype, config, source.device).itemsize)
+    return Weights(model, tokenizer)
 
 
 @torch.inference_mode(False)  # members load when they are first asked; a tensor made then could never be changed
@@ -290,7 +282,7 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         return advised(MemberError(message, member=member, kind=kind), advice)
 
     if is_out_of_memory(error):
-        advice = "choose another device or dtype, a smaller model, or memory_budget= for all members"
+        advice = "choose another device or dtype, a smaller model, or a .gguf file"
         return failed(f"{model} does not fit: out of memory while it was loaded", advice)
     if "trust_remote_code" in text:
         advice = "read that code; if you trust it: TransformersMember(..., trust_remote_code=True)"

@@ -18,7 +18,7 @@ from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
 from ..local.member import LocalMember
 from .cache import ModelCache, best_cache
 from .forward import Forward
-from .loading import Source, Weights, expected_size, given, load
+from .loading import Source, Weights, given, load
 
 _OURS = ("dtype", "torch_dtype", "revision", "trust_remote_code", "use_safetensors", "weights_only")
 """Arguments of from_pretrained that are not for ``model_kwargs``: they are ours, or would open pickled weights."""
@@ -27,7 +27,7 @@ _RENAMED = {
         name: f"use model_kwargs={{'{name}': ...}}"
         for name in ("device_map", "attn_implementation", "quantization_config")
     },
-    "cache_bytes": "use SpecFuseChatModel(..., memory_budget=...), which bounds weights and caches of all members",
+    "cache_bytes": "leave it out: a cache takes at most a third of the free memory",
     "gguf_file": "llama.cpp reads .gguf files: LlamaCppMember(file), or the file's name among the members",
     "graphs": "leave it out: drafts are not captured any more. For speed on a GPU use a server, vLLM or SGLang",
 }
@@ -127,20 +127,16 @@ class TransformersMember(LocalMember):
         with torch.inference_mode():
             return load(self.source, self.name)
 
-    def _expected_size(self) -> int:
-        return expected_size(self.source)
-
     def _joined(self, weights: Weights) -> GroupMember:
         """Join the group of members with the same adapter: a pass is read with one."""
         adapter = weights.adapter(self.adapter, self.name) if self.adapter else None
-        key = (repr(self.prefix_cache), self.memory_budget, adapter)
+        key = (repr(self.prefix_cache), adapter)
         group: SharedWeights | None = weights.groups.get(key)
         if group is None:
             forward = Forward(weights.model, weights.adapters)
             store = best_cache(forward, _trial_tokens(weights), self.name, adapter)
-            limits: Any = {"prefix_cache": self.prefix_cache, "budget": self.memory_budget}
             free = _free_bytes(weights.device)
-            group = weights.groups[key] = SharedWeights(weights, store, name=self.name, free=free, **limits)
+            group = weights.groups[key] = SharedWeights(weights, store, free=free, prefix_cache=self.prefix_cache)
         return GroupMember(group, adapter, self.name, self.settings)
 
     def _details(self, loaded: GroupMember) -> tuple[str, int]:
