@@ -4,7 +4,7 @@ The strong member (Qwen2.5-Coder-1.5B) leads, the weak one (SmolLM2-135M) is con
 questions; all replies are kept in a bank, so a rule that differs in few places costs little. Reported are wins and
 losses against the lead alone.
 
-    python studies/lead.py --part tune [--questions 60] [--rules lead log_odds@0.5@1.0 ...]
+    python studies/lead.py --part tune [--questions 60] [--rules lead 0.4@0.5 vote]
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def _question(name: str, text: str, answer: str) -> Question:
 
 
 def rule_of(name: str, lead: str, usual: Settings) -> Settings:
-    """``lead``; ``vote``; or ``EVIDENCE@SURE@MARGIN``."""
+    """``lead``; ``vote``; or ``SURE@MARGIN``."""
     if name == "vote":
         return replace(usual, lead=None)
     if name == "lead":
         return replace(usual, lead=lead, method=Method(margin=math.inf))
-    evidence, sure, margin = name.split("@")
-    return replace(usual, lead=lead, method=Method(evidence=evidence, sure=float(sure), margin=float(margin)))
+    sure, margin = name.split("@")
+    return replace(usual, lead=lead, method=Method(sure=float(sure), margin=float(margin)))
 
 
 def table(found: Sequence[Result], rules: Sequence[str], base: str) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, default="tune")
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--data", type=Path, required=True, help="the folder of gsm8k-train-sample.jsonl")
-    parser.add_argument("--rules", nargs="+", default=["lead", "log_odds@0.5@1.0"])
+    parser.add_argument("--rules", nargs="+", default=["lead", "0.4@0.5"])
     parser.add_argument("--folder", type=Path, default=Path("specfuse-study"))
     parser.add_argument("--at-once", type=int, default=1)
     given = parser.parse_args()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .answer import continues_loop
-from .lead import EVIDENCE, Case, Reading
+from .lead import Reading, is_sure, log_odds
 from .method import Method
 from .referee import FREE, Referee
 from .values import Candidate, Draft, Scored, Segment
@@ -63,8 +63,8 @@ class Ballot:
     def sure(self, name: str) -> bool:
         """Whether this member gives every token of its draft the probability that makes it sure."""
         draft = self.drafts[name]
-        known = self._free(Candidate(draft.text, draft.ended, ()), draft.logprobs or (), draft.ends)
-        return bool(known) and math.exp(min(known)) >= self._method.sure
+        own = self._free(Candidate(draft.text, draft.ended, ()), draft.logprobs or (), draft.ends)
+        return is_sure(own, self._method.sure)
 
     def counted(
         self, readings: Mapping[str, Sequence[Reading]], weights: Mapping[str, float], lead: str | None = None
@@ -73,7 +73,7 @@ class Ballot:
         eligible get 0."""
         method = self._method
         scores = {
-            judge: [raw_score(method.score, one.logprobs, c.text) for one, c in zip(row, self.eligible, strict=True)]
+            judge: [raw_score(method.score, one, c.text) for one, c in zip(row, self.eligible, strict=True)]
             for judge, row in readings.items()
         }
         by_verifier = {judge: votes(method.score, row) for judge, row in scores.items()}
@@ -112,18 +112,10 @@ class Ballot:
         at = next((i for i, c in enumerate(self.eligible) if lead in c.authors), None)
         if at is None or not readings:
             return {}
-        stands, found = self.eligible[at], dict[str, float]()
-        for i, c in enumerate(self.eligible):
-            if i != at:
-                case = Case(
-                    c.text,
-                    stands.text,
-                    (c.authors[0], lead or ""),
-                    {judge: (row[i], row[at]) for judge, row in readings.items()},
-                    weights,
-                )
-                found |= dict.fromkeys(c.authors, EVIDENCE[self._method.evidence](case))
-        return found
+        stands = {judge: row[at] for judge, row in readings.items()}
+        rivals = [(i, c) for i, c in enumerate(self.eligible) if i != at]
+        found = [(c, log_odds({judge: row[i] for judge, row in readings.items()}, stands, weights)) for i, c in rivals]
+        return {name: evidence for c, evidence in found for name in c.authors}
 
     def _led(self, lead: str, evidence: Mapping[str, float], rank: Callable[[str], Any]) -> str:
         """The winner: the rival with most evidence if that exceeds the margin, else the lead."""
@@ -147,11 +139,10 @@ class Ballot:
         """The log-probabilities that count in a score."""
         own = self.drafts[judge] if self._is_own(judge, candidate) else None
         logprobs, ends = (own.logprobs or (), own.ends) if own else next(rows)
-        free = self._free(candidate, logprobs, ends)
-        return Reading(free, ends if len(free) == len(logprobs) else None)
+        return self._free(candidate, logprobs, ends)
 
     def _free(self, candidate: Candidate, logprobs: Sequence[float], ends: Sequence[int] | None) -> Sequence[float]:
-        if ends is None or self._referee is FREE:
+        if ends is None:  # no constraint, or a member that does not report where its tokens end
             return logprobs
         spans = self._referee.spans(self._answer, candidate.text)
         inevitable = candidate.ended and self._referee.must_end(self._answer + candidate.text)

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import UsageError, advised
-from .lead import EVIDENCE
 from .panel import EXIT_POLICIES, LEARNING_RATES
 from .results import Result
 from .values import Sampling
@@ -54,9 +53,12 @@ class Method:
     min_members: int = _option(2, "this many members stay", least=1)
     loop_guard: bool = _option(True, "pass over drafts that only repeat the end of the answer")
     sure: float = _option(0.4, "the lead is sure of a draft if it gives each of its tokens this probability", least=0)
-    evidence: str = _option("log_odds", "what a draft must have more of to replace the lead's", one_of=EVIDENCE)
     margin: float | None = _option(
-        0.5, "how much more; inf: the lead is never replaced; none: nobody leads, all vote", least=0, endless=True
+        0.5,
+        "a draft replaces the lead's if the verifiers' mean log-probability per token is higher by more than this; "
+        "inf: none does; none: nobody leads, all vote",
+        least=0,
+        endless=True,
     )
     late: LateKind = _option("exit", "a member that exceeds member_timeout leaves the answer, or skips the round")
 

@@ -158,8 +158,8 @@ class Draft:
     """One per token, plus one for the end of the turn if ``ended``. None: unknown to the writer."""
     effort: Effort = Effort()
     ends: tuple[int, ...] | None = None
-    """For each token, the length of ``text`` after it: tokens that a constraint forces can be left out of a score, and
-    drafts can be compared from where they part."""
+    """For each token, the length of ``text`` after it. Set where the query has a constraint: tokens that the constraint
+    forces do not count in a score."""
     thought: str = ""
     """The writer's reasoning before its first word. Never part of the answer."""
 

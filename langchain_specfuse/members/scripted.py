@@ -132,13 +132,14 @@ class ScriptedMember:
             tuple(self.token_ids(text)),
             (sure,) * (len(words) + ended),
             Effort(read=len(words), reused=prompt + place, prompt=prompt),
-            ends=_ends(words),
+            ends=None if job.query.constraint is None else _ends(words),
         )
 
     def _score(self, job: ScoreJob) -> Scored:
         _, rest = self._place(job)
         rows = tuple(self._logprobs(c.text, c.ended, rest) for c in job.candidates)
-        ends = tuple(_ends(_WORD.findall(c.text)) for c in job.candidates)
+        constrained = job.query.constraint is not None
+        ends = tuple(_ends(_WORD.findall(c.text)) for c in job.candidates) if constrained else None
         return Scored(rows, Effort(read=sum(map(len, rows))), ends)
 
     def _logprobs(self, text: str, ended: bool, rest: Sequence[str]) -> tuple[float, ...]:

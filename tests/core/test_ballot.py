@@ -1,7 +1,6 @@
 """One round's vote: distinct drafts, who must score what, ties, loops."""
 
 from langchain_specfuse.core.ballot import Ballot
-from langchain_specfuse.core.lead import Reading
 from langchain_specfuse.core.method import Method
 from langchain_specfuse.core.values import Draft, Scored
 
@@ -15,7 +14,7 @@ def ballot(answer="", method=None, **drafts):
 
 def read(**rows):
     """Every verifier's readings of drafts of one token each."""
-    return {judge: [Reading([value]) for value in row] for judge, row in rows.items()}
+    return {judge: [[value] for value in row] for judge, row in rows.items()}
 
 
 def test_the_same_text_with_and_without_an_end_are_two_candidates():
@@ -34,9 +33,8 @@ def test_a_member_does_not_score_its_own_draft_if_its_log_probabilities_are_know
 
 def test_own_and_scored_log_probabilities_are_matched_to_the_right_drafts():
     vote = ballot(a=" x", b=Draft(" y", tokens=(1,), logprobs=(-7.0,)), c=" z")
-    assert [one.logprobs for one in vote.readings_of("b", Scored(((-1.0,), (-3.0,))))] == [(-1.0,), (-7.0,), (-3.0,)]
-    judged = vote.readings_of("judge", Scored(((-1.0,), (-2.0,), (-3.0,))))
-    assert [one.logprobs for one in judged] == [(-1.0,), (-2.0,), (-3.0,)]
+    assert vote.readings_of("b", Scored(((-1.0,), (-3.0,)))) == [(-1.0,), (-7.0,), (-3.0,)]
+    assert vote.readings_of("judge", Scored(((-1.0,), (-2.0,), (-3.0,)))) == [(-1.0,), (-2.0,), (-3.0,)]
 
 
 def test_a_heavier_verifier_decides():

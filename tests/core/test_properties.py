@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_specfuse.core.answer import first_stop
-from langchain_specfuse.core.lead import EVIDENCE
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import LATE, DraftJob, Failure, Panelist, Scored, ScoreJob
 from langchain_specfuse.errors import EnsembleError
@@ -33,7 +32,6 @@ settings = st.builds(
         exit=st.sampled_from(["studentized", "never"]),
         min_members=st.integers(1, 3),
         loop_guard=st.booleans(),
-        evidence=st.sampled_from(sorted(EVIDENCE)),
         margin=st.sampled_from([None, 0.0, 0.3, math.inf]),
         sure=st.sampled_from([0.0, 0.1, 1.0]),
     ),

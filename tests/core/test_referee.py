@@ -9,7 +9,6 @@ import pytest
 
 from langchain_specfuse.core.answer import Answer, lawful
 from langchain_specfuse.core.ballot import Ballot, unforced
-from langchain_specfuse.core.lead import Reading
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import Draft, Scored, ScoreJob
 
@@ -122,7 +121,7 @@ def test_equal_values_in_other_words_are_one_draft():
     assert [c.authors for c in ballot.candidates] == [("x", "y"), ("z",)]
     # y wrote other words: it must score the text that stands for both, and its tokens are not this text's.
     assert [c.text for c in ballot.to_score("y")] == [texts[0][1:], texts[2][1:]]
-    vote = ballot.counted({"x": [Reading([-1.0]), Reading([-2.0])]}, {"x": 0.4, "y": 0.3, "z": 0.3})
+    vote = ballot.counted({"x": [[-1.0], [-2.0]]}, {"x": 0.4, "y": 0.3, "z": 0.3})
     assert vote.authors == ("x", "y") and dict(vote.segment.tokens) == {"x": (1,)}
     assert vote.totals["x"] == vote.totals["y"]
 

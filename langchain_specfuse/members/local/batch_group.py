@@ -428,7 +428,9 @@ class SharedWeights:
         for item, logits in zip(batch, self.store.read_branches(wants), strict=True):
             pairs = list(zip(item.candidates, logits, strict=True))
             logprobs = tuple(one.logprobs(rows, item.member.stops) for one, rows in pairs)
-            ends = tuple(one.ends(rows, item.member.words) for one, rows in pairs)
+            ends = (
+                tuple(one.ends(rows, item.member.words) for one, rows in pairs) if item.job.query.constraint else None
+            )
             scored.append(Scored(logprobs, Effort(reused=self.store.found[item.key]), ends))
         effort = self._share(batch, before, since, began)
         return [replace(one, effort=replace(effort, reused=one.effort.reused)) for one in scored]

@@ -105,7 +105,8 @@ class OpenDraft:
         if kept < len(self.tokens) and (row := self.logits[kept]) is not None:
             store.keep_logits(self.key, len(self.context) + kept, row.copy())
         logprobs = end.logprobs(self.logprobs, self.end_logprob)
-        return Draft(text, end.ended, tuple(tokens), tuple(logprobs), effort, tuple(ends))
+        ends_known = tuple(ends) if self.constraint else None
+        return Draft(text, end.ended, tuple(tokens), tuple(logprobs), effort, ends_known)
 
     def leftover(self) -> Leftover:
         """What is known of the query's next draft."""

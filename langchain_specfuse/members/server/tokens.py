@@ -238,7 +238,7 @@ class TokenSession:
         text, ends = self.words.text_after(draft.context, tokens)
         known = None if logprobs is None else tuple(logprobs)
         if job.query.constraint is None:
-            return Draft(text, draft.end.ended, tuple(tokens), known, effort, tuple(ends))
+            return Draft(text, draft.end.ended, tuple(tokens), known, effort)
         spaced = as_constrained(job, text)
         if spaced != text:  # the numbers are those of other tokens
             tokens, known = self.words.after(draft.context, spaced), None
@@ -260,7 +260,7 @@ class TokenSession:
                 by_token = row.pop() if self.dialect.stops else -math.inf
                 row = [*row, either([by_token, math.fsum(next(by_text))])]
             scores.append(tuple(row))
-        ends = tuple(map(self._ends, paths, job.candidates))
+        ends = tuple(map(self._ends, paths, job.candidates)) if job.query.constraint else None
         return Scored(tuple(scores), Effort(read=sum(len(path.new) for path in asked)), ends)
 
     def forget(self, query_id: str) -> None:
