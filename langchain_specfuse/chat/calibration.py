@@ -72,7 +72,7 @@ class Calibration:
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
             if not isinstance(data, dict) or data.pop("specfuse_calibration", None) != FORMAT:
-                raise ValueError("it is no calibration")
+                raise ValueError("it is not a calibration file of this version")
             data["method"] = {key: math.inf if one == "inf" else one for key, one in data["method"].items()}
             found: Calibration = _ADAPTER.validate_python(data)
             Method.named("robust", **found.method)
@@ -100,7 +100,9 @@ def calibrated(chosen: Mapping[str, Any], writers: Sequence[str]) -> dict[str, A
     except OSError as error:
         raise advised(UsageError(f"calibration {path!r} cannot be read: {error}"), ADVICE) from error
     if set(found.members) != set(writers):
-        foreign = UsageError(f"calibration {path!r} is of {', '.join(found.members)}, but {', '.join(writers)} write")
+        foreign = UsageError(
+            f"calibration {path!r} was made for {', '.join(found.members)}, but the members are {', '.join(writers)}"
+        )
         raise advised(foreign, "calibrate these members, or leave calibration out")
     changes: dict[str, Any] = {}
     if chosen["lead"] == "auto":

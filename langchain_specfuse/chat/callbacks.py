@@ -66,7 +66,8 @@ class RoundEvent:
     lead: str
     """The member that leads; empty if all vote as equals."""
     evidence: Mapping[str, float]
-    """member -> the evidence that its draft is better than the lead's; empty where the lead was sure."""
+    """member -> the evidence that its draft is better than the lead's; empty where the lead was sure or all drafts were
+    equal."""
     late: Mapping[str, Sequence[str]]
     """``draft``, ``verify`` -> members whose reply was late: the round went on without it."""
     left: Sequence[Mapping[str, Any]]

@@ -83,7 +83,7 @@ def _refuse_mistaken(model: str, name: str) -> None:
     if _ADDRESS.fullmatch(model):
         error, advice = UsageError(f"{model!r} is no model"), f"a server's address begins with http: 'http://{model}'"
     elif path.is_file():
-        error = UsageError(f"{model!r} is a file, but no .gguf file")
+        error = UsageError(f"{model!r} is a file, but not a .gguf file")
         advice = "name a .gguf file, a folder with a model, or a hub id"
     elif get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
         error, advice = UsageError(f"there is no model {model!r}"), f"did you mean {str(path.with_suffix('.gguf'))!r}?"

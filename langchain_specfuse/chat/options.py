@@ -96,7 +96,7 @@ class Options(CallOptions):
     """The fields of the chat model that are not LangChain's."""
 
     calibration: str | None = Field(
-        None, description="file of doctor --profile: who leads, and what of the other members helps"
+        None, description="file of doctor --profile: which member leads, and how the others take part"
     )
     streaming: Annotated[bool, Field(strict=True)] | None = Field(
         None, description="LangChain's switch: True streams inside invoke as well, False never streams"
@@ -295,7 +295,11 @@ def checked_lead(lead: str | None, writers: Sequence[str], method: Method | None
         return
     if lead not in writers:
         near = difflib.get_close_matches(str(lead), writers, n=1, cutoff=0.5)
-        advice = f"did you mean {near[0]!r}?" if near else "or 'auto', or None if all should vote"
+        advice = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else "name a member that writes, or use 'auto', or None if all should vote"
+        )
         raise advised(UsageError(f"lead must be one of {', '.join(writers)}, got {lead!r:.80}"), advice)
     if method is not None and method.margin is None:
         error = UsageError(f"lead={lead!r}, but nobody leads with this method: its margin is None")

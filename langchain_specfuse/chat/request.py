@@ -101,7 +101,7 @@ def _result(chosen: Mapping[str, Any], shape: _formats.Shape) -> Any:
         extra = {"result": chosen["result"] is not None, "samples": chosen["samples"] > 1}
         if given := [name for name, was in extra.items() if was]:
             error = UsageError(f"{given[0]} is given, but answers are agreed segment by segment")
-            raise advised(error, "segment='answer' compares whole answers")
+            raise advised(error, f"add segment='answer', or leave {given[0]} out")
         return None
     if chosen["result"] is not None:
         return chosen["result"]

@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--checker", metavar="C", help=f"of --prompts: {CHECKERS}")
     made.add_argument("--out", metavar="DIR", default="specfuse-doctor", help="folder of results, report.html "
                       "and doctor.json (default: specfuse-doctor)")  # fmt: skip
-    made.add_argument("--profile", metavar="FILE", help="also write who leads and what helps, for "
+    made.add_argument("--profile", metavar="FILE", help="also write the calibration (who leads, what helps), for "
                       "SpecFuseChatModel(calibration=FILE)")  # fmt: skip
     add_common(made)
     return made
@@ -63,7 +63,7 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     if given.profile and diagnosis.calibration:
         diagnosis.calibration.save(given.profile)
     elif given.profile:
-        say(f"{given.profile} is not written: nothing could be compared")
+        say(f"{given.profile} is not written: it needs two members that load and a checker that does not raise")
     print(json.dumps(diagnosis.as_dict()) if given.json else text(diagnosis), file=out)
     bad = any(finding.verdict == "bad" for finding in diagnosis.findings)
     unchecked = any(result.unchecked for result in diagnosis.results)

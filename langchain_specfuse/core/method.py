@@ -52,11 +52,13 @@ class Method:
     exit: str = _option("studentized", "when members that keep losing leave the answer", one_of=EXIT_POLICIES)
     min_members: int = _option(2, "this many members stay", least=1)
     loop_guard: bool = _option(True, "pass over drafts that only repeat the end of the answer")
-    sure: float = _option(0.4, "the lead is sure of a draft if it gives each of its tokens this probability", least=0)
+    sure: float = _option(
+        0.4, "the lead is sure of a draft if it gives every token of it at least this probability", least=0
+    )
     margin: float | None = _option(
         0.5,
         "a draft replaces the lead's if the verifiers' mean log-probability per token is higher by more than this; "
-        "inf: none does; none: nobody leads, all vote",
+        "inf: the lead's draft always stands; none: nobody leads, all vote",
         least=0,
         endless=True,
     )

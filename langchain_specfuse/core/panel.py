@@ -172,7 +172,8 @@ def keep_probabilities(panel: Panel) -> dict[str, float]:
     H is the entropy of (wins + 1) / Σ divided by ln n.
 
     Paper: its closed form is not public; this is our reconstruction. The increments of Q have unit variance, so sqrt(t)
-    keeps noise at O(1) and lets real gaps grow. Literal readings of the paper's text were worse (docs/log.md).
+    keeps noise at O(1) and lets real gaps grow. With literal readings of the paper's text almost no member
+    left (docs/log.md).
     """
     names = panel.drafters
     if len(names) < 2:

@@ -210,7 +210,7 @@ def advise(
         )
     if calibration.use != "alone":
         return "ensemble", [*lines, f"Use {calibration.use}: {WAYS[calibration.use].format(lead=lead)}."]
-    lines.append(f"Use {lead} alone, or with the others at margin=inf: nothing that was tried is shown to help.")
+    lines.append(f"Use {lead} alone: no way to use the others was shown to help.")
     if not hopeful:
         return "alone", lines
     count = f"About {more} prompts would show a difference of 5 points."

@@ -89,7 +89,7 @@ def _against_best(report: Report, name: str) -> str:
         "open": "is neither shown better nor shown worse than its best member alone",
     }
     line = (
-        f"{name}: {one.wins} won, {one.losses} lost against {one.best} alone (p = {one.p_plain:.3g}); it "
+        f"{name}: {one.wins} won, {one.losses} lost against {one.best} alone (uncorrected p = {one.p_plain:.3g}); it "
         f"{verdicts[one.verdict]}: {points_range(one.apart)}, corrected for the number of comparisons and for having "
         "picked the best member on these questions"
     )

@@ -25,8 +25,8 @@ from ..engine.ensemble import Ensemble
 from ..engine.queue import Task as WorkerTask
 from ..engine.worker import worker_for
 from ..errors import SpecFuseError, UsageError, amount
+from .baselines import answered
 from .checkers import Grade, Question
-from .panels import answered
 from .results import Result, Results
 from .systems import System
 from .tasks import Task, digest
@@ -167,8 +167,8 @@ async def _answer(plan: Plan, system: System, ensemble: Ensemble, key: str, ques
     error = ""
     schedule = Schedule(timeout=plan.timeout)
     try:
-        if system.panel:
-            answer, rounds = await answered(system.panel, ensemble, question.turns, settings, schedule)
+        if system.baseline:
+            answer, rounds = await answered(system.baseline, ensemble, question.turns, settings, schedule)
         else:
             async with aclosing(ensemble.arounds(query, settings, prior=system.prior, schedule=schedule)) as agreed:  # type: ignore[type-var]
                 async for round in agreed:

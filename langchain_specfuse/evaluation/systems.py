@@ -12,7 +12,7 @@ from ..chat import options
 from ..core.method import METHODS, Method, Settings
 from ..core.method import options as method_options
 from ..errors import UsageError, advised
-from .panels import PANELS
+from .baselines import BASELINES
 from .tasks import digest
 
 ENSEMBLE = "ensemble"
@@ -20,7 +20,7 @@ ORACLE = "oracle"
 """The best single member for each question, chosen with the grades at hand."""
 ROUTER = "router"
 """For each question the member that is best on the other questions of its kind."""
-RESERVED = (ENSEMBLE, ORACLE, ROUTER, "singles", "ablations", *PANELS)
+RESERVED = (ENSEMBLE, ORACLE, ROUTER, "singles", "ablations", *BASELINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class System:
     prior: Mapping[str, float] | None = None
     """Voting weights to begin with."""
     verifiers: tuple[str, ...] = ()
-    panel: str = ""
-    """One of ``PANELS``, where members answer alone and nothing is agreed."""
+    baseline: str = ""
+    """One of ``BASELINES``, where members answer alone and nothing is agreed."""
 
     @property
     def alone(self) -> bool:
@@ -45,7 +45,7 @@ class System:
         """Changes with anything that can change an answer. ``identities``: what tells each member from another."""
         who = [[identities[name] for name in names] for names in (self.members, self.verifiers)]
         prior = dict(self.prior) if self.prior and not self.alone else None
-        return digest([who, asdict(self.settings), prior, *([self.panel] if self.panel else [])])
+        return digest([who, asdict(self.settings), prior, *([self.baseline] if self.baseline else [])])
 
 
 ABLATIONS: Mapping[str, str] = MappingProxyType(
@@ -98,13 +98,13 @@ def _systems_named(name: str, whole: System) -> list[System]:
         return [changed(whole, own, changes)]
     if name == ENSEMBLE:
         return [whole]
-    if name in PANELS:
-        return [replace(whole, name=name, panel=name, prior=None)]
+    if name in BASELINES:
+        return [replace(whole, name=name, baseline=name, prior=None)]
     if name == "singles" or name in whole.members:
         return singles(whole.members if name == "singles" else [name], whole.settings)
     if name == "ablations" or name in ABLATIONS:
         return [changed(whole, one, ABLATIONS[one]) for one in (ABLATIONS if name == "ablations" else [name])]
-    known = ", ".join(("singles", ENSEMBLE, "ablations", *whole.members, *PANELS, *ABLATIONS))
+    known = ", ".join(("singles", ENSEMBLE, "ablations", *whole.members, *BASELINES, *ABLATIONS))
     advice = f"there are {known}; or NAME:key=value,key=value, for example short:segment_tokens=4"
     raise advised(UsageError(f"there is no system {name!r}"), advice)
 

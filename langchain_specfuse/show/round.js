@@ -50,7 +50,7 @@ function remarks(item, name) {
   if (list(item.looped).includes(name)) remarks.push("loops: not eligible");
   if (name === item.lead) remarks.push("leads");
   const evidence = of(item.evidence, name);
-  if (evidence !== undefined) remarks.push(`evidence against the lead ${number(evidence, 2)}`);
+  if (evidence !== undefined) remarks.push(`evidence for its draft over the lead's: ${number(evidence, 2)}`);
   return remarks.map((text) => node("span", { class: "small" }, text));
 }
 

@@ -136,7 +136,7 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
         ("localhost:8000", "'localhost:8000' is no model", "'http://localhost:8000'"),
         ("gpu.example.org:8000/v1#m", "is no model", "begins with http"),
         ("./nowhere", "/nowhere does not exist", "name a folder with a model"),
-        ("./model.bin", "is a file, but no .gguf file", "name a .gguf file"),
+        ("./model.bin", "is a file, but not a .gguf file", "name a .gguf file"),
     ],
 )
 def test_a_mistaken_name_is_refused_before_transformers_is_imported(

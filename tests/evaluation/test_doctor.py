@@ -92,7 +92,7 @@ def test_one_member_that_knows_everything_leads_and_nothing_is_opened(tmp_path):
     assert found.verdict == "alone" and found.calibration.lead in ("ann", "bob")
     assert (found.calibration.use, found.calibration.method) == ("alone", {"margin": math.inf})
     assert "leads: alone it is right on 100% of 60 prompts (loud 13%, " in found.advice[0]
-    assert "nothing that was tried is shown to help" in found.advice[-1]
+    assert "no way to use the others was shown to help" in found.advice[-1]
 
 
 def test_whole_answers_are_tried_where_the_checker_says_what_an_answer_comes_to(tmp_path):
@@ -147,14 +147,18 @@ def test_a_calibration_that_opened_the_vote_or_whole_answers_is_applied(tmp_path
 def test_a_calibration_that_does_not_fit_is_refused(tmp_path):
     members = [knows("ann", lambda n: True), knows("bob", lambda n: True)]
     file = tmp_path / "profile.json"
-    for text, said in [(None, "cannot be read"), ("{}", "it is no calibration"), ("nonsense", "cannot be read")]:
+    for text, said in [
+        (None, "cannot be read"),
+        ("{}", "it is not a calibration file"),
+        ("nonsense", "cannot be read"),
+    ]:
         if text is not None:
             file.write_text(text)
         with pytest.raises(UsageError, match=said) as error:
             SpecFuseChatModel(members=members, calibration=str(file)).invoke("2 + 3?")
         assert "doctor" in error.value.__notes__[0]
     Calibration("eve", {"eve": 1.0, "bob": 0.1}, 40).save(file)
-    with pytest.raises(UsageError, match="is of eve, bob, but ann, bob write"):
+    with pytest.raises(UsageError, match="was made for eve, bob, but the members are ann, bob"):
         SpecFuseChatModel(members=members, calibration=str(file)).invoke("2 + 3?")
 
 

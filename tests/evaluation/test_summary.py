@@ -66,7 +66,7 @@ def test_the_table_says_in_words_what_it_shows(finished):
     assert lines[0] == "sums: 40 questions, score = share of right answers, in percent"
     assert lines[2].split()[:2] == ["system", "score"] and lines[4].split()[0] == "ann"
     assert re.search(
-        r"^ensemble: \d+ won, \d+ lost against cyd alone \(p = .*\); it is (worse|better|neither).* corrected for",
+        r"^ensemble: \d+ won, \d+ lost against cyd alone \(uncorrected p .*; it is (worse|better|neither).* corrected",
         text,
         re.M,
     )

@@ -61,7 +61,7 @@ class GgufWeights:
         if not self.handle:
             error = MemberError(f"llama.cpp cannot load {path}: {'; '.join(COMPLAINTS)[:400] or 'no reason is given'}")
             cut = any("file bounds" in one or "corrupted" in one for one in COMPLAINTS)
-            other = "this build of llama.cpp may not know the architecture, or the memory does not suffice"
+            other = "update llama.cpp if it does not know the architecture; choose a smaller file if memory is short"
             raise advised(error, "the file is cut off: download it again" if cut else other)
         # Its caches hold a reference to this object, so it is freed after them.
         weakref.finalize(self, lib.llama_model_free, self.handle).atexit = False

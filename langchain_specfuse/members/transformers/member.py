@@ -27,7 +27,7 @@ _RENAMED = {
         name: f"use model_kwargs={{'{name}': ...}}"
         for name in ("device_map", "attn_implementation", "quantization_config")
     },
-    "cache_bytes": "leave it out: a cache takes at most a third of the free memory",
+    "cache_bytes": "leave it out: a cache takes at most three tenths of the free memory",
     "gguf_file": "llama.cpp reads .gguf files: LlamaCppMember(file), or the file's name among the members",
     "graphs": "leave it out: drafts are not captured any more. For speed on a GPU use a server, vLLM or SGLang",
 }

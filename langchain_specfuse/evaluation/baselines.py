@@ -1,7 +1,7 @@
 """What people do with several models instead: each answers alone, and one answer is picked or written from those.
 
-``surest``: the answer whose author gives it the highest probability per token. ``synthesis``: the lead (or the first
-member) reads all answers and writes one, as in Mixture-of-Agents (Wang et al., 2024).
+``surest``: the answer whose author gives it the highest probability per token. ``synthesis``: the member that leads by
+name (otherwise the first) reads all answers and writes one, as in Mixture-of-Agents (Wang et al., 2024).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..core.values import Query, Round, Turn
 from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
 
-PANELS = ("surest", "synthesis")
+BASELINES = ("surest", "synthesis")
 SYNTHESIS = """{question}
 
 Several assistants have answered this:
