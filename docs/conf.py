@@ -45,8 +45,8 @@ python_use_unqualified_type_names = True
 nitpicky = True
 nitpick_ignore_regex = [
     # Links into other libraries would need their inventories from the network.
-    (r"py:.*", r"(collections|concurrent|os|pathlib|types|typing|uuid)(\..*)?"),
-    (r"py:.*", r"(FieldInfo|Ge|Gt|Le|Lt|NoneType)|langchain_specfuse\.members\.(llamacpp|local|transformers)\..*"),
+    (r"py:.*", r"(collections|concurrent|decimal|os|pathlib|types|typing|uuid)(\..*)?"),
+    (r"py:.*", r"(FieldInfo|Ge|Gt|Le|Lt|Loop|NoneType)|langchain_specfuse\.members\.(llamacpp|local|transformers)\..*"),
     (r"py:.*", r"(fastapi|langchain_core|langchain|langsmith|lm_eval|pydantic|torch|transformers)\..*"),
 ]
 
