@@ -59,12 +59,14 @@ class Calibration:
     leads: bool = True
     """False: all vote as equals."""
 
+    def as_dict(self) -> dict[str, Any]:
+        """The calibration as plain JSON, which has no infinity."""
+        method = {key: str(one) if one == math.inf else one for key, one in self.method.items()}
+        return {"specfuse_calibration": FORMAT, **asdict(self), "method": method}
+
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        data = {"specfuse_calibration": FORMAT, **asdict(self)}
-        method = {key: str(one) if one == math.inf else one for key, one in self.method.items()}
-        text = json.dumps({**data, "method": method}, indent=1, allow_nan=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:

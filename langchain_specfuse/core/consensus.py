@@ -1,5 +1,4 @@
-"""Whole answers instead of segments: members answer alone, and the result with the most voting
-weight wins.
+"""Whole answers instead of segments: members answer alone, and the result with the most voting weight wins.
 
 For questions with a short result (a number, a choice, an object), and for members that cannot continue a text. Nothing
 can be streamed before the answers agree. Members, or further samples of them, are asked only until no other result can

@@ -53,7 +53,7 @@ class Diagnosis:
             "advice": list(self.advice),
             "findings": [asdict(finding) for finding in self.findings],
             "report": self.report.as_dict() if self.report else None,
-            "calibration": asdict(self.calibration) if self.calibration else None,
+            "calibration": self.calibration.as_dict() if self.calibration else None,
         }
 
 

@@ -91,6 +91,7 @@ def test_one_member_that_knows_everything_leads_and_nothing_is_opened(tmp_path):
     assert rows(found)["ann"] == 1.0 and rows(found)["vote"] < 0.2
     assert found.verdict == "alone" and found.calibration.lead in ("ann", "bob")
     assert (found.calibration.use, found.calibration.method) == ("alone", {"margin": math.inf})
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["calibration"]["method"] == {"margin": "inf"}
     assert "leads: alone it is right on 100% of 60 prompts (loud 13%, " in found.advice[0]
     assert "no way to use the others was shown to help" in found.advice[-1]
 
