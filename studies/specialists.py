@@ -13,6 +13,7 @@ Results are kept in ``specialists.json`` way by way, so a run that was stopped c
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 import time
@@ -34,6 +35,7 @@ from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.evaluation.statistics import mcnemar
 
 LEADS_BY = 4
+ALONE = "alone: "
 OURS: Mapping[str, Any] = {"weighting": "confidence", "reward": "margins", "learning_rate": 3.0}
 PUBLISHED: Mapping[str, Any] = {"weighting": "equal", "reward": "wins", "learning_rate": 1.0}
 WAYS: Mapping[str, Mapping[str, Any]] = {
@@ -59,9 +61,16 @@ def leads(parts: Sequence[Part], rounds: Sequence[Round]) -> bool:
     return all(own > weight + 1e-9 for name, weight in weights.items() if name != parts[0].skill)
 
 
-def measured(ensemble: Ensemble, asked: Sequence[tuple[Part, ...]], way: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(way: str) -> Settings:
+    """Of a vote, or of one member alone."""
+    if way.startswith(ALONE):
+        return Settings(max_tokens=160, lead=way.removeprefix(ALONE), method=Method(margin=math.inf))
+    return Settings(max_tokens=160, lead=None, method=Method(**WAYS[way]))
+
+
+def measured(ensemble: Ensemble, asked: Sequence[tuple[Part, ...]], way: str) -> dict[str, Any]:
     """One way: which parts were right, per question, so that ways can be compared in pairs."""
-    settings, since = Settings(max_tokens=160, lead=None, method=Method(**way)), time.perf_counter()
+    settings, since = settings_of(way), time.perf_counter()
     ensemble.loaded().result()
     answers = together(lambda n: list(ensemble.rounds(query(turns_of(question(asked[n]))), settings)), len(asked))
     single = [(parts, rounds) for parts, rounds in zip(asked, answers, strict=True) if len(parts) == 1]
@@ -73,14 +82,23 @@ def measured(ensemble: Ensemble, asked: Sequence[tuple[Part, ...]], way: Mapping
     }
 
 
+def routed(world: Mapping[str, Any]) -> str:
+    """The marks of a router that knows each question's skill: the specialist answers, of two skills the first one's."""
+    about = world["about"]["arguments"]
+    asked = questions(about["singles"], about["mixed"], 4 + about["seed"])
+    alone = {name: one["marks"].split() for name, one in world["ways"].items() if name.startswith(ALONE)}
+    return " ".join(alone[ALONE + parts[0].skill][n] for n, parts in enumerate(asked))
+
+
 def table(results: Mapping[str, Any]) -> None:
-    """Ours against every other way, over all worlds together."""
+    """Ours against every other way, each member alone and the router, over all worlds together."""
 
     def marks(way: str) -> str:
-        return "".join(results[world]["ways"][way]["marks"].replace(" ", "") for world in sorted(results))
+        found = (routed(one) if way == "router" else one["ways"][way]["marks"] for _, one in sorted(results.items()))
+        return "".join(found).replace(" ", "")
 
     ours = marks("ours")
-    for way in WAYS:
+    for way in (*next(iter(results.values()))["ways"], "router"):
         wins = sum(a > b for a, b in zip(ours, marks(way), strict=True))
         losses = sum(a < b for a, b in zip(ours, marks(way), strict=True))
         print(f"{way:24} {marks(way).count('1')} of {len(ours)} right; ours wins {wins}, loses {losses}, "
@@ -103,9 +121,9 @@ def main() -> None:
     new = {"ways": {}, "members": sizes(given.mode, given.seed), "about": about(given)}
     world = results.setdefault(f"{given.mode}-{given.seed}", new)
     ensemble = Ensemble(members(given.mode, given.seed))
-    for name, way in WAYS.items():
+    for name in (*WAYS, *(ALONE + member for member in ensemble.members)):
         if name not in world["ways"]:
-            world["ways"][name] = measured(ensemble, asked, way)
+            world["ways"][name] = measured(ensemble, asked, name)
             save(given.out, results)
             print(f"{name}: {world['ways'][name]['marks'].count('1')} right", flush=True)
     return None
