@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from .chat.callbacks import SpecFuseCallbackHandler as SpecFuseCallbackHandler
     from .chat.callbacks import TraceCallbackHandler as TraceCallbackHandler
     from .chat.callbacks import WeightsEvent as WeightsEvent
-    from .chat.decide import adecide as adecide
-    from .chat.decide import decide as decide
     from .chat.errors import AnswerTimeoutError as AnswerTimeoutError
     from .chat.errors import MemberNotFoundError as MemberNotFoundError
     from .chat.errors import PromptTooLongError as PromptTooLongError
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from .chat.model import SpecFuseChatModel as SpecFuseChatModel
     from .core.method import METHODS as METHODS
     from .core.method import Method as Method
-    from .core.verdict import Verdict as Verdict
     from .demo import demo_members as demo_members
     from .errors import BusyError as BusyError
     from .errors import EnsembleError as EnsembleError
@@ -45,12 +42,10 @@ if TYPE_CHECKING:
 _NAMES = {
     "chat.callbacks": "AsyncSpecFuseCallbackHandler ExitEvent RoundEvent SpecFuseCallbackHandler TraceCallbackHandler "
     "WeightsEvent",
-    "chat.decide": "adecide decide",
     "chat.errors": "AnswerTimeoutError MemberNotFoundError PromptTooLongError TooBusyError",
     "chat.members": "unload",
     "chat.model": "ChatSpecFuse SpecFuseChatModel",
     "core.method": "METHODS Method",
-    "core.verdict": "Verdict",
     "demo": "demo_members",
     "errors": "BusyError EnsembleError MemberError SpecFuseError UsageError",
     "members.llamacpp.member": "LlamaCppMember",

@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import cast
 
 from ..core.consensus import answers
 from ..core.lead import largest
@@ -17,7 +16,6 @@ from ..core.panel import Panel
 from ..core.referee import FREE, Referee
 from ..core.rounds import Loop, rounds
 from ..core.values import Panelist, Query, Round
-from ..core.verdict import Verdict, decided
 from ..errors import UsageError, advised, emptied
 from .admission import Admission
 from .drive import Schedule, adrive, drive
@@ -157,33 +155,6 @@ class Ensemble:
                 yield item
         finally:
             await driven.aclose()
-
-    def verdict(
-        self,
-        query: Query,
-        labels: Sequence[str],
-        *,
-        prior: Mapping[str, float] | None = None,
-        schedule: Schedule | None = None,
-    ) -> Verdict:
-        """Let the members vote on these labels; nothing is drafted."""
-        loop = cast("Loop", decided(query, labels, self.panel(self.loaded().result(), EQUALS, prior)))
-        (verdict,) = drive(loop, query.id, self.members, self._scheduled(schedule))
-        return cast("Verdict", verdict)
-
-    async def averdict(
-        self,
-        query: Query,
-        labels: Sequence[str],
-        *,
-        prior: Mapping[str, float] | None = None,
-        schedule: Schedule | None = None,
-    ) -> Verdict:
-        """``verdict`` for asyncio."""
-        probes = await asyncio.wrap_future(self.loaded())
-        loop = cast("Loop", decided(query, labels, self.panel(probes, EQUALS, prior)))
-        (verdict,) = [one async for one in adrive(loop, query.id, self.members, self._scheduled(schedule))]
-        return cast("Verdict", verdict)
 
     def _scheduled(self, schedule: Schedule | None, settings: Settings | None = None) -> Schedule:
         skip_late = settings is not None and settings.method.late == "skip"

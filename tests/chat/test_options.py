@@ -11,7 +11,7 @@ import pytest
 from langchain_core.runnables import ConfigurableField
 
 import langchain_specfuse
-from langchain_specfuse import METHODS, Method, ScriptedMember, SpecFuseChatModel, SpecFuseError, UsageError, decide
+from langchain_specfuse import METHODS, Method, ScriptedMember, SpecFuseChatModel, SpecFuseError, UsageError
 
 from .conftest import BLUE, asked
 
@@ -206,22 +206,3 @@ def test_other_ensembles_do_not_warn(llm: SpecFuseChatModel) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert llm.invoke("?").text == BLUE
-
-
-# --- decide -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"labels": "yes"}, "labels must be a list of texts"),
-        ({"labels": ["yes", " "]}, "labels must be a list of texts"),
-        ({"labels": ["yes", "yes"]}, "labels must differ"),
-        ({"labels": ["yes"], "members": []}, "members must be a list"),
-        ({"labels": ["yes"], "prior": {"b": 1}}, "prior names 'b'"),
-        ({"labels": ["yes"], "timeout": 0}, "timeout must be greater than 0"),
-    ],
-)
-def test_decide_refuses_what_it_cannot_decide(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        decide("Is it?", **{"members": [ScriptedMember("yes", name="a")], **options})

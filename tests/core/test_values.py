@@ -9,7 +9,6 @@ import pytest
 
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import Departure, Draft, Effort, Failure, Round, Segment
-from langchain_specfuse.core.verdict import Verdict
 
 from .play import play, speakers
 
@@ -38,17 +37,6 @@ def test_a_round_as_json_has_every_field_and_every_derived_number():
     }
     assert (record["segment"], record["winner"], record["runner_up"]) == (" grey.", "a", "b")
     assert record["tokens"]["draft"]["a"]["read"] == 1
-
-
-def test_a_verdict_as_json_has_every_field():
-    own = {"ann": {"yes": 0.75, "no": 0.25}, "bob": {"yes": 0.25, "no": 0.75}}
-    left = (Departure("cyd", "nan", "odd", 1),)
-    found = Verdict({"yes": 0.5, "no": 0.5}, own, {"ann": 0.8, "bob": 0.4}, {"ann": 0.5, "bob": 0.5}, left)
-    record = found.as_dict()
-    assert json.loads(json.dumps(record)) == record
-    assert set(record) == {field.name for field in dataclasses.fields(Verdict)} | {"label", "margin"}
-    assert (record["label"], record["margin"], found.text) == ("yes", 0.0, "yes")
-    assert record["left"] == [{"member": "cyd", "kind": "nan", "reason": "odd", "round": 1}]
 
 
 @pytest.mark.parametrize(
