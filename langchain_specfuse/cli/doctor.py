@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--prompts", metavar="FILE", help="JSONL with input and reference, 20 lines or more (default: "
                       "built-in short questions)")  # fmt: skip
     made.add_argument("--checker", metavar="C", help=f"of --prompts: {CHECKERS}")
-    made.add_argument("--out", metavar="DIR", default="specfuse-doctor", help="folder of results, report.html "
+    made.add_argument("--out", metavar="DIR", default="specfuse-doctor", help="folder of results "
                       "and doctor.json (default: specfuse-doctor)")  # fmt: skip
     made.add_argument("--profile", metavar="FILE", help="also write the calibration (who leads, what helps), for "
                       "SpecFuseChatModel(calibration=FILE)")  # fmt: skip
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
     """Diagnose; whether all is well."""
-    from ..evaluation import Results, jsonl, page
+    from ..evaluation import Results, jsonl
     from ..evaluation.doctor import diagnosed, own_task
     from ..evaluation.running import Progress
 
@@ -56,10 +56,6 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
         seen = None if given.quiet else Progress(sys.stderr)
         diagnosis = diagnosed(task, members, settings(options), results, seen=seen, **bounds)
     (folder / "doctor.json").write_text(json.dumps(diagnosis.as_dict(), indent=1) + "\n", encoding="utf-8")
-    if diagnosis.report:
-        notes = [f"{one.member}, {one.check}: {one.text}" for one in diagnosis.findings if one.verdict != "good"]
-        report = page(diagnosis.report, diagnosis.results, task, first=[*diagnosis.advice, *notes])
-        (folder / "report.html").write_text(report, encoding="utf-8")
     if given.profile and diagnosis.calibration:
         diagnosis.calibration.save(given.profile)
     elif given.profile:

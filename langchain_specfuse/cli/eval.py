@@ -47,7 +47,7 @@ def add_common(made: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
     """Evaluate; whether any question could be answered and no checker raised."""
-    from ..evaluation import Plan, Results, chosen, jsonl, page, summary, table
+    from ..evaluation import Plan, Results, chosen, jsonl, summary, table
     from ..evaluation import run as evaluate
     from ..evaluation.bank import Bank, banked
     from ..evaluation.running import Progress, identity
@@ -74,8 +74,7 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
         found = evaluate(plan, results, seen=seen, again=given.again)
     report = summary(plan, found)
     (folder / "report.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
-    (folder / "report.html").write_text(page(report, found, task), encoding="utf-8")
     print(json.dumps(report.as_dict()) if given.json else table(report), file=out)
     if not given.quiet:
-        say(f"the report as a page: {folder / 'report.html'}")
+        say(f"every answer with its grade: {results.path}")
     return any(not result.error for result in found) and not any(result.unchecked for result in found)

@@ -6,7 +6,7 @@ A :class:`Task` and some :class:`System` make a :class:`Plan`; :func:`run` finds
 """
 
 from .checkers import Grade, Question
-from .report import page, table
+from .report import table
 from .results import Result, Results
 from .running import Plan, run
 from .summary import Report, summary
@@ -24,7 +24,6 @@ __all__ = [
     "Task",
     "chosen",
     "jsonl",
-    "page",
     "run",
     "summary",
     "table",

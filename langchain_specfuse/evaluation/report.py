@@ -1,25 +1,14 @@
-"""A report as text, with what it says in words, and as an HTML page without scripts or links."""
+"""A report as text, with what it says in words."""
 
 from __future__ import annotations
 
-import html
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 from ..errors import amount
 from ..show.terminal import visible
-from .checkers import Question
-from .results import Result
 from .statistics import Interval
 from .summary import Report, Row
 from .systems import ENSEMBLE, ORACLE
-from .tasks import Task
-
-SHOWN = 60
-"""The page shows this many questions with their answers: first those on which systems differ."""
-CUT = 4000
-"""It shows an answer up to this many characters."""
 
 
 def points_range(apart: Interval) -> str:
@@ -115,88 +104,3 @@ def _doubts(report: Report) -> list[str]:
     elif len(report.rows) > 1 and {row.score.mean for row in report.rows} in ({0.0}, {1.0}):
         lines.append("every system has the same score, all or nothing: this task does not tell them apart")
     return lines
-
-
-# --- the page ---------------------------------------------------------------------------------------------------
-
-_INVISIBLE = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)), 0xFFFD)
-"""Characters that reverse the text around them, and halves of characters, which no file can hold."""
-
-
-def page(report: Report, results: Sequence[Result] = (), task: Task | None = None, *, first: Sequence[str] = ()) -> str:
-    """The report as one HTML page, with the answers to ``task``'s questions. ``first``: sentences to begin with."""
-    title, style = escape(report.task), Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}: systems compared</title><style>{style}</style></head>
-<body><main>
-<h1>{title}</h1>
-<p>{amount(report.questions, "question")}. Score: {escape(report.measure)}, in percent.</p>
-<h2>What it says</h2>
-<ul>{"".join(f"<li>{escape(line)}</li>" for line in (*first, *sentences(report)))}</ul>
-<h2>Systems</h2>
-{_table(report)}
-{_answers(results, task) if task else ""}
-<p class="soft">Made by langchain-specfuse {escape(str(report.about.get("version", "")))}.</p>
-</main></body></html>
-"""
-
-
-def escape(text: str) -> str:
-    """Foreign text as HTML. Control characters are shown as pictures."""
-    return html.escape(visible(text).translate(_INVISIBLE))
-
-
-def _table(report: Report) -> str:
-    head, rows = cells(report)
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in (head[0], "0 to 100", *head[1:]))
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{_bar(one.score)}</td>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in numbers)
-        + "</tr>"
-        for one, (name, *numbers) in zip(report.rows, rows, strict=True)
-    )
-    caption = "<caption>Every system, with the 95% interval of its score</caption>"
-    return f'<div class="wide"><table>{caption}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _bar(score: Interval) -> str:
-    mean, low, high = (f"{100 * value:.1f}" for value in (score.mean, score.low, score.high))
-    return (
-        f'<span class="scale" role="img" aria-label="{mean}, between {low} and {high}"><i style="left:{low}%;'
-        f'width:{100 * (score.high - score.low):.1f}%"></i><b style="left:{mean}%"></b></span>'
-    )
-
-
-def _answers(results: Sequence[Result], task: Task) -> str:
-    by_question: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        by_question[result.question].append(result)
-    questions = [question for question in task.questions if by_question[question.id]]
-    questions.sort(key=lambda question: len({result.score for result in by_question[question.id]}) < 2)
-    shown = "".join(_answers_to(question, by_question[question.id]) for question in questions[:SHOWN])
-    count = f"{min(SHOWN, len(questions))} of {len(questions)}, those on which systems differ first"
-    return f'<h2>Answers</h2><p class="soft">{count}.</p>{shown}' if shown else ""
-
-
-def _answers_to(question: Question, results: Sequence[Result]) -> str:
-    marks = ", ".join(f"{escape(one.system)} {'?' if one.unchecked else round(100 * one.score)}" for one in results)
-    begins = escape(" ".join(question.text.split())[:90])
-    wanted = "" if question.reference is None else f"<p>Reference: {escape(str(question.reference)[:CUT])}</p>"
-    answers = "".join(
-        f"<h3>{escape(one.system)} {_mark(one)}</h3><pre>{escape(one.answer[:CUT]) or '(nothing)'}</pre>"
-        for one in results
-    )
-    return (
-        f'<details><summary>{escape(question.id)}: {begins} <span class="soft">({marks})</span></summary>'
-        f"<pre>{escape(question.text[:CUT])}</pre>{wanted}{answers}</details>"
-    )
-
-
-def _mark(result: Result) -> str:
-    if result.unchecked:
-        return f'<span class="soft">not checked: the checker raised {escape(result.unchecked)}</span>'
-    kind = "right" if result.score == 1 else "wrong"
-    word = kind if result.score in (0, 1) else ""
-    note = escape(result.error or result.note)
-    return f'<span class="{kind}">{100 * result.score:.0f} {word}</span> <span class="soft">{note}</span>'
