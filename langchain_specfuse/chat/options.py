@@ -178,7 +178,7 @@ def of_call(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any
     own = {name: value for name, value in call.items() if name not in _INTERNAL}
     chosen = defaults() | checked(fields, Options.model_fields)
     chosen |= checked(own, {*CallOptions.model_fields, *CALL_ONLY})
-    if chosen["calibration"]:
+    if chosen["calibration"] and "model" not in own:  # of the members, not of one model that is asked instead
         members = members_list(chosen.get("members"), "members")
         chosen = calibrated(chosen, names_of(members))
     if chosen["prior"] is not None or chosen["lead"] not in ("auto", None) or "members" not in chosen:
@@ -217,7 +217,7 @@ def _with_model(given: Mapping[str, Any]) -> dict[str, Any]:
         raise advised(error, "model= is short for one member; the label in traces is model_name=")
     model = given["model"]
     label = {"model_name": model} if isinstance(model, str) and "model_name" not in given else {}
-    return {name: value for name, value in given.items() if name != "model"} | {"members": [model], **label}
+    return {"lead": "auto", **{name: given[name] for name in given if name != "model"}, "members": [model], **label}
 
 
 def _unknown(name: str, known: Iterable[str]) -> UsageError:

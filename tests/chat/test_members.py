@@ -169,6 +169,12 @@ def test_a_lead_is_one_of_the_members_that_write(ensemble: Any) -> None:
         SpecFuseChatModel(members=members[:1], verifiers=members[1:], lead="bob")
 
 
+def test_a_call_to_one_model_has_no_use_for_the_lead() -> None:
+    ann, bob = ScriptedMember(BLUE, name="ann"), ScriptedMember(WIDE, name="bob")
+    llm = SpecFuseChatModel(members=[ann, bob], lead="bob")
+    assert (llm.invoke("Why?").text, llm.invoke("Why?", model=ann).text) == (WIDE, BLUE)
+
+
 def test_the_lead_writes_unless_another_draft_is_better() -> None:
     members = [ScriptedMember(BLUE, name="ann"), ScriptedMember(WIDE, name="bob")]
     for lead, text in (("ann", BLUE), ("bob", WIDE)):
