@@ -124,9 +124,10 @@ def test_a_chat_model_does_what_its_calibration_says(tmp_path):
     assert Calibration.load(file) == found.calibration
     llm = SpecFuseChatModel(members=[loud, wise], calibration=str(file))
     assert llm.invoke("2 + 3?").text == wise.answer(Query("q", (Turn("user", "2 + 3?"),)))
-    # What is chosen is kept.
+    # What is chosen is kept, and one model that is asked instead has no calibration.
     chosen = SpecFuseChatModel(members=[loud, wise], calibration=str(file), lead="loud")
-    assert chosen.invoke("2 + 3?").text == loud.answer(Query("q", (Turn("user", "2 + 3?"),)))
+    by_itself = loud.answer(Query("q", (Turn("user", "2 + 3?"),)))
+    assert chosen.invoke("2 + 3?").text == llm.invoke("2 + 3?", model=loud).text == by_itself
 
 
 def test_a_calibration_that_opened_the_vote_or_whole_answers_is_applied(tmp_path):
