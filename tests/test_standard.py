@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
@@ -119,6 +122,36 @@ class TestScripted(Answers):
     @pytest.mark.xfail(reason="this script calls no tool unless it is forced to")
     def test_agent_loop(self, model: BaseChatModel) -> None:
         super().test_agent_loop(model)
+
+
+class Instructed(BaseChatModel):
+    """A chat model of somebody else, which knows of tools and schemas what its system text says."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "instructed"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        told = "\n".join(message.text for message in messages if message.type == "system")
+        text = "Hello! I am a chat model that leads the members of this answer."
+        if found := re.search(r"fits this schema:\n(\{.*\})", told):
+            text = json.dumps(smallest(json.loads(found[1])))
+        elif "with a JSON object" in told:
+            text = json.dumps({"setup": "x", "punchline": "x"})
+        elif (found := re.search(r"- (\w+):? .*?Arguments: (\{.*\})", told)) and "in plain words" not in told:
+            text = ScriptedMember.call(found[1], **smallest(json.loads(found[2])))
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+
+
+class TestChatModelLeads(TestScripted):
+    """The lead is a LangChain chat model."""
+
+    def ensemble(self) -> list[Any]:
+        return [Instructed(), super().ensemble()[1]]
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {**super().chat_model_params, "lead": "Instructed"}
 
 
 FREE_CHOICE = (

@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urldefrag, urlsplit
 
+from langchain_core.language_models import BaseChatModel
+
 from ..core.member import Member
 from ..engine.ensemble import Ensemble
 from ..engine.queue import Task
 from ..engine.worker import worker_for
 from ..errors import MemberError, UsageError, advised
+from ..members.chat_model import PROVIDERS, ChatModelMember, name_of
 from ..members.ray import PLACEMENT
 from ..members.server import http as _http
 
@@ -46,6 +49,8 @@ _SHARED: weakref.WeakValueDictionary[tuple[int, ...], Ensemble] = weakref.WeakVa
 _KEPT: dict[tuple[int, ...], Ensemble] = {}
 """The ensembles of members made here live until :func:`unload`."""
 _IDS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_CHAT_MODELS: weakref.WeakValueDictionary[tuple[int, str], ChatModelMember] = weakref.WeakValueDictionary()
+"""The members made of chat models that were given, by the chat model's id and name. They hold it."""
 
 
 def checked_member(given: Given) -> Given:
@@ -56,10 +61,12 @@ def checked_member(given: Given) -> Given:
         return _checked_name(given)
     if isinstance(given, Mapping):
         return _checked_dict(given)
+    if isinstance(given, BaseChatModel):
+        return given
     # Look at the type, not at the object: `device` may be unknown before the member is loaded.
     missing = [need for need in ("probe", "draft", "score", "forget") if not callable(getattr(type(given), need, None))]
     if missing or not isinstance(getattr(given, "name", None), str):
-        expected = "a hub id, a folder, a .gguf file, an address, a dict or an object with the methods of Member"
+        expected = "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an object like Member"
         error = UsageError(f"a member is {expected}, got {given!r:.80} ({type(given).__name__})")
         raise advised(error, "a model that is already loaded: TransformersMember(model, tokenizer)")
     return given
@@ -120,6 +127,15 @@ def is_gguf(name: Any) -> bool:
     return isinstance(name, str) and name.lower().endswith(".gguf")
 
 
+def is_chat_model(name: Any) -> bool:
+    """Whether this names a chat model as LangChain's ``init_chat_model`` does: ``provider:model``.
+
+    >>> is_chat_model("ollama:llama3.2"), is_chat_model("Qwen/Qwen3-0.6B"), is_chat_model("C:/models/a.gguf")
+    (True, False, False)
+    """
+    return isinstance(name, str) and name.partition(":")[0] in PROVIDERS and bool(name.partition(":")[2])
+
+
 def parted(name: str) -> tuple[str, str | None]:
     """The base and the adapter in ``base+adapter``. A path that exists is never split.
 
@@ -128,7 +144,7 @@ def parted(name: str) -> tuple[str, str | None]:
     """
     cuts = [at for at, sign in enumerate(name) if sign == "+"]
     existing = [at for at in (*cuts, len(name)) if os.path.exists(os.path.expanduser(name[:at]))]
-    if not cuts or is_server(name) or len(name) in existing:
+    if not cuts or is_server(name) or is_chat_model(name) or len(name) in existing:
         return name, None
     at = (existing or cuts)[0]
     return name[:at], name[at + 1 :]
@@ -163,8 +179,10 @@ def names_of(given: Iterable[Given]) -> list[str]:
     return names
 
 
-def _last_part(given: str | Mapping[str, Any]) -> str:
+def _last_part(given: str | Mapping[str, Any] | BaseChatModel) -> str:
     """The last part of the adapter's path if there is an adapter, else of the model's."""
+    if isinstance(given, BaseChatModel):
+        return name_of(given)
     arguments = _arguments(given)
     source = arguments.get("adapter") or arguments["model"]
     if not isinstance(source, str):
@@ -172,6 +190,8 @@ def _last_part(given: str | Mapping[str, Any]) -> str:
     if is_server(source):
         url = urlsplit(source)
         source = url.fragment or url.hostname or source
+    if is_chat_model(source):
+        source = source.partition(":")[2]
     return os.path.basename(os.path.abspath(source)).removesuffix(".gguf") or source
 
 
@@ -182,7 +202,7 @@ def identity(given: Given, name: str) -> dict[str, Any]:
     if isinstance(given, Mapping):
         values = {key: value if is_spec({key: value}) else _id_of(value) for key, value in given.items()}
         return {"name": name, **values}
-    spec = getattr(given, "spec", None)
+    spec = getattr(_member(given, name) if isinstance(given, BaseChatModel) else given, "spec", None)
     return {"name": name, **(spec if isinstance(spec, Mapping) else {"object": _id_of(given)})}
 
 
@@ -209,6 +229,9 @@ def ensemble_for(members: Sequence[Given], verifiers: Sequence[Given] = ()) -> E
 
 
 def _member(given: Given, name: str) -> Member:
+    if isinstance(given, BaseChatModel):
+        known = _CHAT_MODELS.get((id(given), name)) or ChatModelMember(given, name=name)
+        return _CHAT_MODELS.setdefault((id(given), name), known)
     if not isinstance(given, str | Mapping):
         member: Member = given
         return member
@@ -239,6 +262,8 @@ def _made(arguments: dict[str, Any]) -> Member:
 
             address, model = urldefrag(arguments["model"])
             return ServerMember(address, model or None, **{key: arguments[key] for key in arguments if key != "model"})
+        if is_chat_model(arguments["model"]):
+            return ChatModelMember(**arguments)
         if is_gguf(arguments["model"]):
             from ..members.llamacpp.member import LlamaCppMember as Local
         else:
@@ -259,7 +284,7 @@ def _made(arguments: dict[str, Any]) -> Member:
         raise advised(missing, f'pip install "langchain-specfuse[{extra}]"') from error
     except TypeError as error:
         wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")
-        kind = ServerMember if on_server else Local
+        kind = ServerMember if on_server else ChatModelMember if is_chat_model(arguments["model"]) else Local
         keys = [*inspect.signature(kind).parameters, *PLACEMENT]
         strange = next((key for key in arguments if key not in keys), "")
         near = get_close_matches(strange, keys, n=1, cutoff=0.75)
@@ -280,6 +305,7 @@ def unload(*given: Given) -> None:
         written = {_written(one) for one in given if isinstance(one, str | Mapping)}
         keys = [key for key in _MEMBERS if not given or key[0] in written]
         leaving = [one for one in given if not isinstance(one, str | Mapping)] + [_MEMBERS.pop(key) for key in keys]
+        leaving += [one for one in _CHAT_MODELS.values() if any(one.model is model for model in given)]
         ids = {id(member) for member in leaving}
         for ensembles in (_KEPT, _SHARED):
             for key in [key for key in list(ensembles) if ids.intersection(key[1:])]:

@@ -50,6 +50,7 @@ class AnswerSummary:
         self._won: Counter[str] = Counter()
         self._looped = 0
         self._late: Counter[str] = Counter()
+        self._used: dict[str, Effort] = {}
 
     def add(self, round: Round) -> None:
         self.rounds += 1
@@ -58,6 +59,10 @@ class AnswerSummary:
         self._won[round.winner] += 1
         self._looped += len(round.looped)
         self._late.update(round.late_members)
+        for phase in round.efforts.values():
+            for name, effort in phase.items():
+                if effort.requests or effort.input_tokens or effort.output_tokens:
+                    self._used[name] = self._used.get(name, Effort()) + effort
 
     def as_dict(self) -> dict[str, Any]:
         """The summary without exits, as plain JSON."""
@@ -68,6 +73,10 @@ class AnswerSummary:
             "shares": {name: self._won[name] / self.rounds for name in self.members if self._won[name]},
             "looped": self._looped,
             "late": dict(self._late),
+            "usage": {
+                name: {key: getattr(used, key) for key in ("requests", "input_tokens", "output_tokens")}
+                for name, used in self._used.items()
+            },
         }
 
 

@@ -135,6 +135,11 @@ class Effort:
     seconds: float = 0.0
     began: float = 0.0
     """Start, in seconds of ``time.time()`` (0: unknown)."""
+    requests: int = 0
+    """Requests to a model that is paid by use. Its ``input_tokens`` and ``output_tokens`` are as the provider counts
+    them or, where it does not say (as of a cancelled request), in words."""
+    input_tokens: int = 0
+    output_tokens: int = 0
 
     def __add__(self, other: Effort) -> Effort:
         return Effort(
@@ -143,6 +148,9 @@ class Effort:
             max(self.prompt, other.prompt),
             self.seconds + other.seconds,
             min(self.began, other.began) or self.began or other.began,
+            self.requests + other.requests,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
         )
 
 

@@ -61,6 +61,7 @@ def test_the_summary_is_metadata_of_the_run(ensemble: Any) -> None:
         "exits": [],
         "looped": 0,
         "late": {},
+        "usage": {},
     }
 
 

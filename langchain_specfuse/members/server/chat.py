@@ -6,17 +6,14 @@ continued, and finds out whether this server does it; nothing of tokens or votes
 
 from __future__ import annotations
 
-import itertools
 import logging
-import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.answer import kept_tokens
 from ...core.values import Draft, DraftJob, Effort, Sampling, Turn
 from ...errors import MemberError, advised
+from ..text.plain import cut, word_ids, words_of
 from ..text.templates import with_instructions, with_system
 from ..text.tools import instructions
 from .http import Client, RefusedError
@@ -30,7 +27,6 @@ CHECKS = (
     "Name the days of the week, beginning with Monday.",
 )
 CHECKED_TOKENS = 16
-_WORD = re.compile(r"\s*\S+|\s+\Z")
 
 
 @dataclass
@@ -61,7 +57,7 @@ class ChatSession:
     def _trouble(self, question: Turn) -> str:
         """Whether the next word is another. (Those after it may be: text is tokenized again as other tokens.)"""
         greedy = {"temperature": 0.0}
-        words = _WORD.findall(self._continue([question], "", CHECKED_TOKENS, greedy)[0])
+        words = words_of(self._continue([question], "", CHECKED_TOKENS, greedy)[0])
         half = len(words) // 2
         second, _ = self._continue([question], "".join(words[:half]), CHECKED_TOKENS, greedy) if half else ("", False)
         if not second.strip() or second.split()[:1] != words[half].split()[:1]:
@@ -75,11 +71,11 @@ class ChatSession:
         for count in (job.segment_tokens, 2 * job.segment_tokens + 8):
             count = min(count, job.max_tokens)
             text, ended = self._sample(self._turns(job), answer, count, job.sampling)
-            kept = text if ended or count >= job.max_tokens else _cut(text)
+            kept = text if ended or count >= job.max_tokens else cut(text)
             if kept:
                 break
         text = as_constrained(job, kept or text)
-        return Draft(text, ended, word_ids(text)[: job.max_tokens], effort=Effort(read=len(_WORD.findall(text))))
+        return Draft(text, ended, word_ids(text)[: job.max_tokens], effort=Effort(read=len(words_of(text))))
 
     def _turns(self, job: DraftJob) -> list[Turn]:
         query = job.query
@@ -120,19 +116,3 @@ class ChatSession:
         check_completed(end, self.model)
         text.encode()  # half a surrogate pair is no text: a ValueError, and so a failure
         return text, end == "stop"
-
-
-def word_ids(text: str) -> tuple[int, ...]:
-    """A number of our own for each word: the real tokens are unknown."""
-    return tuple(zlib.crc32(word.encode()) for word in _WORD.findall(text))
-
-
-def _cut(text: str) -> str:
-    """The text up to its last safe boundary.
-
-    >>> _cut("The sky is bl")
-    'The sky is'
-    """
-    ends = list(itertools.accumulate(len(word) for word in _WORD.findall(text)))
-    kept = kept_tokens(text, ends, len(ends))
-    return text[: ends[kept - 1]] if kept else ""

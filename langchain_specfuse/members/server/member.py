@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
 from ...errors import MemberError, UsageError, advised, refuse_arguments
+from ..text.plain import word_ids
 from ..text.templates import Template
 from ..text.words import Words
-from .chat import ChatSession, word_ids
-from .http import SHOWN, Address, Client, refuse_secrets
+from ..threads import each, shown
+from .chat import ChatSession
+from .http import Address, Client, refuse_secrets
 from .llamacpp import LlamaCpp
 from .sglang import SGLang
 from .tokenizers import RemoteTokenizer, local_tokenizer, stops_of
@@ -133,7 +133,7 @@ class ServerMember:
                 self.unload()
                 if isinstance(error, MemberError | UsageError) or not isinstance(error, Exception):
                     raise
-                message = f"the server at {self.address.url} describes itself in an unexpected way: {_shown(error)}"
+                message = f"the server at {self.address.url} describes itself in an unexpected way: {shown(error)}"
                 odd = MemberError(message, member=self.name)
                 raise advised(odd, "is it the engine that you mean? engine='chat' asks for least") from error
             log.info("%s: %s", self.name, self._ready.detail)
@@ -246,47 +246,10 @@ class ServerMember:
     # --- asking -------------------------------------------------------------------------------------------------
 
     def _each(self, jobs: Sequence[_Job], work: Callable[[TokenSession | ChatSession, _Job], Any]) -> list[Any]:
-        """All jobs at once, so that the engine makes a batch of them; one that fails does not disturb the others.
-
-        In daemon threads: those of ``concurrent.futures`` keep a program from ending while a server hangs.
-        """
+        """All jobs at once, so that the engine makes a batch of them."""
         if self._client is not None and self._client.broken:
             self._ready = None  # another server may be there now: find out again what is served
         self.probe()
         session = self._session
         assert session is not None
-        replies: list[Any] = [None] * len(jobs)
-        waiting = deque(enumerate(jobs))
-
-        def run() -> None:
-            while True:
-                try:
-                    at, job = waiting.popleft()
-                except IndexError:  # all are taken
-                    return
-                replies[at] = _reply(session, job, work)
-
-        threads = [
-            threading.Thread(target=run, name=f"specfuse-{self.name}_{number}", daemon=True)
-            for number in range(1, min(len(jobs), self.max_concurrency))
-        ]
-        for thread in threads:
-            thread.start()
-        run()
-        for thread in threads:
-            thread.join()
-        return replies
-
-
-def _reply(session: Any, job: Any, work: Callable[[Any, Any], Any]) -> Any:
-    try:
-        return work(session, job)
-    except (MemberError, UsageError) as error:
-        return Failure.of(error, str(error))
-    except Exception as error:  # a server may send anything
-        return Failure("error", f"the server's reply is not what it should be: {_shown(error)}", error)
-
-
-def _shown(error: Exception) -> str:
-    """An error for a message: what a server sent may be no text, and long."""
-    return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()[:SHOWN]
+        return each(jobs, lambda job: work(session, job), self.name, self.max_concurrency)

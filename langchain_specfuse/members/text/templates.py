@@ -86,7 +86,7 @@ class Template:
     ) -> str:
         """The text before the answer; before the thought, where the template knows thoughts and ``think`` is true."""
         if self.plain:
-            return self._plain(_all_as_text(turns, tools, constraint), constraint)
+            return self._plain(all_as_text(turns, tools, constraint), constraint)
         prompt = self._chat(turns, tools, constraint, {} if think or not self.thinks else {"enable_thinking": False})
         return with_thought(prompt, think) if self.thinks else prompt
 
@@ -149,7 +149,7 @@ class Template:
                 raise
             # It knows tools, but not as they are used here: several calls at once, a result in an odd place.
             try:
-                return self._rendered(_all_as_text(turns, tools, constraint), (), **more)
+                return self._rendered(all_as_text(turns, tools, constraint), (), **more)
             except UsageError:
                 pass  # the first refusal says more
             raise
@@ -248,7 +248,7 @@ def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | Non
     return fitting
 
 
-def _all_as_text(turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None) -> list[Turn]:
+def all_as_text(turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None) -> list[Turn]:
     """The turns for a template that knows nothing of tools."""
     text = instructions(tools, constraint, native=False, own=None)
     return with_instructions(_fitting(turns, Native(), constraint), text)

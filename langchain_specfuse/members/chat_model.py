@@ -1,0 +1,432 @@
+"""ChatModelMember: any LangChain chat model, such as Ollama's or a hosted one. Text in, text out.
+
+A draft is read from the model's own stream, and the stream stays open: while the member's drafts are agreed, the next
+one is what the same stream says next. So a member that writes alone, or leads and is not corrected, gives its own
+answer and is asked once. Where another draft was agreed, the stream is cancelled, and a new one continues the agreed
+text; how this model does that is found out by trial. It votes by ballot: drafts under letters, in two orders.
+
+Knows LangChain's chat models; nothing of rounds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langsmith import tracing_context
+
+from ..constraints.rules import respaced
+from ..core.answer import is_safe
+from ..core.member import Probe
+from ..core.results import LETTERS, chosen_letter
+from ..core.values import Candidate, Constraint, Draft, DraftJob, Effort, Failure, Scored, ScoreJob, Tool, Turn
+from ..errors import MemberError, UsageError, advised
+from .text.plain import cut, word_ids, words_of
+from .text.templates import all_as_text, with_system
+from .threads import each
+
+log = logging.getLogger("langchain_specfuse")
+
+PROVIDERS = (
+    *("anthropic", "anthropic_bedrock", "azure_ai", "azure_openai", "baseten", "bedrock", "bedrock_converse", "cohere"),
+    *("deepseek", "fireworks", "google_genai", "google_vertexai", "groq", "huggingface", "ibm", "litellm", "meta"),
+    *("mistralai", "nvidia", "ollama", "openai", "openrouter", "perplexity", "together", "upstage", "xai"),
+)
+"""What may stand before the colon in a name such as ``"ollama:llama3.2"``: the providers of ``init_chat_model``."""
+WAYS = ("continue", "instruct")
+"""How a model continues a text: as its own unfinished message, or told to by a message behind it."""
+GO_ON = "Continue your last message exactly where it stops (after: {!r}). Write only what comes next; repeat nothing."
+TRIAL = (Turn("user", "Count the numbers up to ten in words, separated by commas."),)
+TRIAL_BEGUN, TRIAL_NEXT = "ten, nine, eight, seven,", "six"
+"""Who begins anew counts upwards."""
+BALLOT = "Which continuation of the answer is the most correct and helpful one? Reply with its letter alone."
+BALLOT_WORDS = 12
+"""A ballot is read up to this many words."""
+DOUBT = 0.1
+"""What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
+TAIL = 12
+"""A continuation that begins with at least this many of the answer's last characters repeats them."""
+_THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>\s*|\Z)", re.DOTALL)
+_KINDS = {"ModelTimeoutError": "timeout", "ContextOverflowError": "overflow", "ModelNotFoundError": "not_found"}
+
+
+class ChatModelMember:
+    """A LangChain chat model as a member, with its own settings, retries and rate limits.
+
+    >>> from langchain_core.language_models import FakeListChatModel
+    >>> ChatModelMember(FakeListChatModel(responses=["Hello!"]), name="fake").name
+    'fake'
+
+    - ``model``: a chat model, or a name that LangChain's ``init_chat_model`` knows, such as ``"ollama:llama3.2"``.
+    - ``max_concurrency`` questions are under way at once.
+    - ``system_prompt`` replaces the conversation's, for this member.
+
+    A ``temperature`` above 0 that the answer asks for is passed on; everything else is as the chat model was made.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        name: str | None = None,
+        max_concurrency: int = 8,
+        system_prompt: str | None = None,
+    ) -> None:
+        self.model = chat_model_named(model) if isinstance(model, str) else model
+        if not isinstance(self.model, BaseChatModel):
+            error = UsageError(f"ChatModelMember takes a LangChain chat model or its name, got {type(model).__name__}")
+            raise advised(error, "for example ChatModelMember('ollama:llama3.2')")
+        if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
+            error = UsageError(f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}")
+            raise advised(error, "leave it out for 8 questions at once")
+        self._known = dict(self.model._get_ls_params())
+        self.name = name or name_of(self.model)
+        self.max_concurrency, self.system_prompt = max_concurrency, system_prompt
+        self._way: str | None = None
+        self._ready: Probe | None = None
+        self._streams: dict[str, Stream] = {}
+        """query -> its open stream."""
+
+    def __repr__(self) -> str:
+        return f"ChatModelMember({type(self.model).__name__}, name={self.name!r})"
+
+    @property
+    def device(self) -> str:
+        return f"chat model {self.name} {id(self.model):x}"
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Whatever distinguishes this member's answers from another's, as plain JSON."""
+        known = {key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")}
+        return {"chat_model": type(self.model).__name__, "system_prompt": self.system_prompt, **known}
+
+    # --- the protocol -------------------------------------------------------------------------------------------
+
+    def probe(self) -> Probe:
+        if self._ready is None:
+            self._way = self._found_way()
+            how = {"continue": "continues a text", "instruct": "continues a text when told to", None: "cannot continue"}
+            limit = (self.model.profile or {}).get("max_input_tokens")
+            detail = f"{type(self.model).__name__}, {how[self._way]}, votes by ballot"
+            self._ready = Probe(str(self._known.get("ls_model_name", self.name)), True, limit, detail)
+            log.info("%s: %s", self.name, detail)
+            if self._way is None:
+                log.warning(
+                    "%s does not continue a text that others have begun: it can lead, or write whole answers", self.name
+                )
+        return self._ready
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
+        return each(jobs, self._draft, self.name, self.max_concurrency)
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
+        return each(jobs, self._ballot, self.name, self.max_concurrency)
+
+    def forget(self, query_id: str) -> None:
+        if (stream := self._streams.pop(query_id, None)) is not None:
+            stream.close()
+
+    def unload(self) -> None:
+        """Cancel what is under way. The next job finds out again what the model can do."""
+        for query_id in list(self._streams):
+            self.forget(query_id)
+        self._ready = self._way = None
+
+    # --- drafts -------------------------------------------------------------------------------------------------
+
+    def _draft(self, job: DraftJob) -> Draft:
+        since = time.perf_counter(), time.time()
+        answer = "".join(segment.text for segment in job.answer)
+        stream = self._streams.get(job.query.id)
+        if stream is None or not stream.leads_to(answer):
+            self.forget(job.query.id)
+            stream = self._streams[job.query.id] = self._opened(job, answer)
+        before = stream.words
+        wanted = min(job.segment_tokens, job.max_tokens)
+        text, ended = stream.after(answer, wanted, job.max_tokens)
+        thought, stream.thought = stream.thought, ""
+        effort = replace(
+            stream.used(), read=stream.words - before, seconds=time.perf_counter() - since[0], began=since[1]
+        )
+        return Draft(text, ended, word_ids(text)[: job.max_tokens], effort=effort, thought=thought)
+
+    def _opened(self, job: DraftJob, answer: str) -> Stream:
+        """What the model says next, as a stream."""
+        query = job.query
+        messages = self._messages(query.turns, query.tools, query.constraint)
+        options = {"temperature": job.sampling.temperature} if job.sampling.temperature > 0 else {}
+        if not answer:
+            return Stream(self._said(messages, options), "", _words_in(messages), query.constraint)
+        if self._ready is None:
+            self.probe()
+        if self._way is None:
+            error = MemberError("it does not continue a text that others have begun", member=self.name)
+            raise advised(error, f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')")
+        sent = _words_in(messages) + len(words_of(answer))
+        return Stream(self._continued(messages, answer, self._way, options), answer, sent, query.constraint)
+
+    def _messages(
+        self, turns: Sequence[Turn], tools: Sequence[Tool] = (), constraint: Constraint | None = None
+    ) -> list[BaseMessage]:
+        turns = turns if self.system_prompt is None else with_system(turns, self.system_prompt)
+        kinds = {"system": SystemMessage, "assistant": AIMessage}
+        return [kinds.get(turn.role, HumanMessage)(turn.text) for turn in all_as_text(turns, tools, constraint)]
+
+    def _continued(
+        self, messages: Sequence[BaseMessage], answer: str, way: str, options: Mapping[str, Any]
+    ) -> Iterator[Piece]:
+        """What comes after ``answer``: without what the model repeats of it, and with the space that belongs there."""
+        kept = answer.rstrip()  # some providers refuse a message that ends with white space
+        # The field "prefix" is Mistral's and DeepSeek's; others leave it alone.
+        begun = AIMessage(kept, additional_kwargs={"prefix": True} if way == "continue" else {})
+        told = [HumanMessage(GO_ON.format(kept[-80:]))] if way == "instruct" else []
+        pieces = self._said([*messages, begun, *told], options)
+        said = ""
+        for piece in pieces:
+            said += piece.text
+            if piece.thought or piece.used:
+                yield replace(piece, text="", finish="")
+            if piece.finish or len(said) > len(kept) + 1 or not begins_alike(said, kept):
+                yield Piece(joined(answer, said), "", piece.finish)
+                break
+        yield from pieces
+
+    def _said(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Iterator[Piece]:
+        """The model's stream as pieces of text; the last one says how it finished."""
+        chunks, finish = self.model.stream(list(messages), **options), ""
+        try:
+            while True:
+                with tracing_context(enabled=False):  # the round's own spans show what members do
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    break
+                finish = _finish_of(chunk.response_metadata) or finish
+                thought = "".join(
+                    str(block.get("reasoning", "")) for block in chunk.content_blocks if block["type"] == "reasoning"
+                )
+                used = chunk.usage_metadata or {}
+                if chunk.text or thought or used:
+                    yield Piece(chunk.text, thought, "", (used.get("input_tokens", 0), used.get("output_tokens", 0)))
+        except Exception as error:
+            kind = next((_KINDS[one.__name__] for one in type(error).__mro__ if one.__name__ in _KINDS), "error")
+            kind = "timeout" if isinstance(error, TimeoutError) else kind
+            raise MemberError(f"{type(error).__name__}: {error}"[:400], member=self.name, kind=kind) from error
+        finally:
+            if hasattr(chunks, "close"):
+                chunks.close()
+        if finish in ("content_filter", "refusal", "safety"):
+            raise MemberError(f"it broke off ({finish})", member=self.name)
+        yield Piece("", "", finish or "stop")
+
+    def _found_way(self) -> str | None:
+        """The first way in which the model goes on counting. It need not be greedy for that."""
+        for way in WAYS:
+            pieces = self._continued(self._messages(TRIAL), TRIAL_BEGUN, way, {})
+            try:
+                said, _ = _read(pieces, 2)
+            except MemberError as error:
+                if error.kind in ("timeout", "not_found"):
+                    raise
+                log.info("%s cannot %s: %s", self.name, way, error)
+                continue
+            if re.match(rf"\W*{TRIAL_NEXT}\b", said, re.IGNORECASE):
+                return way
+        return None
+
+    # --- ballots ------------------------------------------------------------------------------------------------
+
+    def _ballot(self, job: ScoreJob) -> Scored:
+        """One number per draft: the log of its share of two ballots, in which the drafts stand in opposite orders."""
+        since = time.perf_counter(), time.time()
+        counts, effort = [DOUBT] * len(job.candidates), Effort()
+        for order in (list(range(len(counts))), list(reversed(range(len(counts))))):
+            if len(counts) == 1:
+                continue
+            asked = self._asked(job, order)
+            said, used = _read(self._said(asked, {}), BALLOT_WORDS, _words_in(asked))
+            effort += used
+            letter = chosen_letter(said, [f"\0{n}" for n in order])
+            if letter:
+                counts[order[LETTERS.index(letter)]] += 1.0
+        logs = tuple((math.log(count / math.fsum(counts)),) for count in counts)
+        return Scored(logs, replace(effort, seconds=time.perf_counter() - since[0], began=since[1]))
+
+    def _asked(self, job: ScoreJob, order: Sequence[int]) -> list[BaseMessage]:
+        """The ballot: the conversation, the answer so far, and the drafts under letters."""
+        answer = "".join(segment.text for segment in job.answer)
+        turns = "\n\n".join(f"{turn.role}: {turn.text}" for turn in job.query.turns)
+        drafts = "\n".join(f"{LETTERS[n]}: {_shown(job.candidates[at])}" for n, at in enumerate(order))
+        return [HumanMessage(f"{turns}\n\nThe answer so far: {answer!r}\n\nContinuations:\n{drafts}\n\n{BALLOT}")]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some of what a model says."""
+
+    text: str
+    thought: str = ""
+    finish: str = ""
+    """Why it stopped, in the last piece."""
+    used: tuple[int, int] = (0, 0)
+    """Input and output tokens, as the provider counts them: mostly with one of the last pieces."""
+
+
+@dataclass
+class Stream:
+    """What a model says after ``before``, read as far as was needed."""
+
+    pieces: Iterator[Piece]
+    before: str
+    sent: int = 0
+    """The length of the request, in words."""
+    constraint: Constraint | None = None
+    said: str = ""
+    finish: str = ""
+    thought: str = ""
+    _raw: str = ""
+    _billed: tuple[int, int] = (0, 0)
+    _told: tuple[int, int, int] = (0, 0, 0)
+    """What :meth:`used` has returned: requests, input and output tokens."""
+
+    @property
+    def words(self) -> int:
+        return len(words_of(self._raw))
+
+    def leads_to(self, answer: str) -> bool:
+        """Whether this answer is what the model has said so far, or what it says next, if it said more."""
+        if not answer.startswith(self.before):
+            return False
+        said = answer[len(self.before) :]
+        while len(self.said) < len(said) and said.startswith(self.said) and self._more():
+            pass
+        return self.said.startswith(said) and (len(self.said) > len(said) or self.finish in ("", "stop"))
+
+    def after(self, answer: str, wanted: int, most: int) -> tuple[str, bool]:
+        """About ``wanted`` words after this answer, ``most`` at most, and whether they end the answer."""
+        at = len(answer) - len(self.before)
+        for count in (wanted, min(2 * wanted + 8, most), most):
+            while len(words_of(self.said[at:])) <= count and self._more():
+                pass
+            rest = self.said[at:]
+            if len(words := words_of(rest)) <= count and self.finish:
+                return rest, self.finish == "stop"
+            if kept := cut(rest, count) if count < most else "".join(words[:count]):
+                return kept, False
+        return "", False
+
+    def used(self) -> Effort:
+        """What the stream has cost since this was asked last."""
+        billed, before = (1, *(self._billed if any(self._billed) else (self.sent, self.words))), self._told
+        self._told = billed
+        requests, sent, said = (now - then for now, then in zip(billed, before, strict=True))
+        return Effort(said, requests=requests, input_tokens=sent, output_tokens=said)
+
+    def _more(self) -> bool:
+        """Read a piece; False: there is none."""
+        piece = None if self.finish else next(self.pieces, None)
+        if piece is None:
+            self.finish = self.finish or "stop"
+            return False
+        self.thought += piece.thought
+        self._raw += piece.text
+        # Some providers count up, others add: what is told last, and more, is the whole.
+        self._billed = max(self._billed[0], piece.used[0]), max(self._billed[1], piece.used[1])
+        self.finish = piece.finish
+        said = self._raw
+        if not self.before and (found := _THOUGHT.match(said)):
+            said = said[found.end() :]
+            if said and not self.said:
+                self.thought = found[1].strip()
+        elif not self.before and "<think>".startswith(said.lstrip()):
+            said = ""  # it may begin a thought
+        self.said = respaced(self.constraint, self.before, said)
+        return True
+
+    def close(self) -> None:
+        """Cancel it: what was not said need not be paid for."""
+        try:
+            self.pieces.close()  # type: ignore[attr-defined]
+        except ValueError:  # another thread is reading it, and finds out by itself
+            pass
+
+
+def _read(pieces: Iterator[Piece], count: int, sent: int = 0) -> tuple[str, Effort]:
+    """The first words of a stream, which is then cancelled, and what it cost."""
+    stream = Stream(pieces, "", sent)
+    text, _ = stream.after("", count, count)
+    stream.close()
+    return text, stream.used()
+
+
+def _words_in(messages: Sequence[BaseMessage]) -> int:
+    return sum(len(words_of(message.text)) for message in messages)
+
+
+def begins_alike(said: str, answer: str) -> bool:
+    """Whether this may still turn out to repeat the answer, or its end."""
+    said = said.lstrip()
+    return answer.startswith(said) or any(said.startswith(end) or end.startswith(said) for end in _tails(answer))
+
+
+def _tails(answer: str) -> list[str]:
+    """The ends of the answer that a model may repeat, the longest first: each begins with a word."""
+    starts = [match.start() for match in re.finditer(r"\S+", answer)]
+    return [answer[at:] for at in starts if len(answer) - at >= TAIL][-40:]
+
+
+def joined(answer: str, said: str) -> str:
+    """What a model said after an answer, without what it repeated, and with a space where words would be glued.
+
+    >>> joined("The sky is", "blue."), joined("The sky is", " blue."), joined("The sky is", "The sky is blue.")
+    (' blue.', ' blue.', ' blue.')
+    >>> joined("Light is scattered by air", "scattered by air, and so"), joined("天空是", "蓝色")
+    (', and so', '蓝色')
+    """
+    kept, begun = answer.rstrip(), said.lstrip()
+    for repeated in (kept, *_tails(kept)):
+        if repeated and begun.startswith(repeated):
+            said = begun = begun[len(repeated) :]
+            break
+    if len(kept) < len(answer):
+        return said.lstrip()
+    return said if not said or is_safe(answer + said, len(answer)) or said[:1] in ".,;:!?)" else f" {said}"
+
+
+def _finish_of(metadata: Mapping[str, Any]) -> str:
+    """Why a model stopped, in one word for all providers."""
+    reason = str(metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason") or "")
+    reason = reason.lower()
+    return {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}.get(reason, reason)
+
+
+def _shown(candidate: Candidate) -> str:
+    return f"{candidate.text!r}" + (" (and the answer ends)" if candidate.ended else "")
+
+
+def name_of(model: BaseChatModel) -> str:
+    """The last part of the model's name, else its class's."""
+    found = str(model._get_ls_params().get("ls_model_name") or type(model).__name__)
+    return found.rstrip("/").rsplit("/", 1)[-1]
+
+
+def chat_model_named(name: str) -> BaseChatModel:
+    """The chat model that LangChain makes of a name such as ``"ollama:llama3.2"``."""
+    try:
+        from langchain.chat_models import init_chat_model
+    except ModuleNotFoundError as error:
+        raise advised(UsageError(f"a member named {name!r} needs langchain"), "pip install langchain") from error
+    try:
+        return init_chat_model(name)
+    except ImportError as error:
+        wrong = UsageError(f"a member named {name!r} needs a package that is not installed: {error}")
+        raise advised(wrong, f"pip install langchain-{name.partition(':')[0].replace('_', '-')}") from error
+    except Exception as error:
+        wrong = UsageError(f"LangChain makes no chat model of {name!r}: {type(error).__name__}: {error}")
+        raise advised(wrong, "make it yourself and pass the object: members=[ChatOpenAI(...)]") from error

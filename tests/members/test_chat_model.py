@@ -1,0 +1,327 @@
+"""Any LangChain chat model as a member: its stream, how it continues a text, ballots, what goes wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_core.exceptions import ModelTimeoutError
+from langchain_core.language_models import BaseChatModel, FakeListChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+
+from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel, UsageError
+from langchain_specfuse.chat.members import checked_member, ensemble_for, names_of
+from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.values import Candidate, Draft, Failure, Query, Sampling, Scored, Segment, Turn
+from langchain_specfuse.engine import Ensemble
+
+from .contract import MemberContract, draft_job, drafted, score_job, scored
+
+UP = "one, two, three, four, five, six, seven, eight, nine, ten"
+DOWN = "ten, nine, eight, seven, six, five, four, three, two, one"
+STORY = "The sky is blue because air scatters blue light more than red light, and so it comes from everywhere."
+
+
+class Talker(BaseChatModel):
+    """A chat model of somebody else: says a script word by word, in one of the ways in which models continue a text."""
+
+    script: str = STORY
+    way: str = "continue"
+    letter: str = "B"
+    finish: str = "stop"
+    thought: str = ""
+    asked: list[Any] = []  # noqa: RUF012 (a field)
+    said: list[str] = []  # noqa: RUF012
+    closed: list[bool] = []  # noqa: RUF012
+    error: Any = None
+
+    @property
+    def _llm_type(self) -> str:
+        return "talker"
+
+    def _generate(self, *_: Any, **__: Any) -> ChatResult:
+        raise NotImplementedError
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        self.asked.append((messages, options))
+        if self.error is not None:
+            raise self.error
+        try:
+            for word in re.findall(r"\s*\S+", self._reply(messages)):
+                self.said.append(word)
+                yield ChatGenerationChunk(message=AIMessageChunk(word))
+            yield ChatGenerationChunk(message=AIMessageChunk("", response_metadata={"finish_reason": self.finish}))
+        finally:
+            self.closed.append(True)
+
+    def _reply(self, messages: list[BaseMessage]) -> str:
+        if "Reply with its letter" in messages[-1].text:
+            return self.letter
+        script = self.script
+        begun = next((message.text for message in reversed(messages) if isinstance(message, AIMessage)), "")
+        told = isinstance(messages[-1], HumanMessage) and "Continue your last message" in messages[-1].text
+        goes_on = self.way == "continue" if isinstance(messages[-1], AIMessage) else told and self.way == "instruct"
+        if any(message.text.startswith("Count the numbers") for message in messages):
+            script = DOWN if goes_on or self.way == "repeat" else UP
+        place = len(begun.split()) if goes_on else 0
+        words = script.split()[place:]
+        if self.way == "repeat" and begun:
+            return f"{begun} {' '.join(script.split()[len(begun.split()) :])}"
+        return self.thought + (" " if place and self.way == "continue" else "") + " ".join(words)
+
+
+def talker(**fields: Any) -> Talker:
+    return Talker(asked=[], said=[], closed=[], **fields)
+
+
+class Voteless(ChatModelMember):
+    """A ballot is no log-probability: what the contract asks of scores does not apply."""
+
+    def probe(self) -> Any:
+        from dataclasses import replace
+
+        return replace(super().probe(), scores=False)
+
+
+class TestContract(MemberContract):
+    @pytest.fixture
+    def make_member(self) -> Callable[[], ChatModelMember]:
+        return lambda: Voteless(talker(), name="talker")
+
+
+class TestContractInstructed(MemberContract):
+    @pytest.fixture
+    def make_member(self) -> Callable[[], ChatModelMember]:
+        return lambda: Voteless(talker(way="instruct"), name="talker")
+
+
+def rounds(members: list[Any], **settings: Any) -> list[Any]:
+    query = Query("q", (Turn("user", "Why is the sky blue?"),))
+    return list(Ensemble(members).rounds(query, Settings(segment_tokens=4, max_tokens=64, **settings)))
+
+
+# --- its own stream ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["continue", "restart"])
+def test_alone_it_is_asked_once_and_writes_its_own_answer(way: str) -> None:
+    model = talker(way=way)
+    found = rounds([ChatModelMember(model, name="a")])
+    assert "".join(round.text for round in found) == STORY and len(found) > 3
+    assert sum("sky" in messages[-1].text for messages, _ in model.asked) == 1 and found[-1].finish == "stop"
+
+
+def test_a_lead_that_cannot_continue_a_text_writes_while_it_is_not_corrected() -> None:
+    model, other = talker(way="restart"), ScriptedMember("Nothing of the kind.", name="b")
+    lead = ChatModelMember(model, name="a")
+    found = rounds([lead, other], lead="a", method=Method(margin=math.inf))
+    assert "".join(round.text for round in found) == STORY and other.draft_calls == 0
+
+
+def test_where_another_draft_is_agreed_its_stream_is_cancelled_and_a_new_one_continues() -> None:
+    model = talker()
+    member = ChatModelMember(model, name="a")
+    first = drafted(member, draft_job(segment_tokens=3))
+    said = len(model.said)
+    assert first.text == "The sky is" and said < len(STORY.split()) // 2
+    closed = len(model.closed)
+    second = drafted(member, draft_job(answer=(Segment("The sky was"),), segment_tokens=3))
+    assert second.text == " blue because air" and len(model.closed) > closed
+    messages, _ = model.asked[-1]
+    assert isinstance(messages[-1], AIMessage) and messages[-1].text == "The sky was"
+    assert len(model.said) < said + 8, "no more is read than the draft needs"
+
+
+def test_the_stream_goes_on_where_another_member_wrote_what_it_would_have_written() -> None:
+    model = talker()
+    member = ChatModelMember(model, name="a")
+    drafted(member, draft_job(segment_tokens=3))
+    asked = len(model.asked)
+    job = draft_job(answer=(Segment("The sky is blue because"),), segment_tokens=2)
+    assert drafted(member, job).text == " air scatters"
+    assert len(model.asked) == asked
+
+
+def test_forgetting_cancels_the_stream() -> None:
+    model = talker()
+    member = ChatModelMember(model, name="a")
+    drafted(member, draft_job(segment_tokens=3))
+    closed, said = len(model.closed), len(model.said)
+    member.forget("q")
+    assert len(model.closed) == closed + 1 and len(model.said) == said
+
+
+# --- how it continues -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("way", "detail"),
+    [
+        ("continue", "continues a text,"),
+        ("instruct", "continues a text when told to,"),
+        ("repeat", "continues a text,"),
+        ("restart", "cannot continue,"),
+    ],
+)
+def test_how_it_continues_a_text_is_found_out_by_trial(way: str, detail: str) -> None:
+    assert detail in ChatModelMember(talker(way=way), name="a").probe().detail
+
+
+@pytest.mark.parametrize("way", ["continue", "instruct", "repeat"])
+def test_a_continuation_begins_where_the_answer_stops(way: str) -> None:
+    member = ChatModelMember(talker(way=way), name="a")
+    for answer in ("The sky is", "The sky is blue because air scatters"):
+        rest = STORY.split()[len(answer.split()) :]
+        assert drafted(member, draft_job(answer=(Segment(answer),), segment_tokens=3)).text == " " + " ".join(rest[:3])
+
+
+def test_one_that_cannot_continue_leaves_with_advice() -> None:
+    member = ChatModelMember(talker(way="restart"), name="a")
+    (reply,) = member.draft([draft_job(answer=(Segment("The sea"),))])
+    assert isinstance(reply, Failure) and "does not continue a text" in reply.message
+    assert any("lead=" in note for note in getattr(reply.cause, "__notes__", []))
+    found = rounds([ScriptedMember("It is green, and that is that, of course.", name="s"), member], lead=None)
+    assert found[-1].finish == "stop"
+
+
+# --- whole answers, thoughts, ends ------------------------------------------------------------------------------
+
+
+def test_it_writes_whole_answers() -> None:
+    models = [talker(script="6 * 7 = 42 #### 42", way="restart"), talker(script="It is 42.", way="restart")]
+    llm = SpecFuseChatModel(members=models, segment="answer", result="number")
+    assert llm.invoke("6 * 7?").text == "6 * 7 = 42 #### 42"
+
+
+def test_thoughts_are_no_part_of_the_answer() -> None:
+    found = rounds([ChatModelMember(talker(thought="<think>Well, blue? </think>\n\n"), name="a")])
+    assert "".join(round.text for round in found) == STORY
+    assert [round.thoughts for round in found if round.thoughts] == [{"a": "Well, blue?"}]
+
+
+def test_an_answer_that_the_provider_cut_is_continued() -> None:
+    class Cut(Talker):
+        def _reply(self, messages: list[BaseMessage]) -> str:
+            words = super()._reply(messages).split()
+            self.finish = "length" if len(words) > 6 else "stop"
+            return (" " if len(words) < len(STORY.split()) else "") + " ".join(words[:6])
+
+    found = rounds([ChatModelMember(Cut(asked=[], said=[], closed=[]), name="a")])
+    assert "".join(round.text for round in found) == STORY
+
+
+def test_a_refusal_by_the_provider_is_a_failure() -> None:
+    (reply,) = ChatModelMember(talker(finish="content_filter", script="No"), name="a").draft([draft_job()])
+    assert isinstance(reply, Failure) and "broke off (content_filter)" in reply.message
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(ValueError("boom"), "error"), (TimeoutError("late"), "timeout"), (ModelTimeoutError("late"), "timeout")],
+)
+def test_an_error_of_the_model_is_a_failure_of_its_kind(error: Exception, kind: str) -> None:
+    (reply,) = ChatModelMember(talker(error=error), name="a").draft([draft_job()])
+    assert isinstance(reply, Failure) and reply.kind == kind and type(error).__name__ in reply.message
+
+
+# --- ballots ----------------------------------------------------------------------------------------------------
+
+
+class Chooser(Talker):
+    """Votes for the draft that contains a word."""
+
+    word: str = "red"
+
+    def _reply(self, messages: list[BaseMessage]) -> str:
+        if "Reply with its letter" not in messages[-1].text:
+            return super()._reply(messages)
+        return next(
+            (line[0] for line in messages[-1].text.splitlines() if line[1:2] == ":" and self.word in line),
+            "?",
+        )
+
+
+def test_a_ballot_counts_both_orders() -> None:
+    drafts = [Candidate(" is red", False, ("x",)), Candidate(" is blue", False, ("y",))]
+    red, blue = scored(ChatModelMember(Chooser(asked=[], said=[], closed=[]), name="a"), score_job(*drafts)).logprobs
+    assert red[0] == pytest.approx(math.log(2.1 / 2.2)) and blue[0] == pytest.approx(math.log(0.1 / 2.2))
+    always_b = scored(ChatModelMember(talker(letter="B"), name="a"), score_job(*drafts)).logprobs
+    assert always_b[0] == always_b[1], "whoever always takes the second has no preference"
+    silent = scored(ChatModelMember(talker(letter="neither"), name="a"), score_job(*drafts)).logprobs
+    assert silent[0] == silent[1]
+
+
+def test_members_without_log_probabilities_agree_by_ballot() -> None:
+    scripts = ("The sky is blue today, they say.", "The sky is red today, they say.", "The sky is red today, they say.")
+    members = [Chooser(script=script, asked=[], said=[], closed=[]) for script in scripts]
+    llm = SpecFuseChatModel(members=members, lead=None, segment_tokens=4)
+    assert llm.invoke("What colour is the sky?").text == scripts[1]
+
+
+# --- as users write it ------------------------------------------------------------------------------------------
+
+
+def test_a_chat_model_object_is_a_member_and_stays_the_same_one() -> None:
+    model = FakeListChatModel(responses=["Blue."])
+    ensemble = ensemble_for([checked_member(model)])
+    assert ensemble_for([model]) is ensemble and isinstance(ensemble.members["FakeListChatModel"], ChatModelMember)
+    llm = SpecFuseChatModel(members=[model])
+    assert llm.invoke("What colour is the sky?").text == "Blue."
+
+
+def test_names_of_providers_are_chat_models_and_nothing_else_is() -> None:
+    assert names_of(["ollama:llama3.2", "openai:gpt-5-mini"]) == ["llama3.2", "gpt-5-mini"]
+    with pytest.raises(UsageError, match="not installed") as found:
+        ensemble_for(["ollama:llama3.2"])
+    assert "pip install langchain-ollama" in found.value.__notes__[0]
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(UsageError, match="a LangChain chat model or its name, got int"):
+        ChatModelMember(3)
+    with pytest.raises(UsageError, match="max_concurrency"):
+        ChatModelMember(talker(), max_concurrency=0)
+
+
+def test_a_temperature_is_passed_on_only_where_the_answer_asks_for_one() -> None:
+    model = talker()
+    member = ChatModelMember(model, name="a")
+    drafted(member, draft_job(id="cold"))
+    drafted(member, draft_job(id="warm", sampling=Sampling(temperature=0.7)))
+    assert [options for _, options in model.asked[-2:]] == [{}, {"temperature": 0.7}]
+
+
+async def test_async_and_sync_write_the_same() -> None:
+    llm = SpecFuseChatModel(members=[talker()], segment_tokens=4)
+    assert (await llm.ainvoke("Why?")).text == llm.invoke("Why?").text == STORY
+
+
+def test_what_each_member_cost_is_summed_by_member() -> None:
+    class Billed(Talker):
+        def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+            yield from super()._stream(*args, **options)
+            usage = {"input_tokens": 40, "output_tokens": 30, "total_tokens": 70}
+            yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
+
+    billed, silent = Billed(asked=[], said=[], closed=[]), talker()
+    for model, known in ((billed, (40, 30)), (silent, (len(["Why", "is", "the", "sky", "blue?"]), len(STORY.split())))):
+        llm = SpecFuseChatModel(members=[ChatModelMember(model, name="a")])
+        usage = llm.invoke("Why is the sky blue?").response_metadata["specfuse"]["usage"]
+        assert usage == {"a": {"requests": 1, "input_tokens": known[0], "output_tokens": known[1]}}
+    chooser = Chooser(asked=[], said=[], closed=[])
+    llm = SpecFuseChatModel(members=[chooser, ScriptedMember("The sky is red.", name="b")], lead=None, segment_tokens=3)
+    metadata = llm.invoke("Why is the sky blue?").response_metadata["specfuse"]
+    asked = sum("Count the numbers" not in messages[0].text for messages, _ in chooser.asked)
+    assert list(metadata["usage"]) == ["Chooser"] and metadata["usage"]["Chooser"]["requests"] == asked > 2
+
+
+def test_replies_are_plain_values() -> None:
+    member = ChatModelMember(talker(), name="a")
+    assert isinstance(member.draft([draft_job()])[0], Draft)
+    assert isinstance(member.score([score_job(Candidate("x", False, ("y",)))])[0], Scored)
