@@ -63,6 +63,8 @@ class Ballot:
     def sure(self, name: str) -> bool:
         """Whether this member gives every token of its draft the probability that makes it sure."""
         draft = self.drafts[name]
+        if draft.least is not None:
+            return is_sure([draft.least], self._method.sure)
         own = self._free(Candidate(draft.text, draft.ended, ()), draft.logprobs or (), draft.ends)
         return is_sure(own, self._method.sure)
 

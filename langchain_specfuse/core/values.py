@@ -170,6 +170,9 @@ class Draft:
     forces do not count in a score."""
     thought: str = ""
     """The writer's reasoning before its first word. Never part of the answer."""
+    least: float | None = None
+    """The lowest log-probability of its tokens, from a writer whose scores are no log-probabilities: what makes a lead
+    sure."""
 
 
 @dataclass(frozen=True, slots=True)

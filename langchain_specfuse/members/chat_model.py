@@ -6,6 +6,8 @@ answer and is asked once. Where another draft was agreed, the stream is cancelle
 text; how this model does that is found out by trial. It votes by ballot: drafts under letters, in two orders.
 
 Knows LangChain's chat models; nothing of rounds.
+
+Paper: members vote by likelihood alone, which hosted models do not tell of a given text.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -68,7 +70,8 @@ class ChatModelMember:
     - ``max_concurrency`` questions are under way at once.
     - ``system_prompt`` replaces the conversation's, for this member.
 
-    A ``temperature`` above 0 that the answer asks for is passed on; everything else is as the chat model was made.
+    A ``temperature`` above 0 that the answer asks for is passed on; everything else is as the chat model was made. A
+    lead is sure of its drafts only where it shows log-probabilities: ``ChatOpenAI(..., logprobs=True)``.
     """
 
     def __init__(
@@ -155,7 +158,8 @@ class ChatModelMember:
         effort = replace(
             stream.used(), read=stream.words - before, seconds=time.perf_counter() - since[0], began=since[1]
         )
-        return Draft(text, ended, word_ids(text)[: job.max_tokens], effort=effort, thought=thought)
+        tokens = word_ids(text)[: job.max_tokens]
+        return Draft(text, ended, tokens, effort=effort, thought=thought, least=stream.least(answer, text))
 
     def _opened(self, job: DraftJob, answer: str) -> Stream:
         """What the model says next, as a stream."""
@@ -188,13 +192,14 @@ class ChatModelMember:
         begun = AIMessage(kept, additional_kwargs={"prefix": True} if way == "continue" else {})
         told = [HumanMessage(GO_ON.format(kept[-80:]))] if way == "instruct" else []
         pieces = self._said([*messages, begun, *told], options)
-        said = ""
+        said, least = "", None
         for piece in pieces:
             said += piece.text
+            least = min((one for one in (least, piece.least) if one is not None), default=None)
             if piece.thought or piece.used:
                 yield replace(piece, text="", finish="")
             if piece.finish or len(said) > len(kept) + 1 or not begins_alike(said, kept):
-                yield Piece(joined(answer, said), "", piece.finish)
+                yield Piece(joined(answer, said), "", piece.finish, least=least)
                 break
         yield from pieces
 
@@ -213,7 +218,8 @@ class ChatModelMember:
                 )
                 used = chunk.usage_metadata or {}
                 if chunk.text or thought or used:
-                    yield Piece(chunk.text, thought, "", (used.get("input_tokens", 0), used.get("output_tokens", 0)))
+                    counted = used.get("input_tokens", 0), used.get("output_tokens", 0)
+                    yield Piece(chunk.text, thought, "", counted, _least_of(chunk.response_metadata))
         except Exception as error:
             kind = next((_KINDS[one.__name__] for one in type(error).__mro__ if one.__name__ in _KINDS), "error")
             kind = "timeout" if isinstance(error, TimeoutError) else kind
@@ -276,6 +282,8 @@ class Piece:
     """Why it stopped, in the last piece."""
     used: tuple[int, int] = (0, 0)
     """Input and output tokens, as the provider counts them: mostly with one of the last pieces."""
+    least: float | None = None
+    """The lowest log-probability in it, if the model was asked for them (``ChatOpenAI(logprobs=True)``)."""
 
 
 @dataclass
@@ -294,6 +302,8 @@ class Stream:
     _billed: tuple[int, int] = (0, 0)
     _told: tuple[int, int, int] = (0, 0, 0)
     """What :meth:`used` has returned: requests, input and output tokens."""
+    _doubts: list[tuple[int, float]] = field(default_factory=list)
+    """For each piece, the length of ``said`` after it and its lowest log-probability."""
 
     @property
     def words(self) -> int:
@@ -321,12 +331,17 @@ class Stream:
                 return kept, False
         return "", False
 
+    def least(self, answer: str, text: str) -> float | None:
+        """The lowest log-probability in this text after this answer; None: unknown."""
+        begin = len(answer) - len(self.before)
+        return min((least for end, least in self._doubts if begin < end <= begin + len(text)), default=None)
+
     def used(self) -> Effort:
         """What the stream has cost since this was asked last."""
         billed, before = (1, *(self._billed if any(self._billed) else (self.sent, self.words))), self._told
         self._told = billed
         requests, sent, said = (now - then for now, then in zip(billed, before, strict=True))
-        return Effort(said, requests=requests, input_tokens=sent, output_tokens=said)
+        return Effort(said, prompt=billed[1], requests=requests, input_tokens=sent, output_tokens=said)
 
     def _more(self) -> bool:
         """Read a piece; False: there is none."""
@@ -347,6 +362,8 @@ class Stream:
         elif not self.before and "<think>".startswith(said.lstrip()):
             said = ""  # it may begin a thought
         self.said = respaced(self.constraint, self.before, said)
+        if piece.least is not None:
+            self._doubts.append((len(self.said), piece.least))
         return True
 
     def close(self) -> None:
@@ -404,6 +421,13 @@ def _finish_of(metadata: Mapping[str, Any]) -> str:
     reason = str(metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason") or "")
     reason = reason.lower()
     return {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}.get(reason, reason)
+
+
+def _least_of(metadata: Mapping[str, Any]) -> float | None:
+    """The lowest log-probability in a chunk, as OpenAI's interface gives them."""
+    found = metadata.get("logprobs") or {}
+    tokens = (found.get("content") or []) if isinstance(found, Mapping) else []
+    return min((float(one["logprob"]) for one in tokens), default=None)
 
 
 def _shown(candidate: Candidate) -> str:

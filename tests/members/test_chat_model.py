@@ -264,6 +264,20 @@ def test_members_without_log_probabilities_agree_by_ballot() -> None:
     assert llm.invoke("What colour is the sky?").text == scripts[1]
 
 
+@pytest.mark.parametrize(("least", "asked"), [(-0.1, False), (-3.0, True), (None, True)])
+def test_a_lead_that_shows_that_it_is_sure_is_not_put_to_the_vote(least: float | None, asked: bool) -> None:
+    class Shows(Talker):
+        def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+            for chunk in super()._stream(*args, **options):
+                found = {} if least is None else {"logprobs": {"content": [{"token": "x", "logprob": least}]}}
+                chunk.message.response_metadata = {**found, **chunk.message.response_metadata}
+                yield chunk
+
+    other = ScriptedMember(STORY.replace("blue", "red"), name="b", draft_only=True)
+    found = rounds([ChatModelMember(Shows(letter="?", asked=[], said=[], closed=[]), name="a"), other], lead="a")
+    assert "".join(round.text for round in found) == STORY and bool(other.draft_calls) == asked
+
+
 # --- as users write it ------------------------------------------------------------------------------------------
 
 
