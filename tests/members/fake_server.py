@@ -49,7 +49,6 @@ class FakeServer:
         """Fields that this (older) engine does not know and silently ignores."""
         self.begins = False
         """llama.cpp: adds the BOS token to a text, and removes it from what the template writes."""
-        self.written: list[list[int]] = []
         self.go = threading.Event()
         self._lock = threading.Lock()
         self.port = 0
@@ -116,27 +115,12 @@ class FakeServer:
             self.tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
 
-    def reread(self, body: Mapping[str, Any]) -> list[int]:
-        """A chat as ids. Random weights write what no tokenizer would split so; trained ones seldom do: its own text is
-        tokenized as it was drawn."""
-        text = self.rendered(body)
-        for ids in self.written:
-            for count in range(len(ids), 0, -1):
-                if self.decode(ids[:count]) == text:
-                    return ids[:count]
-        return self.encode(text)
-
     def rendered(self, body: Mapping[str, Any]) -> str:
-        """A chat as text; one whose last answer is to be continued is left open."""
-        messages, opened = list(body["messages"]), ""
-        if body.get("continue_final_message"):
-            opened = str(messages.pop()["content"])
+        """A chat as text."""
         more = {"tools": body["tools"]} if body.get("tools") else {}
-        generation = body.get("add_generation_prompt", True) or bool(opened)
-        return (
-            str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation, **more))
-            + opened
-        )
+        generation = body.get("add_generation_prompt", True)
+        template = self.tokenizer.apply_chat_template
+        return str(template(list(body["messages"]), tokenize=False, add_generation_prompt=generation, **more))
 
 
 @lru_cache(maxsize=1024)  # each new member asks the same
@@ -159,17 +143,6 @@ class Refused(Exception):
 def _models(server: FakeServer, body: Reply) -> Reply:
     owner = {"llama.cpp": "llamacpp", "chat": "another"}.get(server.engine, server.engine)
     return {"object": "list", "data": [{"id": server.name, "owned_by": owner, "max_model_len": LIMIT}]}
-
-
-def _chat(server: FakeServer, body: Reply) -> Reply:
-    ids = server.reread(body)
-    end = server.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    tokens, _, ended = server.drawn(ids, body["max_tokens"], body.get("temperature", 1.0), body.get("seed") or 0, [end])
-    new = tokens[: len(tokens) - ended]
-    text = server.decode([*ids, *new], special=False)[len(server.decode(ids, special=False)) :]
-    server.written.append(ids + new)
-    message = {"role": "assistant", "content": text.rstrip("\ufffd")}
-    return {"model": server.name, "choices": [{"message": message, "finish_reason": "stop" if ended else "length"}]}
 
 
 # --- vLLM -------------------------------------------------------------------------------------------------------
@@ -341,14 +314,12 @@ ENGINES: dict[str, dict[str, Answer]] = {
     "vllm": {
         "/v1/models": _models,
         "/v1/completions": _vllm,
-        "/v1/chat/completions": _chat,
         "/tokenize": _vllm_tokenize,
         "/detokenize": _vllm_detokenize,
     },
     "sglang": {
         "/v1/models": _models,
         "/generate": _sglang,
-        "/v1/chat/completions": _chat,
         "/v1/tokenize": _vllm_tokenize,
         "/v1/detokenize": _sglang_detokenize,
     },
@@ -356,12 +327,11 @@ ENGINES: dict[str, dict[str, Answer]] = {
         "/v1/models": _models,
         "/props": _llama_props,
         "/completion": _llama,
-        "/v1/chat/completions": _chat,
         "/tokenize": _llama_tokenize,
         "/detokenize": lambda server, body: {"content": server.decode(body["tokens"])},
         "/apply-template": _llama_template,
     },
-    "chat": {"/v1/models": _models, "/v1/chat/completions": _chat},
+    "chat": {"/v1/models": _models},
 }
 
 

@@ -25,7 +25,7 @@ from tests.torture.texts import broken, places_in
 from . import tiny
 from .fake_server import INST_END, FakeServer
 
-ENGINES = ("vllm", "sglang", "llama.cpp", "chat")
+ENGINES = ("vllm", "sglang", "llama.cpp")
 BLUE = "The sky is blue because the air scatters short waves more than long ones."
 HURTING = [
     float("nan"), float("inf"), -1e308, 10**30, 10**400, -1, 0, 1.5, 99999, True, None, "", "x", [], {}, "\ud800", [[]],
@@ -91,8 +91,7 @@ class Faulty:
 def faulty(request: Any) -> Iterator[Faulty]:
     model, tokenizer = tiny.cached("llama", 2, chat_template=INST_END)
     server = FakeServer(request.param, model, tokenizer)
-    own = None if request.param == "chat" else tokenizer
-    member = ServerMember(server.url, tokenizer=own, name="served", timeout=5.0)
+    member = ServerMember(server.url, tokenizer=tokenizer, name="served", timeout=5.0)
     member.probe()
     yield Faulty(server, member)
     member.unload()
@@ -140,11 +139,8 @@ def test_a_draft_is_what_the_server_sent_or_a_failure(faulty: Faulty, edits: lis
         return
     assert isinstance(reply, Draft) and len(reply.tokens) <= 12
     reply.text.encode()
-    if faulty.server.engine == "chat":
-        assert not reply.text or any(reply.text in one for one in leaves(faulty.sent) if isinstance(one, str))
-    else:
-        assert set(reply.tokens) <= tokens_in(faulty.sent) and all(type(one) is int for one in reply.tokens)
-        assert reply.logprobs is None or len(reply.logprobs) == len(reply.tokens) + reply.ended
+    assert set(reply.tokens) <= tokens_in(faulty.sent) and all(type(one) is int for one in reply.tokens)
+    assert reply.logprobs is None or len(reply.logprobs) == len(reply.tokens) + reply.ended
     json.dumps([reply.effort.read, reply.effort.reused], allow_nan=False)
     assert reply.effort.reused >= 0 and all(isinstance(one, int) for one in (reply.effort.read, reply.effort.reused))
 

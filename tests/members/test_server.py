@@ -154,31 +154,11 @@ def test_shifted_scores_are_found_out(serve: Serve) -> None:
     assert not member.probe().scores
 
 
-def test_a_server_that_only_chats_is_draft_only(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_only_chats_is_refused_with_advice(serve: Serve) -> None:
     _, member = serve("chat", lends=True)
-    probe = member.probe()
-    assert not probe.scores and "draft-only" in probe.detail and "draft-only" in caplog.text
-    other = tiny.member("llama", 2, name="other")
-    rounds = tiny.answered([member, other], tiny.query(), Settings(segment_tokens=5, max_tokens=30))
-    assert set(rounds[0].drafts) == {member.name, "other"} and tiny.text_of(rounds)
-
-
-@pytest.mark.parametrize("how", ["begins anew", "strips"])
-def test_a_chat_that_does_not_continue_an_answer_is_refused(serve: Serve, how: str) -> None:
-    server, member = serve("chat", lends=True)
-
-    def stripped(reply: dict[str, Any]) -> dict[str, Any]:
-        message = reply["choices"][0]["message"]
-        message["content"] = message["content"].strip()
-        return reply
-
-    if how == "strips":
-        server.fault = lambda path, _: stripped if path.endswith("completions") else None
-    else:
-        server.without = {"continue_final_message", "add_generation_prompt"}
-    with pytest.raises(MemberError, match="glues words together" if how == "strips" else "does not continue") as caught:
+    with pytest.raises(MemberError, match="takes no token ids: it is no vLLM") as caught:
         member.probe()
-    assert "vLLM, SGLang or llama.cpp" in caught.value.__notes__[0]
+    assert "ChatOpenAI(base_url=..., model=...)" in caught.value.__notes__[0]
 
 
 # --- requests ---------------------------------------------------------------------------------------------------

@@ -51,11 +51,3 @@ class TestLlamaCppWithItsOwnTokenizer(Served):
     engine = "llama.cpp"
     lends = True
     tokenizer = "unigram"  # without halves of characters, for which it reports no numbers
-
-
-class TestChat(Served):
-    engine = "chat"
-    lends = True
-
-    def test_an_answer_written_alone_is_the_same_however_it_is_cut(self, member: Member) -> None:
-        pytest.skip("text only: its own words are tokenized again as other tokens")

@@ -1,4 +1,4 @@
-"""ServerMember: a model on a server, over HTTP: vLLM, SGLang, llama.cpp, or any server that continues a chat.
+"""ServerMember: a model on a server, over HTTP: vLLM, SGLang or llama.cpp.
 
 This file finds out which kind of server it is, and turns any error into the failure of one job. It knows
 nothing of votes, and needs neither torch nor a GPU.
@@ -14,11 +14,9 @@ from typing import Any, Literal, TypeVar
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
 from ...errors import MemberError, UsageError, advised, refuse_arguments
-from ..text.plain import word_ids
 from ..text.templates import Template
 from ..text.words import Words
 from ..threads import each, shown
-from .chat import ChatSession
 from .http import Address, Client, refuse_secrets
 from .llamacpp import LlamaCpp
 from .sglang import SGLang
@@ -28,10 +26,11 @@ from .vllm import VLLM
 
 log = logging.getLogger("langchain_specfuse")
 
-Engine = Literal["vllm", "sglang", "llama.cpp", "chat"]
+Engine = Literal["vllm", "sglang", "llama.cpp"]
 DIALECTS: Mapping[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang, "llama.cpp": LlamaCpp}
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 """``owned_by`` in a server's list of models -> the engine that it is."""
+_OTHERS = "other servers join as chat models: ChatOpenAI(base_url=..., model=...) from langchain-openai"
 RENAMED = {"parallel": "use max_concurrency=", "retries": "leave it out: a request is retried while its timeout allows"}
 _Job = TypeVar("_Job", DraftJob, ScoreJob)
 
@@ -46,7 +45,7 @@ class ServerMember:
     - ``model`` may be left out if the server has only one.
     - ``tokenizer`` is a local folder or hub id (or a tokenizer of transformers) with the model's own tokenizer: then
       text becomes tokens here. Without it the server is asked.
-    - ``engine`` is found out; it may be given: ``"vllm"``, ``"sglang"``, ``"llama.cpp"`` or ``"chat"``.
+    - ``engine`` is found out; it may be given: ``"vllm"``, ``"sglang"`` or ``"llama.cpp"``.
     - ``api_key_env`` names the environment variable with the API key (``Basic ...`` is sent as it is). An address must
       not hold a key.
     - ``verify`` may name a file with the certificate authorities to trust.
@@ -88,8 +87,8 @@ class ServerMember:
             error = UsageError(f"a server's address begins with http:// or https://, got {base_url!r}")
             raise advised(error, "for example ServerMember('http://localhost:8000/v1', 'my-model')")
         refuse_secrets(base_url)
-        if engine is not None and engine not in (*DIALECTS, "chat"):
-            known = ", ".join((*DIALECTS, "chat"))
+        if engine is not None and engine not in DIALECTS:
+            known = ", ".join(DIALECTS)
             raise advised(UsageError(f"engine must be one of {known}, got {engine!r}"), "leave it out: it is found out")
         if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
             error = UsageError(f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}")
@@ -103,7 +102,7 @@ class ServerMember:
         self.chat_template, self.chat_template_kwargs = chat_template, dict(chat_template_kwargs or {})
         self.system_prompt, self.repetition_penalty, self.seed = system_prompt, repetition_penalty, seed
         self._client: Client | None = None
-        self._session: TokenSession | ChatSession | None = None
+        self._session: TokenSession | None = None
         self._ready: Probe | None = None
 
     def __repr__(self) -> str:
@@ -135,7 +134,7 @@ class ServerMember:
                     raise
                 message = f"the server at {self.address.url} describes itself in an unexpected way: {shown(error)}"
                 odd = MemberError(message, member=self.name)
-                raise advised(odd, "is it the engine that you mean? engine='chat' asks for least") from error
+                raise advised(odd, f"is it the engine that you mean? {_OTHERS}") from error
             log.info("%s: %s", self.name, self._ready.detail)
         return self._ready
 
@@ -143,15 +142,15 @@ class ServerMember:
         return self._each(jobs, lambda session, job: session.draft(job))
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        def score(session: TokenSession | ChatSession, job: ScoreJob) -> Scored:
-            if isinstance(session, ChatSession) or not session.known:
+        def score(session: TokenSession, job: ScoreJob) -> Scored:
+            if not session.known:
                 raise MemberError("it is draft-only", member=self.name)
             return session.score(job)
 
         return self._each(jobs, score)
 
     def forget(self, query_id: str) -> None:
-        if isinstance(self._session, TokenSession):
+        if self._session is not None:
             self._session.forget(query_id)
 
     def unload(self) -> None:
@@ -164,27 +163,30 @@ class ServerMember:
     # --- tokens for people --------------------------------------------------------------------------------------
 
     def token_ids(self, text: str) -> list[int]:
-        """The text's tokens in this member's tokenizer; a number per word where the server has none to ask."""
+        """The text's tokens in this member's tokenizer."""
         self.probe()
-        session = self._session
-        return session.words.encode(text) if isinstance(session, TokenSession) else list(word_ids(text))
+        assert self._session is not None
+        return self._session.words.encode(text)
 
     def token_count(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> int:
         """The length of these turns' prompt."""
         self.probe()
-        if isinstance(self._session, TokenSession):
-            return len(self._session.prompt_ids(turns, tools))
-        return sum(len(self.token_ids(turn.text)) for turn in turns)
+        assert self._session is not None
+        return len(self._session.prompt_ids(turns, tools))
 
     # --- finding out what is served -----------------------------------------------------------------------------
 
     def _probe(self, client: Client) -> Probe:
         served, owner = self._served(client)
         model = self._chosen(served)
-        engine = self.engine or OWNERS.get(owner, "chat")
+        engine = self.engine or OWNERS.get(owner, "")
         session = self._token_session(DIALECTS[engine](client, model)) if engine in DIALECTS else None
         if session is None:
-            return self._probe_chat(client, model, engine)
+            why = (
+                "it offers no tokenizer, and none was given" if engine else "it is no vLLM, SGLang or llama.cpp server"
+            )
+            error = MemberError(f"the server at {self.address.url} takes no token ids: {why}", member=self.name)
+            raise advised(error, _OTHERS)
         self._session = session
         session.check()
         scoring = f"scores by {', '.join(session.known)}" if session.known else "draft-only"
@@ -231,21 +233,9 @@ class ServerMember:
         how = (self.seed, self.repetition_penalty, self.system_prompt)
         return TokenSession(self.name, dialect, Words(tokenizer), template, dialect.limit(), *how)
 
-    def _probe_chat(self, client: Client, model: str, engine: str) -> Probe:
-        if self.chat_template is not None:
-            error = UsageError(f"the server at {self.address.url} only chats, with its own template")
-            raise advised(error, "start the server with that chat_template, and leave it out here")
-        extra = {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}
-        how = (self.seed, self.repetition_penalty, self.system_prompt)
-        self._session = ChatSession(self.name, client, model, *how, extra)
-        self._session.check()
-        why = "it takes no token ids" if engine == "chat" else "it offers no tokenizer, and none was given"
-        log.warning("%s is draft-only: %s", self.name, why)
-        return Probe(model, False, None, f"chat at {self.address.url}, draft-only: {why}")
-
     # --- asking -------------------------------------------------------------------------------------------------
 
-    def _each(self, jobs: Sequence[_Job], work: Callable[[TokenSession | ChatSession, _Job], Any]) -> list[Any]:
+    def _each(self, jobs: Sequence[_Job], work: Callable[[TokenSession, _Job], Any]) -> list[Any]:
         """All jobs at once, so that the engine makes a batch of them."""
         if self._client is not None and self._client.broken:
             self._ready = None  # another server may be there now: find out again what is served
