@@ -49,7 +49,6 @@ THIRD_PARTY = {
     "starlette": {"serve/"},
     "prometheus_client": {"serve/"},
     "uvicorn": {"serve/"},
-    "lm_eval": {"evaluation/harness.py"},
     "ray": {"members/ray.py"},
     "rich": {"show/"},
     "httpx": {"members/server/"},

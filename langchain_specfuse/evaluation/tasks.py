@@ -108,7 +108,7 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except (OSError, UnicodeDecodeError) as error:
         advice = "a task is a JSONL file in UTF-8"
         if str(path) in PUBLISHED:
-            advice += "; lm-evaluation-harness runs published tasks: langchain_specfuse.evaluation.harness"
+            advice += "; lm-evaluation-harness runs published tasks: see docs/how-to/evaluate.md"
         raise advised(UsageError(f"{path} cannot be read: {error}"), advice) from error
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():

@@ -8,6 +8,8 @@ import openai
 import pytest
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from lm_eval.api.instance import Instance
+from lm_eval.models.openai_completions import LocalChatCompletion
 from pydantic import BaseModel
 
 from langchain_specfuse import ScriptedMember
@@ -146,3 +148,12 @@ def test_langchain_gets_answers_streams_and_objects(serve):
     for method, script in (("json_schema", JOKE), ("function_calling", ScriptedMember.call("Joke", **JOKE))):
         remote = langchain(serve(ensemble(script, script))).with_structured_output(Joke, method=method)
         assert remote.invoke("A joke, as JSON?") == Joke(**JOKE)
+
+
+def test_lm_evaluation_harness_gets_what_the_chat_model_says(serve):
+    endpoint = serve()
+    client = LocalChatCompletion(base_url=f"{endpoint.url}/v1/chat/completions", model="specfuse", num_concurrent=2)
+    asked = client.apply_chat_template(QUESTION)
+    options = {"until": ["\n\n"], "max_gen_toks": 64, "do_sample": False}
+    instances = [Instance("generate_until", {}, (asked, options), number) for number in range(3)]
+    assert client.generate_until(instances) == [BLUE] * 3
