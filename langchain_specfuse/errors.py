@@ -15,7 +15,6 @@ that its retry and summarization middleware recognise them.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
@@ -89,11 +88,3 @@ def advised(error: _E, advice: str) -> _E:
     """The same error with a note that says what to do next."""
     error.add_note(f"-> {advice}")
     return error
-
-
-def refuse_arguments(owner: str, given: Iterable[str], renamed: Mapping[str, str]) -> None:
-    """Raise if an argument was given that ``owner`` does not have. ``renamed``: old name -> what to do instead."""
-    for name in given:
-        if name in renamed:
-            raise advised(UsageError(f"{owner} has no argument {name!r} any more"), renamed[name])
-        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}")

@@ -50,7 +50,6 @@ THIRD_PARTY = {
     "prometheus_client": {"serve/"},
     "uvicorn": {"serve/"},
     "ray": {"members/ray.py"},
-    "rich": {"show/"},
     "httpx": {"members/server/"},
 }
 """Third-party package -> the folders and files that may import it. Others must not be imported."""

@@ -114,12 +114,7 @@ _INTERNAL = frozenset({"ls_structured_output_format", "structured_output_format"
 _LANGCHAIN = frozenset({"output_version", "disable_streaming", "cache", "verbose", "rate_limiter"})
 
 _RENAMED: Mapping[str, str] = {
-    "preset": "method=...: 'robust', 'specfuse' or 'specem'",
     **{name: f"method=Method({name}=...)" for name in method_options()},
-    "voice": "method=Method(weighting='confidence') or 'equal'",
-    "straggler": "method=Method(late='exit') or 'skip'; without member_timeout all members are waited for",
-    "at_once": "max_concurrency=...",
-    "cluster": "members=[{'model': ..., 'cluster': 'auto'}]",
     **dict.fromkeys(
         ("max_rounds", "max_new_tokens", "max_completion_tokens", "max_length", "num_predict"), "max_tokens=..."
     ),
@@ -128,21 +123,12 @@ _RENAMED: Mapping[str, str] = {
     "function_call": "tool_choice=...",
     "format": "response_format=...",
 }
-"""Names of version 0.5 and of other packages, and their names here."""
+"""Names of other packages, and their names here."""
 _IGNORED: Mapping[str, str] = {
     "max_retries": "nothing is retried: a failed member leaves, the others finish. llm.with_retry() repeats answers",
     "api_key": "members in this process need no key; a server's is in the environment variable SPECFUSE_API_KEY",
 }
 """LangChain's standard tests make every chat model with these."""
-_REMOVED: Mapping[str, str] = {
-    **_IGNORED,
-    "speculate": "members no longer guess ahead; docs/log.md says what was measured",
-    **dict.fromkeys(("umpire", "tie_break"), "it did not help on new questions; docs/log.md says what was measured"),
-    "memory_budget": "a .gguf file takes least memory; docs/log.md says why it went",
-    "drafters": "lead=... names the member that drafts first",
-    "runners_up": "every round's drafts are in its event: SpecFuseCallbackHandler(on_round=...)",
-    "priority": "calls are served in the order in which they come",
-}
 
 
 # --- checks -----------------------------------------------------------------------------------------------------
@@ -227,8 +213,8 @@ def _unknown(name: str, known: Iterable[str]) -> UsageError:
         return advised(error, f"SpecFuseChatModel(..., {name}=...), or another chat model: they share their members")
     if name in _RENAMED:
         return advised(error, f"use {_RENAMED[name]}")
-    if name in _REMOVED:
-        return advised(UsageError(f"there is no option {name!r} any more"), _REMOVED[name])
+    if name in _IGNORED:
+        return advised(error, _IGNORED[name])
     if name in CALL_ONLY:
         error = UsageError(f"{name} is chosen for a call, not when the chat model is made")
         return advised(error, "llm.bind_tools([...])" if name == "tools" else f"llm.bind({name}=...)")

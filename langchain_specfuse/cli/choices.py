@@ -23,21 +23,6 @@ EXAMPLE = f'for example: {PROGRAM} "Why is the sky blue?" --members A B'
 CODES = "exit codes: 0 success, 1 the ensemble or a check failed, 2 a mistake in the call, 130 interrupted"
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Options of the chat model that every command has as flags."""
-
-RENAMED = {
-    "preset": "use --method NAME",
-    "voice": "use --method weighting=confidence, or weighting=equal",
-    **dict.fromkeys(("umpire", "no_umpire"), "leave it out: it did not help on new questions"),
-    "straggler": "use --method late=skip, or late=exit",
-    "memory_budget": "leave it out: a .gguf file takes least memory",
-    "at_once": "use --max-concurrency N",
-    "waiting": "use --max-waiting N",
-    "most_tokens": "use --max-answer-tokens N",
-    "cluster": "use RayMember, in Python",
-    "speculate": "leave it out: members no longer guess ahead",
-    "data": "give a file of questions; published tasks run through lm-evaluation-harness",
-    **dict.fromkeys(("tls_cert", "tls_key"), "put a proxy for TLS before the endpoint"),
-}
 """Arguments of version 0.5, and what to use now."""
 
 
@@ -62,8 +47,8 @@ class _Parser(argparse.ArgumentParser):
         flags = [flag for action in self._actions for flag in action.option_strings]
         near = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
         key = name.lstrip("-").replace("-", "_")
-        if key in RENAMED or key in method_options():
-            advice = RENAMED.get(key, f"use --method {key}=VALUE")
+        if key in method_options():
+            advice = f"use --method {key}=VALUE"
         elif near:
             advice = f"did you mean {near[0]}?"
         else:

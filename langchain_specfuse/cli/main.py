@@ -15,7 +15,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext, redirect_stdout
+from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -24,7 +24,6 @@ from ..chat import options as _options
 from ..chat import output_format as _format
 from ..core.values import Query, Round, Turn
 from ..errors import MemberError, SpecFuseError, UsageError, advised
-from ..show.live import LiveView, fits
 from ..show.terminal import Paint, legend, pieces, table, visible
 from ..show.trace import Trace, unsavable
 from . import choices
@@ -102,7 +101,6 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument("--json", action="store_true", help="one JSON object per round, nothing else")
     shown.add_argument("--quiet", "-q", action="store_true", help="only the answer: no legend, table or progress")
     shown.add_argument("--html", metavar="FILE", help="also write the run as a page: who wrote what, votes and weights")
-    shown.add_argument("--plain", action="store_true", help="only append text, no live view (also: without rich)")
     shown.add_argument("--no-color", action="store_true", help="no colours (also: NO_COLOR, or not on a terminal)")
     shown.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     return made
@@ -214,18 +212,13 @@ def _show(rounds: Iterator[Round], given: argparse.Namespace, names: list[str], 
     paint = Paint(names, on=out.isatty() and colours)
     clean = visible if out.isatty() else str
     done: list[Round] = []
-    live = not (given.quiet or given.plain) and fits(out)
     try:
-        with LiveView(paint, out) if live else nullcontext() as view:
-            for item in rounds:
-                if not done and not given.quiet:
-                    print(legend(paint), end="\n\n", file=out)
-                done.append(item)
-                if view:
-                    view.show(item)
-                    continue
-                text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(item))
-                print(text, end="", file=out, flush=True)
+        for item in rounds:
+            if not done and not given.quiet:
+                print(legend(paint), end="\n\n", file=out)
+            done.append(item)
+            text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(item))
+            print(text, end="", file=out, flush=True)
     finally:  # what has been shown stays; what follows begins on its own line
         print(end="\n" if done else "", file=out, flush=True)
     if not given.quiet:

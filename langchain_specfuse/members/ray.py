@@ -20,13 +20,12 @@ from typing import Any
 
 from ..core.member import Probe
 from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
-from ..errors import MemberError, UsageError, advised, refuse_arguments
+from ..errors import MemberError, UsageError, advised
 
 log = logging.getLogger("langchain_specfuse")
 
 PLACEMENT = ("cluster", "replicas", "num_cpus", "num_gpus", "resources")
 """The arguments that say where a member works."""
-RENAMED = {"start_timeout": "leave it out: finding a place has a limit of two minutes, loading has none"}
 ATTEMPTS = 3
 """A job fails when its process died this often over it. The last time each job is sent alone, so that a job that kills
 its process does not take others with it."""
@@ -60,9 +59,7 @@ class RayMember:
         num_cpus: float = 1,
         num_gpus: float | None = None,
         resources: Mapping[str, float] | None = None,
-        **renamed: Any,
     ) -> None:
-        refuse_arguments("RayMember", renamed, RENAMED)
         if isinstance(member, RayMember) or not hasattr(type(member), "probe"):
             error = UsageError(f"a RayMember hosts a member, got {member!r:.80} ({type(member).__name__})")
             raise advised(error, "for example RayMember(TransformersMember('Qwen/Qwen2.5-7B-Instruct'))")

@@ -50,10 +50,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 UNKNOWN = [
     ({"temprature": 0.5}, "there is no option 'temprature'", "did you mean 'temperature'?"),
     ({"num_predict": 5}, "there is no option 'num_predict'", "use max_tokens=..."),
-    ({"preset": "specem"}, "there is no option 'preset'", "method=...: 'robust', 'specfuse' or 'specem'"),
     ({"score": "mean_prob"}, "there is no option 'score'", "use method=Method(score=...)"),
-    ({"at_once": 3}, "there is no option 'at_once'", "use max_concurrency=..."),
-    ({"speculate": True}, "there is no option 'speculate' any more", "docs/log.md"),
     ({"colour": "blue"}, "there is no option 'colour'", "the options are "),
 ]
 

@@ -76,11 +76,9 @@ def test_nothing_is_loaded_before_it_is_needed(folder):
         ("device_map", "model_kwargs={'device_map': ...}"),
         ("attn_implementation", "model_kwargs={'attn_implementation': ...}"),
         ("quantization_config", "model_kwargs={'quantization_config': ...}"),
-        ("cache_bytes", "leave it out"),
-        ("graphs", "leave it out"),
     ],
 )
-def test_an_old_argument_names_the_new_one(folder, old, new):
+def test_an_argument_of_from_pretrained_names_its_place(folder, old, new):
     with pytest.raises(UsageError, match=old) as caught:
         TransformersMember(folder, **{old: 1})
     assert new in "".join(caught.value.__notes__)

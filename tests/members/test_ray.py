@@ -282,7 +282,6 @@ def test_an_address_where_nobody_listens_is_refused_soon(ray: FakeRay) -> None:
         ({"cluster": "ray://host:10001"}, "an address"),
         ({"num_gpus": -1}, "num_gpus"),
         ({"resources": {"tpu": "one"}}, "tpu"),
-        ({"start_timeout": 5}, "no argument 'start_timeout' any more"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

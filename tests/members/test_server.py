@@ -210,8 +210,6 @@ def test_a_server_is_named_by_its_address_and_model() -> None:
         ({"timeout": float("nan")}, "seconds above 0, got nan"),
         ({"verify": 7}, "path of a file, got 7"),
         ({"seed": "x"}, "seed must be a whole number, got 'x'"),
-        ({"parallel": 4}, "no argument 'parallel' any more"),
-        ({"retries": 4}, "no argument 'retries' any more"),
     ],
 )
 def test_a_wrong_argument_is_refused_with_advice(argument: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
-from ...errors import MemberError, UsageError, advised, refuse_arguments
+from ...errors import MemberError, UsageError, advised
 from ..text.templates import Template
 from ..text.words import Words
 from ..threads import each, shown
@@ -31,7 +31,6 @@ DIALECTS: Mapping[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang, "llama.
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 """``owned_by`` in a server's list of models -> the engine that it is."""
 _OTHERS = "other servers join as chat models: ChatOpenAI(base_url=..., model=...) from langchain-openai"
-RENAMED = {"parallel": "use max_concurrency=", "retries": "leave it out: a request is retried while its timeout allows"}
 _Job = TypeVar("_Job", DraftJob, ScoreJob)
 
 
@@ -80,9 +79,7 @@ class ServerMember:
         system_prompt: str | None = None,
         repetition_penalty: float | None = None,
         seed: int = 0,
-        **renamed: Any,
     ) -> None:
-        refuse_arguments("ServerMember", renamed, RENAMED)
         if not base_url.startswith(("http://", "https://")):
             error = UsageError(f"a server's address begins with http:// or https://, got {base_url!r}")
             raise advised(error, "for example ServerMember('http://localhost:8000/v1', 'my-model')")

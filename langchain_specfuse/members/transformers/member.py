@@ -13,7 +13,7 @@ from typing import Any, cast
 import psutil
 import torch
 
-from ...errors import UsageError, advised, refuse_arguments
+from ...errors import UsageError, advised
 from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
 from ..local.member import LocalMember
 from .cache import ModelCache, best_cache
@@ -22,16 +22,8 @@ from .loading import Source, Weights, given, load
 
 _OURS = ("dtype", "torch_dtype", "revision", "trust_remote_code", "use_safetensors", "weights_only")
 """Arguments of from_pretrained that are not for ``model_kwargs``: they are ours, or would open pickled weights."""
-_RENAMED = {
-    **{
-        name: f"use model_kwargs={{'{name}': ...}}"
-        for name in ("device_map", "attn_implementation", "quantization_config")
-    },
-    "cache_bytes": "leave it out: a cache takes at most three tenths of the free memory",
-    "gguf_file": "llama.cpp reads .gguf files: LlamaCppMember(file), or the file's name among the members",
-    "graphs": "leave it out: drafts are not captured any more. For speed on a GPU use a server, vLLM or SGLang",
-}
-"""Arguments of version 0.5, and what to use now."""
+_THEIRS = ("device_map", "attn_implementation", "quantization_config")
+"""Arguments of from_pretrained that users try to give directly."""
 
 
 class TransformersMember(LocalMember):
@@ -90,9 +82,13 @@ class TransformersMember(LocalMember):
         seed: int = 0,
         thinking_tokens: int = 1024,
         prefix_cache: bool | int = True,
-        **renamed: Any,
+        **more: Any,
     ) -> None:
-        refuse_arguments("TransformersMember", renamed, _RENAMED)
+        for key in more:
+            if key in _THEIRS:
+                error = UsageError(f"TransformersMember has no argument {key!r}")
+                raise advised(error, f"model_kwargs={{'{key}': ...}}")
+            raise TypeError(f"TransformersMember() got an unexpected keyword argument {key!r}")
         in_memory = not isinstance(model, (str, os.PathLike))
         _refuse_tokenizer(model, tokenizer, in_memory)
         label = type(model).__name__ if in_memory else os.fspath(model)
