@@ -213,9 +213,9 @@ def _paragraph(source: str, number: int) -> str:
 # --- the parts --------------------------------------------------------------------------------------------------
 
 
-def results(script: str) -> Any:
-    """The last results of a benchmark; empty if it has not run."""
-    file = ROOT / "benchmarks" / f"{script}.json"
+def results(script: str, folder: str = "benchmarks") -> Any:
+    """The last results of a benchmark or study; empty if it has not run."""
+    file = ROOT / folder / f"{script}.json"
     return json.loads(file.read_text()) if file.exists() else []
 
 
@@ -245,6 +245,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "paper": paper,
     "recorded-answer": lambda: tables.recorded_answer(recorded()),
     "round-event": round_event,
+    "study-lead": lambda: tables.lead(results("lead", "studies")),
+    "study-skills": lambda: tables.skills(results("specialists", "studies")),
     **{name: lambda name=name: MEASURED[name](results(name.replace("-", "_"))) for name in MEASURED},
 }
 

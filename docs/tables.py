@@ -270,3 +270,46 @@ def ray(results: Results) -> str:
     heads = ("member", "node", "jobs per call", "agreed segments", "a call", "of it Ray")
     two = f"a cluster of two nodes on one machine, Ray {calls[0]['ray']}, medians"
     return _joined(table(heads, rows), source("ray_calls", calls[0], two))
+
+
+# --- studies ----------------------------------------------------------------------------------------------------
+
+
+def lead(results: Results) -> str:
+    """A strong lead that a weak member may correct, against the lead alone."""
+    if not results:
+        return NOTHING
+    rules: dict[str, dict[str, Result]] = {}
+    for row in results[0]["rows"]:
+        rules.setdefault(row["rule"], {})[row["set"]] = row
+    alone = rules.pop("lead")
+    (corrected,) = rules.values()
+    heads = ("questions", "number", "the lead alone", "corrected", "won", "lost", "p", "passes", "seconds")
+    rows = [
+        (
+            f"**{name}**" if name == "all" else name, row["questions"], f"{alone[name]['right']:.0f}",
+            f"{row['right']:.0f}", row["wins"], row["losses"], f"{row['p']:.2f}",
+            f"{row['passes']:.2f} times", f"{row['seconds']:.2f} times",
+        )
+        for name, row in corrected.items()
+    ]  # fmt: skip
+    return _joined(table(heads, rows), source("lead", results[0]).replace("benchmarks/", "studies/"))
+
+
+def skills(results: Mapping[str, Result]) -> str:
+    """The vote of members that differ in skill, against each of them, a router and the published weighing."""
+    if not results:
+        return NOTHING
+    marks = {
+        way: "".join(world["ways"][way]["marks"].replace(" ", "") for world in results.values())
+        for way in next(iter(results.values()))["ways"]
+    }
+    ours = marks.pop("ours")
+    rows = [("**the vote, as by default**", f"{ours.count('1')} of {len(ours)}", "", "")]
+    for way, found in marks.items():
+        pairs = list(zip(ours, found, strict=True))
+        won, lost = (sum(one == wanted for one in pairs) for wanted in (("1", "0"), ("0", "1")))
+        rows.append((way, f"{found.count('1')} of {len(found)}", won, lost))
+    about = next(iter(results.values()))["about"]
+    heads = ("way", "right", "the vote won", "the vote lost")
+    return _joined(table(heads, rows), source("specialists", about).replace("benchmarks/", "studies/"))

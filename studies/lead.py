@@ -6,19 +6,24 @@ losses against the lead alone, in total and on each set.
 
     python studies/lead.py --data FOLDER --sets math code --part tune --questions 20 --rules lead 0.4@0.5 vote
 
-What the questions need is in ``questions.py``. ``--table`` only compares what is there.
+What the questions need is in ``questions.py``. ``--table`` only compares the answers that are there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from common import commit, machine
 from questions import PARTS, SETS, asked, graded
 
 from langchain_specfuse.core.method import Method, Settings
@@ -70,7 +75,11 @@ def row(pairs: Sequence[tuple[Result, Result]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(rows: Iterator[dict[str, Any]]) -> None:
+def show(rows: Iterable[dict[str, Any]], out: Path | None) -> None:
+    rows = list(rows)
+    if out:
+        about = {"commit": commit(), "date": f"{date.today()}", "machine": machine()}
+        out.write_text(json.dumps([{**about, "rows": rows}], indent=1) + "\n")
     for one in rows:
         shown = {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in one.items()}
         print("  ".join(f"{name} {value}" for name, value in shown.items()), flush=True)
@@ -85,11 +94,12 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=["lead", "0.4@0.5"])
     parser.add_argument("--folder", type=Path, default=Path("specfuse-study"))
     parser.add_argument("--table", action="store_true", help="only compare the answers that are there")
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
     given = parser.parse_args()
     base = "lead" if "lead" in given.rules else given.rules[0]
     if given.table:
         found = [one for file in given.folder.rglob("results.jsonl") for one in Results(file.parent).found()]
-        return show(table(found, given.rules, base))
+        return show(table(found, given.rules, base), given.out)
     members = {member.name: member for member in demo_members()}
     bank = Bank(given.folder / "bank.sqlite")
     known = banked(members, bank, {name: identity(member) for name, member in members.items()})
@@ -97,7 +107,7 @@ def main() -> None:
     systems = [system_of(rule, list(members), Settings(max_tokens=256)) for rule in given.rules]
     with Results(given.folder / given.part) as results:
         found = run(Plan(task, tuple(systems), known, at_once=1), results, seen=Progress(sys.stderr))
-    return show(table(found, given.rules, base))
+    return show(table(found, given.rules, base), given.out)
 
 
 if __name__ == "__main__":
