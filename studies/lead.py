@@ -6,7 +6,8 @@ losses against the lead alone, in total and on each set.
 
     python studies/lead.py --data FOLDER --sets math code --part tune --questions 20 --rules lead 0.4@0.5 vote
 
-What the questions need is in ``questions.py``. ``--table`` only compares the answers that are there.
+``questions.py`` lists the packages and files that the questions need. ``--table`` runs nothing; it only compares
+existing results.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def system_of(rule: str, members: Sequence[str], usual: Settings) -> System:
 
 
 def table(found: Sequence[Result], rules: Sequence[str], base: str) -> Iterator[dict[str, Any]]:
-    """A row per rule and set, against the lead alone; the last of each rule are all sets together."""
+    """A row per rule and set, against the lead alone; the last row of each rule covers all sets."""
     by = {rule: {r.question: r for r in found if r.system == rule} for rule in rules}
     for rule, mine in by.items():
         both = [(one, by[base][question]) for question, one in mine.items() if question in by[base]]

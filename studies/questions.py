@@ -27,7 +27,7 @@ PARTS = ("tune", "calibrate", "sealed")
 
 
 def part_of(text: str) -> str:
-    """Questions are split by their hash: what one part holds depends on no other question."""
+    """Questions are split by their hash: which part a question belongs to does not depend on others."""
     return PARTS[int(hashlib.sha256(text.encode()).hexdigest(), 16) % 3]
 
 

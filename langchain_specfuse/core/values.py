@@ -136,8 +136,8 @@ class Effort:
     began: float = 0.0
     """Start, in seconds of ``time.time()`` (0: unknown)."""
     requests: int = 0
-    """Requests to a model that is paid by use. Its ``input_tokens`` and ``output_tokens`` are as the provider counts
-    them or, where it does not say (as of a cancelled request), in words."""
+    """Requests to a model that is billed per use. ``input_tokens`` and ``output_tokens`` are the provider's counts, or
+    words where it reports none (for example, after a cancelled request)."""
     input_tokens: int = 0
     output_tokens: int = 0
 
@@ -171,8 +171,8 @@ class Draft:
     thought: str = ""
     """The writer's reasoning before its first word. Never part of the answer."""
     least: float | None = None
-    """The lowest log-probability of its tokens, from a writer whose scores are no log-probabilities: what makes a lead
-    sure."""
+    """The lowest log-probability among its tokens, for a writer whose scores are not log-probabilities. It decides
+    whether a lead is sure of this draft."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """ChatModelMember: any LangChain chat model, such as Ollama's or a hosted one. Text in, text out.
 
-A draft is read from the model's own stream, and the stream stays open: while the member's drafts are agreed, the next
-one is what the same stream says next. So a member that writes alone, or leads and is not corrected, gives its own
-answer and is asked once. Where another draft was agreed, the stream is cancelled, and a new one continues the agreed
-text; how this model does that is found out by trial. It votes by ballot: drafts under letters, in two orders.
+A draft is read from the model's own stream, which stays open: as long as this member's drafts are chosen, its next
+draft is the next part of that stream. A member that writes alone, or leads and is not corrected, therefore gives its
+own answer in one request. When another draft is chosen, the stream is cancelled, and a new one continues the chosen
+text; a short trial finds out how this model does so. It votes by ballot: it sees the drafts under letters, in two
+orders.
 
 Knows LangChain's chat models; nothing of rounds.
 
-Paper: members vote by likelihood alone, which hosted models do not tell of a given text.
+Paper: members vote by likelihood alone; hosted models do not report the likelihood of a given text.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ PROVIDERS = (
 )
 """What may stand before the colon in a name such as ``"ollama:llama3.2"``: the providers of ``init_chat_model``."""
 WAYS = ("continue", "instruct")
-"""How a model continues a text: as its own unfinished message, or told to by a message behind it."""
+"""How a model continues a text: as its own unfinished message, or because a message after it asks for the rest."""
 GO_ON = "Continue your last message exactly where it stops (after: {!r}). Write only what comes next; repeat nothing."
 TRIAL = (Turn("user", "Count the numbers up to ten in words, separated by commas."),)
 TRIAL_BEGUN, TRIAL_NEXT = "ten, nine, eight, seven,", "six"
-"""Who begins anew counts upwards."""
+"""The text counts down; a model that starts over instead of continuing it counts up."""
 BALLOT = "Which continuation of the answer is the most correct and helpful one? Reply with its letter alone."
 BALLOT_WORDS = 12
 """A ballot is read up to this many words."""
@@ -67,11 +68,11 @@ class ChatModelMember:
     'fake'
 
     - ``model``: a chat model, or a name that LangChain's ``init_chat_model`` knows, such as ``"ollama:llama3.2"``.
-    - ``max_concurrency`` questions are under way at once.
-    - ``system_prompt`` replaces the conversation's, for this member.
+    - ``max_concurrency``: at most this many questions run at the same time.
+    - ``system_prompt``: replaces the conversation's system prompt for this member.
 
-    A ``temperature`` above 0 that the answer asks for is passed on; everything else is as the chat model was made. A
-    lead is sure of its drafts only where it shows log-probabilities: ``ChatOpenAI(..., logprobs=True)``.
+    A ``temperature`` above 0 is passed to the chat model; all other settings are those of the chat model. As the lead,
+    it counts as sure of a draft only if it returns log-probabilities: ``ChatOpenAI(..., logprobs=True)``.
     """
 
     def __init__(
@@ -93,12 +94,9 @@ class ChatModelMember:
         self.name = name or name_of(self.model)
         self.max_concurrency, self.system_prompt = max_concurrency, system_prompt
         self._way: str | None = None
-        self._ready: Probe | None = None
+        """How it continues a text; None: not tried yet, or in vain."""
         self._streams: dict[str, Stream] = {}
         """query -> its open stream."""
-
-    def __repr__(self) -> str:
-        return f"ChatModelMember({type(self.model).__name__}, name={self.name!r})"
 
     @property
     def device(self) -> str:
@@ -113,18 +111,9 @@ class ChatModelMember:
     # --- the protocol -------------------------------------------------------------------------------------------
 
     def probe(self) -> Probe:
-        if self._ready is None:
-            self._way = self._found_way()
-            how = {"continue": "continues a text", "instruct": "continues a text when told to", None: "cannot continue"}
-            limit = (self.model.profile or {}).get("max_input_tokens")
-            detail = f"{type(self.model).__name__}, {how[self._way]}, votes by ballot"
-            self._ready = Probe(str(self._known.get("ls_model_name", self.name)), True, limit, detail)
-            log.info("%s: %s", self.name, detail)
-            if self._way is None:
-                log.warning(
-                    "%s does not continue a text that others have begun: it can lead, or write whole answers", self.name
-                )
-        return self._ready
+        limit = (self.model.profile or {}).get("max_input_tokens")
+        name = str(self._known.get("ls_model_name", self.name))
+        return Probe(name, True, limit, f"{type(self.model).__name__}, votes by ballot")
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
         return each(jobs, self._draft, self.name, self.max_concurrency)
@@ -140,7 +129,7 @@ class ChatModelMember:
         """Cancel what is under way. The next job finds out again what the model can do."""
         for query_id in list(self._streams):
             self.forget(query_id)
-        self._ready = self._way = None
+        self._way = None
 
     # --- drafts -------------------------------------------------------------------------------------------------
 
@@ -168,10 +157,9 @@ class ChatModelMember:
         options = {"temperature": job.sampling.temperature} if job.sampling.temperature > 0 else {}
         if not answer:
             return Stream(self._said(messages, options), "", _words_in(messages), query.constraint)
-        if self._ready is None:
-            self.probe()
+        self._way = self._way or self._found_way()
         if self._way is None:
-            error = MemberError("it does not continue a text that others have begun", member=self.name)
+            error = MemberError("it cannot continue text that other members wrote", member=self.name)
             raise advised(error, f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')")
         sent = _words_in(messages) + len(words_of(answer))
         return Stream(self._continued(messages, answer, self._way, options), answer, sent, query.constraint)
@@ -225,10 +213,9 @@ class ChatModelMember:
             kind = "timeout" if isinstance(error, TimeoutError) else kind
             raise MemberError(f"{type(error).__name__}: {error}"[:400], member=self.name, kind=kind) from error
         finally:
-            if hasattr(chunks, "close"):
-                chunks.close()
+            chunks.close()  # type: ignore[union-attr]
         if finish in ("content_filter", "refusal", "safety"):
-            raise MemberError(f"it broke off ({finish})", member=self.name)
+            raise MemberError(f"the provider stopped the reply (finish reason: {finish})", member=self.name)
         yield Piece("", "", finish or "stop")
 
     def _found_way(self) -> str | None:
@@ -243,6 +230,7 @@ class ChatModelMember:
                 log.info("%s cannot %s: %s", self.name, way, error)
                 continue
             if re.match(rf"\W*{TRIAL_NEXT}\b", said, re.IGNORECASE):
+                log.info("%s can %s a text", self.name, way)
                 return way
         return None
 
@@ -351,7 +339,7 @@ class Stream:
             return False
         self.thought += piece.thought
         self._raw += piece.text
-        # Some providers count up, others add: what is told last, and more, is the whole.
+        # Some providers send running totals, others a single count: the largest value seen is the total.
         self._billed = max(self._billed[0], piece.used[0]), max(self._billed[1], piece.used[1])
         self.finish = piece.finish
         said = self._raw
@@ -452,5 +440,5 @@ def chat_model_named(name: str) -> BaseChatModel:
         wrong = UsageError(f"a member named {name!r} needs a package that is not installed: {error}")
         raise advised(wrong, f"pip install langchain-{name.partition(':')[0].replace('_', '-')}") from error
     except Exception as error:
-        wrong = UsageError(f"LangChain makes no chat model of {name!r}: {type(error).__name__}: {error}")
-        raise advised(wrong, "make it yourself and pass the object: members=[ChatOpenAI(...)]") from error
+        wrong = UsageError(f"LangChain could not create a chat model from {name!r}: {type(error).__name__}: {error}")
+        raise advised(wrong, "create it yourself and pass the object: members=[ChatOpenAI(...)]") from error

@@ -49,7 +49,7 @@ def _reply(job: _Job, work: Callable[[_Job], Any]) -> Any:
     except (MemberError, UsageError) as error:
         return Failure.of(error, str(error))
     except Exception as error:  # another program may send anything
-        return Failure("error", f"its reply is not what it should be: {shown(error)}", error)
+        return Failure("error", f"unexpected reply: {shown(error)}", error)
 
 
 def shown(error: Exception) -> str:

@@ -114,7 +114,7 @@ def test_alone_it_is_asked_once_and_writes_its_own_answer(way: str) -> None:
     model = talker(way=way)
     found = rounds([ChatModelMember(model, name="a")])
     assert "".join(round.text for round in found) == STORY and len(found) > 3
-    assert sum("sky" in messages[-1].text for messages, _ in model.asked) == 1 and found[-1].finish == "stop"
+    assert len(model.asked) == 1 and found[-1].finish == "stop"
 
 
 def test_a_lead_that_cannot_continue_a_text_writes_while_it_is_not_corrected() -> None:
@@ -160,19 +160,6 @@ def test_forgetting_cancels_the_stream() -> None:
 # --- how it continues -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("way", "detail"),
-    [
-        ("continue", "continues a text,"),
-        ("instruct", "continues a text when told to,"),
-        ("repeat", "continues a text,"),
-        ("restart", "cannot continue,"),
-    ],
-)
-def test_how_it_continues_a_text_is_found_out_by_trial(way: str, detail: str) -> None:
-    assert detail in ChatModelMember(talker(way=way), name="a").probe().detail
-
-
 @pytest.mark.parametrize("way", ["continue", "instruct", "repeat"])
 def test_a_continuation_begins_where_the_answer_stops(way: str) -> None:
     member = ChatModelMember(talker(way=way), name="a")
@@ -184,7 +171,7 @@ def test_a_continuation_begins_where_the_answer_stops(way: str) -> None:
 def test_one_that_cannot_continue_leaves_with_advice() -> None:
     member = ChatModelMember(talker(way="restart"), name="a")
     (reply,) = member.draft([draft_job(answer=(Segment("The sea"),))])
-    assert isinstance(reply, Failure) and "does not continue a text" in reply.message
+    assert isinstance(reply, Failure) and "cannot continue text" in reply.message
     assert any("lead=" in note for note in getattr(reply.cause, "__notes__", []))
     found = rounds([ScriptedMember("It is green, and that is that, of course.", name="s"), member], lead=None)
     assert found[-1].finish == "stop"
@@ -218,7 +205,7 @@ def test_an_answer_that_the_provider_cut_is_continued() -> None:
 
 def test_a_refusal_by_the_provider_is_a_failure() -> None:
     (reply,) = ChatModelMember(talker(finish="content_filter", script="No"), name="a").draft([draft_job()])
-    assert isinstance(reply, Failure) and "broke off (content_filter)" in reply.message
+    assert isinstance(reply, Failure) and "finish reason: content_filter" in reply.message
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_shifted_scores_are_found_out(serve: Serve) -> None:
 
 def test_a_server_that_only_chats_is_refused_with_advice(serve: Serve) -> None:
     _, member = serve("chat", lends=True)
-    with pytest.raises(MemberError, match="takes no token ids: it is no vLLM") as caught:
+    with pytest.raises(MemberError, match="cannot be a ServerMember: it is not a vLLM") as caught:
         member.probe()
     assert "ChatOpenAI(base_url=..., model=...)" in caught.value.__notes__[0]
 

@@ -112,7 +112,7 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     "cuts the reply": ("cut", "error", "broke off"),
     "hangs": ("hang", "timeout", "within 2 s"),
     "sends what is no JSON": (b"<html>Bad gateway</html>", "error", "no JSON: '<html>Bad gateway"),
-    "sends JSON of another kind": (b'{"choices": 7}', "error", "not what it should be"),
+    "sends JSON of another kind": (b'{"choices": 7}', "error", "unexpected reply"),
     "sends no choices": (lambda reply: reply | {"choices": []}, "error", "returned 0 choices (wanted"),
     "sends NaN": (_numbers(lambda row: [float("nan") for _ in row]), "nan", "nan as a log-prob"),
     "sends too few numbers": (_numbers(lambda row: row[:-1]), "error", "log-probabilities for"),

@@ -30,7 +30,7 @@ Engine = Literal["vllm", "sglang", "llama.cpp"]
 DIALECTS: Mapping[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang, "llama.cpp": LlamaCpp}
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 """``owned_by`` in a server's list of models -> the engine that it is."""
-_OTHERS = "other servers join as chat models: ChatOpenAI(base_url=..., model=...) from langchain-openai"
+_OTHERS = "for any other server, pass a chat model: ChatOpenAI(base_url=..., model=...) from langchain-openai"
 _Job = TypeVar("_Job", DraftJob, ScoreJob)
 
 
@@ -131,7 +131,7 @@ class ServerMember:
                     raise
                 message = f"the server at {self.address.url} describes itself in an unexpected way: {shown(error)}"
                 odd = MemberError(message, member=self.name)
-                raise advised(odd, f"is it the engine that you mean? {_OTHERS}") from error
+                raise advised(odd, f"check that base_url and engine= match the server; {_OTHERS}") from error
             log.info("%s: %s", self.name, self._ready.detail)
         return self._ready
 
@@ -180,9 +180,9 @@ class ServerMember:
         session = self._token_session(DIALECTS[engine](client, model)) if engine in DIALECTS else None
         if session is None:
             why = (
-                "it offers no tokenizer, and none was given" if engine else "it is no vLLM, SGLang or llama.cpp server"
+                "it offers no tokenizer; pass tokenizer=" if engine else "it is not a vLLM, SGLang or llama.cpp server"
             )
-            error = MemberError(f"the server at {self.address.url} takes no token ids: {why}", member=self.name)
+            error = MemberError(f"the server at {self.address.url} cannot be a ServerMember: {why}", member=self.name)
             raise advised(error, _OTHERS)
         self._session = session
         session.check()

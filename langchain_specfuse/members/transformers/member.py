@@ -87,7 +87,7 @@ class TransformersMember(LocalMember):
         for key in more:
             if key in _THEIRS:
                 error = UsageError(f"TransformersMember has no argument {key!r}")
-                raise advised(error, f"model_kwargs={{'{key}': ...}}")
+                raise advised(error, f"pass it through model_kwargs={{'{key}': ...}}")
             raise TypeError(f"TransformersMember() got an unexpected keyword argument {key!r}")
         in_memory = not isinstance(model, (str, os.PathLike))
         _refuse_tokenizer(model, tokenizer, in_memory)
