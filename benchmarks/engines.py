@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 from common import about, arguments, demo, query, question, save, together
 
 from langchain_specfuse import LlamaCppMember
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.demo import ENSEMBLES, QWEN, SMOLLM2, file_of
 from langchain_specfuse.engine import Ensemble
 
@@ -120,6 +121,23 @@ def over_plain_loop(member: Any) -> float:
     return median(ratios)
 
 
+def floor(size: str) -> dict[str, Any]:
+    """An answer of all members with an infinite margin, over that of the lead alone, in turn, seven times."""
+    members = members_of("llama.cpp", size)
+    alone, all_of_them, ratios = Ensemble(members[:1]), Ensemble(members), []
+    led = Settings(max_tokens=64, lead=members[0].name, method=Method(margin=math.inf))
+    for at in range(8):
+        seconds, texts = [], []
+        for ensemble, settings in ((alone, Settings(max_tokens=64)), (all_of_them, led)):
+            asked = query(question(TEXTS[100] + " Now?" + " " * at))
+            since = time.perf_counter()
+            texts.append("".join(round.text for round in ensemble.rounds(asked, settings)))
+            seconds.append(time.perf_counter() - since)
+        assert texts[0] == texts[1], "the floor is the lead's own answer"
+        ratios += [seconds[1] / seconds[0]] if at else []  # the first one loads
+    return {"over_lead_alone": round(median(ratios), 3)}
+
+
 def against_itself(size: str) -> dict[str, Any]:
     members = members_of("llama.cpp", size)
     written(members, "Hi!")
@@ -184,7 +202,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.only:
         what, *more = given.only
-        print(json.dumps({"engine": against_transformers, "itself": against_itself, "start": start}[what](*more)))
+        print(
+            json.dumps(
+                {"engine": against_transformers, "itself": against_itself, "start": start, "floor": floor}[what](*more)
+            )
+        )
         return
     engines = json.loads(given.out.read_text())[0] if given.itself else about(given) | {"rows": between_engines(given)}
     itself = {size: middle([apart("itself", size) for _ in range(given.repeats)]) for size in ENSEMBLES}

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ..core.method import METHODS, Method
+from ..core.results import RESULTS
 from ..errors import UsageError, advised
 
 FORMAT = 1
@@ -78,6 +79,8 @@ class Calibration:
             data["method"] = {key: math.inf if one == "inf" else one for key, one in data["method"].items()}
             found: Calibration = _ADAPTER.validate_python(data)
             Method.named("robust", **found.method)
+            if found.result not in (None, *RESULTS):
+                raise ValueError(f"result must be one of {', '.join(RESULTS)}, got {found.result!r}")
         except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             raise advised(UsageError(f"calibration {str(path)!r} cannot be read: {reason}"), ADVICE) from error
@@ -107,7 +110,7 @@ def calibrated(chosen: Mapping[str, Any], writers: Sequence[str]) -> dict[str, A
         )
         raise advised(foreign, "calibrate these members, or leave calibration out")
     changes: dict[str, Any] = {}
-    if chosen["lead"] == "auto":
+    if chosen["lead"] == "auto" and chosen["method"].margin is not None:
         changes["lead"] = found.lead if found.leads else None
     if chosen["method"] == METHODS["robust"]:
         changes["method"] = Method.named("robust", **found.method)

@@ -68,7 +68,8 @@ def checked_member(given: Given) -> Given:
     if missing or not isinstance(getattr(given, "name", None), str):
         expected = "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an object like Member"
         error = UsageError(f"a member is {expected}, got {given!r:.80} ({type(given).__name__})")
-        raise advised(error, "a model that is already loaded: TransformersMember(model, tokenizer)")
+        made = f"that is a class: make an object of it, {given.__name__}(...)" if isinstance(given, type) else ""
+        raise advised(error, made or "a model that is already loaded: TransformersMember(model, tokenizer)")
     return given
 
 
@@ -89,6 +90,9 @@ def _refuse_mistaken(model: str, name: str) -> None:
     error: Exception
     if _ADDRESS.fullmatch(model):
         error, advice = UsageError(f"{model!r} is no model"), f"a server's address begins with http: 'http://{model}'"
+    elif near := get_close_matches(model.partition(":")[0], PROVIDERS if ":" in model else (), n=1):
+        error = UsageError(f"LangChain knows no provider {model.partition(':')[0]!r}")
+        advice = f"did you mean '{near[0]}:{model.partition(':')[2]}'?"
     elif path.is_file():
         error = UsageError(f"{model!r} is a file, but not a .gguf file")
         advice = "name a .gguf file, a folder with a model, or a hub id"
@@ -262,7 +266,7 @@ def _made(arguments: dict[str, Any]) -> Member:
 
             address, model = urldefrag(arguments["model"])
             return ServerMember(address, model or None, **{key: arguments[key] for key in arguments if key != "model"})
-        if is_chat_model(arguments["model"]):
+        if is_chat_model(arguments["model"]) or isinstance(arguments["model"], BaseChatModel):
             return ChatModelMember(**arguments)
         if is_gguf(arguments["model"]):
             from ..members.llamacpp.member import LlamaCppMember as Local

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
@@ -58,7 +59,9 @@ class CallOptions(BaseModel):
         description="with segment='answer': what answers are compared by: number, choice, json, text, or a function of "
         "the text (default: by the object, choice or call that was asked for)",
     )
-    samples: Count = Field(1, description="with segment='answer': answers per member, the second and further sampled")
+    samples: Count = Field(
+        1, le=100, description="with segment='answer': answers per member, the second and further sampled"
+    )
     max_tokens: Count = Field(512, description="budget of the answer in tokens")
     stop: list[str] | None = Field(None, description="texts that end the answer and are not part of it")
     temperature: Nonnegative = Field(0.0, description="0 is greedy and repeatable")
@@ -186,6 +189,7 @@ def _checked_one(name: str, value: Any, known: set[str]) -> Any:
         raise _unknown(name, known)
     if name in _CHECKS:
         return _CHECKS[name](value)
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     adapter = _ADAPTERS.get(name)
     try:
         return value if adapter is None else adapter.validate_python(value)

@@ -45,6 +45,9 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
             raise advised(UsageError(f"the doctor takes no --{name}"), "it measures members that write, from scratch")
     if given.checker and not given.prompts:
         raise advised(UsageError("--checker is for --prompts"), "the built-in prompts have their own checkers")
+    if given.profile and not Path(given.profile).absolute().parent.is_dir():
+        error = UsageError(f"--profile {given.profile}: there is no folder {Path(given.profile).parent}")
+        raise advised(error, "make the folder, or name a file in another one")
     task = jsonl(given.prompts, given.checker) if given.prompts else own_task()
     options = options_of(given, max_tokens=task.max_tokens, seed=0)
     members = ensemble_of(given, stand_ins).members

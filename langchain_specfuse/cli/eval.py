@@ -26,7 +26,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("task", metavar="FILE.jsonl", help="the questions: a line each, with input and reference")
     made.add_argument("--checker", metavar="C", help=f"{CHECKERS}, for lines that name none")
     made.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
-    systems = "singles, ensemble (both by default), ablations, a member, an ablation (no-exit ...), NAME:key=value,..."
+    systems = "singles, ensemble (both by default), a member, surest, synthesis, vote, lead-alone, ablations, "
+    systems += "NAME:key=value,..."
     made.add_argument("--systems", nargs="+", metavar="S", default=["singles", "ensemble"], help=systems)
     made.add_argument("--seeds", type=int, nargs="+", metavar="N", default=[0], help="ask everything once per seed")
     made.add_argument("--out", metavar="DIR", help="folder of results and reports (default: specfuse-eval/FILE)")

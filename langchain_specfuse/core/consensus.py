@@ -14,11 +14,12 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..errors import UsageError, advised
 from .answer import Answer, lawful
 from .method import Settings
 from .panel import Panel
 from .referee import FREE, Referee
-from .results import RESULTS
+from .results import RESULTS, Result
 from .rounds import Clock, Loop, is_late, without_failed
 from .values import Ask, Draft, DraftJob, Query, Round, Segment
 
@@ -99,11 +100,24 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         for voter in asked:
             if isinstance(reply := replies[voter.member], Draft) and voter.member in panel.weights:
                 draft = drafts[voter.name] = lawful(reply, answer)
-                result = result_of(answer.text + draft.text)
+                result = _result(result_of, answer.text + draft.text)
                 (tally.silent if result is None else tally.groups.setdefault(result, [])).append(voter)
     best = tally.ranked()
     agreed = tally.groups[best[0]] if best else tally.silent[:1]
     yield _round(panel, before, answer, drafts, tally, agreed, clock)
+
+
+def _result(result_of: Result, text: str) -> Hashable:
+    """What the answer comes to; an error of the user's function is named as such."""
+    try:
+        found = result_of(text)
+        hash(found)
+    except Exception as error:
+        wrong = UsageError(f"the function given as result failed on an answer: {type(error).__name__}: {error}")
+        raise advised(
+            wrong, "it takes a text and returns what can be a key, such as a number or a text, or None"
+        ) from error
+    return found
 
 
 def voters(panel: Panel, samples: int) -> list[Voter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -115,7 +116,11 @@ class Ensemble:
         if settings.method.margin is None or len(sizes) < 2:
             return None
         if lead == "auto":
-            return largest(sizes)
+            lead = largest(sizes)
+            if lead is None and settings.method.margin == math.inf:
+                error = UsageError("margin=inf: the lead's draft always stands, but no member is named as the lead")
+                raise advised(error, f"name one with lead=: {', '.join(sizes)}")
+            return lead
         if lead is not None and lead not in sizes:
             error = UsageError(f"lead must be one of the members that write, got {lead!r}")
             raise advised(error, f"they are {', '.join(sizes)}")

@@ -95,6 +95,8 @@ class ChatModelMember:
         self.max_concurrency, self.system_prompt = max_concurrency, system_prompt
         self._way: str | None = None
         """How it continues a text; None: not tried yet, or in vain."""
+        self._trial = Effort()
+        """What trials have cost that no reply has told yet."""
         self._streams: dict[str, Stream] = {}
         """query -> its open stream."""
 
@@ -144,9 +146,8 @@ class ChatModelMember:
         wanted = min(job.segment_tokens, job.max_tokens)
         text, ended = stream.after(answer, wanted, job.max_tokens)
         thought, stream.thought = stream.thought, ""
-        effort = replace(
-            stream.used(), read=stream.words - before, seconds=time.perf_counter() - since[0], began=since[1]
-        )
+        spent, self._trial, took = stream.used() + self._trial, Effort(), time.perf_counter() - since[0]
+        effort = replace(spent, read=stream.words - before, seconds=took, began=since[1])
         tokens = word_ids(text)[: job.max_tokens]
         return Draft(text, ended, tokens, effort=effort, thought=thought, least=stream.least(answer, text))
 
@@ -220,18 +221,21 @@ class ChatModelMember:
 
     def _found_way(self) -> str | None:
         """The first way in which the model goes on counting. It need not be greedy for that."""
+        refusal = None
         for way in WAYS:
             pieces = self._continued(self._messages(TRIAL), TRIAL_BEGUN, way, {})
             try:
-                said, _ = _read(pieces, 2)
+                said, used = _read(pieces, 2)
             except MemberError as error:
-                if error.kind in ("timeout", "not_found"):
-                    raise
                 log.info("%s cannot %s: %s", self.name, way, error)
+                refusal = error
                 continue
+            self._trial += used
             if re.match(rf"\W*{TRIAL_NEXT}\b", said, re.IGNORECASE):
                 log.info("%s can %s a text", self.name, way)
                 return way
+        if refusal is not None:  # it may be over the next time, such as a rate limit
+            raise refusal
         return None
 
     # --- ballots ------------------------------------------------------------------------------------------------

@@ -213,9 +213,7 @@ def test_the_module_is_the_command(monkeypatch, capsys):
 
 
 OLD = {
-    "--preset=specem": "use --method NAME",
     "--exit=never": "use --method exit=VALUE",
-    "--at-once=3": "use --max-concurrency N",
     "--metod=specem": "did you mean --method?",
     "again": "put a question in quotes",
 }

@@ -11,6 +11,7 @@ from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.results import final_number
 from langchain_specfuse.core.values import LATE, Ask, Draft, Failure, Panelist, Round
+from langchain_specfuse.errors import UsageError
 
 from .play import QUERY
 
@@ -85,6 +86,9 @@ def test_an_answer_that_comes_to_nothing_does_not_count():
 def test_a_function_says_what_an_answer_comes_to():
     by_length = dataclasses.replace(NUMBER, result=len)
     assert asked_of({"a": says("abc"), "b": says("xy"), "c": says("zw")}, by_length)[0].text == "xy"
+    for wrong, said in ((lambda text: [text], "unhashable"), (lambda text: 1 / 0, "ZeroDivisionError")):
+        with pytest.raises(UsageError, match=f"the function given as result failed on an answer: .*{said}"):
+            asked_of(THREE, dataclasses.replace(NUMBER, result=wrong))
 
 
 def test_a_failed_or_late_member_does_not_hurt_the_others():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import math
 import queue
 import threading
 
@@ -312,6 +313,8 @@ def test_a_verifier_does_not_lead_however_large():
     ensemble = Ensemble([ScriptedMember(BLUE, name=name) for name in "ab"], [ScriptedMember(BLUE, name="big")])
     assert ensemble.lead(sized(a=5, b=4, big=99), Settings()) is None
     assert ensemble.lead(sized(a=9, b=4, big=99), Settings()) == "a"
+    with pytest.raises(UsageError, match="no member is named as the lead"):
+        ensemble.lead(sized(a=5, b=4, big=99), Settings(method=Method(margin=math.inf)))
 
 
 def test_one_member_has_nobody_to_lead():

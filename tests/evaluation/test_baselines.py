@@ -78,7 +78,7 @@ def test_leads_results_and_samples_are_changes_of_a_system(tmp_path):
 def test_the_best_member_is_told_with_wins_and_losses_and_corrected_for_the_number_of_systems(tmp_path):
     members = [knows("ann", lambda n: n % 4 == 1, confidence=9.0), knows("bob", lambda n: n % 3 == 0, confidence=0.1)]
     one, _ = answers(tmp_path, members, ("singles", "ensemble"), 40)
-    three, _ = answers(tmp_path, members, ("singles", "ensemble", "vote", "lead-alone"), 40)
+    three, _ = answers(tmp_path, members, ("singles", "ensemble", "vote", "no-exit"), 40)
     best, corrected = one.best["ensemble"], three.best["ensemble"]
     assert (best.wins, best.losses) == (corrected.wins, corrected.losses)
     assert corrected.p_worse == pytest.approx(min(1.0, 3 * best.p_worse))

@@ -88,6 +88,7 @@ WRONG = {
     "prior of another member": [*SUMS, "--prior", "eve.json"],
     "out is a file": [*SUMS, "--out", "sums.jsonl"],
     "too few prompts": ["doctor", "--prompts", "few.jsonl", "--checker", "exact"],
+    "profile in no folder": ["doctor", "--profile", "none/p.json"],
     "checker without prompts": ["doctor", "--checker", "exact"],
     "prompts without references": ["doctor", "--prompts", "bare.jsonl", "--checker", "exact"],
     "verifiers": ["doctor", "--verifiers", "x"],

@@ -140,6 +140,7 @@ def test_a_calibration_that_opened_the_vote_or_whole_answers_is_applied(tmp_path
     llm = SpecFuseChatModel(members=[ann, bob], calibration=str(file))
     llm.invoke("2 + 3?", watch)
     assert {round.lead for round in seen} == {""} and set(seen[0].drafts) == {"ann", "bob"}
+    assert SpecFuseChatModel(members=[ann, bob], calibration=file, method="specem").invoke("2 + 3?").text
     Calibration(**shared, use="consensus", result="number").save(file)
     seen.clear()
     llm.invoke("2 + 3?", watch)
@@ -153,6 +154,7 @@ def test_a_calibration_that_does_not_fit_is_refused(tmp_path):
         (None, "cannot be read"),
         ("{}", "it is not a calibration file"),
         ("nonsense", "cannot be read"),
+        (json.dumps(Calibration("ann", {}, 40, result="nmber").as_dict()), "result must be one of .* got 'nmber'"),
     ]:
         if text is not None:
             file.write_text(text)

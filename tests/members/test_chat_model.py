@@ -180,6 +180,24 @@ def test_one_that_cannot_continue_leaves_with_advice() -> None:
 # --- whole answers, thoughts, ends ------------------------------------------------------------------------------
 
 
+def test_a_trial_that_was_refused_decides_nothing_and_what_it_cost_is_told() -> None:
+    class Limited(Talker):
+        left: int = 2
+
+        def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+            self.left -= 1
+            if self.left >= 0:
+                raise RuntimeError("429 rate limit")
+            yield from super()._stream(*args, **options)
+
+    member = ChatModelMember(Limited(asked=[], said=[], closed=[]), name="a")
+    job = draft_job(answer=(Segment("The sky is"),), segment_tokens=3)
+    (reply,) = member.draft([job])
+    assert isinstance(reply, Failure) and "429 rate limit" in reply.message
+    draft = drafted(member, job)
+    assert draft.text == " blue because air" and draft.effort.requests == 2
+
+
 def test_it_writes_whole_answers() -> None:
     models = [talker(script="6 * 7 = 42 #### 42", way="restart"), talker(script="It is 42.", way="restart")]
     llm = SpecFuseChatModel(members=models, segment="answer", result="number")
@@ -284,6 +302,12 @@ def test_names_of_providers_are_chat_models_and_nothing_else_is() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(UsageError, match="knows no provider 'opnai'") as wrong:
+        ensemble_for(["opnai:gpt-4.1"])
+    assert "did you mean 'openai:gpt-4.1'" in wrong.value.__notes__[0]
+    with pytest.raises(UsageError, match="a member is") as given:
+        checked_member(FakeListChatModel)
+    assert "make an object of it, FakeListChatModel(...)" in given.value.__notes__[0]
     with pytest.raises(UsageError, match="a LangChain chat model or its name, got int"):
         ChatModelMember(3)
     with pytest.raises(UsageError, match="max_concurrency"):
