@@ -28,7 +28,6 @@ SCRIPTED = {
 REAL = {
     "agent": "tool: The museum is open from 10 to 5.",
     "chain": "library",
-    "decision": "billing",
     "own_model": "teacher",
     "quickstart": "rounds, written by",
     "rag": "[2]",
