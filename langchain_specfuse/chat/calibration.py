@@ -112,7 +112,7 @@ def calibrated(chosen: Mapping[str, Any], writers: Sequence[str]) -> dict[str, A
     changes: dict[str, Any] = {}
     if chosen["lead"] == "auto" and chosen["method"].margin is not None:
         changes["lead"] = found.lead if found.leads else None
-    if chosen["method"] == METHODS["robust"]:
+    if chosen["method"] == METHODS["robust"] and chosen["lead"] in ("auto", found.lead):
         changes["method"] = Method.named("robust", **found.method)
     if found.result and chosen["segment"] == "draft" and chosen["result"] is None:
         changes |= {"segment": "answer", "result": found.result}

@@ -40,8 +40,8 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     from ..evaluation.doctor import diagnosed, own_task
     from ..evaluation.running import Progress
 
-    for name in ("verifiers", "prior"):
-        if getattr(given, name):
+    for name in ("verifiers", "prior", "lead"):
+        if getattr(given, name) not in (None, [], "auto"):
             raise advised(UsageError(f"the doctor takes no --{name}"), "it measures members that write, from scratch")
     if given.checker and not given.prompts:
         raise advised(UsageError("--checker is for --prompts"), "the built-in prompts have their own checkers")

@@ -11,8 +11,9 @@ et al., 2023).
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..errors import UsageError, advised
 from .answer import Answer, lawful
@@ -20,8 +21,8 @@ from .method import Settings
 from .panel import Panel
 from .referee import FREE, Referee
 from .results import RESULTS, Result
-from .rounds import Clock, Loop, is_late, without_failed
-from .values import Ask, Draft, DraftJob, Query, Round, Segment
+from .rounds import Clock, Loop, failure_of, is_late, without_failed
+from .values import Ask, Draft, DraftJob, Query, Replies, Round, Segment
 
 SAMPLED = 0.7
 """The least temperature of a member's second and further samples: without one they would all be the same."""
@@ -92,6 +93,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         jobs = {voter.member: job_of(query, settings, answer, voter.sample) for voter in asked}
         replies = yield Ask(jobs, 1, spare=bool(drafts))
         assert replies is not None
+        replies = yield from _to_the_end(jobs, replies, answer)
         clock.lap("draft", replies)
         # A late member only misses its turn, once there is another answer.
         counted = {name: job for name, job in jobs.items() if not (drafts and is_late(replies[name]))}
@@ -105,6 +107,36 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     best = tally.ranked()
     agreed = tally.groups[best[0]] if best else tally.silent[:1]
     yield _round(panel, before, answer, drafts, tally, agreed, clock)
+
+
+def _to_the_end(jobs: Mapping[str, DraftJob], replies: Replies, answer: Answer) -> Generator[Any, Any, Replies]:
+    """The replies, continued where a draft stopped before text that the constraint forces."""
+    found, begun = dict(replies), dict.fromkeys(jobs, answer)
+    waiting = {name: reply for name, reply in found.items() if jobs[name].query.constraint is not None}
+    while waiting:
+        asked = {}
+        for name, reply in waiting.items():
+            so_far, whole = begun[name], found[name]
+            if not isinstance(reply, Draft) or failure_of(jobs[name], reply):
+                found[name] = reply
+                continue
+            draft = lawful(reply, so_far)
+            said = so_far.text + draft.text
+            begun[name] = so_far = so_far.plus(Segment(draft.text, draft.ended, {name: draft.tokens}))
+            if draft.text and so_far.finish is None:
+                left = so_far.tokens_left
+                asked[name] = replace(jobs[name], answer=so_far.segments, segment_tokens=left, max_tokens=left)
+            said = said if so_far.finish == "stop_string" else so_far.text  # the stop string is found once more
+            earlier = whole if isinstance(whole, Draft) and whole is not reply else Draft("")
+            found[name] = Draft(
+                said[len(answer.text) :],
+                so_far.finish == "stop",
+                (*earlier.tokens, *draft.tokens),
+                effort=earlier.effort + draft.effort if whole is not reply else draft.effort,
+                thought=earlier.thought or draft.thought,
+            )
+        waiting = (yield Ask(asked, 1, spare=True)) if asked else {}
+    return found
 
 
 def _result(result_of: Result, text: str) -> Hashable:

@@ -60,6 +60,19 @@ def test_every_answer_that_ends_satisfies_its_schema() -> None:
     assert ended
 
 
+def test_whole_answers_satisfy_a_schema_with_several_keys() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"sky": {"enum": ["blue", "red"]}, "sea": {"enum": ["wide", "deep"]}, "wet": {"type": "boolean"}},
+        "required": ["sky", "sea", "wet"],
+    }
+    asking = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    for samples in (1, 3):
+        message = fused(segment="answer", samples=samples).invoke("Tell me something.", response_format=asking)
+        assert message.response_metadata["finish_reason"] == "stop"
+        assert_satisfies(message.text, schema)
+
+
 @pytest.mark.parametrize("choice", ["any", "auto"])
 def test_every_call_has_the_tool_s_arguments_and_is_not_in_the_words(choice: str) -> None:
     for number in range(5):

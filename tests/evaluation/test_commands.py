@@ -92,6 +92,7 @@ WRONG = {
     "checker without prompts": ["doctor", "--checker", "exact"],
     "prompts without references": ["doctor", "--prompts", "bare.jsonl", "--checker", "exact"],
     "verifiers": ["doctor", "--verifiers", "x"],
+    "lead": ["doctor", "--lead", "ann"],
 }
 
 
