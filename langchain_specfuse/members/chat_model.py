@@ -13,10 +13,12 @@ Paper: members vote by likelihood alone; hosted models do not report the likelih
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,12 +28,11 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langsmith import tracing_context
 
 from ..constraints.rules import respaced
-from ..core.answer import is_safe
+from ..core.answer import is_safe, kept_tokens
 from ..core.member import Probe
 from ..core.results import LETTERS, chosen_letter
 from ..core.values import Candidate, Constraint, Draft, DraftJob, Effort, Failure, Scored, ScoreJob, Tool, Turn
 from ..errors import MemberError, UsageError, advised
-from .text.plain import cut, word_ids, words_of
 from .text.templates import all_as_text, with_system
 from .threads import each
 
@@ -56,6 +57,9 @@ DOUBT = 0.1
 """What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
 TAIL = 12
 """A continuation that begins with at least this many of the answer's last characters repeats them."""
+REFUSED = ("content_filter", "refusal", "safety")
+"""Finish reasons of a provider that broke the reply off."""
+_WORD = re.compile(r"\s*\S+|\s+\Z")
 _THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>\s*|\Z)", re.DOTALL)
 _KINDS = {"ModelTimeoutError": "timeout", "ContextOverflowError": "overflow", "ModelNotFoundError": "not_found"}
 
@@ -148,7 +152,7 @@ class ChatModelMember:
         thought, stream.thought = stream.thought, ""
         spent, self._trial, took = stream.used() + self._trial, Effort(), time.perf_counter() - since[0]
         effort = replace(spent, read=stream.words - before, seconds=took, began=since[1])
-        tokens = word_ids(text)[: job.max_tokens]
+        tokens = tuple(zlib.crc32(word.encode()) for word in words_of(text)[: job.max_tokens])
         return Draft(text, ended, tokens, effort=effort, thought=thought, least=stream.least(answer, text))
 
     def _opened(self, job: DraftJob, answer: str) -> Stream:
@@ -215,7 +219,7 @@ class ChatModelMember:
             raise MemberError(f"{type(error).__name__}: {error}"[:400], member=self.name, kind=kind) from error
         finally:
             chunks.close()  # type: ignore[union-attr]
-        if finish in ("content_filter", "refusal", "safety"):
+        if finish in REFUSED:
             raise MemberError(f"the provider stopped the reply (finish reason: {finish})", member=self.name)
         yield Piece("", "", finish or "stop")
 
@@ -374,6 +378,26 @@ def _read(pieces: Iterator[Piece], count: int, sent: int = 0) -> tuple[str, Effo
     return text, stream.used()
 
 
+def words_of(text: str) -> list[str]:
+    """The words, each with the white space before it; together they are the text. They stand for the unknown tokens.
+
+    >>> words_of("The sky is\\nblue. ")
+    ['The', ' sky', ' is', '\\nblue.', ' ']
+    """
+    return _WORD.findall(text)
+
+
+def cut(text: str, count: int) -> str:
+    """The text up to its last safe boundary, of at most ``count`` words; empty if there is none.
+
+    >>> cut("The sky is bl", 9), cut("The sky is blue", 2)
+    ('The sky is', 'The sky')
+    """
+    ends = list(itertools.accumulate(map(len, words_of(text))))
+    kept = kept_tokens(text, ends, count)
+    return text[: ends[kept - 1]] if kept else ""
+
+
 def _words_in(messages: Sequence[BaseMessage]) -> int:
     return sum(len(words_of(message.text)) for message in messages)
 
@@ -411,8 +435,8 @@ def joined(answer: str, said: str) -> str:
 def _finish_of(metadata: Mapping[str, Any]) -> str:
     """Why a model stopped, in one word for all providers."""
     reason = str(metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason") or "")
-    reason = reason.lower()
-    return {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}.get(reason, reason)
+    kinds = {"": "", "length": "length", "max_tokens": "length", **{one: one for one in REFUSED}}
+    return kinds.get(reason.lower(), "stop")  # such as end_turn, eos_token
 
 
 def _least_of(metadata: Mapping[str, Any]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel, UsageError
 from langchain_specfuse.chat.members import checked_member, ensemble_for, names_of
 from langchain_specfuse.core.method import Method, Settings
-from langchain_specfuse.core.values import Candidate, Draft, Failure, Query, Sampling, Scored, Segment, Turn
+from langchain_specfuse.core.values import Candidate, Failure, Query, Sampling, Segment, Turn
 from langchain_specfuse.engine import Ensemble
 
 from .contract import MemberContract, draft_job, drafted, score_job, scored
@@ -84,8 +85,6 @@ class Voteless(ChatModelMember):
     """A ballot is no log-probability: what the contract asks of scores does not apply."""
 
     def probe(self) -> Any:
-        from dataclasses import replace
-
         return replace(super().probe(), scores=False)
 
 
@@ -109,9 +108,9 @@ def rounds(members: list[Any], **settings: Any) -> list[Any]:
 # --- its own stream ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["continue", "restart"])
-def test_alone_it_is_asked_once_and_writes_its_own_answer(way: str) -> None:
-    model = talker(way=way)
+@pytest.mark.parametrize(("way", "finish"), [("continue", "stop"), ("restart", "end_turn"), ("restart", "eos_token")])
+def test_alone_it_is_asked_once_and_writes_its_own_answer(way: str, finish: str) -> None:
+    model = talker(way=way, finish=finish)
     found = rounds([ChatModelMember(model, name="a")])
     assert "".join(round.text for round in found) == STORY and len(found) > 3
     assert len(model.asked) == 1 and found[-1].finish == "stop"
@@ -344,9 +343,3 @@ def test_what_each_member_cost_is_summed_by_member() -> None:
     metadata = llm.invoke("Why is the sky blue?").response_metadata["specfuse"]
     asked = sum("Count the numbers" not in messages[0].text for messages, _ in chooser.asked)
     assert list(metadata["usage"]) == ["Chooser"] and metadata["usage"]["Chooser"]["requests"] == asked > 2
-
-
-def test_replies_are_plain_values() -> None:
-    member = ChatModelMember(talker(), name="a")
-    assert isinstance(member.draft([draft_job()])[0], Draft)
-    assert isinstance(member.score([score_job(Candidate("x", False, ("y",)))])[0], Scored)

@@ -23,6 +23,7 @@ from weakref import WeakSet
 import httpx
 
 from ...errors import MemberError, UsageError, advised
+from ..threads import SHOWN
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -32,8 +33,6 @@ RETRIED = (429, 500, 502, 503, 504)
 """Statuses that may be over in a moment."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 CONNECT_S = 5.0
-SHOWN = 300
-"""At most this many characters of a server's error message are passed on."""
 MOST_BYTES = 1 << 27
 """A longer reply is refused: the numbers of a whole vocabulary, the longest that is asked for, take a tenth of it."""
 

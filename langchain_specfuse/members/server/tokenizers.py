@@ -13,7 +13,8 @@ from typing import Any
 
 from ...errors import MemberError, UsageError, advised
 from ..text.templates import Template, end_of_turn, stop_ids
-from .http import SHOWN, Client
+from ..threads import SHOWN
+from .http import Client
 
 KEPT = 8192
 """This many texts and runs of tokens are remembered: the same ones are asked for again and again."""
