@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -76,7 +76,16 @@ def run(plan: Plan, results: Results, *, seen: Seen | None = None, again: bool =
 
     Answers on which the checker raised are graded again in any case.
     """
-    return asyncio.run(_run(plan, results, seen or (lambda *_: None), again))
+
+    def work() -> list[Result]:
+        return asyncio.run(_run(plan, results, seen or (lambda *_: None), again))
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1) as pool:  # a notebook's cells run inside a loop
+        return pool.submit(work).result()
 
 
 async def _run(plan: Plan, results: Results, seen: Seen, again: bool) -> list[Result]:
