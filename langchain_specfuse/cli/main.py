@@ -25,7 +25,7 @@ from ..chat import output_format as _format
 from ..core.values import Query, Round, Turn
 from ..errors import MemberError, SpecFuseError, UsageError, advised
 from ..show.terminal import Paint, legend, pieces, table, visible
-from ..show.trace import Trace, unsavable
+from ..show.trace import Trace
 from . import choices
 from .choices import PROGRAM, say
 
@@ -148,7 +148,7 @@ def _added(rounds: Iterator[Round], trace: Trace) -> Iterator[Round]:
 def _save(trace: Trace, given: argparse.Namespace) -> None:
     try:
         trace.save(given.html)
-    except (OSError, UsageError) as error:
+    except UsageError as error:
         if not trace.error:
             raise
         say(f"the run could not be saved: {error}")  # the first error is reported by the caller
@@ -161,8 +161,8 @@ def _check_page(path: str) -> None:
     """Refuse a file that cannot be written before any member works for it."""
     if Path(path).suffix.lower() not in (".html", ".htm"):
         raise advised(UsageError(f"--html writes a page, got {path!r}"), "end its name in .html")
-    if problem := unsavable(path):
-        raise problem
+    if not Path(path).absolute().parent.is_dir() or Path(path).is_dir():
+        raise advised(UsageError(f"cannot write {path!r}"), "name a file in an existing folder")
 
 
 # --- the question -----------------------------------------------------------------------------------------------

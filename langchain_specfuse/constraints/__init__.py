@@ -4,7 +4,7 @@ Knows texts, bytes and vocabularies; no models, no torch, no LangChain. The gram
 extra ``langchain-specfuse[structured]`` installs.
 """
 
-from .calls import CallPiece, CallReader, canonical
+from .calls import CallPiece, CallReader, canonical, format_in, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
 from .referee import check, referee_for
 from .rules import reader_for, respaced
@@ -17,8 +17,10 @@ __all__ = [
     "Vocabulary",
     "canonical",
     "check",
+    "format_in",
     "reader_for",
     "referee_for",
     "respaced",
+    "trigger",
     "vocabulary",
 ]

@@ -5,7 +5,7 @@ table). Rewritten or refused here are the schemas that it gets wrong, refuses, o
 
 - unknown keywords are refused: llguidance ignores a misspelt ``minimun``;
 - objects are closed unless the schema says otherwise: small models keep inventing keys;
-- references that never end are removed: the answer would be ``{"n": {"n": {"n": `` and so on;
+- references that never end are refused: the answer would be ``{"n": {"n": {"n": `` and so on;
 - ``nullable``, ``propertyNames``, ``unevaluatedProperties``: OpenAPI, and pydantic's ``dict[Color, int]``;
 - ``oneOf`` of references, and tagged unions that are recursive or whose tag has a default (pydantic);
 - formats that only describe the content (``path``), and formats whose values pydantic refuses (leap seconds);
@@ -100,10 +100,10 @@ def prepared(schema: Any, where: str, error_of: Callable[[Any], str]) -> Any:
     finite: set[str] = set()
     while more := {name for name, one in definitions.items() if name not in finite and _ends(one, finite)}:
         finite |= more
-    if not _ends(root, finite):
-        raise _impossible(f"{where} is impossible: it refers to itself without end, so no value is ever complete")
-    kept = {name: _without_endless(one, finite) for name, one in definitions.items() if name in finite}
-    return {**_without_endless(root, finite), "$defs": kept}
+    endless = [name for name in definitions if name not in finite]
+    if endless := [*([] if _ends(root, finite) else [where]), *endless]:
+        raise _impossible(f"{endless[0]} is impossible: it refers to itself without end, so no value is ever complete")
+    return {**root, "$defs": definitions}
 
 
 def _impossible(message: str) -> UsageError:
@@ -436,20 +436,3 @@ def _ends(schema: Any, finite: set[str]) -> bool:
         low = schema.get("minItems", 0)
         parts += [_ends(one, finite) for one in first[:low]] + [low <= len(first) or _ends(others, finite)]
     return all(parts)
-
-
-def _without_endless(schema: Any, finite: set[str]) -> Any:
-    """The schema with ``false`` in place of references that never end."""
-    if isinstance(schema, list):
-        return [_without_endless(one, finite) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema and schema["$ref"].rpartition("/")[2] not in finite:
-        return False
-    found = {}
-    for word, one in schema.items():
-        if word in ("properties", "patternProperties") and isinstance(one, dict):
-            found[word] = {name: _without_endless(inner, finite) for name, inner in one.items()}
-        else:
-            found[word] = one if word in ("enum", "const") else _without_endless(one, finite)
-    return found

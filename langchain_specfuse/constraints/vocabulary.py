@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
-import re
 import threading
 from collections.abc import Collection, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UsageError, advised
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 Mask: TypeAlias = "NDArray[np.int32]"
 """One bit per token, 32 to a word, the lowest first."""
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _FRAME = "x"
 """Decoded after this, a token keeps the space that some decoders take from the beginning of a text."""
 
@@ -110,71 +107,18 @@ def words_of(tokenizer: Any, size: int, silent: Collection[int] = ()) -> list[by
     """The bytes of each token; none for special tokens, for those in ``silent`` and for rows without a token."""
     if hasattr(tokenizer, "token_bytes"):  # it knows them
         return [b"" if at in silent else word for at, word in enumerate(tokenizer.token_bytes())]
-    quiet = set(silent) | set(tokenizer.all_special_ids)
-    count = min(size, len(tokenizer))
-    names = tokenizer.convert_ids_to_tokens(list(range(count)))
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    quiet |= {at for at, token in added.items() if token.special}
-    read = _reader(tokenizer)
-    found = [
-        b"" if at in quiet or name is None else str(added[at]).encode() if at in added else read(at, name)
-        for at, name in enumerate(names)
-    ]
-    return found + [b""] * (size - count)
-
-
-def _reader(tokenizer: Any) -> Any:
-    kinds = _decoders(tokenizer)
-    if "ByteLevel" in kinds:
-        table = _letters()
-        return lambda token, name: _from_letters(name, table)
-    has_bytes = "ByteFallback" in kinds
-    if has_bytes or "Metaspace" in kinds:
-        space = kinds.get("Metaspace", {}).get("replacement", "▁")
-        return lambda token, name: _from_piece(name, space, has_bytes)
-    frame = tokenizer(_FRAME, add_special_tokens=False)["input_ids"]
-    before = tokenizer.decode(frame)
-    return lambda token, name: _decoded(tokenizer, frame, before, token)
-
-
-def _from_letters(name: str, table: dict[str, int]) -> bytes:
+    count, added = min(size, len(tokenizer)), getattr(tokenizer, "added_tokens_decoder", {})
+    quiet = {*silent, *tokenizer.all_special_ids, *(at for at, token in added.items() if token.special)}
+    quiet |= {at for at, name in enumerate(tokenizer.convert_ids_to_tokens(list(range(count)))) if name is None}
     try:
-        return bytes(table[letter] for letter in name)
-    except KeyError:
-        return name.encode()
+        read = llguidance().LLTokenizer(tokenizer.backend_tokenizer.to_str(), slices=[]).decode_bytes
+    except (AttributeError, ValueError):  # of a kind that llguidance does not read
+        frame = tokenizer(_FRAME, add_special_tokens=False)["input_ids"]
+        read = partial(_decoded, tokenizer, frame, tokenizer.decode(frame))
+    return [b"" if at in quiet else read([at]) for at in range(count)] + [b""] * (size - count)
 
 
-def _from_piece(name: str, space: str, has_bytes: bool) -> bytes:
-    if has_bytes and (found := _BYTE_TOKEN.match(name)):
-        return bytes([int(found[1], 16)])
-    return name.replace(space, " ").encode()
-
-
-def _decoded(tokenizer: Any, frame: list[int], before: str, token: int) -> bytes:
-    """What decoding shows, for other kinds of tokenizers. Half characters are not shown and not used."""
-    text = tokenizer.decode([*frame, token])[len(before) :]
+def _decoded(tokenizer: Any, frame: list[int], before: str, tokens: list[int]) -> bytes:
+    """What decoding shows. Half characters are not shown and not used."""
+    text = tokenizer.decode([*frame, *tokens])[len(before) :]
     return b"" if "\ufffd" in text else text.encode()
-
-
-def _decoders(tokenizer: Any) -> dict[str, dict[str, Any]]:
-    """kind -> settings of everything that the tokenizer's decoder is made of."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return {}
-    # As they are pickled, each is JSON; the whole tokenizer as JSON would take seconds.
-    part = backend.decoder or backend.pre_tokenizer
-    todo = [json.loads(part.__getstate__())] if part else []
-    found: dict[str, dict[str, Any]] = {}
-    while todo:
-        one = todo.pop()
-        if isinstance(one, dict):
-            found[one["type"]] = one
-            todo += one.get("decoders", []) + one.get("pretokenizers", [])
-    return found
-
-
-def _letters() -> dict[str, int]:
-    """The letter that byte-level tokenizers write for each byte: itself where it can be seen, else one from 256 on."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(256 + at): byte for at, byte in enumerate(hidden)}

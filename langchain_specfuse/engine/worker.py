@@ -222,9 +222,8 @@ def _deliver(replies: list[tuple[Task, Any]]) -> None:
 
 _WORKERS: dict[str, Worker] = {}
 _OPENING = threading.RLock()
-_ASKED = False
-"""Whether this process has been asked a question."""
-_FORKED = False
+_OWNER = 0
+"""The process that was asked a question: its threads are not in processes that were forked from it later."""
 
 
 def worker_for(device: str) -> Worker:
@@ -237,20 +236,20 @@ def worker_for(device: str) -> Worker:
 
 
 def note_question() -> None:
-    """A question was asked: a fork from now on leaves threads behind, and may inherit locks that are never released."""
-    global _ASKED
+    """This process has been asked a question."""
+    global _OWNER
     refuse_fork()
-    _ASKED = True
+    _OWNER = os.getpid()
 
 
 def forked() -> bool:
     """Whether this process was forked from one that had been asked a question."""
-    return _FORKED
+    return _OWNER not in (0, os.getpid())
 
 
 def refuse_fork() -> None:
     """Raise where a question would wait for ever because its threads are in the parent process."""
-    if _FORKED:
+    if forked():
         error = UsageError(
             f"process {os.getpid()} was forked from one whose members had been at work; their threads stayed there"
         )
@@ -258,20 +257,8 @@ def refuse_fork() -> None:
         raise advised(error, advice)
 
 
-def _after_fork() -> None:
-    """In the child: locks may be held by threads that do not exist here, so nothing of the parent's is touched."""
-    global _FORKED, _OPENING
-    _FORKED = _FORKED or _ASKED
-    _OPENING = threading.RLock()
-    _WORKERS.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
 @atexit.register
 def _close() -> None:
     """Let batches end before the interpreter does: a thread inside C++ would abort the process."""
-    for worker in list(_WORKERS.values()):
+    for worker in [] if forked() else list(_WORKERS.values()):
         worker.close()

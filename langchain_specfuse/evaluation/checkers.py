@@ -47,8 +47,6 @@ class Grade:
     score: float
     note: str = ""
     """Why it is wrong, for people."""
-    unchecked: str = ""
-    """The error that the checker raised, if it did: the score then means nothing."""
 
 
 Checker: TypeAlias = Callable[[Question, str], Grade]
@@ -220,7 +218,7 @@ def from_function(function: Callable[..., Any]) -> Checker:
 def as_grade(result: Any) -> Grade:
     """The grade that a function returned: a grade, True or False, a number, or a dict with ``score``."""
     if isinstance(result, Grade):
-        return Grade(as_grade(result.score).score, result.note, result.unchecked)
+        return Grade(as_grade(result.score).score, result.note)
     if isinstance(result, Mapping) and "score" in result:
         return Grade(as_grade(result["score"]).score, str(result.get("comment") or ""))
     if type(result).__module__ == "numpy" and getattr(result, "shape", None) == ():

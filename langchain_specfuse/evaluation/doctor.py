@@ -112,12 +112,9 @@ def diagnosed(
     report = summary(plan, found)
     by_system = {system.name: [one for one in found if one.system == system.name] for system in plan.systems}
     attempts = [tried(way.name, by_system[way.name], by_system[lead], len(ways)) for way in ways]
-    calibration = None
-    if ways and not any(one.unchecked for one in found):
-        calibration = calibrated(
-            ways, attempts, lead, {name: mean_of(by_system[name]) for name in fit}, len(task.questions)
-        )
-    verdict, advice = advise(report, calibration, by_system)
+    scores = {name: mean_of(by_system[name]) for name in fit}
+    calibration = calibrated(ways, attempts, lead, scores, len(task.questions)) if ways else None
+    verdict, advice = advise(calibration, by_system)
     bad = sorted({finding.member for finding in findings if finding.verdict == BAD})
     mend = [f"Mend {name} first, or leave it out: a check failed." for name in bad]
     return Diagnosis(tuple(findings), report, verdict, (*mend, *advice), tuple(found), calibration)
@@ -181,15 +178,8 @@ WAYS = {
 }
 
 
-def advise(
-    report: Report, calibration: Calibration | None, by_system: Mapping[str, Sequence[Result]]
-) -> tuple[str, list[str]]:
+def advise(calibration: Calibration | None, by_system: Mapping[str, Sequence[Result]]) -> tuple[str, list[str]]:
     """The verdict and its reasons, a sentence each."""
-    unchecked = [row for row in report.rows if row.unchecked]
-    if unchecked:
-        count = amount(sum(row.unchecked for row in unchecked), "answer")
-        reason = f"Cannot tell: the checker raised on {count} ({unchecked[0].raised}). Mend it and run this again."
-        return "cannot tell", [reason]
     if calibration is None:
         return "none", ["One member is no ensemble: there is nothing to compare."]
     lead, questions = calibration.lead, amount(calibration.questions, "prompt")

@@ -8,7 +8,7 @@ from ..errors import amount
 from ..show.terminal import visible
 from .statistics import Interval
 from .summary import Report, Row
-from .systems import ENSEMBLE, ORACLE
+from .systems import ENSEMBLE
 
 
 def points_range(apart: Interval) -> str:
@@ -26,18 +26,14 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "95% interval": lambda row: f"{100 * row.score.low:.1f} to {100 * row.score.high:.1f}",
     "failed": lambda row: "-" if row.rounds is None else str(row.failed),
     "empty": lambda row: "-" if row.rounds is None else str(row.empty),
-    "unchecked": lambda row: str(row.unchecked or "-"),
     "tokens/s": lambda row: _cell(row.tokens_per_second, "{:.1f}"),
     "first text": lambda row: _cell(row.first_s, "{:.2f} s"),
     "tokens": lambda row: _cell(row.tokens, "{:.1f}"),
     "rounds": lambda row: _cell(row.rounds, "{:.1f}"),
-    "members": lambda row: _cell(row.members_per_round, "{:.2f}"),
-    "same drafts": lambda row: _cell(row.shared, "{:.0%}"),
-    "looped": lambda row: _cell(row.looped, "{:.0%}"),
     "passes": lambda row: _cell(row.passes, "{:.0f}"),
     "work": lambda row: _cell(row.work_s, "{:.2f} s"),
 }
-"""The columns of a table. "members": per round; "same drafts": the share of rounds in which all drafts coincide."""
+"""The columns of a table."""
 
 
 def cells(report: Report) -> tuple[list[str], list[list[str]]]:
@@ -63,11 +59,9 @@ def table(report: Report, *, conclusions: bool = True) -> str:
 
 def sentences(report: Report) -> list[str]:
     """What the numbers say, a sentence each."""
-    lines = [_against_best(report, name) for name in report.best]
-    for one in report.comparisons:
-        other = "the oracle pick (the best single member for each question)" if one.other == ORACLE else one.other
-        lines.append(f"{one.system} against {other}: {points_range(one.apart)}, p = {one.p:.3g}")
-    return lines + _doubts(report)
+    pairs = [(f"{one.system} against {one.other}", one) for one in report.comparisons]
+    others = [f"{who}: {points_range(one.apart)}, p = {one.p:.3g}" for who, one in pairs]
+    return [*(_against_best(report, name) for name in report.best), *others, *_doubts(report)]
 
 
 def _against_best(report: Report, name: str) -> str:
@@ -94,13 +88,8 @@ def _doubts(report: Report) -> list[str]:
         missing = report.questions - row.questions
         if row.failed:
             lines.append(f"{row.system}: {amount(row.failed, 'question')} failed (see results.jsonl): counted as wrong")
-        if row.unchecked:
-            unchecked = amount(row.unchecked, "answer")
-            lines.append(f"{row.system}: the checker raised on {unchecked} ({row.raised}): counted as wrong")
         if missing and row.rounds is not None:
             lines.append(f"{row.system}: no result yet for {amount(missing, 'question')}")
-    if any(row.unchecked for row in report.rows):
-        lines.append("so no system is called better or worse: mend the checker and run this again")
-    elif len(report.rows) > 1 and {row.score.mean for row in report.rows} in ({0.0}, {1.0}):
+    if len(report.rows) > 1 and {row.score.mean for row in report.rows} in ({0.0}, {1.0}):
         lines.append("every system has the same score, all or nothing: this task does not tell them apart")
     return lines

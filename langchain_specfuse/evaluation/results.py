@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -32,8 +32,6 @@ class Result:
     note: str = ""
     error: str = ""
     """Why there is no answer: it counts as wrong."""
-    unchecked: str = ""
-    """The error that the checker raised: whether the answer is right is unknown. The next run grades it again."""
     finish: str = ""
     tokens: int = 0
     rounds: int = 0
@@ -42,10 +40,6 @@ class Result:
     seconds: float = 0.0
     first_s: float | None = None
     """Seconds from asking to the first text, with other questions under way."""
-    drafting: int = 0
-    """Drafts asked for in all rounds: divided by ``rounds``, the members per round."""
-    shared: int = 0
-    """Rounds of two and more members in which all drafts were the same."""
     open: int = 0
     """Rounds of two and more members."""
     replaced: int = 0
@@ -54,10 +48,6 @@ class Result:
     """Forward passes of all members: one per drafted token, one per scoring."""
     work_s: float = 0.0
     """Seconds that the members computed; replies from a bank count with the seconds that they once took."""
-    looped: int = 0
-    """Rounds in which a draft could not win because it only repeated."""
-    members: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """member -> ``wins`` (rounds), ``judged`` (rounds with a vote), ``reward`` (summed over those)."""
 
 
 _RESULT = TypeAdapter(Result)

@@ -71,14 +71,11 @@ def identity(member: Member) -> Any:
     return [member.name, dict(spec) if isinstance(spec, Mapping) else type(member).__name__]
 
 
-def run(plan: Plan, results: Results, *, seen: Seen | None = None, again: bool = False) -> list[Result]:
-    """Ask what has no result yet, and return all results of the plan. ``again``: also ask what failed.
-
-    Answers on which the checker raised are graded again in any case.
-    """
+def run(plan: Plan, results: Results, *, seen: Seen | None = None) -> list[Result]:
+    """Ask what has no result yet or has failed, and return all results of the plan."""
 
     def work() -> list[Result]:
-        return asyncio.run(_run(plan, results, seen or (lambda *_: None), again))
+        return asyncio.run(_run(plan, results, seen or (lambda *_: None)))
 
     try:
         asyncio.get_running_loop()
@@ -88,11 +85,10 @@ def run(plan: Plan, results: Results, *, seen: Seen | None = None, again: bool =
         return pool.submit(work).result()
 
 
-async def _run(plan: Plan, results: Results, seen: Seen, again: bool) -> list[Result]:
-    await _grade_again(plan, results)
+async def _run(plan: Plan, results: Results, seen: Seen) -> list[Result]:
     for system in plan.systems:
         asked = plan.keys(system)
-        failed = {result.key for result in results.found(key for key, _, _ in asked) if again and result.error}
+        failed = {result.key for result in results.found(key for key, _, _ in asked) if result.error}
         open = [one for one in asked if one[0] not in results or one[0] in failed]
         done = len(asked) - len(open)
         seen(system, done, len(asked))
@@ -110,19 +106,6 @@ async def _run(plan: Plan, results: Results, seen: Seen, again: bool) -> list[Re
                 done += 1
                 seen(system, done, len(asked))
     return plan.results(results)
-
-
-async def _grade_again(plan: Plan, results: Results) -> None:
-    """Grade the answers on which the checker raised: it may work now. No system is asked for them again."""
-    asked = {key: question for system in plan.systems for key, question, _ in plan.keys(system)}
-
-    async def graded(result: Result) -> Result:
-        return replace(result, **await _grade(plan.task, asked[result.key], result.answer))
-
-    work = [partial(graded, result) for result in results.found(asked) if result.unchecked]
-    async with aclosing(_as_completed(work, plan.at_once)) as found:
-        async for result in found:
-            results.add(result)
 
 
 async def _as_completed(
@@ -190,43 +173,22 @@ async def _answer(plan: Plan, system: System, ensemble: Ensemble, key: str, ques
     except (SpecFuseError, TimeoutError) as wrong:
         answer, error = "".join(round.text for round in rounds), f"{type(wrong).__name__}: {wrong}"
     seconds = time.perf_counter() - since
-    grade = asdict(Grade(0.0, note="failed")) if error else await _grade(plan.task, question, answer)
+    # In a thread, because a checker may take its time.
+    grade = Grade(0.0, "failed") if error else await asyncio.to_thread(plan.task.grade, question, answer)
     took: dict[str, Any] = {"error": error, "began": began, "seconds": seconds, "first_s": first, **counts(rounds)}
-    return Result(key, system.name, question.id, seed, answer, **grade, **took)
-
-
-async def _grade(task: Task, question: Question, answer: str) -> dict[str, Any]:
-    """The fields of a grade. In a thread, because a checker may take its time."""
-    try:
-        return asdict(await asyncio.to_thread(task.grade, question, answer))
-    except UsageError:
-        raise
-    except Exception as error:  # the user's checker, or an answer that it did not expect
-        return asdict(Grade(0.0, unchecked=f"{type(error).__name__}: {error}"))
+    return Result(key, system.name, question.id, seed, answer, **asdict(grade), **took)
 
 
 def counts(rounds: Sequence[Round]) -> dict[str, Any]:
     """What a result counts in the rounds of its answer."""
-    by_member = {name: {"wins": 0.0, "judged": 0.0, "reward": 0.0} for round in rounds for name in round.members}
-    for round in rounds:
-        for name in round.members:
-            by_member[name]["wins"] += name == round.winner
-            if round.scores and name in round.rewards:
-                by_member[name]["judged"] += 1
-                by_member[name]["reward"] += round.rewards[name]
-    several = [round for round in rounds if len(round.drafts) > 1]
     return {
         "finish": (rounds[-1].finish or "") if rounds else "",
         "tokens": sum(len(round.drafts[round.winner].tokens) for round in rounds),
         "rounds": len(rounds),
-        "drafting": sum(len(round.drafts) for round in rounds),
-        "shared": sum(len({(d.text, d.ended) for d in round.drafts.values()}) == 1 for round in several),
-        "open": len(several),
+        "open": sum(len(round.drafts) > 1 for round in rounds),
         "replaced": sum(bool(round.lead) and round.lead not in round.authors for round in rounds),
         "passes": sum(passes_of(round) for round in rounds),
         "work_s": math.fsum(e.seconds for round in rounds for by in round.efforts.values() for e in by.values()),
-        "looped": sum(bool(round.looped) for round in rounds),
-        "members": by_member,
     }
 
 
@@ -237,12 +199,9 @@ def passes_of(round: Round) -> int:
 
 
 class Progress:
-    """Prints how far each system is and how long it will take: ``run(plan, results, seen=Progress(sys.stderr))``.
+    """Prints how far each system is and how long it will take: ``run(plan, results, seen=Progress(sys.stderr))``."""
 
-    On a terminal it rewrites one line; elsewhere it prints one every half minute, and one when a system is done.
-    """
-
-    EVERY_S = 30.0
+    EVERY_S = 10.0
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -259,8 +218,6 @@ class Progress:
         if self._earlier < done < of:
             seconds = (now - self._since) / (done - self._earlier) * (of - done)
             line += f", about {f'{seconds:.0f} s' if seconds < 90 else f'{seconds / 60:.0f} min'} left"
-        if self._stream.isatty():
-            print(f"\r{line}\x1b[K", end="\n" if done == of else "", file=self._stream, flush=True)
-        elif done == of or now - self._printed >= self.EVERY_S:
+        if done == of or now - self._printed >= self.EVERY_S:
             self._printed = now
             print(line, file=self._stream, flush=True)

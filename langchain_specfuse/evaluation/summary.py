@@ -1,4 +1,4 @@
-"""From results to a report: a row per system, and comparisons with the best member, the oracle and the ensemble."""
+"""From results to a report: a row per system, and comparisons with the best member and the ensemble."""
 
 from __future__ import annotations
 
@@ -27,20 +27,12 @@ class Row:
     score: Interval
     failed: int = 0
     empty: int = 0
-    unchecked: int = 0
-    """Answers on which the checker raised: they count as wrong, although that is unknown."""
-    raised: str = ""
-    """The error that it raised on the first of them."""
     tokens_per_second: float | None = None
     first_s: float | None = None
     seconds: float = 0.0
     """During which at least one question was under way."""
     rounds: float | None = None
     tokens: float | None = None
-    members_per_round: float | None = None
-    shared: float | None = None
-    """The share of the rounds with several members in which all drafts were the same."""
-    looped: float | None = None
     passes: float | None = None
     """Forward passes of all members, per answer."""
     work_s: float | None = None
@@ -96,16 +88,12 @@ def summary(plan: Plan, results: Sequence[Result]) -> Report:
     rows = [_row(system, by_system[system.name], scores[system.name]) for system in systems]
     single = {s.name: scores[s.name] for s in systems if s.alone and s.name in s.members}
     others = [s.name for s in systems if s.name not in single]
-    if any(result.unchecked for result in results):  # then nothing is known about who is better
-        single, others = {}, []
     comparisons: list[Comparison] = []
     if len(single) > 1:
         oracle = _oracle(list(single.values()))
         rows.append(Row(ORACLE, len(oracle), interval(list(oracle.values()))))
         if routed := _router(single, {question.id: question.facts.get("kind") for question in plan.task.questions}):
             rows.append(Row(ROUTER, len(routed), interval(list(routed.values()))))
-            comparisons += [_compared(name, scores[name], ROUTER, routed) for name in others]
-        comparisons += [_compared(name, scores[name], ORACLE, oracle) for name in others]
     if ENSEMBLE in others:
         rest = [name for name in others if name != ENSEMBLE]
         level = 1 - (1 - LEVEL) / max(len(rest), 1)
@@ -143,7 +131,7 @@ def _oracle(single: Sequence[Scores]) -> dict[str, float]:
     return {question: max(one[question] for one in single) for question in questions}
 
 
-def _compared(name: str, mine: Scores, other: str, theirs: Scores, level: float = LEVEL) -> Comparison:
+def _compared(name: str, mine: Scores, other: str, theirs: Scores, level: float) -> Comparison:
     first, second = _common(mine, theirs)
     return Comparison(name, other, difference(first, second, level=level), paired(first, second))
 
@@ -172,7 +160,6 @@ def _needed(scores: Scores, best: Scores) -> int:
 
 def _row(system: System, results: Sequence[Result], scores: Scores) -> Row:
     seconds = _busy_s(results)
-    rounds, open = sum(r.rounds for r in results), sum(r.open for r in results)
     firsts = sorted(result.first_s for result in results if result.first_s is not None)
     tokens = sum(result.tokens for result in results)
     return Row(
@@ -181,16 +168,11 @@ def _row(system: System, results: Sequence[Result], scores: Scores) -> Row:
         interval(list(scores.values())),
         failed=sum(bool(result.error) for result in results),
         empty=sum(not result.error and not result.answer.strip() for result in results),
-        unchecked=sum(bool(result.unchecked) for result in results),
-        raised=next((result.unchecked for result in results if result.unchecked), ""),
         tokens_per_second=tokens / seconds if seconds > 0 else None,
         first_s=firsts[len(firsts) // 2] if firsts else None,
         seconds=seconds,
-        rounds=rounds / len(results),
+        rounds=sum(r.rounds for r in results) / len(results),
         tokens=tokens / len(results),
-        members_per_round=sum(r.drafting for r in results) / rounds if rounds else None,
-        shared=sum(r.shared for r in results) / open if open else None,
-        looped=sum(r.looped for r in results) / rounds if rounds else None,
         passes=sum(r.passes for r in results) / len(results),
         work_s=math.fsum(r.work_s for r in results) / len(results),
     )

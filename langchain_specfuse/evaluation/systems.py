@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from ..chat import options
-from ..core.method import METHODS, Method, Settings
+from ..core.method import Method, Settings
 from ..core.method import options as method_options
 from ..errors import UsageError, advised
 from .baselines import BASELINES
@@ -20,7 +19,7 @@ ORACLE = "oracle"
 """The best single member for each question, chosen with the grades at hand."""
 ROUTER = "router"
 """For each question the member that is best on the other questions of its kind."""
-RESERVED = (ENSEMBLE, ORACLE, ROUTER, "singles", "ablations", *BASELINES)
+RESERVED = (ENSEMBLE, ORACLE, ROUTER, "singles", *BASELINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +47,8 @@ class System:
         return digest([who, asdict(self.settings), prior, *([self.baseline] if self.baseline else [])])
 
 
-ABLATIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "vote": "lead=none",
-        "lead-alone": "margin=inf",
-        "no-feedback": "feedback=off",
-        "no-exit": "exit=never",
-        "no-loop-guard": "loop_guard=false",
-        "mean-prob": "score=mean_prob",
-        "per-byte": "score=logprob_per_byte",
-        **{f"segment-{tokens}": f"segment_tokens={tokens}" for tokens in (4, 8, 16, 32)},
-        **{name: f"method={name}" for name in METHODS if name != "robust"},
-    }
-)
-"""The systems of ``--systems ablations`` and what each changes."""
+CHANGED: Mapping[str, str] = {"vote": "lead=none", "lead-alone": "margin=inf"}
+"""Systems with a name of their own, and what each changes."""
 
 
 def singles(members: Sequence[str], settings: Settings) -> list[System]:
@@ -72,7 +59,7 @@ def singles(members: Sequence[str], settings: Settings) -> list[System]:
 def chosen(
     names: Sequence[str], members: Sequence[str], settings: Settings, verifiers: Sequence[str] = (), prior: Any = None
 ) -> list[System]:
-    """The systems of these names: ``singles``, ``ensemble``, ``ablations``, one of them, a member's name, or
+    """The systems of these names: ``singles``, ``ensemble``, a member's name, one of ``BASELINES`` or ``CHANGED``, or
     ``name:key=value,key=value``.
 
     >>> [s.name for s in chosen(["singles", "ensemble", "short:segment_tokens=4"], ["a", "b"], Settings())]
@@ -102,9 +89,9 @@ def _systems_named(name: str, whole: System) -> list[System]:
         return [replace(whole, name=name, baseline=name, prior=None)]
     if name == "singles" or name in whole.members:
         return singles(whole.members if name == "singles" else [name], whole.settings)
-    if name == "ablations" or name in ABLATIONS:
-        return [changed(whole, one, ABLATIONS[one]) for one in (ABLATIONS if name == "ablations" else [name])]
-    known = ", ".join(("singles", ENSEMBLE, "ablations", *whole.members, *BASELINES, *ABLATIONS))
+    if name in CHANGED:
+        return [changed(whole, name, CHANGED[name])]
+    known = ", ".join(("singles", ENSEMBLE, *whole.members, *BASELINES, *CHANGED))
     advice = f"there are {known}; or NAME:key=value,key=value, for example short:segment_tokens=4"
     raise advised(UsageError(f"there is no system {name!r}"), advice)
 

@@ -17,7 +17,6 @@ ROLES = ("system", "user", "assistant")
 EXAMPLE = 'one object per line: {"input": "2 + 2?", "reference": "4"}'
 RESULTS_OF = {"number": "number", "choice": "choice", "exact": "text"}
 """checker -> what it looks at in an answer."""
-PUBLISHED = ("gsm8k", "ifeval", "humaneval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,14 @@ class Task:
         """The checker's grade. An empty answer is wrong, whatever the checker says."""
         if not answer.strip():
             return Grade(0.0, note="empty answer")
-        grade = self.checker(question, answer)
+        try:
+            grade = self.checker(question, answer)
+        except UsageError:
+            raise
+        except Exception as error:  # the user's function, on an answer that it did not expect
+            said = f"the checker raised on the answer {answer!r:.80} to question {question.id!r}"
+            wrong = UsageError(f"{said}: {type(error).__name__}: {error}")
+            raise advised(wrong, "mend it, and run this again: what is graded is kept") from error
         if not 0.0 <= grade.score <= 1.0:
             error = UsageError(f"a checker must give a score from 0 to 1, got {grade.score!r} for {question.id!r}")
             raise advised(error, "divide by the highest score that it can give")
@@ -106,10 +112,8 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
-        advice = "a task is a JSONL file in UTF-8"
-        if str(path) in PUBLISHED:
-            advice += "; lm-evaluation-harness runs published tasks: see docs/how-to/evaluate.md"
-        raise advised(UsageError(f"{path} cannot be read: {error}"), advice) from error
+        wrong = UsageError(f"{path} cannot be read: {error}")
+        raise advised(wrong, "a task is a JSONL file in UTF-8; published tasks: docs/how-to/evaluate.md") from error
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue

@@ -17,17 +17,8 @@ FORMAT = 1
 """Increased when an old page could not show a new file."""
 SUFFIXES = (".html", ".htm", ".json", ".jsonl")
 ADVICE = "give a file that Trace.save or langchain-specfuse --json has written"
-_EXPECTED = "expected what `Round.as_dict()` gives"
-_KINDS: dict[Any, Any] = {float: (int, float, type(None)), dict: Mapping, list: (list, tuple)}
-_NAMES, _NUMBERS, _ROWS = [str], {str: float}, {str: {str: float}}
-SHAPE: dict[Any, Any] = {
-    "text": str, "segment": str, "ended": bool, "winner": str, "authors": _NAMES, "forced": str, "lead": str,
-    "evidence": _NUMBERS,
-    "drafts": {str: dict}, "scores": _ROWS, "votes": _ROWS, "totals": _NUMBERS, "margin": float, "dissent": float,
-    "rewards": _NUMBERS, "weights_before": _NUMBERS, "weights": _NUMBERS, "thoughts": {str: str}, "looped": _NAMES,
-    "late": {str: _NAMES}, "left": [dict], "seconds": _NUMBERS, "tokens": {str: {str: dict}},
-}  # fmt: skip
-"""What the page shows of a round. Only number, text, winner and drafts must be there: older files have less."""
+NEEDED = {"round": int, "text": str, "winner": str, "drafts": Mapping}
+"""What every round has; files of older versions have little else."""
 
 
 class Trace:
@@ -97,10 +88,11 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a page (``.html``) or JSON (``.json``, or ``.jsonl``: one round per line), completely or not at all."""
-        if problem := unsavable(path):
-            raise problem
         file = Path(path)
         kind = file.suffix.lower()
+        if kind not in SUFFIXES:
+            wrong = UsageError(f"cannot save a trace as {str(file)!r}")
+            raise advised(wrong, f"end its name in {', '.join(SUFFIXES)}")
         if kind == ".jsonl" and not self.rounds:
             empty = UsageError(f"cannot save a trace without rounds as {str(file)!r}: the file would be empty")
             raise advised(empty, "save it as .json or .html, which also hold the question and the error")
@@ -108,7 +100,11 @@ class Trace:
             text = "".join(json.dumps(item, allow_nan=False) + "\n" for item in self.rounds)
         else:
             text = json.dumps(self.as_dict(), allow_nan=False) + "\n" if kind == ".json" else self.html()
-        _replace(file, text)
+        try:
+            _replace(file, text)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            unsaved = UsageError(f"cannot write {str(file)!r}: {error}")
+            raise advised(unsaved, "name a file in an existing folder") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -119,7 +115,7 @@ class Trace:
             return cls(**_arguments(raw.decode(json.detect_encoding(raw))))  # some shells redirect in UTF-16
         except OSError as error:
             raise advised(UsageError(f"cannot read {str(file)!r}: {error.strerror or error}"), ADVICE) from error
-        except (ValueError, RecursionError) as error:  # also invalid UTF-8, invalid JSON, and our own UsageError
+        except (ValueError, TypeError, RecursionError) as error:  # also invalid UTF-8 or JSON, and our own UsageError
             raise advised(UsageError(f"{str(file)!r} holds no trace: {error}"), ADVICE) from error
 
     def __repr__(self) -> str:
@@ -144,9 +140,7 @@ def _arguments(text: str) -> dict[str, Any]:
     if isinstance(whole, dict) and "rounds" in whole:
         if whole.get("specfuse", FORMAT) != FORMAT:
             raise UsageError(f"it has format {whole['specfuse']!r}, this version reads {FORMAT}")
-        found = {name: whole[name] for name in ("rounds", "question", "members", "error") if name in whole}
-        _check(found, {"rounds": [dict], "question": str, "members": [str], "error": str}, "the trace")
-        return found
+        return {name: whole[name] for name in ("rounds", "question", "members", "error") if name in whole}
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         raise UsageError("it is empty")
@@ -155,59 +149,16 @@ def _arguments(text: str) -> dict[str, Any]:
 
 def _checked(data: Any) -> dict[str, Any]:
     """A copy of a round's plain data that the page can rely on."""
-    if not isinstance(data, Mapping):
-        raise UsageError(f"a round is {type(data).__name__}, {_EXPECTED}")
-    number = data.get("round")
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise UsageError(f"a round's number is {number!r}, {_EXPECTED}")
-    where = f"round {number}"
-    if missing := [name for name in ("text", "winner", "drafts") if name not in data]:
-        raise UsageError(f"{where} has no {' and no '.join(missing)}, {_EXPECTED}")
-    _check(data, SHAPE, where)
-    drafts, left = list(data["drafts"].values()), data.get("left", [])
-    _check(drafts, [{"text": str, "ended": bool, "tokens": float}], f"{where}, drafts")
-    _check(left, [{"member": str, "kind": str, "reason": str, "round": int}], f"{where}, left")
-    if any("text" not in draft for draft in drafts) or any("member" not in one for one in left):
-        raise UsageError(f"{where} has a draft without text, or a departure without a member, {_EXPECTED}")
+    good = isinstance(data, Mapping) and all(isinstance(data.get(name), kind) for name, kind in NEEDED.items())
+    if not good or not all(isinstance(one, Mapping) and "text" in one for one in data["drafts"].values()):
+        raise UsageError(f"this is no round: {data!r:.120}, expected what `Round.as_dict()` gives")
     try:  # a copy as strict JSON: a number that is not finite becomes None
         return dict(json.loads(json.dumps(data, default=dict), parse_constant=lambda _: None))
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{where} is not JSON: {error}") from error
-
-
-def _check(value: Any, shape: Any, where: str) -> None:
-    """Refuse what the page could not show. A number may be an integer or None, and named entries may be missing."""
-    kind = shape if isinstance(shape, type) else type(shape)
-    if not isinstance(value, _KINDS.get(kind, kind)):
-        raise UsageError(f"{where} has {value!r:.60} where it should not, {_EXPECTED}")
-    if isinstance(shape, list):
-        for one in value:
-            _check(one, shape[0], where)
-    elif isinstance(shape, dict):
-        for name, part in (dict.fromkeys(value, shape[str]) if str in shape else shape).items():
-            if name in value:
-                _check(value[name], part, f"{where}, {name}")
+        raise UsageError(f"round {data['round']} is not JSON: {error}") from error
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
-
-
-def unsavable(path: str | os.PathLike[str]) -> UsageError | None:
-    """Why nothing can be saved at this path, if so. Leaves nothing behind."""
-    file = Path(path)
-    if file.suffix.lower() not in SUFFIXES:
-        return advised(UsageError(f"cannot save a trace as {str(file)!r}"), f"end its name in {', '.join(SUFFIXES)}")
-    try:
-        exists = file.exists()
-        if exists and not file.is_file():
-            raise OSError(0, "it is not a file")
-        file.open("ab").close()
-        if not exists:
-            file.unlink()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or str(error)
-        return advised(UsageError(f"cannot write {str(file)!r}: {reason}"), "name a file in an existing folder")
-    return None
 
 
 def _replace(file: Path, text: str) -> None:

@@ -43,14 +43,14 @@ def test_eval_prints_a_table_and_keeps_results_and_reports(call, tmp_path):
 
 def test_eval_as_json_compares_what_is_named(call, tmp_path):
     (tmp_path / "prior.json").write_text('{"bob": 4.0}')
-    systems = ("--systems", "ensemble", "bob", "no-exit", "short:segment_tokens=2,exit=never")
+    systems = ("--systems", "ensemble", "bob", "vote", "short:segment_tokens=2,exit=never")
     more = ("--json", "-q", "--limit", "3", "--segment-tokens", "3", "--prior", "prior.json")
     code, out, err = call(*SUMS, *more, *systems)
     report = json.loads(out)
     assert (code, err) == (FINE, "")
-    assert [row["system"] for row in report["rows"]] == ["ensemble", "bob", "no-exit", "short"]
+    assert [row["system"] for row in report["rows"]] == ["ensemble", "bob", "vote", "short"]
     tokens = {name: system["settings"]["segment_tokens"] for name, system in report["about"]["systems"].items()}
-    assert tokens == {"ensemble": 3, "bob": 3, "no-exit": 3, "short": 2}
+    assert tokens == {"ensemble": 3, "bob": 3, "vote": 3, "short": 2}
     assert report["about"]["systems"]["ensemble"]["prior"] == {"bob": 4.0}
 
 

@@ -27,4 +27,4 @@ def test_the_demo_s_members_are_found_sound_and_evaluated(tmp_path):
     assert len(found) == 12 and not any(one.error for one in found)
     assert sum(bool(one.answer.strip()) for one in found) >= 9
     report = summary(plan, found)
-    assert report.row("ensemble").members_per_round == pytest.approx(2.0) and "oracle" in table(report)
+    assert report.row("ensemble").rounds >= 1 and "oracle" in table(report)

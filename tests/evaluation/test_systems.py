@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from langchain_specfuse.core.method import METHODS, Method, Settings, options
 from langchain_specfuse.core.values import Sampling
 from langchain_specfuse.errors import UsageError
-from langchain_specfuse.evaluation.systems import ABLATIONS, SAMPLING, System, changed, chosen
+from langchain_specfuse.evaluation.systems import SAMPLING, System, changed, chosen
 
 WHOLE = System("ensemble", ("a", "b", "c"), Settings(max_tokens=99), {"a": 2.0, "c": 0.5})
 
@@ -29,17 +29,11 @@ def test_changes_by_key_and_value(changes, settings):
     assert (system.settings, system.members, system.prior) == (settings, ("a", "b"), {"a": 2.0})
 
 
-def test_every_ablation_changes_something_and_no_two_the_same():
-    systems = chosen(["ensemble", "ablations"], ["a", "b"], Settings())
-    marks = [system.fingerprint({"a": 1, "b": 2}) for system in systems]
-    assert len(set(marks)) == len(marks) == len(ABLATIONS) + 1
-
-
 def test_names_mean_systems():
-    systems = chosen(["singles", "ensemble", "no-exit", "segment-8", "mine:score=mean_prob"], ["a", "b"], Settings())
-    assert [system.name for system in systems] == ["a", "b", "ensemble", "no-exit", "segment-8", "mine"]
+    systems = chosen(["singles", "ensemble", "vote", "lead-alone", "mine:score=mean_prob"], ["a", "b"], Settings())
+    assert [system.name for system in systems] == ["a", "b", "ensemble", "vote", "lead-alone", "mine"]
     assert [system.alone for system in systems] == [True, True, False, False, False, False]
-    assert systems[4].settings.segment_tokens == 8
+    assert (systems[3].settings.lead, systems[4].settings.method.margin) == (None, float("inf"))
     assert [system.name for system in chosen(["b"], ["a", "b"], Settings())] == ["b"]
     assert [system.name for system in chosen(["singles", "ensemble"], ["a"], Settings())] == ["a"]
 

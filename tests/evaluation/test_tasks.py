@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -193,10 +194,10 @@ def test_a_line_that_cannot_be_used_is_refused_before_anything_is_asked(task_fil
     assert raised.value.__notes__
 
 
-def test_a_published_task_is_not_a_file_and_the_advice_names_the_harness():
-    with pytest.raises(UsageError, match="gsm8k cannot be read") as raised:
-        jsonl("gsm8k")
-    assert "lm-evaluation-harness" in raised.value.__notes__[0]
+def test_a_checker_that_raises_ends_the_run_with_the_answer_that_it_raised_on(task_file):
+    task = replace(jsonl(task_file({"input": "a", "reference": 1}), "exact"), checker=lambda question, answer: 1 / 0)
+    with pytest.raises(UsageError, match="checker raised on the answer 'x' to question '1': ZeroDivisionError"):
+        task.grade(task.questions[0], "x")
 
 
 def test_a_fingerprint_changes_with_whatever_can_change_a_grade(task_file):

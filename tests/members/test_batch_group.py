@@ -11,6 +11,7 @@ from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Sampling, ScoreJob, Segment, Turn
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.local import prefixes
+from langchain_specfuse.members.transformers.lora import Adapters
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny
@@ -164,35 +165,36 @@ def test_when_one_is_unloaded_in_the_middle_the_others_continue(leaving, family)
     made, query = family(), tiny.query(STORY)
     made.drafts(query)
     gone, stays = made.members[leaving], made.members[leaving - 1]
-    held = stays.loaded.weights.adapters.bytes
+    size = lambda: sum(one.numel() for one in stays.loaded.weights.model.parameters())
+    held = size()
     gone.unload()
     gc.collect()
     assert gone.batch_group is None
-    assert (stays.loaded.weights.adapters.bytes < held) == (leaving == 2)  # of the others somebody else has the adapter
+    assert (size() < held) == (leaving == 2)  # of the others somebody else has the adapter
     answer = (Segment(" So it is."),)
     made.replies("draft", draft_jobs([one for one in made.members if one is not gone], query, answer))
     made.drafts(query, answer)  # it comes back
     assert gone.loaded.weights is stays.loaded.weights and made.worst < NEAR
 
 
-def test_a_pass_in_another_thread_is_not_touched_by_the_adapters_of_this_one(tmp_path):
-    """Members load while others work."""
-    base, (folder, _) = saved("llama", tmp_path / "base"), adapter("llama", tmp_path / "one", 3)
-    one = TransformersMember(base, adapter=folder, **GIVEN)
-    one.probe()
-    model, adapters, found = one.loaded.weights.model, one.loaded.weights.adapters, []
-    ids = torch.tensor([[5, 6, 7]])
+def test_an_adapter_that_loads_meanwhile_waits_for_the_pass_under_way(tmp_path):
+    model, _ = tiny.made("llama", 1)
+    adapters = Adapters(model)
+    one, other = (str(adapter("llama", tmp_path / f"a{seed}", seed)[0]) for seed in (3, 4))
+    passes = lambda: model(input_ids=torch.tensor([[5, 6, 7]])).logits
     with torch.inference_mode():
-        plain = model(input_ids=ids).logits
-        with adapters.reading(one.loaded.adapter):
-            thread = threading.Thread(target=lambda: found.append(model(input_ids=ids).logits))
+        plain = passes()
+        with adapters.reading(held := adapters.get(one, "one")):
+            before = passes()
+            thread = threading.Thread(target=adapters.get, args=(other, "other"))
             thread.start()
-            thread.join()
-            before = model(input_ids=ids).logits
-            other = one.loaded.weights.adapter(str(adapter("llama", tmp_path / "other", 4)[0]), "other")
-            assert torch.equal(model(input_ids=ids).logits, before)  # nor by an adapter that is loaded meanwhile
-    assert (before - plain).abs().max() > 0.1 and other is not one.loaded.adapter
-    assert torch.equal(found[0], plain)
+            thread.join(0.2)
+            assert thread.is_alive() and torch.equal(passes(), before)
+        thread.join()
+        with adapters.reading(held):
+            assert torch.equal(passes(), before)
+        adapters.off()
+        assert torch.equal(passes(), plain) and not torch.equal(before, plain)
 
 
 def test_an_ensemble_writes_the_same_with_shared_and_with_own_weights(family):

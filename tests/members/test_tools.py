@@ -7,7 +7,6 @@ import pytest
 from langchain_specfuse.core.values import Call, CallFormat, Constraint, Tool, Turn
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.members.text.templates import Template, plain_id
-from langchain_specfuse.members.text.tools import SCHEMA_CHARS, outline
 from langchain_specfuse.members.text.words import Words
 
 from . import tiny
@@ -190,28 +189,3 @@ def test_a_schema_is_in_the_system_text(own):
     assert "no tool is needed, answer with JSON" in template(own).prompt(
         TALK[:2], (WEATHER,), Constraint("any_of", json.dumps([["calls", json.dumps(BODY)], ["json_schema", SCHEMA]]))
     )
-
-
-def test_a_long_schema_is_shown_by_its_keys_within_bounds():
-    inner = {"type": "object", "properties": {"deep": {"type": "string", "description": "the deep one"}}}
-    keys = {f"key{k}": {"type": "array", "items": {"$ref": "#/$defs/inner"}} for k in range(200)}
-    schema = json.dumps({"type": "object", "properties": keys, "$defs": {"inner": inner}})
-    prompt = outline(schema, SCHEMA_CHARS)
-    assert prompt.startswith("- key0 (array)\n  - deep (string): the deep one\n- key1 (array)")
-    assert len(prompt) < SCHEMA_CHARS + 5 and prompt.endswith("...")
-    assert prompt in template(None).prompt(TALK[:2], (), Constraint("json_schema", schema))
-
-
-ODD = (
-    '{"properties": {"a": {"$ref": "#"}}}',
-    '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}',
-    '{"properties": {"a": true, "b": {"anyOf": [{"type": "null"}, {"properties": {"c": {}}}]}}}',
-    '{"properties": {"a": {"type": ["string", "null"]}, "b": {"enum": [1, 2]}, "c": {"$ref": "http://x"}}}',
-    *("[]", "not json", "true"),
-)
-
-
-@pytest.mark.parametrize("schema", ODD)
-def test_odd_schemas_are_shown_too(schema):
-    assert isinstance(outline(schema, 300), str)
-    template(None).prompt(TALK[:2], (), Constraint("json_schema", schema))

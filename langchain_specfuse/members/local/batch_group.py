@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
-from ...constraints import Vocabulary, vocabulary
+from ...constraints import Vocabulary, trigger, vocabulary
 from ...core.values import (
     Constraint,
     Draft,
@@ -37,7 +37,7 @@ from ...core.values import (
 from ...errors import UsageError, emptied
 from ..text.templates import Template, end_of_turn, stop_ids, with_system
 from ..text.thinking import opened
-from ..text.tools import allows_prose, call_format, parts, trigger
+from ..text.tools import allows_prose, call_format
 from ..text.words import Words
 from .drafting import Leftover, OpenDraft, most_tokens, write_drafts
 from .masking import AnswerState, DraftConstraint
@@ -207,9 +207,9 @@ class GroupMember:
             if self._grammars is None:
                 self._grammars = vocabulary(self.weights.tokenizer, self.weights.vocabulary_size, self.stops)
             state.answer_state = AnswerState(self._grammars.grammar(constraint))
-        calls = any(part.kind == "calls" for part in parts(constraint))
+        form = call_format(constraint)
         after = state.answer_state.after("".join(segment.text for segment in job.answer))
-        return DraftConstraint(after, trigger(call_format(constraint)) if calls else "")
+        return DraftConstraint(after, trigger(form) if form else "")
 
     def candidates(self, job: ScoreJob) -> list[CandidateTokens]:
         """The job's candidates as this member reads them."""

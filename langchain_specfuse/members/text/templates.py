@@ -188,11 +188,9 @@ class Template:
 def _examples(constraint: Constraint | None) -> list[tuple[str, str]]:
     """Solved examples of the wanted kinds of answer: a base model imitates what it sees."""
     shown: list[tuple[str, str]] = list(PLAIN_EXAMPLES) if allows_prose(constraint) else []
-    for part in parts(constraint):
-        if part.kind in ("json", "json_schema"):
-            shown.append(JSON_EXAMPLE)
-        elif part.kind == "calls":
-            shown += [(question, written(call, call_format(constraint))) for question, call in CALL_EXAMPLES]
+    if form := call_format(constraint):
+        shown += [(question, written(call, form)) for question, call in CALL_EXAMPLES]
+    shown += [JSON_EXAMPLE for part in parts(constraint) if part.kind in ("json", "json_schema")]
     return shown or list(PLAIN_EXAMPLES)
 
 
@@ -231,7 +229,7 @@ def with_system_folded(turns: Sequence[Turn]) -> list[Turn]:
 
 def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | None) -> list[Turn]:
     """The turns, with those calls and results as text that the template does not know."""
-    form = call_format(constraint) if any(part.kind == "calls" for part in parts(constraint)) else None
+    form = call_format(constraint)
     fitting: list[Turn] = []
     after_result = False
     for turn in turns:

@@ -6,15 +6,12 @@ For what a chat template does not render itself. Pure text; knows nothing of tok
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from ...constraints import format_in
 from ...core.values import Call, CallFormat, Constraint, Tool, Turn
 
-SCHEMA_CHARS = 1000
-"""A longer schema is shown as its keys, types and descriptions; a longer outline is cut."""
-TOOL_CHARS = 1600
-"""The same for one tool's parameters."""
 CHOICE_CHARS = 600
 
 # --- constraints ------------------------------------------------------------------------------------------------
@@ -38,16 +35,10 @@ def allows_prose(constraint: Constraint | None) -> bool:
     return constraint is None or any(part.kind == "prose" for part in parts(constraint))
 
 
-def call_format(constraint: Constraint | None) -> CallFormat:
-    """How a call is written in this answer."""
+def call_format(constraint: Constraint | None) -> CallFormat | None:
+    """How a call is written in this answer; None if there can be none."""
     bodies = [json.loads(part.body) for part in parts(constraint) if part.kind == "calls"]
-    given: dict[str, str] = bodies[0] if bodies else {}
-    return CallFormat(**{key: given[key] for key in CallFormat.__dataclass_fields__ if key in given})
-
-
-def trigger(form: CallFormat) -> str:
-    """The text that distinguishes a call from prose: what begins it, or else its first key."""
-    return form.begin or "{" + json.dumps(form.name_key, ensure_ascii=False) + ': "'
+    return format_in(bodies[0]) if bodies else None
 
 
 # --- calls and results as text ------------------------------------------------------------------------------------
@@ -105,7 +96,7 @@ def result_as_text(turn: Turn, last: bool) -> Turn:
 
 def instructions(tools: Sequence[Tool], constraint: Constraint | None, *, native: bool, own: CallFormat | None) -> str:
     """What the system text must add. ``native``: the template renders the tools; ``own``: the member's call format."""
-    form, kinds = call_format(constraint), parts(constraint)
+    form, kinds = call_format(constraint) or CallFormat(), parts(constraint)
     texts = []
     if tools and not native:
         texts.append("You can use these tools:\n" + "\n".join(_tool(tool) for tool in tools))
@@ -120,8 +111,6 @@ def instructions(tools: Sequence[Tool], constraint: Constraint | None, *, native
 
 def _tool(tool: Tool) -> str:
     parameters = _tidy(tool.parameters) if tool.parameters else ""
-    if len(parameters) > TOOL_CHARS:
-        parameters = "\n" + outline(tool.parameters, TOOL_CHARS)
     purpose = " ".join(tool.description.split())
     head = f"- {tool.name}: {purpose}" if purpose else f"- {tool.name}"
     return f"{head} Arguments: {parameters}" if parameters else head
@@ -132,10 +121,7 @@ def _kind(part: Constraint, tools: bool) -> str:
     if part.kind == "json":
         return f"{head} with a JSON object."
     if part.kind == "json_schema":
-        schema = _tidy(part.body)
-        if len(schema) <= SCHEMA_CHARS:
-            return f"{head} with JSON that fits this schema:\n{schema}"
-        return f"{head} with JSON that has these keys:\n{outline(part.body, SCHEMA_CHARS)}"
+        return f"{head} with JSON that fits this schema:\n{_tidy(part.body)}"
     if part.kind == "choice":
         choices = part.body if len(part.body) <= CHOICE_CHARS else part.body[:CHOICE_CHARS] + "..."
         return f"{head} with one of these: {choices.strip('[]')}"
@@ -151,54 +137,3 @@ def _tidy(schema: str) -> str:
         return _json(json.loads(schema))
     except ValueError:
         return schema
-
-
-def outline(schema: str, limit: int) -> str:
-    """A long schema as a list of its keys, their types and descriptions.
-
-    >>> print(outline('{"properties": {"a": {"type": "integer", "description": "how many"}}}', 100))
-    - a (integer): how many
-    """
-    try:
-        root = json.loads(schema)
-    except ValueError:
-        return schema[:limit]
-    text = ""
-    for line in _lines(root, root, 0):
-        if len(text) + len(line) + 1 > limit:
-            return text + "..."
-        text += line + "\n"
-    return text.removesuffix("\n")
-
-
-def _lines(node: Any, root: Any, depth: int) -> Iterator[str]:
-    properties = _resolved(node, root).get("properties")
-    for key, value in properties.items() if isinstance(properties, Mapping) else ():
-        value = _resolved(value, root)
-        inner = _resolved(value.get("items"), root) if value.get("type") == "array" else value
-        kind = value.get("type") or ("one of " + json.dumps(value["enum"]) if "enum" in value else "any")
-        about = " ".join(str(value.get("description", "")).split())
-        yield f"{'  ' * depth}- {key} ({kind})" + (f": {about}" if about else "")
-        if depth < 3:
-            yield from _lines(inner, root, depth + 1)
-
-
-def _resolved(node: Any, root: Any) -> Mapping[str, Any]:
-    """The node that a reference within the schema points to; of alternatives the first that is not null."""
-    for _ in range(8):
-        if not isinstance(node, Mapping):
-            return {}
-        own = {key: value for key, value in node.items() if key != "$ref"}
-        if isinstance(reference := node.get("$ref"), str) and reference.startswith("#/"):
-            found: Any = root
-            for step in reference[2:].split("/"):
-                found = found.get(step, {}) if isinstance(found, Mapping) else {}
-            node = {**found, **own} if isinstance(found, Mapping) else {}
-        else:
-            ways = node.get("anyOf") or node.get("oneOf") or node.get("allOf")
-            if "properties" in node or not isinstance(ways, list) or not ways:
-                return node
-            best = next((way for way in ways if isinstance(way, Mapping) and way.get("type") != "null"), ways[0])
-            about = {key: value for key, value in own.items() if key == "description"}
-            node = {**best, **about} if isinstance(best, Mapping) else {}
-    return node if isinstance(node, Mapping) else {}

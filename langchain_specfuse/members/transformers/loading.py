@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import uuid
 import weakref
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
 from .forward import is_out_of_memory
-from .lora import Adapter, Adapters, read_adapter
+from .lora import Adapters
 
 HEADROOM = 1.2
 """A GPU must have room for this many times the weights: passes and caches need memory too."""
@@ -67,23 +67,19 @@ class Weights:
     adapters: Adapters = field(init=False)
     groups: weakref.WeakValueDictionary[Any, Any] = field(default_factory=weakref.WeakValueDictionary)
     """The batch groups of these weights."""
-    _adapters: weakref.WeakValueDictionary[str, Adapter] = field(default_factory=weakref.WeakValueDictionary)
 
     def __post_init__(self) -> None:
         self.adapters = Adapters(self.model)
         self.device = str(self.model.get_input_embeddings().weight.device)
 
-    def at_work(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
         """While this lasts, passes are computed."""
-        return torch.inference_mode()
-
-    def adapter(self, adapter: str, member: str) -> Adapter:
-        """The one copy of this adapter. ``member``: who wants it, for errors."""
-        with _LOADING:
-            found = self._adapters.get(adapter)
-            if found is None:
-                found = self._adapters[adapter] = self.adapters.add(adapter, read_adapter(adapter, member))
-            return found
+        with torch.inference_mode():
+            try:
+                yield
+            finally:
+                self.adapters.off()
 
     def left(self) -> None:
         """A member has left: adapters that nobody uses any more are freed."""

@@ -125,7 +125,7 @@ class TransformersMember(LocalMember):
 
     def _joined(self, weights: Weights) -> GroupMember:
         """Join the group of members with the same adapter: a pass is read with one."""
-        adapter = weights.adapter(self.adapter, self.name) if self.adapter else None
+        adapter = weights.adapters.get(self.adapter, self.name) if self.adapter else None
         key = (repr(self.prefix_cache), adapter)
         group: SharedWeights | None = weights.groups.get(key)
         if group is None:
