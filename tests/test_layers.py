@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "show": {"core", "errors"},
     "demo": {"members", "core", "errors"},
     "chat": {"engine", "members", "constraints", "show", "core", "errors"},
-    "serve": {"chat", "engine", "constraints", "core", "errors"},
+    "serve": {"chat", "engine", "constraints", "show", "core", "errors"},
     "evaluation": {"chat", "engine", "show", "core", "errors"},
     "cli": {"serve", "evaluation", "chat", "demo", "engine", "members", "constraints", "show", "core", "errors"},
 }

@@ -94,8 +94,10 @@ def refused(url: str) -> bool:
 
 
 def test_a_signal_lets_answers_under_way_end_and_no_new_one_begin(started):
-    served = started(kind="slow")
+    served, without_page = started(kind="slow"), started("--no-page", kind="slow")
     url = served.ready()
+    assert httpx.get(url.removesuffix("v1")).status_code == 200 and "for browsers" in served.printed
+    assert httpx.get(without_page.ready().removesuffix("v1")).status_code == 404
     assert url.startswith("http://127.0.0.1:") and "warning" not in served.printed
     assert ask(url, host="evil.example").status_code == 403, "without a key only its own names are accepted"
     assert ask(url, host="localhost:1").status_code == 200

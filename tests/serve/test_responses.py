@@ -15,8 +15,8 @@ def test_reasoning_is_sent_and_reasons_of_exits_are_not():
     completion = Completion("m")
     last = AIMessageChunk("", response_metadata={"finish_reason": "stop_string", "specfuse": SUMMARY})
     chunks = [AIMessageChunk("", additional_kwargs={"reasoning_content": text}) for text in ("Hm", ", well")]
-    events = [completion.add(chunk) for chunk in [*chunks, AIMessageChunk("Yes."), last]]
-    deltas = [event["choices"][0]["delta"] for event in events if event]
+    events = [event for chunk in [*chunks, AIMessageChunk("Yes."), last] for event in completion.add(chunk)]
+    deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas == [
         {"role": "assistant", "reasoning_content": "Hm"},
         {"reasoning_content": ", well"},
