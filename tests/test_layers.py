@@ -31,7 +31,7 @@ THIRD_PARTY = {
     **{key: {"members/transformers/"} for key in ("torch", "accelerate", "peft", "safetensors")},
     "psutil": {"members/transformers/", "members/llamacpp/"},
     **{key: {"members/transformers/", "members/server/tokenizers.py"} for key in ("transformers", "tokenizers")},
-    **{key: {"members/transformers/", "members/text/", "members/server/"} for key in ("huggingface_hub",)},
+    "huggingface_hub": {"members/transformers/", "members/files.py"},
     "jinja2": {"members/text/", "members/server/", "members/llamacpp/tokenizer.py"},
     "numpy": {
         "members/local/",
@@ -167,7 +167,10 @@ def test_the_tables_see_wrong_imports(monkeypatch, tmp_path):
         ("import langchain_specfuse.constraints", {"torch", "transformers", "langchain_core", "pydantic"}),
         ("import langchain_specfuse.engine", {"torch", "transformers", "langchain_core", "pydantic"}),
         ("import langchain_specfuse.members.server", {"torch", "transformers", "langchain_core", "pydantic"}),
-        ("from langchain_specfuse import SpecFuseChatModel", {"torch"}),
+        (
+            "from langchain_specfuse import SpecFuseChatModel as A; A(members=['org/a', './a.gguf', 'http://a:1'])",
+            {"torch", "transformers", "numpy"},
+        ),
     ],
 )
 def test_importing_loads_no_more_than_it_needs(statement, unwanted):

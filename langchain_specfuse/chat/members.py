@@ -22,11 +22,12 @@ from urllib.parse import urldefrag, urlsplit
 
 from langchain_core.language_models import BaseChatModel
 
-from ..core.member import Member
+from ..core.member import Member, Probe
 from ..engine.ensemble import Ensemble
 from ..engine.queue import Task
 from ..engine.worker import refuse_fork, worker_for
-from ..errors import MemberError, UsageError, advised
+from ..errors import MemberError, SpecFuseError, UsageError, advised
+from ..members import files as _files
 from ..members.chat_model import PROVIDERS, ChatModelMember, name_of
 from ..members.ray import PLACEMENT
 from ..members.server import http as _http
@@ -202,18 +203,39 @@ def identity(given: Given, name: str) -> dict[str, Any]:
     if isinstance(given, str):
         return {"name": name, "model": given}
     if isinstance(given, Mapping):
-        values = {key: value if is_spec({key: value}) else _id_of(value) for key, value in given.items()}
+        values = {key: value if is_spec({key: value}) else id_of(value) for key, value in given.items()}
         return {"name": name, **values}
     spec = getattr(_member(given, name) if isinstance(given, BaseChatModel) else given, "spec", None)
-    return {"name": name, **(spec if isinstance(spec, Mapping) else {"object": _id_of(given)})}
+    return {"name": name, **(spec if isinstance(spec, Mapping) else {"object": id_of(given)})}
 
 
-def _id_of(thing: Any) -> str:
+def id_of(thing: Any) -> str:
     """A text that no other object has, in this process or another (``id`` is reused, and reprs can be equal)."""
     try:
         return _IDS.setdefault(thing, f"{type(thing).__name__}-{uuid.uuid4().hex[:12]}")
     except TypeError:  # not hashable, or no weak references
         return f"{type(thing).__name__}-{id(thing):x}"
+
+
+def previews(given: Sequence[Given]) -> dict[str, Probe | None]:
+    """What is known of each member before it is loaded, by its name. Asks no server and imports no engine."""
+    return {name: _preview(one, name) for one, name in zip(given, names_of(given), strict=True)}
+
+
+def _preview(given: Given, name: str) -> Probe | None:
+    if isinstance(given, str | Mapping):
+        arguments = _arguments(given)
+        if is_server(arguments["model"]):
+            return None
+        if isinstance(arguments["model"], str) and not is_chat_model(arguments["model"]):
+            return _files.preview(arguments)
+    try:
+        with _LOCK:
+            member = _member(given, name)
+    except SpecFuseError:  # it is told when the member is needed
+        return None
+    known: Probe | None = getattr(member, "preview", lambda: None)()
+    return known
 
 
 def ensemble_for(members: Sequence[Given], verifiers: Sequence[Given] = ()) -> Ensemble:

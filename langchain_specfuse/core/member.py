@@ -38,11 +38,17 @@ class Probe:
     """How it writes tool calls, if it was trained to; None: in any format that its prompt describes."""
     size: int = 0
     """Its number of parameters (0: unknown)."""
+    reasons: bool | None = None
+    """Whether it reasons before it answers; None: unknown."""
 
 
 @runtime_checkable
 class Member(Protocol):
-    """One LLM of the ensemble."""
+    """One LLM of the ensemble.
+
+    It may also have a method ``preview() -> Probe | None``: what ``probe`` will report, as far as it is known without
+    loading anything or asking a server; None if the context is not known. The chat model's ``profile`` is made from it.
+    """
 
     @property
     def name(self) -> str:

@@ -23,8 +23,6 @@ from .drive import Schedule, adrive, drive
 from .queue import Task
 from .worker import refuse_fork, worker_for
 
-EQUALS = Settings(lead=None)
-
 
 def loop_of(settings: Settings) -> Callable[..., Loop]:
     """The loop that agrees an answer: segment by segment, or as a whole."""
@@ -43,7 +41,8 @@ class Ensemble:
                 error = UsageError(f"two members are called {member.name!r}; names must differ")
                 raise advised(error, "give one of them another name, for example TransformersMember(..., name='b')")
             self.members[member.name] = member
-        self._drafting = frozenset(member.name for member in members)
+        self.drafting = frozenset(member.name for member in members)
+        """The names of the members that write."""
         self.admission = Admission()
         """The answers under way, and those that wait for their turn."""
         self._lock = threading.Lock()
@@ -106,12 +105,12 @@ class Ensemble:
 
     def panel(self, probes: Mapping[str, Probe], settings: Settings, prior: Mapping[str, float] | None = None) -> Panel:
         """The panel with which an answer begins."""
-        members = [Panelist(name, name in self._drafting, probe.scores) for name, probe in probes.items()]
+        members = [Panelist(name, name in self.drafting, probe.scores) for name, probe in probes.items()]
         return Panel.of(members, prior, self.lead(probes, settings))
 
     def lead(self, probes: Mapping[str, Probe], settings: Settings) -> str | None:
         """The member that leads: the one that is named, with ``"auto"`` the one that is much the largest, if any."""
-        sizes = {name: probe.size for name, probe in probes.items() if name in self._drafting}
+        sizes = {name: probe.size for name, probe in probes.items() if name in self.drafting}
         lead = settings.lead
         if settings.method.margin is None or len(sizes) < 2:
             return None

@@ -116,10 +116,16 @@ class ChatModelMember:
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
+    def preview(self) -> Probe:
+        profile: Mapping[str, Any] = self.model.profile or {}
+        # The context that ChatOllama or ChatLlamaCpp was told to open, not all that the model could read.
+        chosen = getattr(self.model, "num_ctx", None) or getattr(self.model, "n_ctx", None)
+        name, limit = str(self._known.get("ls_model_name", self.name)), chosen or profile.get("max_input_tokens")
+        detail = f"{type(self.model).__name__}, votes by ballot"
+        return Probe(name, True, limit, detail, reasons=profile.get("reasoning_output"))
+
     def probe(self) -> Probe:
-        limit = (self.model.profile or {}).get("max_input_tokens")
-        name = str(self._known.get("ls_model_name", self.name))
-        return Probe(name, True, limit, f"{type(self.model).__name__}, votes by ballot")
+        return self.preview()
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
         return each(jobs, self._draft, self.name, self.max_concurrency)
