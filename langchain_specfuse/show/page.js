@@ -9,7 +9,7 @@ const part = (id) => document.getElementById(id);
 const look = new Map(members.map((name, at) => [name, { label: String(at + 1), kind: `m${at % 8}` }]));
 const DASHES = ["", "dashed", "dotted"];
 const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up" };
-const LEAVES = { exit: "voted out", error: "failed", timeout: "too slow", nan: "returned nonsense", overflow: "its context was full", not_found: "not found" };
+const LEAVES = { exit: "voted out", error: "failed", timeout: "too slow", nan: "returned nonsense", overflow: "its context was full", not_found: "not found", budget: "the budget was spent" };
 let chosen = -1;
 
 // --- helpers --------------------------------------------------------------------------------------------------------
