@@ -224,7 +224,11 @@ class ChatModelMember:
 
     def _said(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Iterator[Piece]:
         """The model's stream as pieces of text; the last one says how it finished."""
-        chunks, finish = self.model.stream(list(messages), **options), ""
+        # Some chat models, such as ChatOllama, know a setting only as their own field.
+        own = {name: value for name, value in options.items() if name in type(self.model).model_fields}
+        model = self.model.model_copy(update=own) if own else self.model
+        rest = {name: value for name, value in options.items() if name not in own}
+        chunks, finish = model.stream(list(messages), **rest), ""
         try:
             while True:
                 with tracing_context(enabled=False):  # the round's own spans show what members do
@@ -470,9 +474,9 @@ def _finish_of(metadata: Mapping[str, Any]) -> str:
 
 
 def _least_of(metadata: Mapping[str, Any]) -> float | None:
-    """The lowest log-probability in a chunk, as OpenAI's interface gives them."""
-    found = metadata.get("logprobs") or {}
-    tokens = (found.get("content") or []) if isinstance(found, Mapping) else []
+    """The lowest log-probability in a chunk, as OpenAI's and Ollama's interfaces give them."""
+    found = metadata.get("logprobs") or []
+    tokens = (found.get("content") or []) if isinstance(found, Mapping) else found
     return min((float(one["logprob"]) for one in tokens), default=None)
 
 
