@@ -43,6 +43,7 @@ THIRD_PARTY = {
     "llguidance": {"constraints/"},
     "pydantic": {"chat/", "serve/", "evaluation/results.py", "evaluation/bank.py", "cli/serve.py"},
     "langchain_core": {"chat/", "serve/", "members/chat_model.py"},
+    **{key: {"members/server/chat.py"} for key in ("langchain_ollama", "langchain_openai", "openai")},
     "langchain": {"members/chat_model.py"},
     "langsmith": {"members/chat_model.py"},
     "fastapi": {"serve/"},

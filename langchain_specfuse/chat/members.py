@@ -139,6 +139,17 @@ def is_chat_model(name: Any) -> bool:
     return isinstance(name, str) and name.partition(":")[0] in PROVIDERS and bool(name.partition(":")[2])
 
 
+def check_prices(given: Iterable[Given], names: Iterable[str]) -> None:
+    """Refuse chat models whose price is not known: what they cost cannot be bounded."""
+    for one, name in zip(given, names, strict=True):
+        model = one.get("model") if isinstance(one, Mapping) else one
+        chats = is_chat_model(model) or isinstance(model, BaseChatModel | ChatModelMember)
+        if chats and (one.get("price") if isinstance(one, Mapping) else getattr(one, "price", None)) is None:
+            error = UsageError(f"max_cost is given, but not the price of {name}")
+            dollars = "(dollars per million input tokens, dollars per million output tokens)"
+            raise advised(error, f"ChatModelMember(..., price={dollars}); (0, 0) if it costs nothing")
+
+
 def parted(name: str) -> tuple[str, str | None]:
     """The base and the adapter in ``base+adapter``. A path that exists is never split.
 

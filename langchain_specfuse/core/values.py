@@ -140,6 +140,8 @@ class Effort:
     words where it reports none (for example, after a cancelled request)."""
     input_tokens: int = 0
     output_tokens: int = 0
+    cost: float = 0.0
+    """In dollars, for a member whose price is known."""
 
     def __add__(self, other: Effort) -> Effort:
         return Effort(
@@ -151,6 +153,7 @@ class Effort:
             self.requests + other.requests,
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
+            self.cost + other.cost,
         )
 
 
@@ -203,6 +206,9 @@ class DraftJob:
     prefill_chunks: int | None = None
     """Read at most this many chunks of a long context for this job, then reply with :class:`PrefillPending` if there is
     more (0: only report it). None: read everything. A member without chunked prefill may ignore it."""
+    new_requests: bool = True
+    """False: the answer's budget is spent. A member that would have to start a request that is billed fails with
+    ``BUDGET`` instead; others ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +221,8 @@ class ScoreJob:
     thinks: bool = True
     """Whether a reasoning member has its reasoning in the context. False for verify-only members."""
     prefill_chunks: int | None = None
+    """As in :class:`DraftJob`."""
+    new_requests: bool = True
     """As in :class:`DraftJob`."""
 
 
@@ -229,7 +237,9 @@ class Scored:
     """As in :class:`Draft`, per candidate."""
 
 
-KINDS = ("error", "timeout", "nan", "overflow", "not_found")
+BUDGET = "budget"
+"""Not the member's fault: the answer may cost no more."""
+KINDS = ("error", "timeout", "nan", "overflow", "not_found", BUDGET)
 """How a member can fail."""
 LATE = "late"
 """Not a failure: the round continues without the member's reply, and the member stays."""

@@ -140,7 +140,8 @@ def content_of(job: DraftJob | ScoreJob, name: str) -> dict[str, Any]:
     if isinstance(job, ScoreJob):
         return content | {"candidates": [[c.text, c.ended] for c in job.candidates], "thinks": job.thinks}
     rest = asdict(replace(job, query=job.query, answer=(), max_tokens=min(job.max_tokens, LONGEST_DRAFT)))
-    return content | {key: value for key, value in rest.items() if key not in ("query", "answer", "prefill_chunks")}
+    without = ("query", "answer", "prefill_chunks", "new_requests")
+    return content | {key: value for key, value in rest.items() if key not in without}
 
 
 def _read(answer: Sequence[Segment], name: str) -> list[Any]:

@@ -31,7 +31,20 @@ from ..constraints.rules import respaced
 from ..core.answer import is_safe, kept_tokens
 from ..core.member import Probe
 from ..core.results import LETTERS, chosen_letter
-from ..core.values import Candidate, Constraint, Draft, DraftJob, Effort, Failure, Scored, ScoreJob, Tool, Turn
+from ..core.values import (
+    BUDGET,
+    Candidate,
+    Constraint,
+    Draft,
+    DraftJob,
+    Effort,
+    Failure,
+    Sampling,
+    Scored,
+    ScoreJob,
+    Tool,
+    Turn,
+)
 from ..errors import MemberError, UsageError, advised
 from .text.templates import all_as_text, with_system
 from .threads import each
@@ -74,6 +87,7 @@ class ChatModelMember:
     - ``model``: a chat model, or a name that LangChain's ``init_chat_model`` knows, such as ``"ollama:llama3.2"``.
     - ``max_concurrency``: at most this many questions run at the same time.
     - ``system_prompt``: replaces the conversation's system prompt for this member.
+    - ``price``: dollars per million input tokens and per million output tokens, for ``max_cost`` and the trace.
 
     A ``temperature`` above 0 is passed to the chat model; all other settings are those of the chat model. As the lead,
     it counts as sure of a draft only if it returns log-probabilities: ``ChatOpenAI(..., logprobs=True)``.
@@ -86,6 +100,7 @@ class ChatModelMember:
         name: str | None = None,
         max_concurrency: int = 8,
         system_prompt: str | None = None,
+        price: Sequence[float] | None = None,
     ) -> None:
         self.model = chat_model_named(model) if isinstance(model, str) else model
         if not isinstance(self.model, BaseChatModel):
@@ -96,7 +111,7 @@ class ChatModelMember:
             raise advised(error, "leave it out for 8 questions at once")
         self._known = dict(self.model._get_ls_params())
         self.name = name or name_of(self.model)
-        self.max_concurrency, self.system_prompt = max_concurrency, system_prompt
+        self.max_concurrency, self.system_prompt, self.price = max_concurrency, system_prompt, _checked_price(price)
         self._way: str | None = None
         """How it continues a text; None: not tried yet, or in vain."""
         self._trial = Effort()
@@ -149,7 +164,7 @@ class ChatModelMember:
         since = time.perf_counter(), time.time()
         answer = "".join(segment.text for segment in job.answer)
         stream = self._streams.get(job.query.id)
-        if stream is None or not stream.leads_to(answer):
+        if stream is None or stream.sampling != job.sampling or not stream.leads_to(answer):
             self.forget(job.query.id)
             stream = self._streams[job.query.id] = self._opened(job, answer)
         before = stream.words
@@ -157,23 +172,34 @@ class ChatModelMember:
         text, ended = stream.after(answer, wanted, job.max_tokens)
         thought, stream.thought = stream.thought, ""
         spent, self._trial, took = stream.used() + self._trial, Effort(), time.perf_counter() - since[0]
-        effort = replace(spent, read=stream.words - before, seconds=took, began=since[1])
+        effort = replace(spent, read=stream.words - before, seconds=took, began=since[1], cost=self._cost_of(spent))
         tokens = tuple(zlib.crc32(word.encode()) for word in words_of(text)[: job.max_tokens])
         return Draft(text, ended, tokens, effort=effort, thought=thought, least=stream.least(answer, text))
 
     def _opened(self, job: DraftJob, answer: str) -> Stream:
         """What the model says next, as a stream."""
         query = job.query
+        self._refuse_if_spent(job)
         messages = self._messages(query.turns, query.tools, query.constraint)
         options = {"temperature": job.sampling.temperature} if job.sampling.temperature > 0 else {}
         if not answer:
-            return Stream(self._said(messages, options), "", _words_in(messages), query.constraint)
+            said = self._said(messages, options)
+            return Stream(said, "", _words_in(messages), query.constraint, sampling=job.sampling)
         self._way = self._way or self._found_way()
         if self._way is None:
             error = MemberError("it cannot continue text that other members wrote", member=self.name)
             raise advised(error, f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')")
         sent = _words_in(messages) + len(words_of(answer))
-        return Stream(self._continued(messages, answer, self._way, options), answer, sent, query.constraint)
+        said = self._continued(messages, answer, self._way, options)
+        return Stream(said, answer, sent, query.constraint, sampling=job.sampling)
+
+    def _refuse_if_spent(self, job: DraftJob | ScoreJob) -> None:
+        if not job.new_requests:
+            raise MemberError("the answer's budget (max_calls, max_cost) is spent", member=self.name, kind=BUDGET)
+
+    def _cost_of(self, effort: Effort) -> float:
+        read, written = self.price or (0.0, 0.0)
+        return (effort.input_tokens * read + effort.output_tokens * written) / 1e6
 
     def _messages(
         self, turns: Sequence[Turn], tools: Sequence[Tool] = (), constraint: Constraint | None = None
@@ -204,7 +230,11 @@ class ChatModelMember:
 
     def _said(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Iterator[Piece]:
         """The model's stream as pieces of text; the last one says how it finished."""
-        chunks, finish = self.model.stream(list(messages), **options), ""
+        # Some chat models, such as ChatOllama, know a setting only as their own field.
+        own = {name: value for name, value in options.items() if name in type(self.model).model_fields}
+        model = self.model.model_copy(update=own) if own else self.model
+        rest = {name: value for name, value in options.items() if name not in own}
+        chunks, finish = model.stream(list(messages), **rest), ""
         try:
             while True:
                 with tracing_context(enabled=False):  # the round's own spans show what members do
@@ -253,6 +283,7 @@ class ChatModelMember:
     def _ballot(self, job: ScoreJob) -> Scored:
         """One number per draft: the log of its share of two ballots, in which the drafts stand in opposite orders."""
         since = time.perf_counter(), time.time()
+        self._refuse_if_spent(job)
         counts, effort = [DOUBT] * len(job.candidates), Effort()
         for order in (list(range(len(counts))), list(reversed(range(len(counts))))):
             if len(counts) == 1:
@@ -264,7 +295,8 @@ class ChatModelMember:
             if letter:
                 counts[order[LETTERS.index(letter)]] += 1.0
         logs = tuple((math.log(count / math.fsum(counts)),) for count in counts)
-        return Scored(logs, replace(effort, seconds=time.perf_counter() - since[0], began=since[1]))
+        took = time.perf_counter() - since[0]
+        return Scored(logs, replace(effort, seconds=took, began=since[1], cost=self._cost_of(effort)))
 
     def _asked(self, job: ScoreJob, order: Sequence[int]) -> list[BaseMessage]:
         """The ballot: the conversation, the answer so far, and the drafts under letters."""
@@ -304,6 +336,8 @@ class Stream:
     _billed: tuple[int, int] = (0, 0)
     _told: tuple[int, int, int] = (0, 0, 0)
     """What :meth:`used` has returned: requests, input and output tokens."""
+    sampling: Sampling | None = None
+    """How it was asked for: another sample is another stream."""
     _doubts: list[tuple[int, float]] = field(default_factory=list)
     """For each piece, the length of ``said`` after it and its lowest log-probability."""
 
@@ -446,14 +480,27 @@ def _finish_of(metadata: Mapping[str, Any]) -> str:
 
 
 def _least_of(metadata: Mapping[str, Any]) -> float | None:
-    """The lowest log-probability in a chunk, as OpenAI's interface gives them."""
-    found = metadata.get("logprobs") or {}
-    tokens = (found.get("content") or []) if isinstance(found, Mapping) else []
+    """The lowest log-probability in a chunk, as OpenAI's and Ollama's interfaces give them."""
+    found = metadata.get("logprobs") or []
+    tokens = (found.get("content") or []) if isinstance(found, Mapping) else found
     return min((float(one["logprob"]) for one in tokens), default=None)
 
 
 def _shown(candidate: Candidate) -> str:
     return f"{candidate.text!r}" + (" (and the answer ends)" if candidate.ended else "")
+
+
+def _checked_price(price: Any) -> tuple[float, float] | None:
+    if price is None:
+        return None
+    try:
+        read, written = map(float, price)
+    except (TypeError, ValueError):
+        read = written = math.nan
+    if not (0 <= read < math.inf and 0 <= written < math.inf):
+        error = UsageError(f"price must be two numbers of at least 0, got {price!r:.80}")
+        raise advised(error, "dollars per million input tokens and per million output tokens: price=(0.4, 1.6)")
+    return read, written
 
 
 def name_of(model: BaseChatModel) -> str:

@@ -296,8 +296,8 @@ def test_a_chat_model_object_is_a_member_and_stays_the_same_one() -> None:
 def test_names_of_providers_are_chat_models_and_nothing_else_is() -> None:
     assert names_of(["ollama:llama3.2", "openai:gpt-5-mini"]) == ["llama3.2", "gpt-5-mini"]
     with pytest.raises(UsageError, match="not installed") as found:
-        ensemble_for(["ollama:llama3.2"])
-    assert "pip install langchain-ollama" in found.value.__notes__[0]
+        ensemble_for(["groq:llama-3.3"])
+    assert "pip install langchain-groq" in found.value.__notes__[0]
 
 
 def test_wrong_arguments_are_refused() -> None:

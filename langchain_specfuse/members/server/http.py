@@ -119,10 +119,13 @@ class Client:
         """The deadline of the request that this thread waits for."""
         self._streams: WeakSet[Any] = WeakSet()
         """The open connections: a thread that waits for a reply can only be woken by its socket."""
+        key = self._key if " " in self._key else f"Bearer {self._key}"
+        self.headers = {"Authorization": key} if self._key else {}
+        self.trusted = _trusted(address.verify)
         self._client = httpx.Client(
-            headers={"Authorization": self._key if " " in self._key else f"Bearer {self._key}"} if self._key else {},
+            headers=self.headers,
             limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
-            verify=_trusted(address.verify),
+            verify=self.trusted,
         )
 
     def close(self) -> None:
@@ -137,6 +140,11 @@ class Client:
 
     def get(self, path: str) -> Any:
         return self._request("GET", path, None)
+
+    def models(self) -> list[Any]:
+        """The server's models; Together lists them without an object around the list."""
+        listed = self.get("/v1/models")
+        return list((listed if isinstance(listed, list) else listed.get("data")) or ())
 
     def post(self, path: str, body: Mapping[str, Any], final: Collection[int] = ()) -> Any:
         """``final``: statuses that are not retried here."""
