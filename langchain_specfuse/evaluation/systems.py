@@ -57,7 +57,7 @@ def singles(members: Sequence[str], settings: Settings) -> list[System]:
 
 
 def chosen(
-    names: Sequence[str], members: Sequence[str], settings: Settings, verifiers: Sequence[str] = (), prior: Any = None
+    names: Sequence[str], members: Sequence[str], settings: Settings, verifiers: Sequence[str] = ()
 ) -> list[System]:
     """The systems of these names: ``singles``, ``ensemble``, a member's name, one of ``BASELINES`` or ``CHANGED``, or
     ``name:key=value,key=value``.
@@ -65,7 +65,7 @@ def chosen(
     >>> [s.name for s in chosen(["singles", "ensemble", "short:segment_tokens=4"], ["a", "b"], Settings())]
     ['a', 'b', 'ensemble', 'short']
     """
-    whole = System(ENSEMBLE, tuple(members), settings, prior, tuple(verifiers))
+    whole = System(ENSEMBLE, tuple(members), settings, verifiers=tuple(verifiers))
     systems = [system for name in names for system in _systems_named(name, whole)]
     if len(members) == 1 and not verifiers and len(systems) > 1:
         systems = [system for system in systems if system.name != ENSEMBLE]  # the same as the member alone
@@ -86,7 +86,7 @@ def _systems_named(name: str, whole: System) -> list[System]:
     if name == ENSEMBLE:
         return [whole]
     if name in BASELINES:
-        return [replace(whole, name=name, baseline=name, prior=None)]
+        return [replace(whole, name=name, baseline=name)]
     if name == "singles" or name in whole.members:
         return singles(whole.members if name == "singles" else [name], whole.settings)
     if name in CHANGED:

@@ -1,8 +1,8 @@
 """Ctrl-C and cancellation wherever they strike: the next answer is the same as ever, and nothing is held.
 
 Two ways to interrupt: at the n-th entry of a function in the caller's thread (where Python looks for signals, so that
-every n is a place where Ctrl-C can strike), and by cancelling a task, or raising in it, at its n-th await. Afterwards the
-same members answer once more, from another thread.
+every n is a place where Ctrl-C can strike), and by cancelling a task, or raising in it, at its n-th await. Afterwards
+the same members answer once more, from another thread.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
-from .forward import is_out_of_memory
+from .cache import is_out_of_memory
 from .lora import Adapters
 
 HEADROOM = 1.2

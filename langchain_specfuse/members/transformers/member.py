@@ -16,8 +16,7 @@ import torch
 from ...errors import UsageError, advised
 from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
 from ..local.member import LocalMember
-from .cache import ModelCache, best_cache
-from .forward import Forward
+from .cache import Forward, ModelCache, best_cache
 from .loading import Source, Weights, given, load
 
 _OURS = ("dtype", "torch_dtype", "revision", "trust_remote_code", "use_safetensors", "weights_only")
