@@ -99,6 +99,7 @@ def _systems_named(name: str, whole: System) -> list[System]:
 # --- changes ----------------------------------------------------------------------------------------------------
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+OTHERS = ("segment_tokens", "max_tokens", "result", "samples")
 
 
 def changed(whole: System, name: str, changes: str) -> System:
@@ -147,22 +148,10 @@ def _with(system: System, key: str, value: str) -> System:
             error = UsageError(f"there is no member {value!r}")
             raise advised(error, f"lead is auto, none or one of {', '.join(system.members)}")
         settings = replace(settings, lead=None if value == "none" else value)
-    elif key == "result":
-        settings = replace(settings, **options.checked({key: value}, (key,)))
-    elif key in ("segment_tokens", "max_tokens", "samples"):
-        settings = replace(settings, **options.checked({key: _number(value)}, (key,)))
+    elif key in OTHERS:
+        settings = replace(settings, **options.checked({key: value if key == "result" else _number(value)}, OTHERS))
     else:
-        known = (
-            "method",
-            "members",
-            "lead",
-            "segment_tokens",
-            "max_tokens",
-            "result",
-            "samples",
-            *method_options(),
-            *SAMPLING,
-        )
+        known = ("method", "members", "lead", *OTHERS, *method_options(), *SAMPLING)
         raise advised(UsageError(f"there is no option {key!r}"), f"the options are {', '.join(known)}")
     return replace(system, settings=settings)
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from ..local.store import Logits, SequenceKey
-from ..local.strands import Reading, Strand, StrandStore
+from ..local.strands import Logits, Reading, SequenceKey, Strand, StrandStore
 from .lora import Adapter, Adapters
 
 log = logging.getLogger("langchain_specfuse")
