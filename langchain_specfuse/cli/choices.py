@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from ..chat import members as registry
@@ -23,7 +21,6 @@ EXAMPLE = f'for example: {PROGRAM} "Why is the sky blue?" --members A B'
 CODES = "exit codes: 0 success, 1 the ensemble or a check failed, 2 a mistake in the call, 130 interrupted"
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Options of the chat model that every command has as flags."""
-"""Arguments of version 0.5, and what to use now."""
 
 
 def say(text: str) -> None:
@@ -61,8 +58,6 @@ def add_members(made: argparse.ArgumentParser) -> None:
     group = made.add_argument_group("members")
     for name in ("members", "verifiers"):
         group.add_argument(f"--{name}", nargs="+", metavar="M", help=_help(name, _options.Options.model_fields[name]))
-    weights = _help("prior", _options.Options.model_fields["prior"])
-    group.add_argument("--prior", metavar="FILE", help=f"JSON file with {weights}")
     leads = _help("lead", _options.Options.model_fields["lead"], "auto").replace("None:", "none:")
     group.add_argument("--lead", default="auto", metavar="M", help=leads)
 
@@ -157,18 +152,6 @@ def members_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> tu
 def ensemble_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> Ensemble:
     """The ensemble of these members. Loads nothing."""
     return registry.ensemble_for(*members_of(given, stand_ins))
-
-
-def prior_of(given: argparse.Namespace, names: Sequence[str]) -> dict[str, float] | None:
-    """The initial weights in the file that was named."""
-    if not given.prior:
-        return None
-    try:
-        found = json.loads(Path(given.prior).read_text(encoding="utf-8-sig"))
-        return _options.checked_prior(found, names)
-    except (OSError, ValueError, RecursionError) as error:
-        advice = 'it is JSON such as {"member": 1.5, "other": 0.5}'
-        raise advised(UsageError(f"--prior {given.prior}: {error}"), advice) from error
 
 
 def question_after_members(given: argparse.Namespace) -> None:

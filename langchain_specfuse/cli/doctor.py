@@ -40,7 +40,7 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     from ..evaluation.doctor import diagnosed, own_task
     from ..evaluation.running import Progress
 
-    for name in ("verifiers", "prior", "lead"):
+    for name in ("verifiers", "lead"):
         if getattr(given, name) not in (None, [], "auto"):
             raise advised(UsageError(f"the doctor takes no --{name}"), "it measures members that write, from scratch")
     if given.checker and not given.prompts:

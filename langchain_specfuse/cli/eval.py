@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from ..chat.options import settings
 from ..errors import UsageError, advised, amount
-from .choices import CODES, PROGRAM, add_answer, add_members, ensemble_of, new_parser, options_of, prior_of, say
+from .choices import CODES, PROGRAM, add_answer, add_members, ensemble_of, new_parser, options_of, say
 
 CHECKERS = "exact, number, contains, regex, choice, or FILE.py:FUNCTION"
 
@@ -57,7 +57,7 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     options = options_of(given, max_tokens=task.max_tokens, seed=0)
     members = ensemble_of(given, stand_ins).members
     names, writing = list(members), len(members) - len(given.verifiers or ())
-    systems = chosen(given.systems, names[:writing], settings(options), names[writing:], prior_of(given, names))
+    systems = chosen(given.systems, names[:writing], settings(options), names[writing:])
     if len(set(given.seeds)) > 1 and not any(system.settings.sampling.temperature for system in systems):
         raise advised(UsageError("several seeds, but nothing is sampled"), "add --temperature, or give one seed")
     seeds, at_once = tuple(dict.fromkeys(given.seeds)), options["max_concurrency"]

@@ -16,7 +16,7 @@ from ..chat.model import SpecFuseChatModel
 from ..errors import UsageError, advised
 from ..serve import Limits, app_of
 from ..serve.server import listening, server_of
-from .choices import add_answer, add_fields, add_members, members_of, new_parser, options_of, prior_of, say
+from .choices import add_answer, add_fields, add_members, members_of, new_parser, options_of, say
 
 LIMITS = ("max_waiting", "max_answer_tokens", "timeout")
 
@@ -76,8 +76,7 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
 def chat_model(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> SpecFuseChatModel:
     """The chat model that these arguments describe. Loads nothing."""
     members, verifiers = members_of(given, stand_ins)
-    prior = prior_of(given, names_of([*members, *verifiers]))
-    return SpecFuseChatModel(**{**options_of(given), "members": members, "verifiers": verifiers, "prior": prior})
+    return SpecFuseChatModel(**{**options_of(given), "members": members, "verifiers": verifiers})
 
 
 def _limits(given: argparse.Namespace) -> Limits:

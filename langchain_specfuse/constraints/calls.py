@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, AnyStr
 
+from ..core.results import alike
 from ..core.values import Call, CallFormat
 
 _OUTSIDE, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
@@ -183,7 +184,7 @@ def canonical(call: Call) -> str:
     True
     """
     try:
-        arguments = json.dumps(_without_zeros(json.loads(call.arguments)), sort_keys=True, ensure_ascii=False)
+        arguments = json.dumps(alike(json.loads(call.arguments)), sort_keys=True, ensure_ascii=False)
     except (ValueError, RecursionError):
         arguments = call.arguments
     return f"{call.name}\n{arguments}"
@@ -208,12 +209,3 @@ def _loaded_name(literal: str) -> str:
         return str(json.loads(literal, strict=False))
     except ValueError:
         return literal[1:-1]
-
-
-def _without_zeros(value: Any) -> Any:
-    """The value with 3 for 3.0."""
-    if isinstance(value, dict):
-        return {key: _without_zeros(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_without_zeros(one) for one in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value

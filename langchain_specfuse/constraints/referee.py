@@ -69,12 +69,10 @@ class Ruling:
         with self._lock:
             place = self._at(answer)
             count = place.state.fits(data)
-        legal = draft if count == len(data) else self._without_half_escape(data[:count].decode("utf-8", "ignore"))
+        legal = draft if count == len(data) else data[:count].decode("utf-8", "ignore")
+        if count < len(data) and self._escapes and (len(legal) - len(legal.rstrip("\\"))) % 2:
+            legal = legal[:-1]  # half an escape
         return len(legal) if place.calls is None else self._new_calls(answer, legal, place.calls)
-
-    def _without_half_escape(self, text: str) -> str:
-        half = self._escapes and (len(text) - len(text.rstrip("\\"))) % 2
-        return text[:-1] if half else text
 
     def _new_calls(self, answer: str, draft: str, before: CallReader) -> int:
         """How much of a legal draft comes before a call that the answer has already, which small models repeat without

@@ -68,16 +68,16 @@ def json_in(text: str) -> str | None:
             value, _ = json.JSONDecoder().raw_decode(text, found.start())
         except (ValueError, RecursionError):
             continue
-        return json.dumps(_plain(value), sort_keys=True)
+        return json.dumps(alike(value), sort_keys=True)
     return None
 
 
-def _plain(value: Any) -> Any:
-    """Equal numbers are written alike."""
+def alike(value: Any) -> Any:
+    """The value with 3 for 3.0, so that equal numbers are written alike."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: alike(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [alike(one) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -18,8 +18,6 @@ LEVEL = 0.95
 RESAMPLES = 4000
 FLIPS = 10_000
 SIGNIFICANT = 0.05
-BLOCK = 2_000_000
-"""At most this many random draws are held in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +74,13 @@ def _interval(values: Sequence[float], level: float, ends: tuple[float, float]) 
     if graded and count == 1:
         return Interval(mean, *ends)
     drawn_from = np.asarray([*values, *(() if graded else ends)], dtype=float)
-    draws = _blocks(RESAMPLES, count, lambda chance, size: chance.integers(0, len(drawn_from), size=(size, count)))
-    means = np.concatenate([drawn_from[block].mean(axis=1) for block in draws])
+    chance = np.random.default_rng(0)
+    means = [drawn_from[chance.integers(0, len(drawn_from), size=count)].mean() for _ in range(RESAMPLES)]
     # Resamples of n answers vary as if there were n - 1: widen them by that factor. The imagined answers do it already.
     wide = math.sqrt(count / (count - 1)) if graded else 1.0
     middle = float(drawn_from.mean())
     low, high = (middle + wide * (q - middle) for q in np.quantile(means, [(1 - level) / 2, (1 + level) / 2]))
     return Interval(mean, max(ends[0], min(float(low), mean)), min(ends[1], max(float(high), mean)))
-
-
-def _blocks(rows: int, width: int, draw: Any) -> Any:
-    """``rows`` x ``width`` random numbers, in blocks that fit into memory."""
-    chance, size = _numpy().random.default_rng(0), max(1, BLOCK // width)
-    return (draw(chance, min(size, rows - at)) for at in range(0, rows, size))
 
 
 def mcnemar(better: int, worse: int) -> float:
@@ -119,8 +111,8 @@ def sign_flips(apart: Sequence[float]) -> float:
     if count <= 14:
         signs = 1 - 2 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
         return float((np.abs(signs @ values) >= bar).mean())
-    flips = _blocks(FLIPS, count, lambda chance, size: 1 - 2 * chance.integers(0, 2, size=(size, count)))
-    hits = sum(int((np.abs(signs @ values) >= bar).sum()) for signs in flips)
+    chance = np.random.default_rng(0)
+    hits = sum(bool(abs((1 - 2 * chance.integers(0, 2, size=count)) @ values) >= bar) for _ in range(FLIPS))
     return (hits + 1) / (FLIPS + 1)
 
 

@@ -106,7 +106,7 @@ def summary(plan: Plan, results: Sequence[Result]) -> Report:
         rows=tuple(rows),
         best=best,
         comparisons=tuple(comparisons),
-        needed=_needed(scores[ENSEMBLE], single[best[ENSEMBLE].best]) if ENSEMBLE in best else None,
+        needed=needed(differences(scores[ENSEMBLE], single[best[ENSEMBLE].best])) if ENSEMBLE in best else None,
         seeds=plan.seeds,
         about=_about(plan),
     )
@@ -154,8 +154,9 @@ def _against_singles(scores: Scores, single: Mapping[str, Scores], systems: int)
     return against_best(mine, dict(zip(single, theirs, strict=True)), systems) if mine else None
 
 
-def _needed(scores: Scores, best: Scores) -> int:
-    return needed([a - b for a, b in zip(*_common(scores, best), strict=True)])
+def differences(scores: Scores, others: Scores) -> list[float]:
+    """By how much the first are higher on the questions that both have answered."""
+    return [a - b for a, b in zip(*_common(scores, others), strict=True)]
 
 
 def _row(system: System, results: Sequence[Result], scores: Scores) -> Row:

@@ -57,7 +57,7 @@ def singles(members: Sequence[str], settings: Settings) -> list[System]:
 
 
 def chosen(
-    names: Sequence[str], members: Sequence[str], settings: Settings, verifiers: Sequence[str] = (), prior: Any = None
+    names: Sequence[str], members: Sequence[str], settings: Settings, verifiers: Sequence[str] = ()
 ) -> list[System]:
     """The systems of these names: ``singles``, ``ensemble``, a member's name, one of ``BASELINES`` or ``CHANGED``, or
     ``name:key=value,key=value``.
@@ -65,7 +65,7 @@ def chosen(
     >>> [s.name for s in chosen(["singles", "ensemble", "short:segment_tokens=4"], ["a", "b"], Settings())]
     ['a', 'b', 'ensemble', 'short']
     """
-    whole = System(ENSEMBLE, tuple(members), settings, prior, tuple(verifiers))
+    whole = System(ENSEMBLE, tuple(members), settings, verifiers=tuple(verifiers))
     systems = [system for name in names for system in _systems_named(name, whole)]
     if len(members) == 1 and not verifiers and len(systems) > 1:
         systems = [system for system in systems if system.name != ENSEMBLE]  # the same as the member alone
@@ -86,7 +86,7 @@ def _systems_named(name: str, whole: System) -> list[System]:
     if name == ENSEMBLE:
         return [whole]
     if name in BASELINES:
-        return [replace(whole, name=name, baseline=name, prior=None)]
+        return [replace(whole, name=name, baseline=name)]
     if name == "singles" or name in whole.members:
         return singles(whole.members if name == "singles" else [name], whole.settings)
     if name in CHANGED:
@@ -99,6 +99,7 @@ def _systems_named(name: str, whole: System) -> list[System]:
 # --- changes ----------------------------------------------------------------------------------------------------
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+OTHERS = ("segment_tokens", "max_tokens", "result", "samples")
 
 
 def changed(whole: System, name: str, changes: str) -> System:
@@ -147,22 +148,10 @@ def _with(system: System, key: str, value: str) -> System:
             error = UsageError(f"there is no member {value!r}")
             raise advised(error, f"lead is auto, none or one of {', '.join(system.members)}")
         settings = replace(settings, lead=None if value == "none" else value)
-    elif key == "result":
-        settings = replace(settings, **options.checked({key: value}, (key,)))
-    elif key in ("segment_tokens", "max_tokens", "samples"):
-        settings = replace(settings, **options.checked({key: _number(value)}, (key,)))
+    elif key in OTHERS:
+        settings = replace(settings, **options.checked({key: value if key == "result" else _number(value)}, OTHERS))
     else:
-        known = (
-            "method",
-            "members",
-            "lead",
-            "segment_tokens",
-            "max_tokens",
-            "result",
-            "samples",
-            *method_options(),
-            *SAMPLING,
-        )
+        known = ("method", "members", "lead", *OTHERS, *method_options(), *SAMPLING)
         raise advised(UsageError(f"there is no option {key!r}"), f"the options are {', '.join(known)}")
     return replace(system, settings=settings)
 

@@ -73,7 +73,7 @@ def test_every_form_of_a_tool_is_bound_with_its_name_and_schema(form: str) -> No
 def test_descriptions_reach_the_members_and_recursion_stays() -> None:
     seen: list[Any] = []
     llm = SpecFuseChatModel(members=[ScriptedMember(lambda query: seen.append(query) or "Well.")])
-    llm.bind_tools([tell, Joke, Joke.model_json_schema(), Tree]).invoke("?")
+    llm.bind_tools([tell, Joke, Joke, Tree]).invoke("?")
     teller, _, tree = seen[0].tools
     assert teller.description.startswith("Tell a joke.")
     assert json.loads(teller.parameters)["properties"]["setup"]["description"] == "The question."

@@ -151,7 +151,6 @@ WRONG = {
     "not a number": ["Why?", "--max-tokens", "many"],
     "two questions": ["Why?", "How?"],
     "broken text": ["Why\udcff?"],
-    "no prior": ["Why?", "--prior", "/no/such/file"],
     "memory budget": ["Why?", "--memory-budget", "lots"],
     "no schema": ["Why?", "--schema", "/nowhere.json"],
     "stop in a choice": ["Why?", "--choice", "a", "--stop", "x"],

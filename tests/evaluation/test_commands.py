@@ -42,16 +42,14 @@ def test_eval_prints_a_table_and_keeps_results_and_reports(call, tmp_path):
 
 
 def test_eval_as_json_compares_what_is_named(call, tmp_path):
-    (tmp_path / "prior.json").write_text('{"bob": 4.0}')
     systems = ("--systems", "ensemble", "bob", "vote", "short:segment_tokens=2,exit=never")
-    more = ("--json", "-q", "--limit", "3", "--segment-tokens", "3", "--prior", "prior.json")
+    more = ("--json", "-q", "--limit", "3", "--segment-tokens", "3")
     code, out, err = call(*SUMS, *more, *systems)
     report = json.loads(out)
     assert (code, err) == (FINE, "")
     assert [row["system"] for row in report["rows"]] == ["ensemble", "bob", "vote", "short"]
     tokens = {name: system["settings"]["segment_tokens"] for name, system in report["about"]["systems"].items()}
     assert tokens == {"ensemble": 3, "bob": 3, "vote": 3, "short": 2}
-    assert report["about"]["systems"]["ensemble"]["prior"] == {"bob": 4.0}
 
 
 def test_a_recorded_evaluation_compares_other_systems_without_asking_again(call, tmp_path):
@@ -84,8 +82,6 @@ WRONG = {
     "no questions": [*SUMS, "--limit", "0"],
     "seeds without sampling": [*SUMS, "--seeds", "1", "2"],
     "unknown system": [*SUMS, "--systems", "magic"],
-    "no prior": [*SUMS, "--prior", "none.json"],
-    "prior of another member": [*SUMS, "--prior", "eve.json"],
     "out is a file": [*SUMS, "--out", "sums.jsonl"],
     "too few prompts": ["doctor", "--prompts", "few.jsonl", "--checker", "exact"],
     "profile in no folder": ["doctor", "--profile", "none/p.json"],
@@ -98,7 +94,6 @@ WRONG = {
 
 @pytest.mark.parametrize("argv", WRONG.values(), ids=WRONG.keys())
 def test_a_mistake_in_the_call_exits_with_2_and_says_what(call, argv, tmp_path):
-    (tmp_path / "eve.json").write_text('{"eve": 2.0}', encoding="utf-8-sig")
     (tmp_path / "few.jsonl").write_text('{"input": "1 + 1?", "reference": "2"}')
     (tmp_path / "bare.jsonl").write_text('{"input": "1 + 1?"}\n' * 20)
     code, out, err = call(*argv)

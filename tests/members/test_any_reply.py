@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 from langchain_specfuse import ScriptedMember, ServerMember, SpecFuseChatModel
 from langchain_specfuse.core.values import KINDS, Candidate, Draft, DraftJob, Failure, Sampling, Scored, ScoreJob
-from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.server import http
-from tests.torture.fuzz import mutations
 from tests.torture.texts import broken, places_in
 
 from . import tiny
@@ -181,46 +179,3 @@ def test_an_answer_goes_on_whatever_one_server_replies(faulty: Faulty, edits: li
     assert answer.response_metadata["specfuse"]["rounds"] >= 1
     faulty.reset()
     assert llm.invoke("Why?").response_metadata["specfuse"]["exits"] == []
-
-
-@fewer
-@given(edits=st.lists(changes, min_size=1, max_size=2), path=st.integers(0, 9))
-def test_a_server_that_describes_itself_wrongly_is_used_or_refused(
-    faulty: Faulty, edits: list[Change], path: int
-) -> None:
-    """Its list of models, its properties, its tokenizer: what is asked before the first question."""
-    server, asked = faulty.server, ["models", "props", "tokenize", "detokenize", "template", "completion", "generate"]
-
-    def changed(reply: Any) -> Any:
-        reply = copy.deepcopy(reply)
-        for change in edits:
-            reply = change.made(reply)
-        return reply
-
-    server.fault = lambda one, before: changed if asked[path % len(asked)] in one else None
-    member = ServerMember(server.url, name="new", timeout=5.0)
-    try:
-        reply = member.draft([DraftJob(tiny.query(id="q"), (), 4, 8, Sampling())])[0]
-        assert isinstance(reply, Draft | Failure)
-    except (MemberError, UsageError):  # a template that refuses is the second
-        pass
-    finally:
-        member.unload()
-        server.fault = faulty.fault
-
-
-@fewer
-@given(seed=st.integers(0, 255))
-def test_bytes_that_are_nearly_json_become_failures_or_drafts(faulty: Faulty, seed: int) -> None:
-    faulty.reset()
-    job = DraftJob(tiny.query(id="q"), (), 4, 8, Sampling())
-    faulty.member.draft([job])
-    right = json.dumps(faulty.sent[0]).encode()
-    wrong = next(mutations(right, 1, seed))
-    faulty.server.fault = lambda path, before: wrong
-    try:
-        (reply,) = faulty.member.draft([job])
-    finally:
-        faulty.server.fault = faulty.fault
-    assert isinstance(reply, Draft | Failure)
-    (reply.text if isinstance(reply, Draft) else reply.message).encode()

@@ -12,9 +12,8 @@ from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp import cache as llamacpp_cache
 from langchain_specfuse.members.llamacpp.cache import SequenceStore
 from langchain_specfuse.members.llamacpp.loading import GgufSource, load
-from langchain_specfuse.members.local.store import Branches, SequenceKey
-from langchain_specfuse.members.transformers.cache import ModelCache, best_cache
-from langchain_specfuse.members.transformers.forward import Forward
+from langchain_specfuse.members.local.strands import Branches, SequenceKey
+from langchain_specfuse.members.transformers.cache import Forward, ModelCache, best_cache
 
 from . import tiny
 from .tiny import NEAR

@@ -70,20 +70,6 @@ def test_nothing_is_loaded_before_it_is_needed(folder):
     assert (member.name, member.device, member.loaded) == ("not there", "loading", None)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("device_map", "model_kwargs={'device_map': ...}"),
-        ("attn_implementation", "model_kwargs={'attn_implementation': ...}"),
-        ("quantization_config", "model_kwargs={'quantization_config': ...}"),
-    ],
-)
-def test_an_argument_of_from_pretrained_names_its_place(folder, old, new):
-    with pytest.raises(UsageError, match=old) as caught:
-        TransformersMember(folder, **{old: 1})
-    assert new in "".join(caught.value.__notes__)
-
-
 def test_a_typo_and_an_argument_of_our_own_in_model_kwargs_are_refused(folder):
     with pytest.raises(TypeError, match="unexpected keyword argument 'divice'"):
         TransformersMember(folder, divice="cpu")
@@ -122,7 +108,6 @@ def test_stop_tokens_and_the_context_are_those_of_the_folder(copied):
         ({"device": "cuda:1"}, {0: 10**12}, {"": "cuda:1"}),
         ({"model_kwargs": {"device_map": "auto"}}, {}, "auto"),
         ({}, {0: 10**11, 1: 10**12}, {"": 1}),
-        ({}, {0: 10, 1: 20}, "auto"),
     ],
     ids=str,
 )

@@ -1,16 +1,14 @@
 """Ctrl-C and cancellation wherever they strike: the next answer is the same as ever, and nothing is held.
 
-Three ways to interrupt: at the n-th entry of a function in the caller's thread (where Python looks for signals, so that
-every n is a place where Ctrl-C can strike), by a timer's signal at a random moment, and by cancelling a task, or
-raising in it, at its n-th await. Afterwards the same members answer once more, from another thread.
+Two ways to interrupt: at the n-th entry of a function in the caller's thread (where Python looks for signals, so that
+every n is a place where Ctrl-C can strike), and by cancelling a task, or raising in it, at its n-th await. Afterwards
+the same members answer once more, from another thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import signal
 import sys
 import threading
 import time
@@ -150,36 +148,6 @@ def test_an_interrupt_while_members_load_and_the_answer_begins(way):
     assert strike_all(lambda case, n=n: interrupted_at_entry(case, way, n) for n in numbers) > 100
 
 
-# --- at random moments ------------------------------------------------------------------------------------------
-
-
-def interrupted_by_signal(case, after_s):
-    armed = True
-
-    def strike(*_):
-        if armed:
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, strike)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, after_s)
-        SYNC["stream"](case.llm)
-        armed = False
-    except KeyboardInterrupt:
-        return True
-    finally:
-        armed = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    return False
-
-
-def test_an_interrupt_at_a_random_moment():
-    dice = random.Random(7)
-    moments = [dice.uniform(1e-5, 0.02) for _ in range(30)]
-    strike_all(lambda case, s=s: interrupted_by_signal(case, s) for s in moments)
-
-
 # --- at an await ------------------------------------------------------------------------------------------------
 
 
@@ -253,9 +221,6 @@ def test_a_cancellation_or_an_interrupt_at_every_await(way, error):
     _, count = interrupted_at_await(Case(), way, 0, error)
     strikes = (lambda case, n=n: interrupted_at_await(case, way, n, error)[0] for n in range(1, count + 1))
     assert strike_all(strikes) > 3
-
-
-# --- while loading ----------------------------------------------------------------------------------------------
 
 
 def test_the_checks_notice_a_member_that_forgets_nothing(monkeypatch):

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ...errors import MemberError, advised
-from ..local.store import Logits, SequenceKey
-from ..local.strands import Reading, Strand, StrandStore
+from ..local.strands import Logits, Reading, SequenceKey, Strand, StrandStore
 from .binding import CACHE_TYPES, COMPLAINTS, NO_ROOM, Batch
 
 if TYPE_CHECKING:

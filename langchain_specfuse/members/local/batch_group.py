@@ -42,8 +42,7 @@ from ..text.words import Words
 from .drafting import Leftover, OpenDraft, most_tokens, write_drafts
 from .masking import AnswerState, DraftConstraint
 from .scoring import CandidateTokens
-from .store import Branches, SequenceKey
-from .strands import StrandStore
+from .strands import Branches, SequenceKey, StrandStore
 from .thinking import Thought, think
 
 log = logging.getLogger("langchain_specfuse")

@@ -21,8 +21,7 @@ from ..text.words import OVERTIME, End, Words, complete, end_at, find_end
 from .masking import DraftConstraint, cut_in_structure, masked
 from .sampling import sample
 from .scoring import end_logprobs, logprobs_of
-from .store import Branches, Logits, SequenceKey
-from .strands import StrandStore
+from .strands import Branches, Logits, SequenceKey, StrandStore
 
 
 def most_tokens(job: DraftJob) -> int:

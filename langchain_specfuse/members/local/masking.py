@@ -14,7 +14,7 @@ import numpy as np
 
 from ...constraints import Grammar, State
 from ..text.words import Words
-from .store import Logits
+from .strands import Logits
 
 FORCED_CHARS = 4
 """From this many characters on, text with only one continuation is not drafted token by token: it is agreed without a

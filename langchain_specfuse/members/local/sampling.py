@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...core.values import Sampling
-from .store import Logits
+from .strands import Logits
 
 
 def sample(logits: Logits, sampling: Sequence[Sampling], contexts: Sequence[Sequence[int]]) -> list[int]:

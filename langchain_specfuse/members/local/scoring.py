@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.values import Candidate
 from ..text.words import Words
-from .store import Logits
+from .strands import Logits
 
 
 def logprobs_of(logits: Logits, tokens: Sequence[int]) -> list[float]:

@@ -19,11 +19,30 @@ from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .prefixes import MOST_ENDS, Prefix, Prefixes, closest, common_prefix
-from .store import Branches, Logits, SequenceKey
 
 KEPT_LOGITS = 3
+Logits: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceKey:
+    """Names a sequence: a query as one member reads it, with its adapter."""
+
+    query_id: str
+    member: str = ""
+    adapter: Any = None
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Continuations of ``ids``. Each branch is a whole list of tokens, nearly all of it shared with ``ids``."""
+
+    key: SequenceKey
+    ids: list[int]
+    branches: list[list[int]]
 
 
 @dataclass(eq=False)

@@ -16,8 +16,7 @@ from ...core.values import Sampling
 from ..text.thinking import AFTER, CLOSE
 from ..text.words import REPLACEMENT, Words
 from .sampling import sample
-from .store import SequenceKey
-from .strands import StrandStore
+from .strands import SequenceKey, StrandStore
 
 TAIL = 24
 """The end of a thought is looked for in this many last tokens."""

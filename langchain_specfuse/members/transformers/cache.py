@@ -8,6 +8,7 @@ is loaded; where none does, every pass reads everything: right, but slow.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -17,10 +18,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from ..local.store import Logits, SequenceKey
-from ..local.strands import Reading, Strand, StrandStore
-from .forward import Forward, is_out_of_memory
-from .lora import Adapter
+from ..local.strands import Logits, Reading, SequenceKey, Strand, StrandStore
+from .lora import Adapter, Adapters
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -35,6 +34,44 @@ HALF_LIMIT = 0.12
 difference of up to 1e-5 in float32 and 0.05 in bfloat16, a wrong mask or position one of 0.3 to 0.8."""
 CPU_WORK, GPU_WORK = 1.5e11, 5e13
 """The trial reads past a sliding window if its tokens times the model's parameters are at most this: a few seconds."""
+
+_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device has no memory left. Some libraries have no error class of their own for that."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+class Forward:
+    """A forward pass of the model. Knows which optional arguments this model's ``forward`` takes."""
+
+    def __init__(self, model: Any, adapters: Adapters | None = None) -> None:
+        self.model = model
+        self.adapters = adapters or Adapters(model)
+        self.attention = getattr(model.config, "_attn_implementation", "eager")
+        self._parameters = inspect.signature(model.forward).parameters
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    def __call__(self, ids: list[int], *, cache: Any = None, last: int = 1, adapter: Adapter | None = None) -> Logits:
+        """The logits after each of the last ``last`` of these tokens: (last, vocabulary)."""
+        arguments = {"past_key_values" if "past_key_values" in self._parameters else "cache_params": cache}
+        narrow = "logits_to_keep" in self._parameters
+        if narrow:
+            arguments["logits_to_keep"] = max(last, 1)
+        given = {name: value for name, value in arguments.items() if value is not None}
+        if "use_cache" in self._parameters:
+            given["use_cache"] = cache is not None
+        with self.adapters.reading(adapter):
+            logits = self.model(input_ids=torch.tensor([ids], device=self.device), **given).logits[0]
+        wanted: Logits = logits[len(logits) - last :].float().cpu().numpy()
+        return wanted
 
 
 class ModelCache(StrandStore):

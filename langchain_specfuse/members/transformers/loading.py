@@ -20,11 +20,9 @@ import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
 from ..files import config_length
-from .forward import is_out_of_memory
+from .cache import is_out_of_memory
 from .lora import Adapters
 
-HEADROOM = 1.2
-"""A GPU must have room for this many times the weights: passes and caches need memory too."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -136,7 +134,7 @@ def _load(source: Source, member: str) -> Weights:
         config = _config(folder, common)
         tokenizer = AutoTokenizer.from_pretrained(folder, **common)
         dtype = _dtype(source.dtype, config, source.device)
-        device_map = _device_map(source, config, dtype)
+        device_map = _device_map(source)
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -188,27 +186,14 @@ def computes_bfloat16() -> bool:
     return any(bool(getattr(torch.cpu, flag, bool)()) for flag in flags)
 
 
-def _device_map(source: Source, config: Any, dtype: Any) -> Any:
-    """The argument of from_pretrained; None: the CPU."""
+def _device_map(source: Source) -> Any:
+    """The argument of from_pretrained: what was chosen, else the GPU with most free memory. None: the CPU."""
     if "device_map" in source.model_kwargs:
         return source.model_kwargs["device_map"]
     if source.device is not None:
         return None if source.device == "cpu" else {"": source.device}
     free = free_memory()
-    if not free:
-        return None
-    place = placement(weights_bytes(config, dtype.itemsize), free)
-    return "auto" if place == "auto" else {"": place}
-
-
-def placement(weights: int, free: Mapping[int, int]) -> int | str:
-    """The number of the GPU with most room; ``auto`` (accelerate splits it over GPUs and CPU) where it does not fit.
-
-    >>> placement(10, {0: 20, 1: 40}), placement(50, {0: 40, 1: 40})
-    (1, 'auto')
-    """
-    roomiest = max(free, key=lambda gpu: (free[gpu], -gpu))
-    return roomiest if weights * HEADROOM <= free[roomiest] else "auto"
+    return {"": max(free, key=lambda gpu: (free[gpu], -gpu))} if free else None
 
 
 def free_memory() -> dict[int, int]:
@@ -216,15 +201,6 @@ def free_memory() -> dict[int, int]:
     if not torch.cuda.is_available():
         return {}
     return {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())}
-
-
-def weights_bytes(config: Any, dtype_bytes: int) -> int:
-    """How many bytes a model's weights take, without loading it."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):  # accelerate's empty weights are not tied: those would count twice
-        empty = AutoModelForCausalLM.from_config(config)
-    return sum(p.numel() for p in empty.parameters()) * dtype_bytes
 
 
 # --- what is refused --------------------------------------------------------------------------------------------
@@ -277,7 +253,7 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         return advised(MemberError(message, member=member, kind=kind), advice)
 
     if is_out_of_memory(error):
-        advice = "choose another device or dtype, a smaller model, or a .gguf file"
+        advice = "split it with model_kwargs={'device_map': 'auto'}, or choose another dtype, model or a .gguf file"
         return failed(f"{model} does not fit: out of memory while it was loaded", advice)
     if "trust_remote_code" in text:
         advice = "read that code; if you trust it: TransformersMember(..., trust_remote_code=True)"

@@ -16,14 +16,11 @@ import torch
 from ...errors import UsageError, advised
 from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
 from ..local.member import LocalMember
-from .cache import ModelCache, best_cache
-from .forward import Forward
+from .cache import Forward, ModelCache, best_cache
 from .loading import Source, Weights, given, load
 
 _OURS = ("dtype", "torch_dtype", "revision", "trust_remote_code", "use_safetensors", "weights_only")
 """Arguments of from_pretrained that are not for ``model_kwargs``: they are ours, or would open pickled weights."""
-_THEIRS = ("device_map", "attn_implementation", "quantization_config")
-"""Arguments of from_pretrained that users try to give directly."""
 
 
 class TransformersMember(LocalMember):
@@ -40,7 +37,7 @@ class TransformersMember(LocalMember):
     ``name``
         What it is called (default: the last part of the adapter's or model's name).
     ``dtype``, ``device``
-        Default: the checkpoint's precision, where the device computes in it; a GPU that has room, else the CPU.
+        Default: the checkpoint's precision, where the device computes in it; the GPU with most room, else the CPU.
     ``model_kwargs``
         More arguments of transformers' ``from_pretrained``, such as ``device_map``, ``attn_implementation`` and
         ``quantization_config``.
@@ -82,13 +79,7 @@ class TransformersMember(LocalMember):
         seed: int = 0,
         thinking_tokens: int = 1024,
         prefix_cache: bool | int = True,
-        **more: Any,
     ) -> None:
-        for key in more:
-            if key in _THEIRS:
-                error = UsageError(f"TransformersMember has no argument {key!r}")
-                raise advised(error, f"pass it through model_kwargs={{'{key}': ...}}")
-            raise TypeError(f"TransformersMember() got an unexpected keyword argument {key!r}")
         in_memory = not isinstance(model, (str, os.PathLike))
         _refuse_tokenizer(model, tokenizer, in_memory)
         label = type(model).__name__ if in_memory else os.fspath(model)
