@@ -124,7 +124,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
         calls = bool(request.shape.tools)
         splitter = Splitter(format, anywhere=not request.shape.begins_with_call) if calls else None
         v1 = self.output_version == "v1"
-        chunks = AnswerChunks(request.writers, request.model_name, v1=v1, seed=seed, splitter=splitter)
+        chunks = AnswerChunks(
+            request.writers, request.model_name, v1=v1, seed=seed, splitter=splitter, reasoning=request.reasoning
+        )
         whole = request.trace == "members"
         spans = SpanBuilder(request.writers, request.verifiers, settings.method, whole=whole)
         return format, chunks, AnswerTrace(scope, request.trace, spans)

@@ -93,6 +93,9 @@ class CallOptions(BaseModel):
     trace: Depth = Field(
         "rounds", description="depth of traces: off, summary, rounds, or members (each draft and scoring too)"
     )
+    reasoning: Annotated[bool, Field(strict=True)] = Field(
+        False, description="show the reasoning of the member whose draft is agreed first, before the answer"
+    )
 
 
 class Options(CallOptions):
