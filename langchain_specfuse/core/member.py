@@ -38,6 +38,8 @@ class Probe:
     """How it writes tool calls, if it was trained to; None: in any format that its prompt describes."""
     size: int = 0
     """Its number of parameters (0: unknown)."""
+    takes: tuple[str, ...] = ()
+    """The kinds of attachments that it reads besides text: ``image``, ``file``, ``audio``, ``video``."""
 
 
 @runtime_checkable

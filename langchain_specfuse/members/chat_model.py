@@ -14,6 +14,7 @@ Paper: members vote by likelihood alone; hosted models do not report the likelih
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
 import re
@@ -31,7 +32,19 @@ from ..constraints.rules import respaced
 from ..core.answer import is_safe, kept_tokens
 from ..core.member import Probe
 from ..core.results import LETTERS, chosen_letter
-from ..core.values import Candidate, Constraint, Draft, DraftJob, Effort, Failure, Scored, ScoreJob, Tool, Turn
+from ..core.values import (
+    Attachment,
+    Candidate,
+    Constraint,
+    Draft,
+    DraftJob,
+    Effort,
+    Failure,
+    Scored,
+    ScoreJob,
+    Tool,
+    Turn,
+)
 from ..errors import MemberError, UsageError, advised
 from .text.templates import all_as_text, with_system
 from .text.thinking import parted
@@ -60,6 +73,8 @@ TAIL = 12
 """A continuation that begins with at least this many of the answer's last characters repeats them."""
 REFUSED = ("content_filter", "refusal", "safety")
 """Finish reasons of a provider that broke the reply off."""
+INPUTS = {"image": "image_inputs", "file": "pdf_inputs", "audio": "audio_inputs", "video": "video_inputs"}
+"""Kinds of attachments, and what a chat model's ``profile`` says of them."""
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 _KINDS = {"ModelTimeoutError": "timeout", "ContextOverflowError": "overflow", "ModelNotFoundError": "not_found"}
 
@@ -125,9 +140,11 @@ class ChatModelMember:
     # --- the protocol -------------------------------------------------------------------------------------------
 
     def probe(self) -> Probe:
-        limit = (self.model.profile or {}).get("max_input_tokens")
+        profile: Mapping[str, Any] = self.model.profile or {}
+        takes = tuple(kind for kind, key in INPUTS.items() if profile.get(key, True))  # unknown: the provider refuses
         name = str(self._known.get("ls_model_name", self.name))
-        return Probe(name, True, limit, f"{type(self.model).__name__}, votes by ballot")
+        detail = f"{type(self.model).__name__}, votes by ballot"
+        return Probe(name, True, profile.get("max_input_tokens"), detail, takes=takes)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
         return each(jobs, self._draft, self.name, self.max_concurrency)
@@ -182,7 +199,8 @@ class ChatModelMember:
     ) -> list[BaseMessage]:
         turns = turns if self.system_prompt is None else with_system(turns, self.system_prompt)
         kinds = {"system": SystemMessage, "assistant": AIMessage}
-        return [kinds.get(turn.role, HumanMessage)(turn.text) for turn in all_as_text(turns, tools, constraint)]
+        texts = all_as_text(turns, tools, constraint)
+        return [kinds.get(turn.role, HumanMessage)(_content(turn.text, turn.attachments)) for turn in texts]
 
     def _continued(
         self, messages: Sequence[BaseMessage], answer: str, way: str, options: Mapping[str, Any]
@@ -284,8 +302,10 @@ class ChatModelMember:
         """The ballot: the conversation, the answer so far, and the drafts under letters."""
         answer = "".join(segment.text for segment in job.answer)
         turns = "\n\n".join(f"{turn.role}: {turn.text}" for turn in job.query.turns)
+        attachments = [one for turn in job.query.turns for one in turn.attachments]
         drafts = "\n".join(f"{LETTERS[n]}: {_shown(job.candidates[at])}" for n, at in enumerate(order))
-        return [HumanMessage(f"{turns}\n\nThe answer so far: {answer!r}\n\nContinuations:\n{drafts}\n\n{BALLOT}")]
+        text = f"{turns}\n\nThe answer so far: {answer!r}\n\nContinuations:\n{drafts}\n\n{BALLOT}"
+        return [HumanMessage(_content(text, attachments))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,6 +466,12 @@ def joined(answer: str, said: str) -> str:
     if len(kept) < len(answer):
         return said.lstrip()
     return said if not said or is_safe(answer + said, len(answer)) or said[:1] in ".,;:!?)" else f" {said}"
+
+
+def _content(text: str, attachments: Sequence[Attachment]) -> Any:
+    """The content of a message: its attachments first, as providers advise, then the text."""
+    blocks = [json.loads(one.body) for one in attachments]
+    return [*blocks, *([{"type": "text", "text": text}] if text else [])] if blocks else text
 
 
 def _thought_in(chunk: AIMessageChunk) -> str:

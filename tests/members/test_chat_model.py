@@ -276,6 +276,45 @@ def test_a_thought_that_used_up_the_providers_tokens_is_a_failure() -> None:
     assert isinstance(reply, Failure) and "up to its own max_tokens" in reply.message
 
 
+# --- images and files -------------------------------------------------------------------------------------------
+
+PIXEL = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
+QUESTION = HumanMessage([{"type": "text", "text": "What colour is it?"}, PIXEL])
+
+
+def test_images_go_to_all_that_write_and_vote() -> None:
+    models = [Chooser(script=f"It is {word} in the picture.", asked=[], said=[], closed=[]) for word in ("red", "blue")]
+    blind = ScriptedMember("It is blue in the picture.", name="blind")
+    llm = SpecFuseChatModel(members=models, verifiers=[blind], lead=None)
+    message = llm.invoke([HumanMessage("Look."), QUESTION])
+    assert message.text == "It is red in the picture." and blind.score_calls == 0
+    for model in models:
+        asked = [messages[-1].content for messages, _ in model.asked]
+        assert len(asked) == 3 and all(content[0] == PIXEL for content in asked)
+        assert asked[0][1:] == [{"type": "text", "text": "Look.\n\nWhat colour is it?"}]
+    assert llm.invoke([QUESTION]).text == message.text
+
+
+@pytest.mark.parametrize(
+    ("others", "block", "unable"),
+    [
+        ([ScriptedMember("Red.", name="b")], PIXEL, "b cannot"),
+        ([talker(profile={"image_inputs": False})], PIXEL, "Talker#2 cannot"),
+        ([talker(profile={"image_inputs": True, "pdf_inputs": False})], PIXEL, ""),
+        ([talker(profile={"pdf_inputs": False})], {"type": "file", "url": "https://x.test/a.pdf"}, "Talker#2 cannot"),
+    ],
+)
+def test_members_that_cannot_see_are_named_before_anybody_is_asked(others: Any, block: Any, unable: str) -> None:
+    model = talker()
+    llm = SpecFuseChatModel(members=[model, *others])
+    if not unable:
+        assert llm.invoke([HumanMessage([block])]).text == STORY
+        return
+    with pytest.raises(UsageError, match=f"more than text .*{unable} read") as raised:
+        llm.invoke([HumanMessage([block])])
+    assert "in words" in raised.value.__notes__[0] and not model.asked
+
+
 # --- langchain-openai, against a server that records ------------------------------------------------------------
 
 
@@ -290,6 +329,15 @@ def streamed(*deltas: dict[str, Any]) -> bytes:
     ends = [*((delta, None) for delta in deltas), ({}, "stop")]
     chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": end}], "model": "tiny"} for delta, end in ends]
     return "".join(f"data: {part}\n\n" for part in [*map(json.dumps, chunks), "[DONE]"]).encode()
+
+
+def test_an_image_reaches_the_provider_in_its_own_form(openai: tuple[FakeServer, ChatOpenAI]) -> None:
+    server, model = openai
+    server.fault = lambda path, _: streamed({"role": "assistant", "content": ""}, {"content": "It is red."})
+    assert SpecFuseChatModel(members=[model]).invoke([QUESTION]).text == "It is red."
+    content = server.asked[-1][1]["messages"][-1]["content"]
+    assert [part["type"] for part in content] == ["image_url", "text"]
+    assert content[0]["image_url"]["url"] == "data:image/png;base64,AAAA"
 
 
 def test_reasoning_that_the_chat_model_leaves_out_is_bounded(openai: tuple[FakeServer, ChatOpenAI]) -> None:

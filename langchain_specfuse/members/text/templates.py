@@ -227,7 +227,7 @@ def with_system_folded(turns: Sequence[Turn]) -> list[Turn]:
     first = next((i for i, turn in enumerate(rest) if turn.role == "user"), None)
     if first is None:
         return [Turn("user", system), *rest]
-    rest[first] = Turn("user", f"{system}\n\n{rest[first].text}")
+    rest[first] = replace(rest[first], text=f"{system}\n\n{rest[first].text}")
     return rest
 
 
@@ -244,7 +244,10 @@ def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | Non
             turn = result_as_text(turn, last=form is None)
         # Results that became the user's text are joined with what the user says next: templates want alternation.
         if fitting and turn.role == "user" == fitting[-1].role and (result or after_result):
-            turn = replace(turn, text=f"{fitting.pop().text}\n\n{turn.text}")
+            before = fitting.pop()
+            turn = replace(
+                turn, text=f"{before.text}\n\n{turn.text}", attachments=before.attachments + turn.attachments
+            )
         after_result = result
         fitting.append(turn)
     return fitting
