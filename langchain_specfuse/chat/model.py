@@ -26,6 +26,7 @@ from ..core.values import CallFormat
 from ..engine.ensemble import Ensemble
 from ..engine.worker import note_question
 from ..errors import UsageError, advised
+from ..members.chat_model import INPUTS
 from . import members as _members
 from . import messages as _messages
 from . import options as _options
@@ -127,7 +128,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
         calls = bool(request.shape.tools)
         splitter = Splitter(format, anywhere=not request.shape.begins_with_call) if calls else None
         v1 = self.output_version == "v1"
-        chunks = AnswerChunks(request.writers, request.model_name, v1=v1, seed=seed, splitter=splitter)
+        chunks = AnswerChunks(
+            request.writers, request.model_name, v1=v1, seed=seed, splitter=splitter, reasoning=request.reasoning
+        )
         whole = request.trace == "members"
         spans = SpanBuilder(request.writers, request.verifiers, settings.method, whole=whole)
         return format, chunks, AnswerTrace(scope, request.trace, spans)
@@ -303,8 +306,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     def _resolve_model_profile(self) -> Any:
         able = ("text_inputs", "text_outputs", "tool_calling", "tool_choice", "tool_call_streaming")
-        unable = ("image_inputs", "audio_inputs", "video_inputs")
-        return dict.fromkeys((*able, "structured_output", "temperature"), True) | dict.fromkeys(unable, False)
+        return dict.fromkeys((*able, "structured_output", "temperature"), True) | dict.fromkeys(INPUTS.values(), False)
 
     def _learn(self, writers: Collection[Probe | None]) -> None:
         """Complete the profile by what is known of the drafting members. What the user gave stays."""
@@ -316,6 +318,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
                 found["max_input_tokens"] = min(filter(None, lengths))
             if True in reasoning or None not in reasoning:
                 found["reasoning_output"] = True in reasoning
+            found |= {key: all(kind in probe.takes for probe in known) for kind, key in INPUTS.items()}
         self.profile = found | (self.profile or {})
 
     # --- copies and serialization -------------------------------------------------------------------------------

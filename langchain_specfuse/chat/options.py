@@ -99,6 +99,9 @@ class CallOptions(BaseModel):
     max_cost: Positive | None = Field(
         None, description="the same once it has cost this many dollars; every chat model needs a price"
     )
+    reasoning: Annotated[bool, Field(strict=True)] = Field(
+        False, description="show the reasoning of the member whose draft is agreed first, before the answer"
+    )
 
 
 class Options(CallOptions):

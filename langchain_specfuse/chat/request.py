@@ -41,6 +41,7 @@ class Request:
     prior: Mapping[str, float] | None
     model_name: str
     trace: Depth
+    reasoning: bool
 
     @classmethod
     def of(cls, messages: Sequence[BaseMessage], chosen: Mapping[str, Any], stop: Sequence[str] | None) -> Request:
@@ -58,6 +59,7 @@ class Request:
             prior=chosen["prior"],
             model_name=chosen["model_name"] or "+".join(writers),
             trace=chosen["trace"],
+            reasoning=chosen["reasoning"],
         )
 
     @property

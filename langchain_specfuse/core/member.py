@@ -41,6 +41,8 @@ class Probe:
     """Its number of parameters (0: unknown)."""
     reasons: bool | None = None
     """Whether it reasons before it answers; None: unknown."""
+    takes: tuple[str, ...] = ()
+    """The kinds of attachments that it reads besides text: ``image``, ``file``, ``audio``, ``video``."""
 
 
 @runtime_checkable

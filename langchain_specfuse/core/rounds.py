@@ -203,6 +203,8 @@ def without_failed(
     reasons = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
     errors = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")
     error = EnsembleError(f"no member is left to go on in round {number}: {reasons}", text=answer.text, failures=errors)
+    for note in dict.fromkeys(note for one in errors for note in getattr(one.__cause__, "__notes__", ())):
+        error.add_note(note)
     raise advised(error, _ADVICE["overflow" if {e.kind for e in errors} == {"overflow"} else "other"])
 
 

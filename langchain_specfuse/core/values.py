@@ -47,6 +47,16 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
+class Attachment:
+    """An image, a file, audio or a video in a message of the user."""
+
+    kind: str
+    """``image``, ``file``, ``audio`` or ``video``."""
+    body: str
+    """LangChain's content block, as JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One message of the conversation as plain text."""
 
@@ -59,6 +69,8 @@ class Turn:
     """For a tool's result: the tool's name."""
     call_id: str = ""
     """For a tool's result: the id of the call that it answers."""
+    attachments: tuple[Attachment, ...] = field(default=(), repr=False)
+    """What the user's message holds besides text. Members that take it read it before the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,11 @@ class Query:
     """Tools that members may call; every member's prompt describes them in its own format."""
     constraint: Constraint | None = None
     """What the answer must look like."""
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of its attachments."""
+        return frozenset(one.kind for turn in self.turns for one in turn.attachments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,9 +103,23 @@ class Ensemble:
             waiting, self._waiting = self._waiting, []
         return waiting
 
-    def panel(self, probes: Mapping[str, Probe], settings: Settings, prior: Mapping[str, float] | None = None) -> Panel:
-        """The panel with which an answer begins."""
-        members = [Panelist(name, name in self.drafting, probe.scores) for name, probe in probes.items()]
+    def panel(
+        self,
+        probes: Mapping[str, Probe],
+        settings: Settings,
+        prior: Mapping[str, float] | None = None,
+        kinds: frozenset[str] = frozenset(),
+    ) -> Panel:
+        """The panel with which an answer begins. ``kinds``: what the conversation holds besides text.
+
+        A verifier that cannot read all of it has no vote: it would prefer what sounds likely without it.
+        """
+        blind = [name for name, probe in probes.items() if not kinds <= set(probe.takes)]
+        if unable := [name for name in blind if name in self.drafting]:
+            held = ", ".join(sorted(kinds))
+            error = UsageError(f"the conversation holds more than text ({held}), which {', '.join(unable)} cannot read")
+            raise advised(error, "describe it in words, or let only members write that take it: chat models")
+        members = [Panelist(n, n in self.drafting, probe.scores) for n, probe in probes.items() if n not in blind]
         return Panel.of(members, prior, self.lead(probes, settings))
 
     def lead(self, probes: Mapping[str, Probe], settings: Settings) -> str | None:
@@ -138,7 +152,8 @@ class Ensemble:
 
         ``referee`` judges texts under the query's constraint, if it has one.
         """
-        loop = loop_of(settings)(query, settings, self.panel(self.loaded().result(), settings, prior), referee)
+        probes = self.loaded().result()
+        loop = loop_of(settings)(query, settings, self.panel(probes, settings, prior, query.kinds), referee)
         return drive(loop, query.id, self.members, self._scheduled(schedule, settings))
 
     async def arounds(
@@ -152,7 +167,7 @@ class Ensemble:
     ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio."""
         probes = await asyncio.wrap_future(self.loaded())
-        loop = loop_of(settings)(query, settings, self.panel(probes, settings, prior), referee)
+        loop = loop_of(settings)(query, settings, self.panel(probes, settings, prior, query.kinds), referee)
         driven = adrive(loop, query.id, self.members, self._scheduled(schedule, settings))
         try:
             async for item in driven:

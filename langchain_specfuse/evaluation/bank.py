@@ -136,6 +136,9 @@ def banked(members: Mapping[str, Member], bank: Bank, identities: Mapping[str, A
 def content_of(job: DraftJob | ScoreJob, name: str) -> dict[str, Any]:
     """All of a job that can change this member's reply, as plain data."""
     query = asdict(replace(job.query, id=""))
+    for turn in query["turns"]:
+        if not turn["attachments"]:
+            del turn["attachments"]  # banks of versions that had none remain valid
     content: dict[str, Any] = {"query": query, "answer": _read(job.answer, name)}
     if isinstance(job, ScoreJob):
         return content | {"candidates": [[c.text, c.ended] for c in job.candidates], "thinks": job.thinks}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..core.member import Probe
-from .text.thinking import OPEN
+from .text.thinking import HARMONY, TAGS
 
 LENGTHS = ("max_position_embeddings", "n_positions")
 """The names in config.json of the longest text that a model reads, in tokens."""
@@ -39,7 +39,8 @@ def reasons(template: Any, arguments: Mapping[str, Any]) -> bool:
     """Whether a member in this process reasons, by its model's chat template and its own arguments."""
     switched_off = (arguments.get("chat_template_kwargs") or {}).get("enable_thinking") is False
     chosen = arguments.get("chat_template") or template
-    return OPEN in str(chosen) and not switched_off and arguments.get("thinking_tokens", 1) > 0
+    marked = any(marks.open.strip() in str(chosen) for marks in (TAGS, HARMONY))
+    return marked and not switched_off and arguments.get("thinking_tokens", 1) > 0
 
 
 def shortest(lengths: Iterable[Any]) -> int | None:

@@ -47,7 +47,7 @@ def app_of(
     about = {"members": list(ensemble.members)}
     card = {"id": model, "object": "model", "created": 0, "owned_by": "langchain-specfuse", "specfuse": about}
     timeout = min(llm.timeout or limits.timeout, limits.timeout)
-    defaults = {"max_tokens": min(llm.max_tokens, limits.max_answer_tokens)}
+    defaults = {"max_tokens": min(llm.max_tokens, limits.max_answer_tokens), "reasoning": True}
     bounds = {"timeout": timeout, "max_waiting": limits.max_waiting}
     guarded = [Depends(_guard(api_keys, hosts))]
 

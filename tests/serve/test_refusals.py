@@ -107,7 +107,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         ({"messages": [*QUESTION, {"role": "assistant", "tool_calls": [{"id": 1}]}]}, "messages[1]"),
         ({"messages": [*QUESTION, {"role": "user", "content": None}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, None),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0]"),
         ({"stream": "yes"}, "stream"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options"),
         ({"temperature": "hot"}, "temperature"),
