@@ -139,6 +139,9 @@ class ModelCache(StrandStore):
     def free_memory(self) -> None:
         super().free_memory()
         torch.cuda.empty_cache()
+        torch.xpu.empty_cache()
+        if torch.backends.mps.is_available():
+            torch.mps.empty_cache()
 
 
 def _tensors(thing: Any, depth: int = 5) -> Iterator[Tensor]:

@@ -202,25 +202,30 @@ def _device_map(source: Source, config: Any, dtype: Any) -> Any:
     free = free_memory()
     if not free:
         return None
-    place = placement(weights_bytes(config, dtype.itemsize), free)
-    return "auto" if place == "auto" else {"": place}
+    return placement(weights_bytes(config, dtype.itemsize), free)
 
 
-def placement(weights: int, free: Mapping[int, int]) -> int | str:
-    """The number of the GPU with most room; ``auto`` (accelerate splits it over GPUs and CPU) where it does not fit.
+def placement(weights: int, free: Mapping[str, int]) -> Any:
+    """The ``device_map`` for weights of this size: the GPU with most room, if they fit. Else accelerate splits them
+    over GPUs and CPU; but Apple's GPU has the CPU's memory, so there they go to the CPU.
 
-    >>> placement(10, {0: 20, 1: 40}), placement(50, {0: 40, 1: 40})
-    (1, 'auto')
+    >>> placement(10, {"cuda:0": 20, "cuda:1": 40}), placement(50, {"cuda:0": 40}), placement(50, {"mps": 40})
+    ({'': 'cuda:1'}, 'auto', None)
     """
-    roomiest = max(free, key=lambda gpu: (free[gpu], -gpu))
-    return roomiest if weights * HEADROOM <= free[roomiest] else "auto"
+    roomiest = max(free, key=lambda gpu: free[gpu])
+    if weights * HEADROOM <= free[roomiest]:
+        return {"": roomiest}
+    return None if roomiest == "mps" else "auto"
 
 
-def free_memory() -> dict[int, int]:
-    """Free bytes of every GPU in this machine."""
-    if not torch.cuda.is_available():
-        return {}
-    return {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())}
+def free_memory() -> dict[str, int]:
+    """Free bytes of every GPU in this machine: NVIDIA's and AMD's, else Intel's, else Apple's."""
+    for kind, gpus in (("cuda", torch.cuda), ("xpu", torch.xpu)):
+        if gpus.is_available():
+            return {f"{kind}:{gpu}": gpus.mem_get_info(gpu)[0] for gpu in range(gpus.device_count())}
+    if torch.backends.mps.is_available():
+        return {"mps": torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()}
+    return {}
 
 
 def weights_bytes(config: Any, dtype_bytes: int) -> int:
