@@ -10,12 +10,7 @@ import torch
 from ..local.store import Logits
 from .lora import Adapter, Adapters
 
-_OUT_OF_MEMORY = (
-    "DefaultCPUAllocator: can't allocate",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "MPS backend out of memory",
-)
+_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -21,8 +21,6 @@ from ...errors import MemberError, UsageError, advised, emptied
 from .forward import is_out_of_memory
 from .lora import Adapter, Adapters, read_adapter
 
-HEADROOM = 1.2
-"""A GPU must have room for this many times the weights: passes and caches need memory too."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -141,7 +139,7 @@ def _load(source: Source, member: str) -> Weights:
         config = _config(folder, common)
         tokenizer = AutoTokenizer.from_pretrained(folder, **common)
         dtype = _dtype(source.dtype, config, source.device)
-        device_map = _device_map(source, config, dtype)
+        device_map = _device_map(source)
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -193,29 +191,14 @@ def computes_bfloat16() -> bool:
     return any(bool(getattr(torch.cpu, flag, bool)()) for flag in flags)
 
 
-def _device_map(source: Source, config: Any, dtype: Any) -> Any:
-    """The argument of from_pretrained; None: the CPU."""
+def _device_map(source: Source) -> Any:
+    """The argument of from_pretrained: what was chosen, else the GPU with most free memory. None: the CPU."""
     if "device_map" in source.model_kwargs:
         return source.model_kwargs["device_map"]
     if source.device is not None:
         return None if source.device == "cpu" else {"": source.device}
     free = free_memory()
-    if not free:
-        return None
-    return placement(weights_bytes(config, dtype.itemsize), free)
-
-
-def placement(weights: int, free: Mapping[str, int]) -> Any:
-    """The ``device_map`` for weights of this size: the GPU with most room, if they fit. Else accelerate splits them
-    over GPUs and CPU; but Apple's GPU has the CPU's memory, so there they go to the CPU.
-
-    >>> placement(10, {"cuda:0": 20, "cuda:1": 40}), placement(50, {"cuda:0": 40}), placement(50, {"mps": 40})
-    ({'': 'cuda:1'}, 'auto', None)
-    """
-    roomiest = max(free, key=lambda gpu: free[gpu])
-    if weights * HEADROOM <= free[roomiest]:
-        return {"": roomiest}
-    return None if roomiest == "mps" else "auto"
+    return {"": max(free, key=lambda gpu: free[gpu])} if free else None
 
 
 def free_memory() -> dict[str, int]:
@@ -226,15 +209,6 @@ def free_memory() -> dict[str, int]:
     if torch.backends.mps.is_available():
         return {"mps": torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()}
     return {}
-
-
-def weights_bytes(config: Any, dtype_bytes: int) -> int:
-    """How many bytes a model's weights take, without loading it."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):  # accelerate's empty weights are not tied: those would count twice
-        empty = AutoModelForCausalLM.from_config(config)
-    return sum(p.numel() for p in empty.parameters()) * dtype_bytes
 
 
 # --- what is refused --------------------------------------------------------------------------------------------
@@ -287,7 +261,7 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         return advised(MemberError(message, member=member, kind=kind), advice)
 
     if is_out_of_memory(error):
-        advice = "choose another device or dtype, a smaller model, or a .gguf file"
+        advice = "split it with model_kwargs={'device_map': 'auto'}, or choose another dtype, model or a .gguf file"
         return failed(f"{model} does not fit: out of memory while it was loaded", advice)
     if "trust_remote_code" in text:
         advice = "read that code; if you trust it: TransformersMember(..., trust_remote_code=True)"
