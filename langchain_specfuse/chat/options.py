@@ -179,12 +179,8 @@ def of_call(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any
     if chosen["calibration"] and "model" not in own:  # of the members, not of one model that is asked instead
         members = members_list(chosen.get("members"), "members")
         chosen = calibrated(chosen, names_of(members))
-    named = ("prior", "max_cost")
-    if (
-        any(chosen[name] is not None for name in named)
-        or chosen["lead"] not in ("auto", None)
-        or "members" not in chosen
-    ):
+    by_name = chosen["prior"] is not None or chosen["lead"] not in ("auto", None)
+    if by_name or chosen["max_cost"] is not None or "members" not in chosen:
         check_names(chosen)
     return chosen
 

@@ -167,7 +167,7 @@ def call_for_scores(
         return panel, {}
     drafters, affordable = set(panel.drafters), not clock.budget.is_spent
     jobs = {
-        name: ScoreJob(query, answer.segments, ballot.to_score(name), name in drafters, new_requests=affordable)
+        name: ScoreJob(query, answer.segments, ballot.to_score(name), thinks=name in drafters, new_requests=affordable)
         for name in panel.verifiers
     }
     replies = yield Ask(jobs, number)

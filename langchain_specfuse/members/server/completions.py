@@ -38,10 +38,11 @@ class Completions(Dialect):
     def draw(self, request: Request) -> Drawn:
         how = {key: value for key, value in asdict(request.sampling).items() if value is not None}
         ((choice, row, _),) = self._sent([request.ids], {**how, "max_tokens": request.count})
-        ids, told = choice["logprobs"].get("token_ids"), True
+        numbers = choice.get("logprobs") or {}
+        ids, told = numbers.get("token_ids"), True
         if not ids:
             ids = self.words.after(request.ids, choice["text"].rstrip(REPLACEMENT))  # half a character is drawn again
-            lengths = itertools.accumulate(map(len, choice["logprobs"].get("tokens") or ()))
+            lengths = itertools.accumulate(map(len, numbers.get("tokens") or ()))
             told = list(lengths)[: len(ids)] == self.words.text_after(request.ids, ids)[1]
         ended = choice.get("finish_reason") not in ("length", None)
         size = len(ids) - (ended and ids[-1:] in [[stop] for stop in self.stops])
@@ -100,7 +101,7 @@ class Completions(Dialect):
                 raise MemberError(f"{self.model} splits a prompt into {split}", member=self.model)
             # Together returns the numbers of a prompt beside the choices.
             echoed = reply.get("prompt") or choices if body.get("echo") else choices
-            rows = [one["logprobs"]["token_logprobs"] for one in echoed]
+            rows = [(one.get("logprobs") or {}).get("token_logprobs") or [] for one in echoed]
             found += [(*both, ids) for *both, (_, ids) in zip(choices, rows, part, strict=True)]
         return found
 
@@ -114,11 +115,10 @@ class Completions(Dialect):
         return text, read
 
     def choices(self, reply: Mapping[str, Any], wanted: int) -> list[Any]:
-        """The choices of a reply in order, with their log-probabilities."""
+        """The choices of a reply in order."""
         choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
         for choice in choices:
             check_completed(choice.get("finish_reason"), self.model)
-        if len(choices) != wanted or any(choice.get("logprobs") is None for choice in choices):
-            got = amount(len(choices), "choice")
-            raise MemberError(f"{self.model} returned {got} (wanted {wanted} with log-probabilities)")
+        if len(choices) != wanted:
+            raise MemberError(f"{self.model} returned {amount(len(choices), 'choice')} (wanted {wanted})")
         return choices

@@ -102,7 +102,10 @@ class VLLM(Completions):
         reply = self.client.post("/v1/completions", body)
         if reply.get("model", self.model) != self.model:
             raise MemberError(f"the server now serves {reply['model']!r} (wanted {self.model!r})", kind="not_found")
-        return self.choices(reply, wanted), reply.get("usage") or {}
+        choices = self.choices(reply, wanted)
+        if any(choice.get("logprobs") is None for choice in choices):
+            raise MemberError(f"{self.model} returned a choice without log-probabilities", member=self.model)
+        return choices, reply.get("usage") or {}
 
     def _stops_in(self, top: Mapping[str, float]) -> Iterator[float]:
         yield from (top[_named(stop)] for stop in self.stops if _named(stop) in top)

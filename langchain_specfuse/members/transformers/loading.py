@@ -193,14 +193,17 @@ def _device_map(source: Source) -> Any:
     if source.device is not None:
         return None if source.device == "cpu" else {"": source.device}
     free = free_memory()
-    return {"": max(free, key=lambda gpu: (free[gpu], -gpu))} if free else None
+    return {"": max(free, key=lambda gpu: free[gpu])} if free else None
 
 
-def free_memory() -> dict[int, int]:
-    """Free bytes of every GPU in this machine."""
-    if not torch.cuda.is_available():
-        return {}
-    return {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())}
+def free_memory() -> dict[str, int]:
+    """Free bytes of every GPU in this machine: NVIDIA's and AMD's, else Intel's, else Apple's."""
+    for kind, gpus in (("cuda", torch.cuda), ("xpu", torch.xpu)):
+        if gpus.is_available():
+            return {f"{kind}:{gpu}": gpus.mem_get_info(gpu)[0] for gpu in range(gpus.device_count())}
+    if torch.backends.mps.is_available():
+        return {"mps": torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()}
+    return {}
 
 
 # --- what is refused --------------------------------------------------------------------------------------------
