@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from langchain_specfuse import ScriptedMember
@@ -77,19 +77,19 @@ def started() -> Iterator[Callable[..., Served]]:
 BODY = {"model": "specfuse", "messages": QUESTION}
 
 
-def ask(url: str, **headers: str) -> httpx.Response:
-    return httpx.post(f"{url}/chat/completions", json=BODY, timeout=60, headers=headers)
+def ask(url: str, **headers: str) -> httpx2.Response:
+    return httpx2.post(f"{url}/chat/completions", json=BODY, timeout=60, headers=headers)
 
 
 def streaming(url: str, **headers: str) -> Any:
     body = {**BODY, "stream": True}
-    return httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=60, headers=headers)
+    return httpx2.stream("POST", f"{url}/chat/completions", json=body, timeout=60, headers=headers)
 
 
 def refused(url: str) -> bool:
     try:
         return ask(url).status_code == 503
-    except httpx.TransportError:
+    except httpx2.TransportError:
         return True
 
 
