@@ -84,7 +84,7 @@ docs: $(READY) ## update the generated parts of the documentation, and build the
 browser: $(READY) ## install a Chromium for the tests of the HTML page (apt: about 100 MB)
 	constraints/browser $(BIN)/python
 
-wheel: $(READY) ## build the wheel, install it into a bare environment and use it
+wheel: $(READY) ## build wheel and source archive in dist/, and use the wheel in bare environments, one for each extra
 	constraints/try-wheel $(BIN)/python
 
 install: $(READY) ## create .venv with everything that development needs
