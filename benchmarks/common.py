@@ -118,10 +118,10 @@ def forward_passes() -> Iterator[list[tuple[Any, tuple[int, int]]]]:
 @contextmanager
 def http_requests() -> Iterator[list[tuple[str, str, float, float]]]:
     """Every HTTP request of this process inside: its path, its API key, begin and end in seconds of ``time.time()``."""
-    import httpx
+    import httpx2
 
     found: list[tuple[str, str, float, float]] = []
-    send, close = httpx.Client.send, httpx.Response.close
+    send, close = httpx2.Client.send, httpx2.Response.close
 
     def sent(client: Any, request: Any, **more: Any) -> Any:
         request.extensions["began"] = time.time()
@@ -134,18 +134,18 @@ def http_requests() -> Iterator[list[tuple[str, str, float, float]]]:
             key = response.request.headers.get("authorization", "").removeprefix("Bearer ")
             found.append((response.request.url.path, key, began, time.time()))
 
-    httpx.Client.send, httpx.Response.close = sent, closed  # type: ignore[method-assign]
+    httpx2.Client.send, httpx2.Response.close = sent, closed  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        httpx.Client.send, httpx.Response.close = send, close  # type: ignore[method-assign]
+        httpx2.Client.send, httpx2.Response.close = send, close  # type: ignore[method-assign]
 
 
 def round_trip(url: str) -> float:
     """Seconds of a request without any work, in the median."""
-    import httpx
+    import httpx2
 
-    with httpx.Client() as client:
+    with httpx2.Client() as client:
         return median(timed(lambda: client.get(f"{url}/models"))[0] for _ in range(20))
 
 

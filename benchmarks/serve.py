@@ -20,7 +20,7 @@ import time
 from importlib import metadata
 from typing import Any
 
-import httpx
+import httpx2
 from common import about, arguments, save
 
 QUESTION = "Tell me a long story."
@@ -61,7 +61,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._http = httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None))
+        self._http = httpx2.AsyncClient(timeout=300, limits=httpx2.Limits(max_connections=None))
 
     async def processor_s(self) -> float:
         return float((await self._http.get(f"{self._url}/processor")).text)

@@ -51,7 +51,7 @@ THIRD_PARTY = {
     "prometheus_client": {"serve/"},
     "uvicorn": {"serve/"},
     "ray": {"members/ray.py"},
-    "httpx": {"members/server/"},
+    "httpx2": {"members/server/"},
 }
 """Third-party package -> the folders and files that may import it. Others must not be imported."""
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from weakref import finalize
 
 from pydantic import TypeAdapter
 
@@ -42,6 +43,7 @@ class Bank:
         """Replies that came from the file, and those that members were asked for."""
         try:
             self._base = sqlite3.connect(self.path, timeout=60, check_same_thread=False)
+            finalize(self, self._base.close)  # Python 3.13 warns of a connection that is left open
             self._base.execute("pragma journal_mode=wal")
             self._base.execute("create table if not exists replies (key text primary key, reply text)")
         except sqlite3.DatabaseError as error:

@@ -7,7 +7,7 @@ import re
 import threading
 from html import unescape
 
-import httpx
+import httpx2
 import pytest
 from serve.conftest import BLUE, PATH, QUESTION, WIDE, ensemble, events, serving
 from serve.test_leaving import LONG, Paced
@@ -75,7 +75,7 @@ def test_the_page_needs_no_key_and_is_the_same_for_every_server(serve):
     assert first.headers["content-security-policy"] == "frame-ancestors 'none'"
     policy = re.search(r"Content-Security-Policy\" content=\"([^\"]*)", first.text)[1]
     assert "default-src 'none'" in policy and "connect-src 'self'; " in policy and "unsafe" not in policy
-    assert httpx.get(pages[0].url, headers={"host": "evil.example"}).status_code == 403
+    assert httpx2.get(pages[0].url, headers={"host": "evil.example"}).status_code == 403
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------
