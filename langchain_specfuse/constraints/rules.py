@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,7 +15,6 @@ from .calls import CallReader, format_in
 from .schema import prepared
 from .vocabulary import llguidance
 
-KINDS = ("json_schema", "json", "regex", "choice", "grammar", "calls", "prose", "any_of")
 SPELLING = {
     "item_separator": ", ",
     "key_separator": ": ",
@@ -53,14 +52,14 @@ class Plan:
 
 @lru_cache(maxsize=128)
 def plan_of(constraint: Constraint) -> Plan:
-    """The grammars of a constraint."""
+    """The grammars of a constraint. Its body was made by ``chat.output_format``, except for what a user writes."""
     kind, body = constraint.kind, constraint.body
     if kind == "prose":
         return Plan((), prose=True)
     if kind == "any_of":
-        return _any_of(body)
+        return _any_of(json.loads(body))
     if kind == "json_schema":
-        return Plan((_json(_loaded(body, "the JSON schema")),))
+        return Plan((_json(json.loads(body)),))
     if kind == "json":
         return Plan((_json({"type": "object"}),))
     if kind in ("regex", "grammar") and not body:
@@ -68,12 +67,12 @@ def plan_of(constraint: Constraint) -> Plan:
     if kind == "regex":
         return Plan((Rule(f"start: {_regex(_whole_pattern(body))}"),))
     if kind == "choice":
-        return Plan((Rule("start: " + _regex("|".join(map(_escaped, _texts(body))))),))
+        return Plan((Rule("start: " + _regex("|".join(map(_escaped, json.loads(body))))),))
     if kind == "grammar":
         return Plan((Rule(_from_gbnf(body)),))
     if kind == "calls":
-        return Plan((_calls(_loaded(body, "the calls")),))
-    raise advised(UsageError(f"no constraint is of kind {kind!r:.80}"), f"one of {', '.join(KINDS)}")
+        return Plan((_calls(json.loads(body)),))
+    raise UsageError(f"no constraint is of kind {kind!r:.80}")
 
 
 def reader_for(constraint: Constraint | None) -> CallReader | None:
@@ -82,23 +81,12 @@ def reader_for(constraint: Constraint | None) -> CallReader | None:
     return CallReader(plan.calls, anywhere=plan.prose) if plan and plan.calls else None
 
 
-def _any_of(body: str) -> Plan:
-    parts = _loaded(body, "any_of")
-    if not isinstance(parts, list) or not parts or not all(_is_pair(part) for part in parts):
-        raise UsageError(f"any_of must be a JSON list of [kind, body], got {body[:200]}")
+def _any_of(parts: Sequence[Sequence[str]]) -> Plan:
     plans = [plan_of(Constraint(*part)) for part in parts]
     rules = tuple(dict.fromkeys(rule for plan in plans for rule in plan.rules))
-    if not any(plan.prose for plan in plans):
-        return Plan(rules)
     # Prose allows whatever the others do, except that a call in it must be one.
-    calls = tuple(rule for rule in rules if rule.calls)
-    if len(calls) > 1:
-        raise advised(UsageError("any_of with prose holds more than one set of calls"), "put all tools into one")
-    return Plan(calls, prose=True)
-
-
-def _is_pair(part: Any) -> bool:
-    return isinstance(part, list) and 1 <= len(part) <= 2 and all(isinstance(one, str) for one in part)
+    prose = any(plan.prose for plan in plans)
+    return Plan(tuple(rule for rule in rules if rule.calls) if prose else rules, prose)
 
 
 # --- JSON and calls -----------------------------------------------------------------------------------------------
@@ -135,22 +123,10 @@ def reason(error: str) -> str:
     return re.sub(r"\n +\d+ \| start: %json .*", "", text, flags=re.DOTALL).strip()
 
 
-def _calls(body: Any) -> Rule:
-    if not isinstance(body, dict) or not isinstance(body.get("tools"), list) or not body["tools"]:
-        raise advised(UsageError("a calls constraint names no tools"), 'give "tools": a list of names and parameters')
-    form = format_in(body)
-    if form.name_key == form.arguments_key:
-        raise UsageError(f"name and arguments of a call share the key {form.name_key!r}")
-    tools: dict[str, Any] = {}
+def _calls(body: Mapping[str, Any]) -> Rule:
+    form, bodies = format_in(body), []
     for tool in body["tools"]:
-        name = tool.get("name") if isinstance(tool, Mapping) else None
-        if not isinstance(name, str) or not name:
-            raise UsageError(f"a tool has no name: {str(tool)[:200]}")
-        if name in tools:
-            raise UsageError(f"two tools are called {name!r}")
-        tools[name] = _prepared(_arguments(tool.get("parameters"), name), f"{name}.parameters")
-    bodies = []
-    for name, schema in tools.items():
+        name, schema = tool["name"], _prepared(_arguments(tool["parameters"]), f"{tool['name']}.parameters")
         head = f"{{{_quoted(form.name_key)}: {_quoted(name)}, {_quoted(form.arguments_key)}: "
         bodies.append(f"{_quoted(head)} {_embedded(schema)} {_quoted('}')}")
     begin, end, between = (_quoted(text) if text else "" for text in (form.begin, form.end, form.between))
@@ -159,14 +135,8 @@ def _calls(body: Any) -> Rule:
     return Rule(lark, json=True, calls=form)
 
 
-def _arguments(schema: Any, name: str) -> Any:
+def _arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments: always of an object, and one that names nothing allows nothing."""
-    if schema is None:
-        raise advised(UsageError(f"the tool {name!r} has no schema"), "give its parameters as a JSON schema")
-    if isinstance(schema, str):
-        schema = _loaded(schema, f"the parameters of {name!r}")
-    if not isinstance(schema, dict):
-        raise UsageError(f"the parameters of {name!r} are no JSON schema: {str(schema)[:200]}")
     if set(schema) <= {"type", "title", "description", "$schema"} and schema.get("type", "object") == "object":
         return {"type": "object", "properties": {}}
     return {"type": "object", **schema}
@@ -206,15 +176,6 @@ def _escaped(text: str) -> str:
     return re.sub(r"([^\w\s]|\s)", lambda found: f"\\x{{{ord(found[0]):x}}}", text)
 
 
-def _texts(body: str) -> list[str]:
-    texts = _loaded(body, "the choice")
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"a choice must be a JSON list of at least one text, got {body[:200]}")
-    if not any(texts):
-        raise UsageError("a choice of nothing but the empty text leaves nothing to write")
-    return list(dict.fromkeys(texts))
-
-
 def _from_gbnf(text: str) -> str:
     llguidance()
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -227,10 +188,3 @@ def _from_gbnf(text: str) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _loaded(body: Any, what: str) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"{what} cannot be read as JSON: {error}") from error

@@ -6,14 +6,13 @@ Knows numbers and order; nothing of what is asked.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from ..errors import BusyError, advised, amount
 
-LONGEST_HINT_S = 60.0
-SHORTEST_HINT_S = 0.1
+HINT_S = 1.0
+"""For each answer that must end first, a refused call is told to wait this long: how long answers take is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +38,13 @@ class Admission:
     def __init__(self) -> None:
         # Re-entrant, because a finalizer that cancels an answer may be called anywhere, also in here.
         self._lock = threading.RLock()
-        self._began: dict[Hashable, float] = {}
-        """When each answer under way began."""
+        self._under_way: set[Hashable] = set()
         self._waiting: list[_Waiting] = []
-        self._mean_s = 1.0
-        """The duration of recent answers."""
         self._starting = False
 
     @property
     def under_way(self) -> int:
-        return len(self._began)
+        return len(self._under_way)
 
     @property
     def waiting(self) -> int:
@@ -68,9 +64,7 @@ class Admission:
         """Their answer is over, or no longer wanted."""
         with self._lock:
             self._waiting = [one for one in self._waiting if one.who != who]
-            began = self._began.pop(who, None)
-            if began is not None:
-                self._mean_s += 0.1 * (time.monotonic() - began - self._mean_s)
+            self._under_way.discard(who)
         self._start_next()
 
     def _start_next(self) -> None:
@@ -83,19 +77,17 @@ class Admission:
                         return
                     mine = self._starting = True
                     first = self._waiting.pop(0)
-                    self._began[first.who] = time.monotonic()
+                    self._under_way.add(first.who)
                 first.start()
             finally:
                 if mine:
                     self._starting = False
 
     def _fits(self, limits: Limits) -> bool:
-        return limits.max_concurrency is None or len(self._began) < limits.max_concurrency
+        return limits.max_concurrency is None or len(self._under_way) < limits.max_concurrency
 
     def _busy(self, limits: Limits, before: int) -> BusyError:
-        ahead = len(self._began) + before
-        hint = ahead / (limits.max_concurrency or 1) * self._mean_s / 2
-        hint = min(max(hint, SHORTEST_HINT_S), LONGEST_HINT_S)
-        state = f"{amount(len(self._began), 'answer')} under way (max_concurrency={limits.max_concurrency})"
+        hint = HINT_S * (1 + before / (limits.max_concurrency or 1))
+        state = f"{amount(len(self._under_way), 'answer')} under way (max_concurrency={limits.max_concurrency})"
         error = BusyError(f"{state} and {before} waiting (max_waiting={limits.max_waiting})", retry_after_s=hint)
         return advised(error, f"ask again in about {hint:.1f} s, or allow more with max_waiting=")

@@ -1,4 +1,4 @@
-"""RayMember: any member behind actors of a Ray cluster: placed by resources, restarted when it dies, in replicas.
+"""RayMember: any member behind an actor of a Ray cluster: placed by resources, and restarted when it dies.
 
 A job carries all that is needed, so whichever process gets it gives the same reply. Nothing is loaded here.
 """
@@ -12,7 +12,6 @@ import re
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from ..errors import MemberError, UsageError, advised
 
 log = logging.getLogger("langchain_specfuse")
 
-PLACEMENT = ("cluster", "replicas", "num_cpus", "num_gpus", "resources")
+PLACEMENT = ("cluster", "num_cpus", "num_gpus", "resources")
 """The arguments that say where a member works."""
 ATTEMPTS = 3
 """A job fails when its process died this often over it. The last time each job is sent alone, so that a job that kills
@@ -36,18 +35,17 @@ _CONNECTING = threading.Lock()
 
 
 class RayMember:
-    """One LLM behind actors of a Ray cluster.
+    """One LLM behind an actor of a Ray cluster.
 
     >>> from langchain_specfuse import RayMember, ScriptedMember
-    >>> member = RayMember(ScriptedMember("The sky is blue.", name="ann"), replicas=2)  # starts nothing yet
+    >>> member = RayMember(ScriptedMember("The sky is blue.", name="ann"))  # starts nothing yet
     >>> member
-    RayMember(ScriptedMember(name='ann'), cluster='auto', replicas=2)
+    RayMember(ScriptedMember(name='ann'), cluster='auto')
 
-    ``member`` is any member that has not been loaded; each replica loads it for itself. ``cluster`` is ``"auto"`` (the
-    one that ``RAY_ADDRESS`` names or that runs on this machine) or an address, ``"10.0.0.1:6379"``; a process that is
-    connected already stays so. Each of the ``replicas`` takes ``num_cpus``, ``num_gpus`` (default: one if the cluster
-    has any; ``0.5`` lets two members share one) and ``resources`` of one node. A query stays with one replica while
-    that lives, for its cache is there; the jobs of a batch run in all replicas at once.
+    ``member`` is any member that has not been loaded; the actor loads it. ``cluster`` is ``"auto"`` (the one that
+    ``RAY_ADDRESS`` names or that runs on this machine) or an address, ``"10.0.0.1:6379"``; a process that is connected
+    already stays so. The actor takes ``num_cpus``, ``num_gpus`` (default: one if the cluster has any; ``0.5`` lets two
+    members share one) and ``resources`` of one node.
     """
 
     def __init__(
@@ -55,7 +53,6 @@ class RayMember:
         member: Any,
         *,
         cluster: str = "auto",
-        replicas: int = 1,
         num_cpus: float = 1,
         num_gpus: float | None = None,
         resources: Mapping[str, float] | None = None,
@@ -63,8 +60,6 @@ class RayMember:
         if isinstance(member, RayMember) or not hasattr(type(member), "probe"):
             error = UsageError(f"a RayMember hosts a member, got {member!r:.80} ({type(member).__name__})")
             raise advised(error, "for example RayMember(TransformersMember('Qwen/Qwen2.5-7B-Instruct'))")
-        if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
-            raise UsageError(f"replicas must be a whole number of at least 1, got {replicas!r}")
         if not isinstance(cluster, str) or not (cluster == "auto" or re.fullmatch(r"[^/\s]+:\d+", cluster)):
             error = UsageError(f"cluster must be 'auto' or an address of Ray, got {cluster!r}")
             raise advised(error, "for example '10.0.0.1:6379', from a machine of the cluster (no ray:// client)")
@@ -72,19 +67,18 @@ class RayMember:
         if wrong := {name: one for name, one in amounts.items() if not isinstance(one, int | float) or not one >= 0}:
             raise UsageError(f"amounts must be numbers of at least 0, got {wrong}")
         self.name: str = member.name
-        self._member, self.cluster, self.replicas = member, cluster, replicas
+        self._member, self.cluster = member, cluster
         self.num_cpus, self.num_gpus, self.resources = num_cpus, num_gpus, dict(resources or {})
-        self._team: list[_Replica] = []
-        self._asked: dict[str, float] = {}  # what each replica takes
-        self._home: dict[str, int] = {}  # query id -> its replica
+        self._process: _Process | None = None
+        self._asked: dict[str, float] = {}  # what the actor takes
         self._ready: Probe | None = None
         self._lock = threading.RLock()  # tokens are counted from any thread
 
     def __repr__(self) -> str:
-        return f"RayMember({self._member!r}, cluster={self.cluster!r}, replicas={self.replicas})"
+        return f"RayMember({self._member!r}, cluster={self.cluster!r})"
 
     def __reduce__(self) -> Any:
-        # A copy starts actors of its own.
+        # A copy starts an actor of its own.
         return partial(RayMember, **{name: getattr(self, name) for name in PLACEMENT}), (self._member,)
 
     def __getattr__(self, name: str) -> Any:
@@ -98,14 +92,14 @@ class RayMember:
         return f"ray:{self.name}:{id(self)}"  # a worker of its own: it computes elsewhere
 
     @property
-    def places(self) -> tuple[tuple[str, int], ...]:
-        """Where its replicas live: the address of the node, and the process there."""
-        return tuple(one.place for one in self._team if one.place)
+    def place(self) -> tuple[str, int] | None:
+        """Where it lives: the address of the node, and the process there; None: nowhere."""
+        return self._process.place if self._process else None
 
     def probe(self) -> Probe:
         with self._lock:
             if self._ready is not None and not _ray().is_initialized():
-                self.unload()  # ray.shutdown() ended the actors
+                self.unload()  # ray.shutdown() ended the actor
             if self._ready is None:
                 self.start_loading()
                 try:
@@ -117,9 +111,9 @@ class RayMember:
             return self._ready
 
     def start_loading(self) -> None:
-        """Start the actors and do not wait: several members load at the same time."""
+        """Start the actor and do not wait: several members load at the same time."""
         with self._lock:
-            self._team = self._team or self._started()
+            self._process = self._process or self._started()
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
         return self._each("draft", jobs)
@@ -128,60 +122,47 @@ class RayMember:
         return self._each("score", jobs)
 
     def forget(self, query_id: str) -> None:
-        home = self._home.pop(query_id, None)
-        if home is not None and self._team:
-            self._team[home].send("forget", query_id)  # no reply is needed
+        if self._process is not None:
+            self._process.send("forget", query_id)  # no reply is needed
 
     def unload(self) -> None:
-        """End the actors. The next job starts new ones."""
-        for one in self._team:
-            one.end()
-        self._team, self._home, self._ready = [], {}, None
+        """End the actor. The next job starts a new one."""
+        if self._process is not None:
+            self._process.end()
+        self._process = self._ready = None
 
     def _each(self, work: str, jobs: Sequence[Any]) -> list[Any]:
         self.probe()
-        replies: dict[int, Any] = {}
+        replies: list[Any] = [None] * len(jobs)
         for attempt in range(ATTEMPTS):
-            waiting = [at for at in range(len(jobs)) if at not in replies]
-            for group in ([at] for at in waiting) if attempt == ATTEMPTS - 1 else [waiting]:
-                replies |= self._ask(work, jobs, group)
-        return [replies[at] if at in replies else Failure("error", self._trouble(work)) for at in range(len(jobs))]
+            waiting = [at for at, reply in enumerate(replies) if reply is None]
+            for group in [[at] for at in waiting] if attempt == ATTEMPTS - 1 else [waiting] if waiting else []:
+                for at, reply in zip(group, self._answer(work, [jobs[at] for at in group]) or (), strict=False):
+                    replies[at] = reply
+        return [Failure("error", self._trouble(work)) if reply is None else reply for reply in replies]
 
-    def _ask(self, work: str, jobs: Sequence[Any], group: Sequence[int]) -> dict[int, Any]:
-        """The replies to these jobs, by their places in the batch; none to jobs whose replica died."""
-        parts: dict[int, list[int]] = {}
-        counts = Counter(self._home.values())
-        for at in group if self._any_up() else ():
-            query = jobs[at].query.id
-            if (home := self._home.get(query)) is None or not self._team[home].place:
-                home = min(range(self.replicas), key=lambda one: (not self._team[one].place, counts[one]))
-                self._home[query], counts[home] = home, counts[home] + 1
-            parts.setdefault(home, []).append(at)
-        sent = {home: self._team[home].send(work, [jobs[at] for at in part]) for home, part in parts.items()}
-        found = {home: self._team[home].receive(sent[home]) for home in parts}
-        return {at: one for home, part in parts.items() for at, one in zip(part, found[home] or (), strict=False)}
-
-    def _any_up(self) -> bool:
-        """Whether any replica is up. If none is, wait for one, as long as a restart may take."""
-        while not any([one.is_up() for one in self._team]):  # noqa: C419 (all are looked at)
-            if all(time.monotonic() - one.down_since > RESTART_S for one in self._team):
-                return False
+    def _answer(self, method: str, *arguments: Any) -> Any:
+        """What the member returns; None: its process died, or is not back in the time that a restart may take."""
+        process = self._process
+        assert process is not None
+        while not process.is_up():
+            if time.monotonic() - process.down_since > RESTART_S:
+                return None
             time.sleep(PAUSE_S)
-        return True
+        return process.receive(process.send(method, *arguments))
 
     def _trouble(self, work: str) -> str:
-        how = f"it died over this {work}" if self.places else f"its processes died over this {work}, none is back yet"
-        return f"{how}: {'; '.join({one.trouble for one in self._team if one.trouble})}"[:600]
+        how = f"it died over this {work}" if self.place else f"its process died over this {work}, and is not back yet"
+        return f"{how}: {self._process.trouble if self._process else ''}"
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """A call that belongs to no query: any replica that is up answers."""
         self.probe()
-        for one in self._team * ATTEMPTS:
-            if self._any_up() and one.is_up() and (result := one.receive(one.send(method, *arguments))) is not None:
+        for _ in range(ATTEMPTS):
+            if (result := self._answer(method, *arguments)) is not None:
                 return result
         raise MemberError(self._trouble(method), member=self.name)
 
-    def _started(self) -> list[_Replica]:
+    def _started(self) -> _Process:
         with _CONNECTING:
             ray = _connected(self.cluster, self.name)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -200,32 +181,30 @@ class RayMember:
             scheduling_strategy="SPREAD",
         )
         try:
-            return [_Replica(ray, partial(actor.remote, self._member)) for _ in range(self.replicas)]
+            return _Process(ray, partial(actor.remote, self._member))
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             unsent = UsageError(f"{self.name} cannot be sent to another process: {str(error).splitlines()[0]}")
             raise advised(unsent, "a member that has not been loaded can be: name its model, load nothing") from error
 
     def _loaded(self) -> Probe:
-        """What the replicas can do, once all have their places and have loaded."""
-        ray = _ray()
-        ray.wait([one.ping for one in self._team], num_returns=self.replicas, timeout=PLACING_S)
-        if down := [one for one in self._team if not one.is_up()]:
-            why = down[0].trouble or f"no place was free within {PLACING_S:g} s"
+        """What the member can do, once it has its place and has loaded."""
+        ray, process = _ray(), self._process
+        assert process is not None
+        ray.wait([process.ping], timeout=PLACING_S)
+        if not process.is_up():
+            why = process.trouble or f"no place was free within {PLACING_S:g} s"
             wants, free = _shown(self._asked), _shown(ray.available_resources())
             message = f"Ray did not start {self.name} ({why}): it wants {wants}; free are {free}"
             error = MemberError(message, member=self.name)
             raise advised(error, "ask for less, end what else runs there, or install the same versions on every node")
-        probes = [one.receive(one.probe) for one in self._team]
-        if None in probes:
+        probe: Probe | None = process.receive(process.probe)
+        if probe is None or process.place is None:
             died = MemberError(f"{self.name}: {self._trouble('load')}", member=self.name)
             raise advised(died, "is there memory enough for its weights on that node?")
-        limit = min((one.max_context for one in probes if one.max_context is not None), default=None)
-        nodes = ", ".join(dict.fromkeys(node for node, _ in self.places))
-        detail = f"{probes[0].detail}; {len(probes)} by Ray at {nodes}".lstrip("; ")
-        return replace(probes[0], scores=all(one.scores for one in probes), max_context=limit, detail=detail)
+        return replace(probe, detail=f"{probe.detail}; by Ray at {process.place[0]}".lstrip("; "))
 
 
-class _Replica:
+class _Process:
     """One actor. Ray restarts its process; an actor that Ray does not restart is replaced."""
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:

@@ -17,7 +17,6 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from langchain_specfuse.constraints import check, referee_for
-from langchain_specfuse.constraints.rules import KINDS
 from langchain_specfuse.constraints.schema import ANNOTATIONS, KEYWORDS
 from langchain_specfuse.core.values import Constraint
 from langchain_specfuse.errors import UsageError
@@ -205,14 +204,6 @@ def test_a_keyword_that_nobody_knows_is_refused_by_its_place(seed: int, word: st
     assert not refused(json_schema(schema))
 
 
-bodies = broken | scraps.map(json.dumps) | st.lists(broken, max_size=3).map(json.dumps)
-
-
-@given(st.sampled_from(KINDS) | broken, bodies)
-def test_any_constraint_is_kept_or_refused_in_words(kind: str, body: str) -> None:
-    refused(Constraint(kind, body))
-
-
 # --- patterns and choices ---------------------------------------------------------------------------------------
 
 letters = st.sampled_from([*"abcxyz019 -_.,:/\"'\\+*?()[]{}|^$#&~@", "é", "ß", "天", "😀", "ש"])
@@ -247,7 +238,7 @@ def test_a_pattern_lets_through_just_what_it_matches(data: Any, pattern: str) ->
         assert through(string, written(text)) == bool(re.fullmatch(pattern, text)), text
 
 
-choices = st.lists(words | lines, min_size=1, max_size=5)
+choices = st.lists(words | lines, min_size=1, max_size=5).filter(any)
 
 
 @example(["\\"], "0", 0)
@@ -255,9 +246,7 @@ choices = st.lists(words | lines, min_size=1, max_size=5)
 @given(choices, words | lines, st.integers(0, 9))
 def test_a_choice_lets_through_just_its_texts(texts: list[str], other: str, count: int) -> None:
     constraint = Constraint("choice", written(texts))
-    assert bool(refused(constraint)) == (not any(texts))
-    if not any(texts):
-        return
+    assert not refused(constraint)
     referee = referee_for(constraint)
     for text in (*texts, other, texts[0] + other, texts[0][:count]):
         assert through(constraint, text) == (text in texts)

@@ -1,24 +1,19 @@
-"""Hostile chat templates: they reach nothing, end in time, and stay within bounds. Hostile tokenizer folders too."""
+"""Hostile chat templates reach nothing. Hostile tokenizer folders too."""
 
 from __future__ import annotations
 
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from langchain_specfuse import UsageError
 from langchain_specfuse.core.values import Turn
-from langchain_specfuse.members.server.tokenizers import RemoteTokenizer, local_tokenizer
-from langchain_specfuse.members.text import templates
+from langchain_specfuse.members.server.tokenizers import local_tokenizer
 from langchain_specfuse.members.text.templates import Template
 from tests.members import tiny
 
-LONG_S = 30.0
 TURNS = [Turn("user", "Why?")]
 BREAKING_OUT = {
     "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -38,15 +33,6 @@ BREAKING_OUT = {
     "the messages": "{% set _ = messages.append(messages[0]) %}{{ messages | length }}",
 }
 SECRETS = ("<class", "<module", "root:", "os.", "built-in", "<function", "<Environment")
-NEVER_ENDING = {
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-}
-HUGE = {
-    "a range": "{% for a in range(10 ** 9) %}{{ a }}{% endfor %}",
-    "a text": "{{ 'x' * 20000000 }}",
-    "a width": "{{ '%20000000d' % 1 }}",
-}
 
 
 def template(text: str) -> Template:
@@ -62,34 +48,6 @@ def test_a_template_reaches_nothing_but_what_it_is_given(how, tmp_path, monkeypa
         shown = str(error)
     assert not any(secret in shown for secret in SECRETS), shown
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("how", NEVER_ENDING)
-def test_a_template_that_never_ends_is_stopped_and_not_run_again(how, monkeypatch):
-    monkeypatch.setattr(templates, "RENDER_S", 0.3)
-    one = template(NEVER_ENDING[how])
-    with ThreadPoolExecutor(1) as asking:
-        with pytest.raises(UsageError, match="did not end within"):
-            asking.submit(one.prompt, TURNS).result(LONG_S)
-        monkeypatch.setattr(templates, "RENDER_S", 10 * LONG_S)
-        with pytest.raises(UsageError, match="did not end within"):
-            asking.submit(one.prompt, TURNS).result(LONG_S)
-
-
-@pytest.mark.parametrize("how", HUGE)
-def test_a_template_that_writes_too_much_is_refused(how):
-    with pytest.raises(UsageError, match="chat template refused"):
-        template(HUGE[how]).prompt(TURNS)
-
-
-def test_a_server_that_renders_has_its_own_time_limit(monkeypatch):
-    def render(body: Any) -> str:
-        time.sleep(0.3)
-        return "prompt"
-
-    monkeypatch.setattr(templates, "RENDER_S", 0.1)
-    remote = RemoteTokenizer(lambda text, marks: [1], lambda ids: "", render)
-    assert Template(remote, "far", None, None).prompt(TURNS) == "prompt"
 
 
 def test_code_beside_a_tokenizer_is_not_run(tmp_path, monkeypatch):

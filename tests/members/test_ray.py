@@ -1,4 +1,4 @@
-"""Members behind actors of a fake Ray in this process: replies, affinity, deaths, placement. See also test_ray_real."""
+"""Members behind actors of a fake Ray in this process: replies, deaths, placement. See also test_ray_real."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 def test_replies_are_those_of_the_member_in_this_process(ray: FakeRay) -> None:
     here = ScriptedMember(STORY, name="ann")
-    there = RayMember(here, replicas=2)
+    there = RayMember(here)
     jobs = [draft_job(id=f"q{size}", segment_tokens=size) for size in (1, 3, 5)]
     scores = [score_job(Candidate(" is blue", False, ("x",)), id=f"s{k}") for k in range(3)]
     assert there.draft(jobs) == here.draft(jobs) and there.score(scores) == here.score(scores)
@@ -165,30 +165,16 @@ def test_an_error_that_cannot_be_pickled_keeps_its_text(ray: FakeRay) -> None:
     assert isinstance(failure.cause, MemberError)
 
 
-def test_a_query_stays_with_its_replica_and_new_ones_go_where_the_fewest_are(ray: FakeRay) -> None:
-    member = RayMember(ScriptedMember(STORY), replicas=3)
-    jobs = [draft_job(id=f"q{k}") for k in range(9)]
-    for batch in (jobs, jobs[::-1], jobs[4:]):
-        member.draft(batch)
-    homes = [set(actor.asked) for actor in ray.actors]
-    assert [len(home) for home in homes] == [3, 3, 3] and not homes[0] & homes[1] | homes[1] & homes[2]
-    for query in homes[1]:
-        member.forget(query)
-    member.draft([draft_job(id="new")])
-    assert "new" in ray.actors[1].asked
-
-
 # --- deaths -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_killed_process_costs_no_reply(ray: FakeRay, replicas: int) -> None:
-    member, here = RayMember(ScriptedMember(STORY), replicas=replicas), ScriptedMember(STORY)
+def test_a_killed_process_costs_no_reply(ray: FakeRay) -> None:
+    member, here = RayMember(ScriptedMember(STORY)), ScriptedMember(STORY)
     jobs = [draft_job(id=f"q{k}") for k in range(6)]
-    before = member.draft(jobs) and member.places
+    before = member.draft(jobs) and member.place
     ray.actors[0].end(ActorUnavailableError("SIGKILL"))
     assert member.draft(jobs) == here.draft(jobs)
-    assert member.draft([draft_job(id=f"n{k}") for k in range(6)]) and member.places[0] != before[0]
+    assert member.draft([draft_job(id=f"n{k}") for k in range(6)]) and member.place != before
 
 
 def test_a_job_that_kills_its_process_takes_no_other_with_it(ray: FakeRay) -> None:
@@ -212,8 +198,8 @@ def test_jobs_fail_until_a_process_is_back(ray: FakeRay, monkeypatch: pytest.Mon
     ray.restarts = False
     ray.actors[0].end(ActorUnavailableError("its node is gone"))
     (failure,) = member.draft([draft_job()])
-    assert failure.message.endswith("none is back yet: ActorUnavailableError: its node is gone")
-    with pytest.raises(MemberError, match="none is back yet"):
+    assert failure.message.endswith("is not back yet: ActorUnavailableError: its node is gone")
+    with pytest.raises(MemberError, match="is not back yet"):
         member.token_ids("x")
     ray.restarts = True
     while isinstance(member.draft([draft_job()])[0], Failure):
@@ -221,10 +207,10 @@ def test_jobs_fail_until_a_process_is_back(ray: FakeRay, monkeypatch: pytest.Mon
 
 
 def test_actors_end_with_unload_and_are_started_again(ray: FakeRay) -> None:
-    member = RayMember(ScriptedMember(STORY), replicas=2)
+    member = RayMember(ScriptedMember(STORY))
     for end in (member.unload, ray.shutdown):
         member.probe()
-        assert len(member.places) == 2
+        assert member.place is not None
         end()
         assert all(actor.process is None for actor in ray.actors)
         assert isinstance(member.draft([draft_job()])[0], Draft)
@@ -278,7 +264,6 @@ def test_an_address_where_nobody_listens_is_refused_soon(ray: FakeRay) -> None:
     [
         ({"member": "Qwen/Qwen3-0.6B"}, "hosts a member, got 'Qwen"),
         ({"member": RayMember(ScriptedMember("x"))}, "hosts a member"),
-        ({"replicas": 0}, "at least 1, got 0"),
         ({"cluster": "ray://host:10001"}, "an address"),
         ({"num_gpus": -1}, "num_gpus"),
         ({"resources": {"tpu": "one"}}, "tpu"),
@@ -297,7 +282,7 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_dict_says_where_a_member_works(ray: FakeRay) -> None:
-    given = {"model": "./nothing", "cluster": "auto", "replicas": 2, "dtype": "float32"}
+    given = {"model": "./nothing", "cluster": "auto", "num_cpus": 2, "dtype": "float32"}
     assert checked_member(given) == given
     with pytest.raises(UsageError, match="which no node has"):
         SpecFuseChatModel(members=[{**given, "resources": {"tpu": 1}}]).invoke("?")

@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hosted(cluster: clusters.Cluster, folder: Path) -> Iterator[RayMember]:
-    one = RayMember(TransformersMember(str(folder), name="tiny", dtype="float32"), cluster=cluster.address, replicas=2)
+    one = RayMember(TransformersMember(str(folder), name="tiny", dtype="float32"), cluster=cluster.address)
     one.probe()
     yield one
     one.unload()
@@ -90,28 +90,22 @@ def test_replies_are_those_of_the_member_in_this_process(hosted: RayMember, fold
     assert hosted.token_count(jobs[0].query.turns) == here.token_count(jobs[0].query.turns)
 
 
-def test_replicas_are_spread_and_resources_say_where(made: Callable[..., RayMember]) -> None:
-    spread, bound = made(ScriptedMember(STORY), replicas=2), made(ScriptedMember(STORY), resources={"other": 0.5})
-    spread.probe()
-    assert {node for node, _ in spread.places} == {clusters.HEAD, clusters.OTHER}
-    assert clusters.OTHER in bound.probe().detail
+def test_resources_say_where(made: Callable[..., RayMember]) -> None:
+    assert clusters.OTHER in made(ScriptedMember(STORY), resources={"other": 0.5}).probe().detail
     with pytest.raises(UsageError, match=r"which no node has; there are .*other 2"):
         made(ScriptedMember("x"), num_gpus=1).probe()
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_process_killed_in_the_middle_of_20_answers_costs_none_of_them(
-    made: Callable[..., RayMember], replicas: int
-) -> None:
+def test_a_process_killed_in_the_middle_of_20_answers_costs_none_of_them(made: Callable[..., RayMember]) -> None:
     names = ("ann", "bob")
     here = SpecFuseChatModel(members=[ScriptedMember(f"{STORY} {name}", name=name) for name in names], segment_tokens=4)
-    there = [made(clusters.Slow(f"{STORY} {name}", name=name), replicas=replicas) for name in names]
+    there = [made(clusters.Slow(f"{STORY} {name}", name=name)) for name in names]
     llm = SpecFuseChatModel(members=there, segment_tokens=4)
     llm.invoke("warm up")
     with ThreadPoolExecutor(1) as asking:
         answers = asking.submit(llm.batch, [f"question {k}" for k in range(20)])
         time.sleep(0.5)
-        os.kill(there[0].places[0][1], signal.SIGKILL)
+        os.kill(there[0].place[1], signal.SIGKILL)
         expected = [one.text for one in here.batch([f"question {k}" for k in range(20)])]
         assert [one.text for one in answers.result(LONG_S)] == expected
 
@@ -122,11 +116,11 @@ def test_a_lost_node_takes_its_member_along_until_it_is_back(
     monkeypatch.setattr(ray_module, "RESTART_S", 3.0)
     bound = made(ScriptedMember(STORY, name="bound"), resources={"other": 1})
     bound.probe()
-    pid = bound.places[0][1]
+    pid = bound.place[1]
     cluster.lose()
     until(lambda: not Path(f"/proc/{pid}").exists())
     (failure,) = bound.draft([draft_job()])
-    assert isinstance(failure, Failure) and "none is back yet" in failure.message
+    assert isinstance(failure, Failure) and "is not back yet" in failure.message
     cluster.add()
     until(lambda: isinstance(bound.draft([draft_job()])[0], Draft))
 
@@ -139,7 +133,7 @@ llm = SpecFuseChatModel(members=[member])
 print(llm.invoke("?").text)
 import ray
 ray.shutdown()
-print(llm.invoke("?").text, member.places[0][1])
+print(llm.invoke("?").text, member.place[1])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr

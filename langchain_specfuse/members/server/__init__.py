@@ -1,5 +1,1 @@
 """Models on servers, over HTTP."""
-
-from .member import ServerMember
-
-__all__ = ["ServerMember"]

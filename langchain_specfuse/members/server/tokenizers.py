@@ -25,8 +25,6 @@ REFUSALS = (400, 422, 500)
 class RemoteTokenizer:
     """What :class:`.Words` and :class:`.Template` need of a tokenizer, by requests to the server."""
 
-    is_remote = True
-    """The server renders, within its own time limit."""
     bos_token: str | None = None
     """The token that begins a text, if the server says; a chat template writes it where it belongs."""
 

@@ -7,16 +7,13 @@ written in words. Knows the tokenizer's templates; nothing of tensors, caches or
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import logging
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 from ...core.values import Call, CallFormat, Constraint, Tool, Turn
@@ -27,10 +24,6 @@ from .words import Words
 
 log = logging.getLogger("langchain_specfuse")
 
-RENDER_S = 10.0
-"""A chat template is a program from the model's author; one that runs longer than this is not run again."""
-MOST_CHARS = 1 << 24
-"""A longer prompt is refused."""
 PLAIN_TITLE = "# Questions and answers\n\n"
 PLAIN_EXAMPLES = (
     (
@@ -74,7 +67,6 @@ class Template:
         self.end_text = PLAIN_END if self.plain else ""
         if self.plain and not chosen_plain:
             log.warning("%s has no chat template: it gets a plain one (chat_template='plain', or your own)", name)
-        self._timed_out = False
 
     def prompt(
         self,
@@ -119,23 +111,10 @@ class Template:
         return own if plain else None
 
     def render(self, messages: Sequence[Message], **more: Any) -> str:
-        """The chat template's own rendering, within its limits of time and length."""
+        """The chat template's own rendering."""
         chosen = self.chat_template if isinstance(self.chat_template, str) else None
         how = {"chat_template": chosen, "tokenize": False, **self.kwargs, **more}
-        apply = partial(self.tokenizer.apply_chat_template, list(messages), **how)
-        if getattr(self.tokenizer, "is_remote", False):  # the server has a time limit of its own
-            text = apply()
-        elif self._timed_out:
-            raise TemplateLimitError(f"it did not end within {RENDER_S:g} s")
-        else:
-            try:
-                text = within(RENDER_S, apply)
-            except TimeoutError:
-                self._timed_out = True
-                raise TemplateLimitError(f"it did not end within {RENDER_S:g} s") from None
-        if len(text) > MOST_CHARS:
-            raise TemplateLimitError(f"it made a prompt of {len(text)} characters, wanted at most {MOST_CHARS}")
-        return text
+        return str(self.tokenizer.apply_chat_template(list(messages), **how))
 
     def _chat(
         self, turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None, more: dict[str, Any]
@@ -427,33 +406,3 @@ def end_of_turn(template: Template) -> str | None:
     special = sorted(template.tokenizer.all_special_tokens, key=len, reverse=True)
     after = template.after_answer
     return next((token for token in special if after.startswith(token)), None)
-
-
-# --- time limit -------------------------------------------------------------------------------------------------
-
-
-class TemplateLimitError(Exception):
-    """A template ran too long or wrote too much."""
-
-
-def within(limit_s: float, work: Callable[[], str]) -> str:
-    """What ``work`` returns; TimeoutError if it takes longer than ``limit_s`` seconds.
-
-    It runs in a thread of its own, where an exception ends it at its next bytecode. A single step that takes long (a
-    huge power) goes on there by itself.
-    """
-    done: Future[str] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:  # it belongs to the caller
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, name="specfuse-template", daemon=True)
-    thread.start()
-    try:
-        return done.result(limit_s)
-    finally:
-        if not done.done():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
