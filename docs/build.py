@@ -227,6 +227,7 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "engines": (tables.engines, "benchmarks/engines"),
     "llamacpp": (tables.rounds, "benchmarks/rounds"),
     "load": (tables.load, "benchmarks/load"),
+    "member-sets": (tables.sets, "benchmarks/engines"),
     "numbers": (tables.numbers, "benchmarks/engines"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
     "study-lead": (tables.lead, "studies/lead"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import member_sets
+
 Result = Mapping[str, Any]
 Results = Sequence[Result]
 
@@ -99,6 +101,16 @@ def numbers(results: Result) -> str:
                 rows[kind] = ("the same weights in transformers, float32", f"`{size}`", shown)
     heads = ("instead", "demo", "the ensemble in llama.cpp")
     return _joined(table(heads, filter(None, rows.values())), source("benchmarks/engines", results["about"]))
+
+
+def sets(results: Result) -> str:
+    """Sets of members for machines of several sizes."""
+    measured = {}
+    for found in results["ensembles"].values():
+        names = frozenset(way.split()[1] for way in found["ways"] if way.startswith("alone "))
+        measured[names] = _speeds(found["ways"])["default"]
+    heads = ("for", "members, in 4 bits", "memory, computed", "tokens/s", "try it for")
+    return _joined(table(heads, member_sets.rows(measured)))
 
 
 # --- one recorded answer ----------------------------------------------------------------------------------------

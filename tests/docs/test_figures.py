@@ -26,7 +26,7 @@ def build():
     sys.path[:] = before
 
 
-@pytest.mark.parametrize("module", ["fresh"])
+@pytest.mark.parametrize("module", ["fresh", "member_sets"])
 def test_examples_in_docstrings_hold(build, module):
     assert doctest.testmod(sys.modules[module]).failed == 0
 
