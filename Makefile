@@ -67,7 +67,7 @@ fix: $(READY) ## let ruff fix style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## measure all figures of the docs anew: under half an hour on two idle cores
+bench: $(READY) ## measure all figures of the docs anew (planned: 25 minutes on two idle cores)
 	@failed=; for script in $$($(BIN)/python benchmarks/fresh.py); do \
 	  echo "== $$script, $$(date +%T)"; $(BIN)/python "$$script" || failed="$$failed $$script"; \
 	done; \

@@ -124,12 +124,14 @@ def arguments(
 ) -> argparse.ArgumentParser:
     """A parser with ``--out``, an option for each of these numbers and, where it is known, ``--tiny``."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(script).with_suffix(".json"), help="where the results go")
+    small = tiny is not None and "--tiny" in sys.argv
+    out = Path(os.devnull) if small else Path(script).with_suffix(".json")
+    parser.add_argument("--out", type=Path, default=out, help="where the results go")
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     if tiny is not None:
         parser.add_argument("--tiny", action="store_true", help="only see whether it works: the figures mean nothing")
-        parser.set_defaults(**tiny if "--tiny" in sys.argv else {})
+        parser.set_defaults(**tiny if small else {})
     return parser
 
 

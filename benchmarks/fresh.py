@@ -39,12 +39,12 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
 
 def code_of(script: str) -> dict[str, str]:
     """Path -> digest, of the files that a benchmark measures and of the benchmark."""
-    package = ROOT / "langchain_specfuse"
-    files = [path for pattern in MEASURES[script] for path in sorted(package.glob(pattern))]
-    return {
-        path.relative_to(ROOT).as_posix(): digest(path.read_text(encoding="utf-8"))
-        for path in (*files, ROOT / "benchmarks" / f"{script}.py")
-    }
+    found = {}
+    for pattern in (*(f"langchain_specfuse/{one}" for one in MEASURES[script]), f"benchmarks/{script}.py"):
+        files = sorted(ROOT.glob(pattern))
+        assert files, f"{pattern} is gone: mend MEASURES"
+        found |= {path.relative_to(ROOT).as_posix(): digest(path.read_text(encoding="utf-8")) for path in files}
+    return found
 
 
 def changes(script: str, about: Mapping[str, Any]) -> list[str]:

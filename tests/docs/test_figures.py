@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import json
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
-from .blocks import DOCS, ROOT
+from .blocks import ROOT
 
-SCRIPTED = ("endpoint", "tracing")
-"""The benchmarks whose members are scripted."""
-
-
-@pytest.fixture(scope="module")
-def build():
-    before = list(sys.path)
-    spec = importlib.util.spec_from_file_location("docs_build", DOCS / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path[:] = before
+SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "load", "prefix", "rounds")
+MINUTES = (pytest.mark.real, pytest.mark.long)
 
 
-@pytest.mark.parametrize("module", ["fresh", "member_sets"])
+@pytest.mark.parametrize("module", ["common", "fresh", "member_sets"])
 def test_examples_in_docstrings_hold(build, module):
-    assert doctest.testmod(sys.modules[module]).failed == 0
+    assert doctest.testmod(import_module(module)).failed == 0
 
 
 def test_a_digest_ignores_comments_and_sentences_and_nothing_else(build):
@@ -42,29 +32,14 @@ def test_a_digest_ignores_comments_and_sentences_and_nothing_else(build):
 def test_a_figure_that_is_older_than_its_code_is_refused_and_the_script_named(build, tmp_path):
     about = {"commit": "abc1234", "code": build.fresh.code_of("prefix")}
     (tmp_path / "prefix.json").write_text(json.dumps({"about": about}))
-    assert build.outdated(tmp_path) == []
+    assert build.outdated(tmp_path) == [] and set(build.fresh.MEASURES) == {*SCRIPTED, *REAL}
     about["code"]["langchain_specfuse/members/llamacpp/cache.py"] = "another"
     (tmp_path / "prefix.json").write_text(json.dumps({"about": about}))
     (message,) = build.outdated(tmp_path)
     assert "abc1234" in message and "llamacpp/cache.py changed: run python benchmarks/prefix.py" in message
 
 
-def test_every_measured_file_exists(build):
-    for script, patterns in build.fresh.MEASURES.items():
-        for pattern in patterns:
-            assert list(build.PACKAGE.glob(pattern)), f"{script}: {pattern}"
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        *SCRIPTED,
-        *(
-            pytest.param(one, marks=[pytest.mark.real, pytest.mark.long])
-            for one in ("engines", "rounds", "prefix", "load")
-        ),
-    ],
-)
+@pytest.mark.parametrize("script", [*SCRIPTED, *(pytest.param(one, marks=MINUTES) for one in REAL)])
 def test_a_benchmark_runs_and_its_tables_can_be_made(build, script, tmp_path):
     out = tmp_path / f"{script}.json"
     asked = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), "--tiny", "--out", str(out)]
