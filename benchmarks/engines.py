@@ -15,7 +15,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from typing import Any
 
-import httpx
+import httpx2
 from common import STORY, apart, arguments, demo, llama_server, medians, query, question, report, text_of
 
 from langchain_specfuse import ServerMember
@@ -81,7 +81,7 @@ def asked_server(url: str, tokens: int, penalty: float) -> dict[str, Any]:
         "stream_options": {"include_usage": True},
     }
     since, first, text, used = time.perf_counter(), 0.0, "", 0
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=600) as response:
+    with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=600) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 event = json.loads(line.removeprefix("data: "))
