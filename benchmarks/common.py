@@ -1,88 +1,68 @@
-"""What the benchmarks share: clocks, a long text, questions asked together, and results that say how they were made."""
+"""What benchmarks and studies share: texts, questions, processes, and results that say how they were made."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import platform
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import median, quantiles
+from typing import Any, TypeVar
 
-from langchain_specfuse import __version__
+from fresh import ROOT, code_of
+
+from langchain_specfuse import LlamaCppMember, __version__
+from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import Query, Round, Turn
-from langchain_specfuse.demo import ENSEMBLES, Weights
+from langchain_specfuse.demo import ENSEMBLES, Weights, file_of
 from langchain_specfuse.engine import Ensemble
+from langchain_specfuse.evaluation.running import on_worker
+from langchain_specfuse.members.llamacpp.loading import threads
 
-CLOCK = {"name": "wall clock", "read": time.perf_counter}
-
-
-def clock() -> float:
-    """Seconds, of the clock that was chosen."""
-    return CLOCK["read"]()  # type: ignore[no-any-return,operator]
-
-
-def count_processor_seconds() -> None:
-    """From now on, time is what this process computes, on one thread: other processes then hardly matter."""
-    import torch
-
-    torch.set_num_threads(1)
-    CLOCK.update(name="processor seconds, one thread", read=time.process_time)
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and what the work returned."""
-    since = clock()
-    result = work()
-    settled()
-    return clock() - since, result
-
-
-def settled() -> None:
-    """Wait for a GPU, which works on after a call."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
+sys.path.append(str(ROOT))  # for tests.members
+Found = TypeVar("Found")
+Turns = tuple[Turn, ...]
 
 # --- asking -----------------------------------------------------------------------------------------------------
 
 
-def demo(dtype: str, *, weights: Sequence[Weights] = ENSEMBLES["small"], **changes: Any) -> list[Any]:
-    """The small demo's members (or those with other weights), read by transformers."""
-    from langchain_specfuse import TransformersMember
-
-    sys.path.append(str(Path(__file__).resolve().parent.parent))
-    from tests.members.engines import folder
-
-    return [
-        TransformersMember(folder(one), name=one.name, dtype=dtype, **{**one.options, **changes}) for one in weights
-    ]
+def demo(size: str, **changes: Any) -> list[LlamaCppMember]:
+    """The members of a demo ensemble, with some arguments changed."""
+    return [LlamaCppMember(file_of(one), name=one.name, **{**one.options, **changes}) for one in ENSEMBLES[size]]
 
 
-def question(text: str) -> tuple[Turn, ...]:
+def question(text: str) -> Turns:
     return (Turn("user", text),)
 
 
-def query(turns: tuple[Turn, ...], **more: Any) -> Query:
+def query(turns: Turns, **more: Any) -> Query:
     """A query that no member knows yet."""
     return Query(f"benchmark-{time.perf_counter_ns()}", turns, **more)
 
 
-def answered(ensemble: Ensemble, turns: tuple[Turn, ...], settings: Any) -> list[Round]:
+def answered(ensemble: Ensemble, turns: Turns, settings: Settings) -> list[Round]:
     return list(ensemble.rounds(query(turns), settings))
 
 
-def text_of(rounds: list[Round]) -> str:
+def text_of(rounds: Sequence[Round]) -> str:
     return "".join(one.text for one in rounds)
+
+
+def on_workers(ensemble: Ensemble, call: Callable[[Any], Any]) -> None:
+    """Call it for every member, in the thread of its worker, after everything that is queued there."""
+    for member in ensemble.members.values():
+        on_worker(member, lambda member=member: call(member)).result()
 
 
 def together(work: Callable[[int], Any], count: int) -> list[Any]:
@@ -96,85 +76,84 @@ def together(work: Callable[[int], Any], count: int) -> list[Any]:
     return [found[n] for n in range(count)]
 
 
-@contextmanager
-def forward_passes() -> Iterator[list[tuple[Any, tuple[int, int]]]]:
-    """Every forward pass of a language model inside: the model, and the shape (rows, tokens) of what it read."""
-    import torch
-    from transformers import PreTrainedModel
+# --- processes --------------------------------------------------------------------------------------------------
 
-    found: list[tuple[Any, tuple[int, int]]] = []
 
-    def ran(module: Any, _: Any, output: Any) -> None:
-        if isinstance(module, PreTrainedModel) and hasattr(module, "lm_head"):
-            found.append((module, tuple(output.logits.shape[:2])))
-
-    hook = torch.nn.modules.module.register_module_forward_hook(ran)
-    try:
-        yield found
-    finally:
-        hook.remove()
+def apart(work: Callable[..., Found], *given: Any) -> Found:
+    """The result of a call in a process of its own: the idle threads of one engine would slow the other down."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(work, *given).result()
 
 
 @contextmanager
-def http_requests() -> Iterator[list[tuple[str, str, float, float]]]:
-    """Every HTTP request of this process inside: its path, its API key, begin and end in seconds of ``time.time()``."""
-    import httpx
+def llama_server(weights: Weights, use: int) -> Iterator[str]:
+    """The address of a llama-server with these weights and this many threads."""
+    import httpx2
 
-    found: list[tuple[str, str, float, float]] = []
-    send, close = httpx.Client.send, httpx.Response.close
-
-    def sent(client: Any, request: Any, **more: Any) -> Any:
-        request.extensions["began"] = time.time()
-        return send(client, request, **more)
-
-    def closed(response: Any) -> None:
-        close(response)
-        began = response.request.extensions.pop("began", None)
-        if began is not None:
-            key = response.request.headers.get("authorization", "").removeprefix("Bearer ")
-            found.append((response.request.url.path, key, began, time.time()))
-
-    httpx.Client.send, httpx.Response.close = sent, closed  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        httpx.Client.send, httpx.Response.close = send, close  # type: ignore[method-assign]
-
-
-def round_trip(url: str) -> float:
-    """Seconds of a request without any work, in the median."""
-    import httpx
-
-    with httpx.Client() as client:
-        return median(timed(lambda: client.get(f"{url}/models"))[0] for _ in range(20))
+    program = [sys.executable, str(ROOT / "tests" / "members" / "llama_server.py")]
+    command, env = [*program, str(file_of(weights)), "0", weights.name], os.environ | {"OMP_NUM_THREADS": str(use)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            while httpx2.get(f"{url}/health").status_code != 200:
+                time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
 
 
 # --- results ----------------------------------------------------------------------------------------------------
 
 
-def arguments(script: str, doc: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser with ``--out`` and, where there are defaults for them, ``--dtype``, ``--repeats`` and ``--cpu-time``."""
+def percentile(values: Sequence[float], at: int) -> float:
+    """The value below which this many of a hundred lie, between two of them if need be.
+
+    >>> percentile(range(101), 95), percentile([1.0, 2.0], 50)
+    (95.0, 1.5)
+    """
+    return quantiles(values, n=100, method="inclusive")[at - 1]
+
+
+def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {key: round(median(run[key] for run in runs), 3) for key in runs[0]}
+
+
+def arguments(
+    script: str, doc: str | None, *, tiny: Mapping[str, int] | None = None, **numbers: int
+) -> argparse.ArgumentParser:
+    """A parser with ``--out``, an option for each of these numbers and, where it is known, ``--tiny``."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(script).with_suffix(".json"), help="where the results go")
-    if "dtype" in defaults:
-        parser.add_argument("--dtype", nargs="*", default=defaults["dtype"])
-        parser.add_argument("--cpu-time", action="store_true", help="processor seconds on one thread, not wall clock")
-    if "repeats" in defaults:
-        parser.add_argument("--repeats", type=int, default=defaults["repeats"])
+    small = tiny is not None and "--tiny" in sys.argv
+    out = Path(os.devnull) if small else Path(script).with_suffix(".json")
+    parser.add_argument("--out", type=Path, default=out, help="where the results go")
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    if tiny is not None:
+        parser.add_argument("--tiny", action="store_true", help="only see whether it works: the figures mean nothing")
+        parser.set_defaults(**tiny if small else {})
     return parser
 
 
-def machine() -> str:
-    import torch
+def chip() -> str:
+    """What computes: a GPU's name, else the processor's."""
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "CPU"
 
-    chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return f"{chip}, {platform.machine()}, {torch.get_num_threads()} threads"
+
+def machine() -> str:
+    torch = sys.modules.get("torch")
+    count = torch.get_num_threads() if torch else threads()
+    return f"{chip()}, {platform.machine()}, {count} thread{'s' * (count != 1)}"
 
 
 def about(given: argparse.Namespace) -> dict[str, Any]:
     """What is needed to repeat a measurement."""
-    import torch
-
     chosen = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
     return {
         "version": __version__,
@@ -182,29 +161,26 @@ def about(given: argparse.Namespace) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "arguments": {name: value for name, value in chosen.items() if name != "out"},
         "machine": machine(),
-        "clock": CLOCK["name"],
-        "torch": torch.__version__,
+        "packages": {name: metadata.version(name) for name in ("xllamacpp", "transformers", "torch", "langchain-core")},
     }
 
 
 def commit() -> str:
     """The commit of the package, with a ``+`` where files differ from it; empty outside a checkout."""
-    root = Path(__file__).resolve().parent.parent
-    name = subprocess.run(["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    changed = subprocess.run(
-        ["git", "-C", str(root), "status", "--porcelain", "langchain_specfuse"], capture_output=True, text=True
+    name, changed = (
+        subprocess.run(["git", "-C", str(ROOT), *call], capture_output=True, text=True).stdout.strip()
+        for call in (
+            ["rev-parse", "--short", "HEAD"],
+            ["status", "--porcelain", "langchain_specfuse", "benchmarks/*.py"],
+        )
     )
-    return name.stdout.strip() + "+" * bool(changed.stdout.strip())
+    return name + "+" * bool(changed)
 
 
-def reported(given: argparse.Namespace, measured: Callable[[str], dict[str, Any]]) -> None:
-    """Measure in each precision, print the results and save them."""
-    if given.cpu_time:
-        count_processor_seconds()
-    results = []
-    for dtype in given.dtype:
-        results.append({"dtype": dtype, **about(given), **measured(dtype)})
-        print(json.dumps(results[-1], indent=2))
+def report(script: str, given: argparse.Namespace, found: Mapping[str, Any]) -> None:
+    """Print and save what a benchmark has found."""
+    results = {"about": about(given) | {"code": code_of(Path(script).stem)}, **found}
+    print(json.dumps(found, indent=1, ensure_ascii=False))
     save(given.out, results)
 
 
@@ -212,6 +188,13 @@ def save(path: Path, results: Any) -> None:
     path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
+# --- texts ------------------------------------------------------------------------------------------------------
+
+STORY = """The lighthouse stood on a rock a mile from the village, and every evening the keeper rowed out to light it. \
+The lamp was old and burned whale oil, so he trimmed the wick at midnight and again at three. One night in November a \
+fog came in from the sea, the oil ran out, and he heard the bell of a ship that was close to the rocks. Tell the story \
+to its end."""
+"""A question of about a hundred tokens whose answer is long."""
 NOTES = """Notes for a talk about lighthouses.
 
 The first lighthouse that we know of stood on the island of Pharos, off Alexandria, and was built about 280

@@ -1,29 +1,27 @@
-"""What do traces cost? The same answers with and without, by the real LangSmith client, sent to a process next door.
+"""What do traces cost? What a round costs at each depth of traces, with the real LangSmith client.
 
-With the demo's members: wall clock and processor seconds of this process (LangSmith's own thread included) with traces
-over without, as ratios of neighbours in one run. With scripted members, which answer at once: what one round costs at
-each depth of traces, beside the length of a round of the demo's members. All depths give the same answer (checked).
+Members are scripted and answer at once; traces are sent to a process next door. All depths give the same answer.
 
-    python benchmarks/tracing.py [--dtype bfloat16] [--repeats 5] [--max-tokens 24]
+    python benchmarks/tracing.py [--repeats 20] [--tiny]
 """
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import time
-from typing import Any
+from statistics import median
 
-from common import arguments, demo, reported
+from common import arguments, percentile, report
 from langchain_core.tracers import LangChainTracer
 from langsmith import Client
 
-from langchain_specfuse import ScriptedMember, SpecFuseChatModel, TraceCallbackHandler
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 
-QUESTION = "Tell me a long story about two sisters and an old clock. Use many sentences."
+QUESTION = "Tell a long story about two sisters and an old clock."
 DEPTHS = ("off", "summary", "rounds", "members")
-WORDS = [" ".join(f"{name}{n}" for n in range(400)) for name in ("ann", "bob")]
+ROUNDS, SEGMENT = 40, 10
+WORDS = [" ".join(f"{name}{n}" for n in range(ROUNDS * SEGMENT)) for name in ("ann", "bob")]
 SINK = """
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -56,82 +54,38 @@ server.serve_forever()
 """A LangSmith endpoint that accepts everything, as a process of its own."""
 
 
-def spent(llm: SpecFuseChatModel, depth: str, client: Client, answers: set[str]) -> tuple[float, float]:
-    """Wall-clock and processor seconds of one answer; the latter until everything is sent."""
-    tracer = LangChainTracer(client=client, project_name="benchmark")
-    wall, busy = time.perf_counter(), time.process_time()
-    answers.add(llm.invoke(QUESTION, {"callbacks": [tracer]}, trace=depth).text)
-    wall = time.perf_counter() - wall
-    client.flush()
-    return wall, time.process_time() - busy
-
-
-def ratios(llm: SpecFuseChatModel, depth: str, client: Client, repeats: int) -> dict[str, Any]:
-    """With traces over without, neighbour by neighbour; which goes first changes each time."""
-    answers: set[str] = set()
-    wall, busy = [], []
-    for number in range(repeats):
-        order = (depth, "off") if number % 2 else ("off", depth)
-        found = {which: spent(llm, which, client, answers) for which in order}
-        wall.append(found[depth][0] / found["off"][0])
-        busy.append(found[depth][1] / found["off"][1])
-    assert len(answers) == 1, "tracing changed the answer"
-    return {
-        "wall_clock": round(statistics.median(wall), 4),
-        "processor_seconds": round(statistics.median(busy), 4),
-        "wall_clock_each": [round(one, 3) for one in wall],
-        "processor_seconds_each": [round(one, 3) for one in busy],
-    }
-
-
 def per_round(client: Client, repeats: int) -> dict[str, dict[str, float]]:
-    """Microseconds of a round by scripted members at each depth: of the caller, and of the processor with sending."""
-    members = [ScriptedMember(text, name=name) for text, name in zip(WORDS, ("ann", "bob"), strict=True)]
-    llm = SpecFuseChatModel(members=members, max_tokens=400, method="specem")
+    """Milliseconds of a round at each depth: of the caller, and of the processor until everything is sent."""
+    members = [ScriptedMember(text, name=text.split("0")[0]) for text in WORDS]
+    llm = SpecFuseChatModel(members=members, max_tokens=ROUNDS * SEGMENT, segment_tokens=SEGMENT, method="specem")
+    tracer = LangChainTracer(client=client, project_name="benchmark")
     runs: dict[str, list[tuple[float, float]]] = {depth: [] for depth in DEPTHS}
-    for _ in range(max(repeats, 2) * 4):
+    answers = set()
+    for _ in range(repeats + 1):
         for depth, some in runs.items():
-            some.append(spent(llm, depth, client, set()))
-    rounds = 400 / 10
-    return {
-        depth: {
-            "median": round(1e6 * statistics.median(wall for wall, _ in some) / rounds),
-            "nine_of_ten": round(1e6 * statistics.quantiles([wall for wall, _ in some], n=10)[8] / rounds),
-            "processor_with_sending": round(1e6 * statistics.median(busy for _, busy in some) / rounds),
-        }
-        for depth, some in runs.items()
-    }
-
-
-def measured(dtype: str, repeats: int, max_tokens: int, client: Client) -> dict[str, Any]:
-    members = demo(dtype)
-    llm = SpecFuseChatModel(members=members, max_tokens=max_tokens)
-    handler = TraceCallbackHandler()
-    llm.invoke(QUESTION, {"callbacks": [handler]})  # it warms up, too
-    rounds = handler.trace.rounds
-    return {
-        "members": [member.name for member in members],
-        "max_tokens": max_tokens,
-        "rounds": len(rounds),
-        "round_ms": round(1e3 * statistics.median(sum(one["seconds"].values()) for one in rounds), 1),
-        "repeats": repeats,
-        "with_traces_over_without": {depth: ratios(llm, depth, client, repeats) for depth in DEPTHS[2:]},
-        "microseconds_per_round": per_round(client, repeats),
-    }
+            wall, busy = time.perf_counter(), time.process_time()
+            answers.add(llm.invoke(QUESTION, {"callbacks": [tracer]}, trace=depth).text)
+            wall = time.perf_counter() - wall
+            client.flush()
+            some.append((wall * 1000 / ROUNDS, (time.process_time() - busy) * 1000 / ROUNDS))
+    assert len(answers) == 1, "tracing changed the answer"
+    found = {}
+    for depth, some in runs.items():
+        walls, busies = zip(*some[1:], strict=True)  # the first warms up
+        found[depth] = {"p50_ms": median(walls), "p90_ms": percentile(walls, 90), "processor_ms": median(busies)}
+    return {depth: {key: round(value, 3) for key, value in one.items()} for depth, one in found.items()}
 
 
 def main() -> None:
-    parser = arguments(__file__, __doc__, dtype=["bfloat16"], repeats=5)
-    parser.add_argument("--max-tokens", type=int, default=24)
-    given = parser.parse_args()
-    sink = subprocess.Popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE, text=True)
-    try:
-        assert sink.stdout is not None
-        client = Client(api_url=f"http://127.0.0.1:{sink.stdout.readline().strip()}", api_key="not-a-key")
-        reported(given, lambda dtype: measured(dtype, given.repeats, given.max_tokens, client))
-        client.close()
-    finally:
-        sink.terminate()
+    given = arguments(__file__, __doc__, tiny={"repeats": 2}, repeats=20).parse_args()
+    with subprocess.Popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE, text=True) as sink:
+        try:
+            assert sink.stdout is not None
+            client = Client(api_url=f"http://127.0.0.1:{sink.stdout.readline().strip()}", api_key="not-a-key")
+            report(__file__, given, {"per_round": per_round(client, given.repeats)})
+            client.close()
+        finally:
+            sink.terminate()
 
 
 if __name__ == "__main__":

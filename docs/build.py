@@ -5,6 +5,8 @@
     python docs/build.py --photos  # photograph the recorded run's page in a browser (`make browser` installs one)
     python docs/build.py --check   # change nothing; exit code 1 if something is out of date
 
+The exit code is 1 as well if a figure is older than the code that it measures (``benchmarks/fresh.py``).
+
 A part stands between ``<!-- docs/build.py: NAME -->`` and ``<!-- end -->``; nothing between the two is written by hand.
 """
 
@@ -25,8 +27,9 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 PACKAGE = ROOT / "langchain_specfuse"
-sys.path.insert(0, str(DOCS))
+sys.path[:0] = [str(DOCS), str(ROOT / "benchmarks")]
 
+import fresh  # noqa: E402
 import tables  # noqa: E402
 from picture import PROGRAM, drawn, photograph  # noqa: E402
 
@@ -213,23 +216,25 @@ def _paragraph(source: str, number: int) -> str:
 # --- the parts --------------------------------------------------------------------------------------------------
 
 
-def results(script: str, folder: str = "benchmarks") -> Any:
-    """The last results of a benchmark or study; empty if it has not run."""
-    file = ROOT / folder / f"{script}.json"
-    return json.loads(file.read_text()) if file.exists() else []
+def measured(make: Callable[[Any], str], script: str) -> str:
+    """A table of the last results of a benchmark or study."""
+    file = ROOT / f"{script}.json"
+    return make(json.loads(file.read_text())) if file.exists() else tables.NOTHING
 
 
-MEASURED: Mapping[str, Callable[[Any], str]] = {
-    "engines": tables.engines,
-    "endpoint": tables.endpoint,
-    "load": tables.load,
-    "prefix": tables.prefix,
-    "ray-calls": tables.ray,
-    "serving": tables.serving,
-    "serving-rounds": tables.serving_rounds,
-    "tracing": tables.tracing,
+MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
+    "endpoint": (tables.endpoint, "benchmarks/endpoint"),
+    "engines": (tables.engines, "benchmarks/engines"),
+    "llamacpp": (tables.rounds, "benchmarks/rounds"),
+    "load": (tables.load, "benchmarks/load"),
+    "member-sets": (tables.sets, "benchmarks/engines"),
+    "numbers": (tables.numbers, "benchmarks/engines"),
+    "prefix": (tables.prefix, "benchmarks/prefix"),
+    "study-lead": (tables.lead, "studies/lead"),
+    "study-skills": (tables.skills, "studies/specialists"),
+    "tracing": (tables.tracing, "benchmarks/tracing"),
 }
-"""Tables made from the results of one script each, which has the table's name."""
+"""The name of a table, what makes it, and the script whose results it shows."""
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "command": partial(command, "main"),
@@ -239,15 +244,11 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "errors": errors,
     "exit-event": exit_event,
     "fields": fields,
-    "llamacpp": lambda: tables.llamacpp(results("engines")),
     "method": method,
-    "numbers": lambda: tables.numbers({script: results(script) for script, _, _ in tables.NUMBERS}),
     "paper": paper,
     "recorded-answer": lambda: tables.recorded_answer(recorded()),
     "round-event": round_event,
-    "study-lead": lambda: tables.lead(results("lead", "studies")),
-    "study-skills": lambda: tables.skills(results("specialists", "studies")),
-    **{name: lambda name=name: MEASURED[name](results(name.replace("-", "_"))) for name in MEASURED},
+    **{name: partial(measured, *how) for name, how in MEASURED.items()},
 }
 
 
@@ -269,6 +270,18 @@ def stale() -> list[Path]:
     return [file for file, text in generated() if not file.exists() or file.read_text() != text]
 
 
+def outdated(folder: Path = ROOT / "benchmarks") -> list[str]:
+    """What to do about figures that are older than the code that they measure."""
+    found = []
+    for script in fresh.MEASURES:
+        file = folder / f"{script}.json"
+        about = json.loads(file.read_text())["about"] if file.exists() else {}
+        if changed := fresh.changes(script, about):
+            since = f"the figures of benchmarks/{script}.json are of commit {about['commit']}, since when"
+            found.append(f"{since} {', '.join(changed)} changed: run python benchmarks/{script}.py")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--run", action="store_true", help="ask the demo ensemble again (a minute or two)")
@@ -286,7 +299,9 @@ def main() -> int:
             print(f"{'out of date' if given.check else 'updated'}: {file.relative_to(ROOT)}")
             if not given.check:
                 file.write_text(text)
-    return 1 if given.check and old else 0
+    late = outdated()
+    print(*late, sep="\n", end="\n" * bool(late), file=sys.stderr)
+    return 1 if late or (given.check and old) else 0
 
 
 if __name__ == "__main__":

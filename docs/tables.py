@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import member_sets
+
 Result = Mapping[str, Any]
 Results = Sequence[Result]
 
 NOTHING = "No results yet: `make bench` writes them.\n"
-ENGINES = {"llama.cpp": "llama.cpp", "vllm": "vLLM"}
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -20,15 +21,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(map(str, r))} |" for r in rows)]
 
 
-def source(script: str, result: Result, *details: str) -> str:
+def source(script: str, about: Result, *details: str) -> str:
     """Which script made a table, when and where, as far as the result says so."""
-    facts = "; ".join(filter(None, (*details, result.get("machine"), result.get("clock"))))
-    return f"*Made by `benchmarks/{script}.py`{_made(result)}. {facts[:1].upper()}{facts[1:]}.*"
-
-
-def _made(result: Result) -> str:
-    """The commit and the date of a result."""
-    return f" at commit `{result['commit']}`, {result.get('date', '')}" if result.get("commit") else ""
+    facts = "; ".join(filter(None, (*details, about.get("machine"), about.get("clock"))))
+    made = f" at commit `{about['commit']}`, {about['date']}" if about.get("commit") else ""
+    older = ", of older code" if script.startswith("benchmarks/") and "code" not in about else ""
+    return f"*Made by `{script}.py`{made}{older}. {facts[:1].upper()}{facts[1:]}.*"
 
 
 def _joined(*parts: str | Sequence[str]) -> str:
@@ -40,47 +38,79 @@ def _ms(value: float) -> str:
     return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
 
 
-# --- the numbers of the README ----------------------------------------------------------------------------------
+# --- what people would use instead ------------------------------------------------------------------------------
 
-NUMBERS = (
-    ("latency", "speedup_over_uncached", "without caches the same method takes {0:g} times as long"),
-    ("latency", "over_floor", "an answer takes {0:g} times as long as the bare forward passes that its rounds need"),
-    (
-        "latency",
-        "late_round_over_early",
-        "a late round (11 to 13) costs {0:g} times an early one (2 to 4), per drafted token",
-    ),
-    (
-        "latency",
-        "first_segment_sooner",
-        "an ensemble that chooses among whole answers shows its first word {0:g} times later",
-    ),
-    ("constrained", "round_over_free", "a round under a schema of {keys} keys takes {0:g} times as long as without"),
-    ("constrained", "token_over_free", "a drafted token under that schema costs {0:g} times as much"),
-)
-"""Script, key, and a sentence; other keys of the same result may stand in it by name."""
+WAYS = {
+    "server": "{} in llama-server",
+    "alone": "{} alone",
+    "led": "together, {} leads",
+    "all": "together, all draft",
+    "whole": "whole answers, then a vote",
+    "servers": "together on llama-servers, all draft",
+    "transformers": "together in transformers, all draft",
+}
 
 
-def numbers(results: Mapping[str, Results]) -> str:
-    """One row per number and precision, each with its script."""
-    rows, last = [], {}
-    for script, key, sentence in NUMBERS:
-        for result in results.get(script, ()):
-            if key in result:
-                rows.append((sentence.format(result[key], **result), result["dtype"], f"`benchmarks/{script}.py`"))
-                last[script] = result
-    if not rows:
-        return NOTHING
-    first = next(iter(last.values()))
-    facts = [" and ".join(first.get("members", ())), f"torch {first['torch']}"]
-    if latency := last.get("latency"):
-        facts.append(f"prompt of {latency['prompt_tokens']} tokens, answer of {latency['answer_tokens']}, greedy")
-    facts += [
-        f"`{script}` on {result['machine']}, {result['clock'].split(',')[0]},{_made(result)}"
-        for script, result in last.items()
-        if result.get("commit")
-    ]
-    return _joined(table(("measured", "in", "script"), rows), f"*{'; '.join(filter(None, facts))}.*")
+def _speeds(ways: Mapping[str, Result]) -> dict[str, float]:
+    """Kind of way (a key of ``WAYS``) -> tokens per second; ``default`` is one of them."""
+    speeds = {way.split()[0]: one["tokens_per_second"] for way, one in ways.items()}
+    return speeds | {"default": speeds.get("led", speeds["all"])}
+
+
+def engines(results: Result) -> str:
+    """Tokens per second, also in those of one model alone, and the first text."""
+    parts, same = [], []
+    for size, found in results["ensembles"].items():
+        ways = dict(sorted(found["ways"].items(), key=lambda item: list(WAYS).index(item[0].split()[0])))
+        default = "led" if any(way.startswith("led ") for way in ways) else "all"
+        bases = [way for way in ways if way.startswith(("server ", "alone "))]
+        rows = []
+        for way, one in ways.items():
+            speed, name = one["tokens_per_second"], _called(way) + " (the default)" * (way.split()[0] == default)
+            times = [f"{speed / ways[base]['tokens_per_second']:.2f}" for base in bases]
+            rows.append((name, f"{speed:.1f}", *times, f"{one['first_s']:.1f} s"))
+        heads = (f"demo `{size}`", "tokens/s", *(f"÷ {_called(base)}" for base in bases), "first text after")
+        parts.append(table(heads, rows))
+        if "same_answer" in found:
+            same.append(f"`{size}`: {'the same' if found['same_answer'] else 'another'} answer as llama-server's")
+    details = "a question of about 100 tokens, 4 to 5 bits (transformers: float32)"
+    return _joined(*parts, source("benchmarks/engines", results["about"], details, *same))
+
+
+def _called(way: str) -> str:
+    kind, _, name = way.partition(" ")
+    return WAYS[kind].format(name)
+
+
+def numbers(results: Result) -> str:
+    """One row for each thing that people would use instead, of the largest demo that was compared with it."""
+    rows = dict.fromkeys(("server", "whole", "transformers"), ())
+    for size, found in results["ensembles"].items():
+        ways, speeds = found["ways"], _speeds(found["ways"])
+        for way, one in ways.items():
+            kind, _, name = way.partition(" ")
+            if kind == "server":
+                shown = f"{speeds['default'] / speeds[kind]:.2f} times its tokens/s"
+                shown += f"; {speeds['all'] / speeds[kind]:.2f} times if all draft" if "led" in speeds else ""
+                rows[kind] = (f"{name} alone in llama-server", f"`{size}`", shown)
+            elif kind == "whole":
+                shown = f"its first text after {ways['all']['first_s'] / one['first_s']:.2f} times the time"
+                rows[kind] = ("the members' whole answers, then a vote", f"`{size}`", shown)
+            elif kind == "transformers":
+                shown = f"{speeds['all'] / speeds[kind]:.1f} times the tokens/s"
+                rows[kind] = ("the same weights in transformers, float32", f"`{size}`", shown)
+    heads = ("instead", "demo", "the ensemble in llama.cpp")
+    return _joined(table(heads, filter(None, rows.values())), source("benchmarks/engines", results["about"]))
+
+
+def sets(results: Result) -> str:
+    """Sets of members for machines of several sizes."""
+    measured = {}
+    for found in results["ensembles"].values():
+        names = frozenset(way.split()[1] for way in found["ways"] if way.startswith("alone "))
+        measured[names] = _speeds(found["ways"])["default"]
+    heads = ("for", "members, in 4 bits", "memory, computed", "tokens/s", "try it for")
+    return _joined(table(heads, member_sets.rows(measured)))
 
 
 # --- one recorded answer ----------------------------------------------------------------------------------------
@@ -114,162 +144,81 @@ def _tokens(name: str, rounds: Results) -> tuple[int, int, int, int]:
     return first["read"], read_later, read_votes, reused
 
 
-# --- in this process --------------------------------------------------------------------------------------------
+# --- this package -----------------------------------------------------------------------------------------------
 
-
-def engines(results: Results) -> str:
-    """The same models read by llama.cpp and by transformers."""
-    if not results:
-        return NOTHING
-    rows = []
-    for row in results[0]["rows"]:
-        speed, first = row["tokens_per_second"], row["first"]
-        times = f"{speed['llama.cpp'] / speed['transformers']:.1f} times"
-        shown = (f"{speed['llama.cpp']:.1f}", f"{speed['transformers']:.1f}", times)
-        sooner = f"{first['transformers'] / first['llama.cpp']:.1f} times"
-        rows.append((f"{row['ensemble']}: {row['members']}", str(row["prompt"]), *shown, sooner))
-    heads = ("members", "prompt", "llama.cpp, tokens/s", "transformers", "speed-up", "first segment: speed-up")
-    return _joined(table(heads, rows), source("engines", results[0], "4 to 5 bits against float32"))
-
-
-OWN = {
-    "over_bare_calls": "time of an answer ÷ time in `llama_decode`",
-    "over_plain_loop": "tokens a second of {} alone, over a plain loop of `llama_decode`",
-    "eight_at_once": "speed-up of eight questions at once",
-    "eight_at_once_bare": "the same, counting only `llama_decode` at once",
-    "first_over_whole_answers": "time to the first segment, over that of whole answers that are then voted on",
-    "first_segment_s": "seconds from the start of a process to the first segment",
-    "resident_mb": "most memory that the process held, in MB",
+ROUNDS = {
+    "over_bare_calls": "time of an answer, over that of the calls of `llama_decode` in it",
+    "led_over_alone": "time of an answer whose lead is never corrected, over that of the lead alone (the same bytes)",
+    "late_over_early": "time of a drafted token in a late round, over an early one",
+    "schema_token_over_free": "time of a drafted token under a schema of 128 keys, over one without",
+    "eight_at_once": "time of eight questions one after another, over that of the same at once",
+    "first_segment_s": "time from the start of a process to its first segment",
+    "resident_mb": "most memory that the process held",
 }
+UNITS = {"first_segment_s": "{:.1f} s", "resident_mb": "{:.0f} MB"}
 
 
-def llamacpp(results: Results) -> str:
+def rounds(results: Result) -> str:
     """What the ensemble adds to llama.cpp."""
-    if not results:
-        return NOTHING
-    found = {size: {**results[-1]["itself"][size], **results[-1]["start"][size]} for size in results[-1]["itself"]}
+    sizes = results["ensembles"]
     rows = [
-        (size, OWN[key.split()[0]].format(key.split()[-1]), f"{value:.0f}" if value > 100 else f"{value:.2f}")
-        for size, values in found.items()
-        for key, value in values.items()
+        (what, *(UNITS.get(key, "{:.2f} times").format(one[key]) if key in one else "" for one in sizes.values()))
+        for key, what in ROUNDS.items()
+        if any(key in one for one in sizes.values())
     ]
-    return _joined(table(("ensemble", "what", "measured"), rows), source("engines", results[-1], "medians"))
+    heads = ("measured", *(f"demo `{size}`" for size in sizes))
+    return _joined(table(heads, rows), source("benchmarks/rounds", results["about"], "medians"))
 
 
-def prefix(results: Results) -> str:
+def prefix(results: Result) -> str:
     """The first segment when most of the prompt has been read before."""
-    if not results:
-        return NOTHING
-    rows = []
-    for result in results:
-        for one in result["prompts"]:
-            name, tokens = next(iter(one["prompt_tokens"].items()))
-            known = one["not_read_again"][name]
-            rows.append((one["what"], result["dtype"], f"{known} of {tokens}", f"{one['sooner']:g} times"))
-    heads = ("prompt", "in", f"tokens known before ({name})", "first segment sooner by")
-    return _joined(table(heads, rows), source("prefix", results[0], " and ".join(results[0]["members"])))
+    rows = [
+        (one["what"], f"{one['not_read_again']} of {one['prompt_tokens']}", f"{one['sooner']:g} times")
+        for one in results["prompts"]
+    ]
+    heads = ("prompt", "tokens known before, all members", "first segment sooner by")
+    same = f"the same first segment in {sum(one['same_first_segment'] for one in results['prompts'])} of {len(rows)}"
+    return _joined(
+        table(heads, rows), source("benchmarks/prefix", results["about"], " and ".join(results["members"]), same)
+    )
 
 
-def load(results: Results) -> str:
+def load(results: Result) -> str:
     """How long the first segment takes under load, and what one long prompt does to the others."""
-    if not results:
-        return NOTHING
-    first = results[0]
-    times = ("first segment, median", "99th percentile")
+    about, gaps = results["about"], results["long"]
     rates = [
-        (f"{one['rate']:.2f}", *(f"{one[key]:.2f} times" for key in ("p50_to_alone", "p99_to_alone")))
-        for one in first["load"]["rates"]
+        (f"{one['rate']:.2f}", *(f"{one[key]:.2f} times" for key in ("p50_to_alone", "p95_to_alone")))
+        for one in results["rates"]
     ]
-    gaps = [
-        (others, how, *(f"{one[how][key]:.2f} times" for key in ("p99", "longest")))
-        for others, one in first.get("long", {}).items()
-        for how in ("calm", "beside")
+    heads = ("questions in the time of one answer", "first segment, median", "95th percentile")
+    names = {"calm": "none", "beside": f"one of {gaps['tokens']} tokens"}
+    others = [
+        (what, *(f"{gaps[how][key]:.2f} times" for key in ("p50", "p95", "longest"))) for how, what in names.items()
     ]
-    heads = ("others", "beside a long prompt", "time between their segments, 99th percentile", "longest")
-    made = source("load", first, " and ".join(first["members"]), f"{first['arrivals']} questions per rate")
-    arrivals = table(("questions in the time of one answer", *times), rates)
-    return _joined(arrivals, *([table(heads, gaps)] if gaps else []), made)
+    between = ("prompt that arrives", "time between segments of others, median", "95th percentile", "longest")
+    made = (" and ".join(results["members"]), f"{about['arguments']['arrivals']} questions per rate")
+    return _joined(table(heads, rates), table(between, others), source("benchmarks/load", about, *made))
 
 
-def tracing(results: Results) -> str:
+def tracing(results: Result) -> str:
     """What a round costs the thread that reads the answer."""
-    if not results:
-        return NOTHING
-    first = results[0]
     rows = [
-        (f'`"{depth}"`', f"{spent['median'] / 1000:.2f} ms", f"{spent['nine_of_ten'] / 1000:.2f} ms")
-        for depth, spent in first["microseconds_per_round"].items()
+        (f'`"{depth}"`', f"{spent['p50_ms']:.2f} ms", f"{spent['p90_ms']:.2f} ms")
+        for depth, spent in results["per_round"].items()
     ]
-    beside = f"a round of these members takes {first['round_ms']:.0f} ms"
-    return _joined(table(("`trace`", "per round, median", "90th percentile"), rows), source("tracing", first, beside))
+    heads = ("`trace`", "per round, median", "90th percentile")
+    return _joined(table(heads, rows), source("benchmarks/tracing", results["about"], "scripted members"))
 
 
-# --- over HTTP and on a cluster ---------------------------------------------------------------------------------
-
-
-def endpoint(results: Results) -> str:
+def endpoint(results: Result) -> str:
     """What the endpoint adds to a segment."""
-    if not results:
-        return NOTHING
     rows = [
-        (one["streams"], _ms(one["endpoint_ms_per_segment"]), _ms(one["chat_model_ms_per_segment"])) for one in results
+        (one["streams"], _ms(one["endpoint_ms_per_segment"]), _ms(one["chat_model_ms_per_segment"]))
+        for one in results["streams"]
     ]
     heads = ("streams at once", "endpoint, per segment", "chat model, per segment")
-    return _joined(table(heads, rows), source("endpoint", results[0], "scripted members, processor time of the server"))
-
-
-def serving(results: Results) -> str:
-    """A draft and a vote of a member on a server."""
-    if not results:
-        return NOTHING
-    heads = ("engine", "prompt", "tokenizer", "a draft", "not the engine", "scoring 3 drafts", "not the engine")
-    rows = []
-    for one in results:
-        where = "local" if one["tokenizer"] == "local" else "the server's"
-        spent = [
-            text
-            for phase in (one["draft"], one["vote"])
-            for text in (f"{_ms(phase['ms'])} ({phase['tokens']:.0f} tokens)", _ms(phase["beside_ms"]))
-        ]
-        rows.append((ENGINES[one["engine"]], one["prompt"], where, *spent))
-    empty = f"an empty request takes {results[0]['http_ms']:.1f} ms"
-    return _joined(table(heads, rows), source("serving", results[0], "SmolLM2-135M, engine on one thread", empty))
-
-
-def serving_rounds(results: Results) -> str:
-    """What a round takes beyond its slowest member, and what many questions at once gain."""
-    if not results:
-        return NOTHING
-    ways = [(one, where) for one in results for where in ("local", "server") if f"overhead_{where}" in one]
-    rows = []
-    for one, where in ways:
-        found = one[f"overhead_{where}"]
-        added = f"{_ms(found['overhead_ms'])} ({found['overhead_percent']:.1f}%)"
-        tokenizer = "local" if where == "local" else "the server's"
-        rows.append((ENGINES[one["engine"]], tokenizer, _ms(found["round_ms"]), _ms(found["own_ms"]), added))
-    gains = [
-        f"{ENGINES[one['engine']]}, one member: {one['crowd']['at_once']} questions at once finish "
-        f"{one['crowd']['gain']:.1f} times as fast as one after another."
-        for one in results
-        if "crowd" in one
-    ]
-    heads = ("engine", "tokenizer", "a round", "of it the slowest member's engine", "added")
-    made = source("serving_rounds", results[0], "two members of SmolLM2-135M on one engine, medians")
-    return _joined(table(heads, rows), *gains, made)
-
-
-def ray(results: Results) -> str:
-    """What a call to a member behind a Ray actor adds."""
-    calls = [one for one in results if "more_ms" in one]
-    if not calls:
-        return NOTHING
-    rows = [
-        (one["member"], one["node"], one["jobs"], one["segments"], f"{one['ms']:.1f} ms", f"{one['more_ms']:.1f} ms")
-        for one in calls
-    ]
-    heads = ("member", "node", "jobs per call", "agreed segments", "a call", "of it Ray")
-    two = f"a cluster of two nodes on one machine, Ray {calls[0]['ray']}, medians"
-    return _joined(table(heads, rows), source("ray_calls", calls[0], two))
+    details = "scripted members, processor time of the server"
+    return _joined(table(heads, rows), source("benchmarks/endpoint", results["about"], details))
 
 
 # --- studies ----------------------------------------------------------------------------------------------------
@@ -277,8 +226,6 @@ def ray(results: Results) -> str:
 
 def lead(results: Results) -> str:
     """A strong lead that a weak member may correct, against the lead alone."""
-    if not results:
-        return NOTHING
     rules: dict[str, dict[str, Result]] = {}
     for row in results[0]["rows"]:
         rules.setdefault(row["rule"], {})[row["set"]] = row
@@ -293,13 +240,11 @@ def lead(results: Results) -> str:
         )
         for name, row in corrected.items()
     ]  # fmt: skip
-    return _joined(table(heads, rows), source("lead", results[0]).replace("benchmarks/", "studies/"))
+    return _joined(table(heads, rows), source("studies/lead", results[0]))
 
 
 def skills(results: Mapping[str, Result]) -> str:
     """The vote of members that differ in skill, against each of them, a router and the published weighing."""
-    if not results:
-        return NOTHING
     marks = {
         way: "".join(world["ways"][way]["marks"].replace(" ", "") for world in results.values())
         for way in next(iter(results.values()))["ways"]
@@ -312,4 +257,4 @@ def skills(results: Mapping[str, Result]) -> str:
         rows.append((way, f"{found.count('1')} of {len(found)}", won, lost))
     about = next(iter(results.values()))["about"]
     heads = ("way", "right", "the vote won", "the vote lost")
-    return _joined(table(heads, rows), source("specialists", about).replace("benchmarks/", "studies/"))
+    return _joined(table(heads, rows), source("studies/specialists", about))

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 from common import commit, machine
 from questions import PARTS, SETS, asked, graded
+from side_by_side import SideBySide
 
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.demo import demo_members
@@ -36,10 +37,12 @@ from langchain_specfuse.evaluation.running import Progress, identity
 from langchain_specfuse.evaluation.statistics import mcnemar
 from langchain_specfuse.evaluation.systems import System
 
+BALLOT = "ballot-"
+
 
 def system_of(rule: str, members: Sequence[str], usual: Settings) -> System:
     """``lead``: the lead alone; ``vote``: all are equals; ``samples``: up to five whole answers of the lead, the most
-    frequent number wins; or ``SURE@MARGIN``."""
+    frequent number wins; ``SURE@MARGIN``; or ``ballot-SURE@MARGIN``, with drafts compared side by side."""
     lead = members[0]
     if rule == "samples":
         return System(rule, (lead,), replace(usual, result="number", samples=5))
@@ -47,7 +50,7 @@ def system_of(rule: str, members: Sequence[str], usual: Settings) -> System:
         return System(rule, tuple(members), replace(usual, lead=None))
     method = Method(margin=math.inf)
     if rule != "lead":
-        sure, margin = rule.split("@")
+        sure, margin = rule.removeprefix(BALLOT).split("@")
         method = Method(sure=float(sure), margin=float(margin))
     return System(rule, tuple(members), replace(usual, lead=lead, method=method))
 
@@ -103,7 +106,12 @@ def main() -> None:
         return show(table(found, given.rules, base), given.out)
     members = {member.name: member for member in demo_members()}
     bank = Bank(given.folder / "bank.sqlite")
-    known = banked(members, bank, {name: identity(member) for name, member in members.items()})
+    known: dict[str, Any] = banked(members, bank, {name: identity(member) for name, member in members.items()})
+    ballots = {rule.startswith(BALLOT) for rule in given.rules if rule != "lead"}
+    if len(ballots) > 1:
+        parser.error("rules with a ballot and rules with scores need a run each; both may use one folder")
+    if ballots == {True}:
+        known = {name: SideBySide(member) for name, member in known.items()}
     task = Task("lead", asked(given.sets, given.part, given.questions, given.data), graded, "sets 1")
     systems = [system_of(rule, list(members), Settings(max_tokens=256)) for rule in given.rules]
     with Results(given.folder / given.part) as results:

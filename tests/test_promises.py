@@ -127,7 +127,7 @@ def test_7_a_writer_keeps_its_tokens_and_others_text_is_tokenized_in_its_context
 
 
 def test_8_the_prompt_is_read_once_and_a_round_reads_no_more_than_its_drafts():
-    """In detail: ``tests/core/test_cost.py``; times: ``benchmarks/latency.py``."""
+    """In detail: ``tests/core/test_cost.py``; times: ``benchmarks/rounds.py``."""
     settings = Settings(segment_tokens=4, max_tokens=120, method=Method(exit="never"))
     rounds = list(Ensemble([member(arch) for arch in MODELS]).rounds(tiny.query(QUESTION), settings))
     assert len(rounds) > 10

@@ -5,7 +5,7 @@ Knows rounds and LangChain's messages; nothing of how or where the rounds are ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessageChunk
@@ -29,16 +29,23 @@ class AnswerChunks:
     """
 
     def __init__(
-        self, members: Sequence[str], model_name: str, *, v1: bool, seed: int | None, splitter: Splitter | None
+        self,
+        members: Sequence[str],
+        model_name: str,
+        *,
+        v1: bool,
+        seed: int | None,
+        splitter: Splitter | None,
+        reasoning: bool,
     ) -> None:
         self._model_name = model_name
         self._v1 = v1
         self._seed = seed
         self._splitter = splitter
+        self._reasoning = reasoning
         self._summary = AnswerSummary(members)
         self._begun = False
         self._shown = 0
-        self._thinkers: list[str] = []
         self._forced = self._output = self._drafted = self._verified = 0
         self._prompt = Effort()
 
@@ -50,13 +57,13 @@ class AnswerChunks:
         self._count(round)
         cut = round.finish in ("length", "stop_string")
         parted = self._splitter.feed(round.text, bool(round.finish), cut=cut) if self._splitter else Parted(round.text)
-        if parted.said or round.thoughts:
+        thought = round.thoughts.get(round.winner, "") if self._reasoning and round.number == 1 else ""
+        if parted.said or thought:
             last = None if parted.pieces else round
-            kwargs = {} if self._v1 else self._reasoning_content(round.thoughts)
-            yield self._chunk(self._text_blocks(round, parted.said), last, kwargs=kwargs)
+            yield self._chunk(self._text_blocks(round, parted.said, thought), last, thought=thought)
         if parted.pieces:
             yield self._chunk(self._call_blocks(round, parted.pieces), None, pieces=parted.pieces)
-        if round.finish and (parted.pieces or not (parted.said or round.thoughts)):
+        if round.finish and (parted.pieces or not (parted.said or thought)):
             yield self._chunk([], round)
 
     def _chunk(
@@ -65,7 +72,7 @@ class AnswerChunks:
         round: Round | None,
         *,
         pieces: Sequence[Piece] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        thought: str = "",
     ) -> ChatGenerationChunk:
         """One chunk; with a round that ends the answer it is the last one."""
         finish = round if round and round.finish else None
@@ -73,7 +80,7 @@ class AnswerChunks:
         message = AIMessageChunk(
             content=content,
             tool_call_chunks=[self._call_chunk(piece) for piece in pieces],
-            additional_kwargs=dict(kwargs or {}),
+            additional_kwargs={"reasoning_content": thought} if thought and not self._v1 else {},
             response_metadata=self._metadata(finish),
         )
         if finish:
@@ -82,8 +89,11 @@ class AnswerChunks:
             message.chunk_position = "last"
         return ChatGenerationChunk(message=message)
 
-    def _text_blocks(self, round: Round, text: str) -> list[dict[str, Any]]:
-        blocks = list(self._reasoning_blocks(round.thoughts)) if self._v1 else []
+    def _text_blocks(self, round: Round, text: str, thought: str) -> list[dict[str, Any]]:
+        blocks: list[dict[str, Any]] = []
+        if thought:
+            author = {"extras": {"member": round.winner}, "index": "lc_reasoning"}
+            blocks.append({"type": "reasoning", "reasoning": thought, **author})
         if text:
             start, self._shown = self._shown, self._shown + len(text)
             value = {**provenance(round), "start": start, "end": self._shown}
@@ -98,21 +108,6 @@ class AnswerChunks:
             {"type": "tool_call_chunk", **self._call_chunk(piece)} | ({"extras": author} if piece.name else {})
             for piece in pieces
         ]
-
-    def _reasoning_blocks(self, thoughts: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """One block per reasoning member. Its name is given once, because merging chunks joins texts."""
-        for member, thought in thoughts.items():
-            extras = {} if member in self._thinkers else {"extras": {"member": member}}
-            self._thinkers += [member] if extras else []
-            index = f"lc_thought_{self._thinkers.index(member)}"
-            yield {"type": "reasoning", "reasoning": thought, **extras, "index": index}
-
-    def _reasoning_content(self, thoughts: Mapping[str, str]) -> dict[str, Any]:
-        if not thoughts:
-            return {}
-        separator = "\n\n" if self._thinkers else ""
-        self._thinkers += thoughts
-        return {"reasoning_content": separator + "\n\n".join(thoughts.values())}
 
     def _call_chunk(self, piece: Piece) -> Any:
         # In v1 calls share their indexes with content blocks, where 0 is the text.

@@ -22,11 +22,12 @@ from urllib.parse import urldefrag, urlsplit
 
 from langchain_core.language_models import BaseChatModel
 
-from ..core.member import Member
+from ..core.member import Member, Probe
 from ..engine.ensemble import Ensemble
 from ..engine.queue import Task
 from ..engine.worker import refuse_fork, worker_for
-from ..errors import MemberError, UsageError, advised
+from ..errors import MemberError, SpecFuseError, UsageError, advised
+from ..members import files as _files
 from ..members.chat_model import PROVIDERS, ChatModelMember, name_of
 from ..members.ray import PLACEMENT
 from ..members.server import http as _http
@@ -138,6 +139,17 @@ def is_chat_model(name: Any) -> bool:
     return isinstance(name, str) and name.partition(":")[0] in PROVIDERS and bool(name.partition(":")[2])
 
 
+def check_prices(given: Iterable[Given], names: Iterable[str]) -> None:
+    """Refuse chat models whose price is not known: what they cost cannot be bounded."""
+    for one, name in zip(given, names, strict=True):
+        model = one.get("model") if isinstance(one, Mapping) else one
+        chats = is_chat_model(model) or isinstance(model, BaseChatModel | ChatModelMember)
+        if chats and (one.get("price") if isinstance(one, Mapping) else getattr(one, "price", None)) is None:
+            error = UsageError(f"max_cost is given, but not the price of {name}")
+            dollars = "(dollars per million input tokens, dollars per million output tokens)"
+            raise advised(error, f"ChatModelMember(..., price={dollars}); (0, 0) if it costs nothing")
+
+
 def parted(name: str) -> tuple[str, str | None]:
     """The base and the adapter in ``base+adapter``. A path that exists is never split.
 
@@ -202,18 +214,39 @@ def identity(given: Given, name: str) -> dict[str, Any]:
     if isinstance(given, str):
         return {"name": name, "model": given}
     if isinstance(given, Mapping):
-        values = {key: value if is_spec({key: value}) else _id_of(value) for key, value in given.items()}
+        values = {key: value if is_spec({key: value}) else id_of(value) for key, value in given.items()}
         return {"name": name, **values}
     spec = getattr(_member(given, name) if isinstance(given, BaseChatModel) else given, "spec", None)
-    return {"name": name, **(spec if isinstance(spec, Mapping) else {"object": _id_of(given)})}
+    return {"name": name, **(spec if isinstance(spec, Mapping) else {"object": id_of(given)})}
 
 
-def _id_of(thing: Any) -> str:
+def id_of(thing: Any) -> str:
     """A text that no other object has, in this process or another (``id`` is reused, and reprs can be equal)."""
     try:
         return _IDS.setdefault(thing, f"{type(thing).__name__}-{uuid.uuid4().hex[:12]}")
     except TypeError:  # not hashable, or no weak references
         return f"{type(thing).__name__}-{id(thing):x}"
+
+
+def previews(given: Sequence[Given]) -> dict[str, Probe | None]:
+    """What is known of each member before it is loaded, by its name. Asks no server and imports no engine."""
+    return {name: _preview(one, name) for one, name in zip(given, names_of(given), strict=True)}
+
+
+def _preview(given: Given, name: str) -> Probe | None:
+    if isinstance(given, str | Mapping):
+        arguments = _arguments(given)
+        if is_server(arguments["model"]):
+            return None
+        if isinstance(arguments["model"], str) and not is_chat_model(arguments["model"]):
+            return _files.preview(arguments)
+    try:
+        with _LOCK:
+            member = _member(given, name)
+    except SpecFuseError:  # it is told when the member is needed
+        return None
+    known: Probe | None = getattr(member, "preview", lambda: None)()
+    return known
 
 
 def ensemble_for(members: Sequence[Given], verifiers: Sequence[Given] = ()) -> Ensemble:

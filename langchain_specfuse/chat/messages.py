@@ -15,10 +15,12 @@ from langchain_core.messages import (
     HumanMessage,
     SystemMessage,
     ToolMessage,
+    is_data_content_block,
 )
 
-from ..core.values import Call, Tool, Turn
+from ..core.values import Attachment, Call, Tool, Turn
 from ..errors import UsageError, advised
+from ..members.chat_model import INPUTS
 from .call_text import read_json
 from .options import refuse_broken
 
@@ -41,15 +43,17 @@ def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
 
     System messages are joined and go first, because most chat templates know no other place. Neighbours of one role
     become one turn, with a blank line between, unless they are tool calls or results. A human's ``name`` is written
-    before the text ("ann: hello"). Reasoning of earlier turns is left out. After an AI message at the end comes one
-    more assistant turn; its text is not continued.
+    before the text ("ann: hello"), and images, files, audio and videos of a human message are its turn's attachments.
+    Reasoning of earlier turns is left out. After an AI message at the end comes one more assistant turn; its text is
+    not continued.
     """
     if not messages:
         error = UsageError("there is nothing to answer: expected at least one message, got none")
         raise advised(error, "pass a text, or a list such as [('human', 'Why is the sky blue?')]")
     turns = list(_named([_turn(message, place) for place, message in enumerate(messages)]))
     for turn in turns:
-        for text in (turn.text, turn.name, *(part for call in turn.calls for part in (call.name, call.arguments))):
+        calls = (part for call in turn.calls for part in (call.name, call.arguments))
+        for text in (turn.text, turn.name, *calls, *(one.body for one in turn.attachments)):
             refuse_broken(text)
     system = [turn for turn in turns if turn.role == "system"]
     return _merged([*system, *(turn for turn in turns if turn.role != "system")])
@@ -59,7 +63,9 @@ def _merged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     merged: list[Turn] = []
     for turn in turns:
         if merged and merged[-1].role == turn.role != "tool" and not merged[-1].calls and not turn.calls:
-            turn = Turn(turn.role, "\n\n".join(text for text in (merged.pop().text, turn.text) if text))
+            before = merged.pop()
+            text = "\n\n".join(text for text in (before.text, turn.text) if text)
+            turn = Turn(turn.role, text, attachments=before.attachments + turn.attachments)
         merged.append(turn)
     return tuple(merged)
 
@@ -75,11 +81,11 @@ def _named(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def _turn(message: BaseMessage, place: int) -> Turn:
-    text = _text(message, place)
+    text, attachments = _contents(message, place)
     if isinstance(message, SystemMessage):
         return Turn("system", text)
     if isinstance(message, HumanMessage):
-        return Turn("user", f"{message.name}: {text}" if message.name else text)
+        return Turn("user", f"{message.name}: {text}" if message.name else text, attachments=attachments)
     if isinstance(message, AIMessage):
         return Turn("assistant", text, calls=tuple(_calls(message)))
     if isinstance(message, ToolMessage):
@@ -132,11 +138,17 @@ def _object(text: str | None) -> str:
     return _json(arguments if isinstance(arguments, dict) else {"invalid": text})
 
 
-def _text(message: BaseMessage, place: int) -> str:
+def _contents(message: BaseMessage, place: int) -> tuple[str, tuple[Attachment, ...]]:
+    """The text of a message, and what a human message holds besides."""
     if isinstance(message.content, str):
-        return message.content
-    blocks = enumerate(message.content)
-    return "".join(_block_text(block, message, place, index) for index, block in blocks)
+        return message.content, ()
+    text, attachments = "", []
+    for index, block in enumerate(message.content):
+        if isinstance(message, HumanMessage) and (found := _attachment(block)):
+            attachments.append(found)
+        else:
+            text += _block_text(block, message, place, index)
+    return text, tuple(attachments)
 
 
 def _kind(block: Any) -> str | None:
@@ -156,8 +168,23 @@ def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str
     if isinstance(message, ToolMessage) and isinstance(block, Mapping) and (kind is None or kind == "json"):
         return _json(block.get("json", dict(block)))
     where = f"block {index} of message {place} ({message.type})"
-    error = UsageError(f"{where} is of type {kind!r:.80}, expected 'text': members read text only")
-    raise advised(error, "leave the block out, or describe it in words")
+    error = UsageError(f"{where} is of type {kind!r:.80}, expected 'text'")
+    more = "; images, files and audio can be in a human message: {'type': 'image', 'url': ...}"
+    raise advised(error, f"leave the block out, or describe it in words{more}")
+
+
+def _attachment(block: Any) -> Attachment | None:
+    """What this block of a human message holds besides text, in LangChain's standard form; None: nothing that is known.
+
+    LangChain gives some blocks a random id. It is left out, because answers do not depend on it.
+    """
+    try:
+        (found,) = HumanMessage([block]).content_blocks  # reads the forms of OpenAI, Anthropic and others too
+        if found["type"] in INPUTS and is_data_content_block(dict(found)):
+            return Attachment(found["type"], _json({key: one for key, one in found.items() if key != "id"}))
+    except (AttributeError, LookupError, TypeError, ValueError):  # such a block has no form that is known
+        pass
+    return None
 
 
 def length(member: Any, turns: Sequence[Turn], tools: Sequence[Tool]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import asdict
 from typing import Any, ClassVar, Self
@@ -26,6 +26,7 @@ from ..core.values import CallFormat
 from ..engine.ensemble import Ensemble
 from ..engine.worker import note_question
 from ..errors import UsageError, advised
+from ..members.chat_model import INPUTS
 from . import members as _members
 from . import messages as _messages
 from . import options as _options
@@ -35,7 +36,7 @@ from .call_text import Splitter
 from .chunks import AnswerChunks
 from .errors import langchain_errors
 from .options import CallOptions, Options
-from .request import Request, aloaded, loaded
+from .request import Request, aloaded, loaded, warn_where_votes_decide_nothing
 from .schemas import openai_tools
 from .spans import SpanBuilder
 from .tracing import AnswerTrace, RunScope, prepared
@@ -71,8 +72,13 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**_options.of_model(fields, type(self).model_fields))
-        if not any(isinstance(one, str | Mapping) for one in self.members + self.verifiers):
+        given = self.members + self.verifiers
+        if not any(isinstance(one, str | Mapping) for one in given):
             self._held = _members.ensemble_for(self.members, self.verifiers)
+        known = _members.previews(given)
+        writers = list(known)[: len(self.members)]
+        self._learn([known[name] for name in writers])
+        warn_where_votes_decide_nothing(dict(zip(known, given, strict=True)), writers, known)
 
     @model_validator(mode="after")
     def _set_specfuse_version(self) -> Self:
@@ -116,15 +122,15 @@ class SpecFuseChatModel(Options, BaseChatModel):
         self, request: Request, probes: Mapping[str, Probe], scope: RunScope
     ) -> tuple[CallFormat, AnswerChunks, AnswerTrace]:
         """The format of tool calls, and where the rounds go. The profile learns the context length."""
-        lengths = [probe.max_context for probe in probes.values() if probe.max_context]
-        if lengths and self.profile is not None:
-            self.profile.setdefault("max_input_tokens", min(lengths))
+        self._learn([probes[name] for name in request.writers])
         format, settings = request.call_format(probes), request.settings
         seed = settings.sampling.seed if settings.sampling.temperature else None
         calls = bool(request.shape.tools)
         splitter = Splitter(format, anywhere=not request.shape.begins_with_call) if calls else None
         v1 = self.output_version == "v1"
-        chunks = AnswerChunks(request.writers, request.model_name, v1=v1, seed=seed, splitter=splitter)
+        chunks = AnswerChunks(
+            request.writers, request.model_name, v1=v1, seed=seed, splitter=splitter, reasoning=request.reasoning
+        )
         whole = request.trace == "members"
         spans = SpanBuilder(request.writers, request.verifiers, settings.method, whole=whole)
         return format, chunks, AnswerTrace(scope, request.trace, spans)
@@ -300,8 +306,20 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     def _resolve_model_profile(self) -> Any:
         able = ("text_inputs", "text_outputs", "tool_calling", "tool_choice", "tool_call_streaming")
-        unable = ("image_inputs", "audio_inputs", "video_inputs")
-        return dict.fromkeys((*able, "structured_output", "temperature"), True) | dict.fromkeys(unable, False)
+        return dict.fromkeys((*able, "structured_output", "temperature"), True) | dict.fromkeys(INPUTS.values(), False)
+
+    def _learn(self, writers: Collection[Probe | None]) -> None:
+        """Complete the profile by what is known of the drafting members. What the user gave stays."""
+        found = self._resolve_model_profile()
+        known = [probe for probe in writers if probe is not None]
+        if len(known) == len(writers):
+            reasoning, lengths = {probe.reasons for probe in known}, [probe.max_context for probe in known]
+            if any(lengths):
+                found["max_input_tokens"] = min(filter(None, lengths))
+            if True in reasoning or None not in reasoning:
+                found["reasoning_output"] = True in reasoning
+            found |= {key: all(kind in probe.takes for probe in known) for kind, key in INPUTS.items()}
+        self.profile = found | (self.profile or {})
 
     # --- copies and serialization -------------------------------------------------------------------------------
 

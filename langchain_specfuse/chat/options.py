@@ -30,7 +30,7 @@ from ..engine.admission import Limits
 from ..engine.drive import Schedule
 from ..errors import UsageError, advised
 from .calibration import calibrated
-from .members import checked_member, names_of
+from .members import check_prices, checked_member, names_of
 from .spans import Depth
 
 log = logging.getLogger("langchain_specfuse")
@@ -92,6 +92,15 @@ class CallOptions(BaseModel):
     max_concurrency: Count = Field(256, description="answers under way at once on these members; others wait")
     trace: Depth = Field(
         "rounds", description="depth of traces: off, summary, rounds, or members (each draft and scoring too)"
+    )
+    max_calls: Count | None = Field(
+        None, description="start no further request to chat models once an answer has taken this many"
+    )
+    max_cost: Positive | None = Field(
+        None, description="the same once it has cost this many dollars; every chat model needs a price"
+    )
+    reasoning: Annotated[bool, Field(strict=True)] = Field(
+        False, description="show the reasoning of the member whose draft is agreed first, before the answer"
     )
 
 
@@ -170,15 +179,19 @@ def of_call(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any
     if chosen["calibration"] and "model" not in own:  # of the members, not of one model that is asked instead
         members = members_list(chosen.get("members"), "members")
         chosen = calibrated(chosen, names_of(members))
-    if chosen["prior"] is not None or chosen["lead"] not in ("auto", None) or "members" not in chosen:
+    by_name = chosen["prior"] is not None or chosen["lead"] not in ("auto", None)
+    if by_name or chosen["max_cost"] is not None or "members" not in chosen:
         check_names(chosen)
     return chosen
 
 
 def check_names(chosen: Mapping[str, Any]) -> None:
-    """Refuse missing members, two of one name, and a prior or a lead that is not there."""
+    """Refuse missing members, two of one name, a prior or a lead that is not there, and costs without prices."""
     members = members_list(chosen.get("members"), "members")
-    names = names_of([*members, *(chosen.get("verifiers") or ())])
+    everybody = [*members, *(chosen.get("verifiers") or ())]
+    names = names_of(everybody)
+    if chosen.get("max_cost") is not None:
+        check_prices(everybody, names)
     if chosen.get("prior") is not None:
         checked_prior(chosen["prior"], names)
     checked_lead(chosen.get("lead"), names[: len(members)], chosen.get("method"))
@@ -359,6 +372,8 @@ def settings(chosen: Mapping[str, Any]) -> Settings:
         method=chosen["method"],
         lead=chosen["lead"],
         samples=chosen["samples"],
+        max_calls=chosen["max_calls"],
+        max_cost=chosen["max_cost"],
     )
 
 

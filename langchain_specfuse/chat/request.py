@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 import warnings
-import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,12 +17,12 @@ from ..core.method import Settings
 from ..core.referee import FREE, Referee
 from ..core.values import CallFormat, Query, Round, Turn
 from ..engine.drive import Schedule
-from ..engine.ensemble import EQUALS, Ensemble
+from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised
 from . import options as _options
 from . import output_format as _formats
 from .errors import loading_errors
-from .members import ensemble_for
+from .members import ensemble_for, id_of
 from .messages import turns_of
 from .spans import Depth
 
@@ -42,6 +41,7 @@ class Request:
     prior: Mapping[str, float] | None
     model_name: str
     trace: Depth
+    reasoning: bool
 
     @classmethod
     def of(cls, messages: Sequence[BaseMessage], chosen: Mapping[str, Any], stop: Sequence[str] | None) -> Request:
@@ -59,6 +59,7 @@ class Request:
             prior=chosen["prior"],
             model_name=chosen["model_name"] or "+".join(writers),
             trace=chosen["trace"],
+            reasoning=chosen["reasoning"],
         )
 
     @property
@@ -115,7 +116,7 @@ def loaded(ensemble: Ensemble) -> dict[str, Probe]:
     """What each member can do; loads them if necessary."""
     with loading_errors():
         probes = ensemble.loaded().result()
-    _warn_where_votes_decide_nothing(ensemble, probes)
+    warn_where_votes_decide_nothing(ensemble.members, ensemble.drafting, probes)
     return probes
 
 
@@ -123,24 +124,29 @@ async def aloaded(ensemble: Ensemble) -> dict[str, Probe]:
     """``loaded`` for asyncio."""
     with loading_errors():
         probes = await asyncio.wrap_future(ensemble.loaded())
-    _warn_where_votes_decide_nothing(ensemble, probes)
+    warn_where_votes_decide_nothing(ensemble.members, ensemble.drafting, probes)
     return probes
 
 
-_CHECKED: weakref.WeakSet[Ensemble] = weakref.WeakSet()
+_WARNED: set[tuple[str, str]] = set()
+"""What was said, and of which member."""
 
 
-def _warn_where_votes_decide_nothing(ensemble: Ensemble, probes: Mapping[str, Probe]) -> None:
-    """Warn once per ensemble if several members draft, but at most one of them and no other member has a vote."""
-    if ensemble in _CHECKED:
+def warn_where_votes_decide_nothing(
+    members: Mapping[str, Any], writers: Collection[str], probes: Mapping[str, Probe | None]
+) -> None:
+    """Warn once per ensemble if several members draft, but at most one of them and no other member has a vote.
+
+    Says nothing while a member is unknown.
+    """
+    voting = [name for name, probe in probes.items() if probe and probe.scores]
+    silent = [name for name in members if name in writers and name not in voting]
+    if None in probes.values() or len(writers) < 2 or len(voting) > 1 or set(voting) - set(writers):
         return
-    _CHECKED.add(ensemble)
-    panel = ensemble.panel(probes, EQUALS).members
-    drafting = [one.name for one in panel if one.drafts]
-    voting = [one.name for one in panel if one.scores]
-    others = ", ".join(name for name in drafting if name not in voting)
-    if len(drafting) < 2 or len(voting) > 1 or set(voting) - set(drafting):
-        return
+    others = ", ".join(silent)
     fact = f"{others} cannot score, so only {voting[0]} votes" if voting else f"no member can score ({others})"
+    if (key := (fact, id_of(members[silent[0]]))) in _WARNED:
+        return
+    _WARNED.add(key)
     advice = "add a member that can score (one in this process, or a vLLM or SGLang server), perhaps in verifiers=[...]"
-    warnings.warn(f"{fact}: the drafts of {(voting or drafting)[0]} always win\n-> {advice}", stacklevel=2)
+    warnings.warn(f"{fact}: the drafts of {(voting or silent)[0]} always win\n-> {advice}", stacklevel=3)

@@ -75,6 +75,7 @@ class AnswerSummary:
             "late": dict(self._late),
             "usage": {
                 name: {key: getattr(used, key) for key in ("requests", "input_tokens", "output_tokens")}
+                | ({"cost": used.cost} if used.cost else {})
                 for name, used in self._used.items()
             },
         }

@@ -39,7 +39,9 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     from ..evaluation import Results, jsonl
     from ..evaluation.doctor import diagnosed, own_task
     from ..evaluation.running import Progress
+    from ..evaluation.statistics import numpy
 
+    numpy()
     for name in ("verifiers", "lead"):
         if getattr(given, name) not in (None, [], "auto"):
             raise advised(UsageError(f"the doctor takes no --{name}"), "it measures members that write, from scratch")

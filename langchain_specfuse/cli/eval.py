@@ -50,7 +50,9 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     from ..evaluation import run as evaluate
     from ..evaluation.bank import Bank, banked
     from ..evaluation.running import Progress, identity
+    from ..evaluation.statistics import numpy
 
+    numpy()
     if given.limit is not None and given.limit < 1:
         raise advised(UsageError(f"--limit must be at least 1, got {given.limit}"), "leave it out for all questions")
     task = jsonl(given.task, given.checker).first(given.limit)

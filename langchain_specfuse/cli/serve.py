@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     made = new_parser(
         "serve",
         "Serve an ensemble to clients that speak OpenAI's protocol: /v1/chat/completions, /v1/models, /health, "
-        "/ready, /metrics. Without --members the demo ensemble answers.",
+        "/ready, /metrics; and to people, on a page at /. Without --members the demo ensemble answers.",
         "exit codes: 0 stopped by a signal, 1 the members could not be loaded, 2 a mistake in the call",
     )
     add_members(made)
@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     port.add_argument("--port", type=int, default=8000, metavar="N", help="0: any free one (default: %(default)s)")
     port.add_argument("--name", default="specfuse", help="the model's name for clients (default: %(default)s)")
     port.add_argument("--api-key-env", metavar="NAME", help="environment variable with the API keys (commas between)")
+    port.add_argument("--no-page", action="store_true", help="no page at /, on which people ask and see the rounds")
     port.add_argument("--grace", type=int, default=30, metavar="S", help="seconds for answers under way when a signal "
                       "stops the server (default: %(default)s)")  # fmt: skip
     return made
@@ -50,10 +51,11 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
             say(f"warning: other machines can reach {given.host}, and no API key is set: everybody there may ask")
         # A web page may direct a browser here under its own host name (DNS rebinding). A key prevents that as well.
         hosts = ("localhost", "127.0.0.1", "[::1]", given.host.lower()) if local and not keys else ()
-        app = app_of(llm, model=given.name, api_keys=keys, hosts=hosts, limits=limits)
+        app = app_of(llm, model=given.name, api_keys=keys, hosts=hosts, page=not given.no_page, limits=limits)
         server = server_of(app, grace_s=given.grace)
         server.on_stop = lambda: say("stopping; answers under way may end. Once more: at once")
-        url = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}/v1"
+        root = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
+        url = f"{root}/v1"
         names = ", ".join(names_of([*llm.members, *llm.verifiers]))
         say(f"listening on {url}, the model is {given.name!r}; loading {names} ...")
 
@@ -61,7 +63,7 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
             if loading.exception():
                 server.should_exit = True
             else:
-                say(f"ready: {url}")
+                say(f"ready: {url}" + ("" if given.no_page else f" for clients, {root}/ for browsers"))
 
         loading = app.state.ensemble.loaded()
         loading.add_done_callback(after_loading)

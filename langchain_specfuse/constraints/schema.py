@@ -1,7 +1,7 @@
 """JSON schemas, rewritten so that llguidance's own JSON compiler enforces them, or refused.
 
-llguidance alone keeps 238 of the 240 schemas of ``tests/constraints/schemas.py`` (``benchmarks/schemas.py`` prints the
-table). Rewritten or refused here are the schemas that it gets wrong, refuses, or cannot finish:
+llguidance alone keeps 238 of the 240 schemas of ``tests/constraints/schemas.py`` (table in
+``docs/log.md``). Rewritten or refused here are the schemas that it gets wrong, refuses, or cannot finish:
 
 - unknown keywords are refused: llguidance ignores a misspelt ``minimun``;
 - objects are closed unless the schema says otherwise: small models keep inventing keys;

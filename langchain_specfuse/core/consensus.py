@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import UsageError, advised
 from .answer import Answer, lawful
+from .budget import Budget
 from .method import Settings
 from .panel import Panel
 from .referee import FREE, Referee
@@ -86,11 +87,12 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     result_of = RESULTS[settings.result] if isinstance(settings.result, str) else settings.result
     assert result_of is not None
     answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
-    before, clock, drafts = panel, Clock(), dict[str, Draft]()
+    before, clock, drafts = panel, Clock(Budget(settings.max_calls, settings.max_cost)), dict[str, Draft]()
     tally = Tally(voters(panel, settings.samples))
     while not tally.decided():
         asked = tally.next()
-        jobs = {voter.member: job_of(query, settings, answer, voter.sample) for voter in asked}
+        affordable = not clock.budget.is_spent
+        jobs = {voter.member: job_of(query, settings, answer, voter.sample, affordable) for voter in asked}
         replies = yield Ask(jobs, 1, spare=bool(drafts))
         assert replies is not None
         replies = yield from _to_the_end(jobs, replies, answer)
@@ -158,13 +160,13 @@ def voters(panel: Panel, samples: int) -> list[Voter]:
     return [Voter(name, sample, panel.weights[name]) for sample in range(samples) for name in order]
 
 
-def job_of(query: Query, settings: Settings, answer: Answer, sample: int) -> DraftJob:
-    """A whole answer."""
+def job_of(query: Query, settings: Settings, answer: Answer, sample: int, affordable: bool = True) -> DraftJob:
+    """A whole answer. One that was begun may be finished, whatever that costs."""
     how = settings.sampling
     if sample:
         how = replace(how, temperature=max(how.temperature, SAMPLED), seed=how.seed + sample)
     tokens = answer.tokens_left
-    return DraftJob(query, answer.segments, tokens, tokens, how, stop=settings.stop)
+    return DraftJob(query, answer.segments, tokens, tokens, how, stop=settings.stop, new_requests=affordable)
 
 
 def _round(

@@ -12,6 +12,7 @@ What an implementation promises (``tests/members/contract.py`` checks it for eve
 5. *A draft that ends the answer is never cut*; others stop at a safe boundary (:func:`.kept_tokens`).
 6. *The end is an event.* For an ended candidate the last log-probability is that of the end of the turn.
 7. *Scores are the model's own* log-probabilities, before temperature, penalties and masks.
+8. *No request that is billed* is started for a job with ``new_requests=False``.
 """
 
 from __future__ import annotations
@@ -38,11 +39,19 @@ class Probe:
     """How it writes tool calls, if it was trained to; None: in any format that its prompt describes."""
     size: int = 0
     """Its number of parameters (0: unknown)."""
+    reasons: bool | None = None
+    """Whether it reasons before it answers; None: unknown."""
+    takes: tuple[str, ...] = ()
+    """The kinds of attachments that it reads besides text: ``image``, ``file``, ``audio``, ``video``."""
 
 
 @runtime_checkable
 class Member(Protocol):
-    """One LLM of the ensemble."""
+    """One LLM of the ensemble.
+
+    It may also have a method ``preview() -> Probe | None``: what ``probe`` will report, as far as it is known without
+    loading anything or asking a server; None if the context is not known. The chat model's ``profile`` is made from it.
+    """
 
     @property
     def name(self) -> str:

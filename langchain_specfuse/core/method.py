@@ -204,3 +204,7 @@ class Settings:
     """What whole answers are compared by (a key of ``RESULTS`` or a function); None: answers are agreed by segments."""
     samples: int = 1
     """Whole answers per member."""
+    max_calls: int | None = None
+    """Requests to members that are billed by request. See :mod:`.budget`."""
+    max_cost: float | None = None
+    """Dollars."""

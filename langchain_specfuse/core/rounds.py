@@ -16,11 +16,13 @@ from typing import TypeAlias
 from ..errors import EnsembleError, MemberError, advised
 from .answer import Answer, continues_loop, lawful
 from .ballot import Ballot
+from .budget import Budget
 from .lead import Reading
 from .method import Method, Settings
 from .panel import LEARNING_RATES, Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
 from .values import (
+    BUDGET,
     LATE,
     Ask,
     Departure,
@@ -50,8 +52,9 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
     """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the next item."""
     method = settings.method
     answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
+    budget = Budget(settings.max_calls, settings.max_cost)
     for number in range(1, settings.max_tokens + 1):
-        before, clock = panel, Clock()
+        before, clock = panel, Clock(budget)
         # 1. Draft. Members propose how the answer continues: the lead alone, if one leads and is sure, or all.
         panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
         # 2. Verify. Members score every draft.
@@ -115,6 +118,7 @@ def call_for_drafts(
         sampling=settings.sampling,
         # A draft that ends early at a stop string has another score. Only a lone drafter may: there is no vote on it.
         stop=settings.stop if alone else (),
+        new_requests=not clock.budget.is_spent,
     )
     first = (panel.lead,) if panel.lead else panel.drafters
     spare = len(first) < len(panel.drafters)
@@ -124,11 +128,12 @@ def call_for_drafts(
     if others and not stands(panel, settings.method, job, replies[first[0]], answer):
         again = [name for name in panel.drafters if name in others or is_late(replies[name])]
         usable = not failure_of(job, replies[first[0]])
-        more = yield Ask(dict.fromkeys(again, replace(job, stop=())), number, spare=usable)
+        job = replace(job, stop=(), new_requests=not clock.budget.is_spent)
+        more = yield Ask(dict.fromkeys(again, job), number, spare=usable)
         clock.lap("draft", more)
         replies |= more
-    if number > 1 and all(isinstance(r, Failure) and r.kind == "overflow" for r in replies.values()):
-        # Every member's context is full. The answer ends here, and no member leaves.
+    if number > 1 and all(isinstance(r, Failure) and r.kind in ("overflow", BUDGET) for r in replies.values()):
+        # Every member's context is full, or the budget is spent. The answer ends here, and no member leaves.
         return panel, {name: Draft("") for name in panel.drafters}
     asked = [name for name in panel.drafters if name in replies]
     panel = without_failed(panel, dict.fromkeys(asked, job), replies, answer, number)
@@ -160,9 +165,9 @@ def call_for_scores(
     """verifier -> how it reads each eligible draft. Empty when there is nothing to choose between."""
     if len(ballot.eligible) < 2 or not panel.verifiers:
         return panel, {}
-    drafters = set(panel.drafters)
+    drafters, affordable = set(panel.drafters), not clock.budget.is_spent
     jobs = {
-        name: ScoreJob(query, answer.segments, ballot.to_score(name), thinks=name in drafters)
+        name: ScoreJob(query, answer.segments, ballot.to_score(name), thinks=name in drafters, new_requests=affordable)
         for name in panel.verifiers
     }
     replies = yield Ask(jobs, number)
@@ -184,6 +189,12 @@ def without_failed(
     """The panel without the members that failed or returned nonsense; an error if a drafting member is ``needed`` and
     none is left."""
     failures = {name: failure for name, job in jobs.items() if (failure := failure_of(job, replies[name]))}
+    # A member that may send no ballot stays if it drafts: its stream may be open.
+    failures = {
+        name: failure
+        for name, failure in failures.items()
+        if failure.kind != BUDGET or isinstance(jobs[name], DraftJob) or name not in panel.drafters
+    }
     if len(failures) < len(jobs):  # another member has replied, so late members only miss this round
         failures = {name: failure for name, failure in failures.items() if failure.kind != LATE}
     panel = panel.without([Departure(name, f.kind, f.message, number, f.cause) for name, f in failures.items()])
@@ -192,6 +203,8 @@ def without_failed(
     reasons = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
     errors = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")
     error = EnsembleError(f"no member is left to go on in round {number}: {reasons}", text=answer.text, failures=errors)
+    for note in dict.fromkeys(note for one in errors for note in getattr(one.__cause__, "__notes__", ())):
+        error.add_note(note)
     raise advised(error, _ADVICE["overflow" if {e.kind for e in errors} == {"overflow"} else "other"])
 
 
@@ -235,9 +248,10 @@ def member_error(gone: Departure) -> MemberError:
 
 
 class Clock:
-    """Wall-clock time, effort and late members of one round, by phase."""
+    """Wall-clock time, effort and late members of one round, by phase. What it costs is taken from the budget."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
         self.late: dict[str, tuple[str, ...]] = {}
         self.seconds: dict[str, float] = {}
         self.efforts: dict[str, dict[str, Effort]] = {}
@@ -251,6 +265,7 @@ class Clock:
         self.began.setdefault(phase, time.time() - spent)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
         efforts = {n: r.effort for n, r in replies.items() if isinstance(r, Draft | Scored)}
+        self.budget.spend(efforts.values())
         known = self.efforts.get(phase, {})
         self.efforts[phase] = known | {n: known[n] + effort if n in known else effort for n, effort in efforts.items()}
         before = [name for name in self.late.pop(phase, ()) if name not in replies]

@@ -47,6 +47,16 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
+class Attachment:
+    """An image, a file, audio or a video in a message of the user."""
+
+    kind: str
+    """``image``, ``file``, ``audio`` or ``video``."""
+    body: str
+    """LangChain's content block, as JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One message of the conversation as plain text."""
 
@@ -59,6 +69,8 @@ class Turn:
     """For a tool's result: the tool's name."""
     call_id: str = ""
     """For a tool's result: the id of the call that it answers."""
+    attachments: tuple[Attachment, ...] = field(default=(), repr=False)
+    """What the user's message holds besides text. Members that take it read it before the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +122,11 @@ class Query:
     constraint: Constraint | None = None
     """What the answer must look like."""
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of its attachments."""
+        return frozenset(one.kind for turn in self.turns for one in turn.attachments)
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -140,6 +157,8 @@ class Effort:
     words where it reports none (for example, after a cancelled request)."""
     input_tokens: int = 0
     output_tokens: int = 0
+    cost: float = 0.0
+    """In dollars, for a member whose price is known."""
 
     def __add__(self, other: Effort) -> Effort:
         return Effort(
@@ -151,6 +170,7 @@ class Effort:
             self.requests + other.requests,
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
+            self.cost + other.cost,
         )
 
 
@@ -203,6 +223,9 @@ class DraftJob:
     prefill_chunks: int | None = None
     """Read at most this many chunks of a long context for this job, then reply with :class:`PrefillPending` if there is
     more (0: only report it). None: read everything. A member without chunked prefill may ignore it."""
+    new_requests: bool = True
+    """False: the answer's budget is spent. A member that would have to start a request that is billed fails with
+    ``BUDGET`` instead; others ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +238,8 @@ class ScoreJob:
     thinks: bool = True
     """Whether a reasoning member has its reasoning in the context. False for verify-only members."""
     prefill_chunks: int | None = None
+    """As in :class:`DraftJob`."""
+    new_requests: bool = True
     """As in :class:`DraftJob`."""
 
 
@@ -229,7 +254,9 @@ class Scored:
     """As in :class:`Draft`, per candidate."""
 
 
-KINDS = ("error", "timeout", "nan", "overflow", "not_found")
+BUDGET = "budget"
+"""Not the member's fault: the answer may cost no more."""
+KINDS = ("error", "timeout", "nan", "overflow", "not_found", BUDGET)
 """How a member can fail."""
 LATE = "late"
 """Not a failure: the round continues without the member's reply, and the member stays."""

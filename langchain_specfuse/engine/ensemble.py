@@ -23,8 +23,6 @@ from .drive import Schedule, adrive, drive
 from .queue import Task
 from .worker import refuse_fork, worker_for
 
-EQUALS = Settings(lead=None)
-
 
 def loop_of(settings: Settings) -> Callable[..., Loop]:
     """The loop that agrees an answer: segment by segment, or as a whole."""
@@ -43,7 +41,8 @@ class Ensemble:
                 error = UsageError(f"two members are called {member.name!r}; names must differ")
                 raise advised(error, "give one of them another name, for example TransformersMember(..., name='b')")
             self.members[member.name] = member
-        self._drafting = frozenset(member.name for member in members)
+        self.drafting = frozenset(member.name for member in members)
+        """The names of the members that write."""
         self.admission = Admission()
         """The answers under way, and those that wait for their turn."""
         self._lock = threading.Lock()
@@ -104,14 +103,28 @@ class Ensemble:
             waiting, self._waiting = self._waiting, []
         return waiting
 
-    def panel(self, probes: Mapping[str, Probe], settings: Settings, prior: Mapping[str, float] | None = None) -> Panel:
-        """The panel with which an answer begins."""
-        members = [Panelist(name, name in self._drafting, probe.scores) for name, probe in probes.items()]
+    def panel(
+        self,
+        probes: Mapping[str, Probe],
+        settings: Settings,
+        prior: Mapping[str, float] | None = None,
+        kinds: frozenset[str] = frozenset(),
+    ) -> Panel:
+        """The panel with which an answer begins. ``kinds``: what the conversation holds besides text.
+
+        A verifier that cannot read all of it has no vote: it would prefer what sounds likely without it.
+        """
+        blind = [name for name, probe in probes.items() if not kinds <= set(probe.takes)]
+        if unable := [name for name in blind if name in self.drafting]:
+            held = ", ".join(sorted(kinds))
+            error = UsageError(f"the conversation holds more than text ({held}), which {', '.join(unable)} cannot read")
+            raise advised(error, "describe it in words, or let only members write that take it: chat models")
+        members = [Panelist(n, n in self.drafting, probe.scores) for n, probe in probes.items() if n not in blind]
         return Panel.of(members, prior, self.lead(probes, settings))
 
     def lead(self, probes: Mapping[str, Probe], settings: Settings) -> str | None:
         """The member that leads: the one that is named, with ``"auto"`` the one that is much the largest, if any."""
-        sizes = {name: probe.size for name, probe in probes.items() if name in self._drafting}
+        sizes = {name: probe.size for name, probe in probes.items() if name in self.drafting}
         lead = settings.lead
         if settings.method.margin is None or len(sizes) < 2:
             return None
@@ -139,7 +152,8 @@ class Ensemble:
 
         ``referee`` judges texts under the query's constraint, if it has one.
         """
-        loop = loop_of(settings)(query, settings, self.panel(self.loaded().result(), settings, prior), referee)
+        probes = self.loaded().result()
+        loop = loop_of(settings)(query, settings, self.panel(probes, settings, prior, query.kinds), referee)
         return drive(loop, query.id, self.members, self._scheduled(schedule, settings))
 
     async def arounds(
@@ -153,7 +167,7 @@ class Ensemble:
     ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio."""
         probes = await asyncio.wrap_future(self.loaded())
-        loop = loop_of(settings)(query, settings, self.panel(probes, settings, prior), referee)
+        loop = loop_of(settings)(query, settings, self.panel(probes, settings, prior, query.kinds), referee)
         driven = adrive(loop, query.id, self.members, self._scheduled(schedule, settings))
         try:
             async for item in driven:

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from weakref import finalize
 
 from pydantic import TypeAdapter
 
@@ -42,6 +43,7 @@ class Bank:
         """Replies that came from the file, and those that members were asked for."""
         try:
             self._base = sqlite3.connect(self.path, timeout=60, check_same_thread=False)
+            finalize(self, self._base.close)  # Python 3.13 warns of a connection that is left open
             self._base.execute("pragma journal_mode=wal")
             self._base.execute("create table if not exists replies (key text primary key, reply text)")
         except sqlite3.DatabaseError as error:
@@ -136,11 +138,15 @@ def banked(members: Mapping[str, Member], bank: Bank, identities: Mapping[str, A
 def content_of(job: DraftJob | ScoreJob, name: str) -> dict[str, Any]:
     """All of a job that can change this member's reply, as plain data."""
     query = asdict(replace(job.query, id=""))
+    for turn in query["turns"]:
+        if not turn["attachments"]:
+            del turn["attachments"]  # banks of versions that had none remain valid
     content: dict[str, Any] = {"query": query, "answer": _read(job.answer, name)}
     if isinstance(job, ScoreJob):
         return content | {"candidates": [[c.text, c.ended] for c in job.candidates], "thinks": job.thinks}
     rest = asdict(replace(job, query=job.query, answer=(), max_tokens=min(job.max_tokens, LONGEST_DRAFT)))
-    return content | {key: value for key, value in rest.items() if key not in ("query", "answer", "prefill_chunks")}
+    without = ("query", "answer", "prefill_chunks", "new_requests")
+    return content | {key: value for key, value in rest.items() if key not in without}
 
 
 def _read(answer: Sequence[Segment], name: str) -> list[Any]:

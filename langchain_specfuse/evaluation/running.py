@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -73,7 +73,16 @@ def identity(member: Member) -> Any:
 
 def run(plan: Plan, results: Results, *, seen: Seen | None = None) -> list[Result]:
     """Ask what has no result yet or has failed, and return all results of the plan."""
-    return asyncio.run(_run(plan, results, seen or (lambda *_: None)))
+
+    def work() -> list[Result]:
+        return asyncio.run(_run(plan, results, seen or (lambda *_: None)))
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1) as pool:  # a notebook's cells run inside a loop
+        return pool.submit(work).result()
 
 
 async def _run(plan: Plan, results: Results, seen: Seen) -> list[Result]:

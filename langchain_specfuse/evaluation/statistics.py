@@ -32,7 +32,8 @@ class Interval:
         return f"{100 * self.mean:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
-def _numpy() -> Any:
+def numpy() -> Any:
+    """The library, or an error that names its extra. The commands call it before they ask the first question."""
     try:
         import numpy
     except ModuleNotFoundError as error:
@@ -68,7 +69,7 @@ def _apart(one: Sequence[float], other: Sequence[float]) -> list[float]:
 def _interval(values: Sequence[float], level: float, ends: tuple[float, float]) -> Interval:
     if not values:
         return Interval(math.nan, *ends)
-    np, count = _numpy(), len(values)
+    np, count = numpy(), len(values)
     mean = math.fsum(values) / count
     graded = any(value not in (*ends, 0.0) for value in values)
     if graded and count == 1:
@@ -103,7 +104,7 @@ def sign_flips(apart: Sequence[float]) -> float:
     >>> sign_flips([0.1, 0.2, 0.3, 0.4, 0.1])
     0.0625
     """
-    np, count = _numpy(), sum(value != 0 for value in apart)
+    np, count = numpy(), sum(value != 0 for value in apart)
     if not count:
         return 1.0
     values = np.asarray([value for value in apart if value], dtype=float)

@@ -14,6 +14,7 @@ Paper: members vote by likelihood alone; hosted models do not report the likelih
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
 import re
@@ -24,16 +25,31 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
 from langsmith import tracing_context
 
 from ..constraints.rules import respaced
 from ..core.answer import is_safe, kept_tokens
 from ..core.member import Probe
 from ..core.results import LETTERS, chosen_letter
-from ..core.values import Candidate, Constraint, Draft, DraftJob, Effort, Failure, Scored, ScoreJob, Tool, Turn
+from ..core.values import (
+    BUDGET,
+    Attachment,
+    Candidate,
+    Constraint,
+    Draft,
+    DraftJob,
+    Effort,
+    Failure,
+    Sampling,
+    Scored,
+    ScoreJob,
+    Tool,
+    Turn,
+)
 from ..errors import MemberError, UsageError, advised
 from .text.templates import all_as_text, with_system
+from .text.thinking import parted
 from .threads import each
 
 log = logging.getLogger("langchain_specfuse")
@@ -59,8 +75,9 @@ TAIL = 12
 """A continuation that begins with at least this many of the answer's last characters repeats them."""
 REFUSED = ("content_filter", "refusal", "safety")
 """Finish reasons of a provider that broke the reply off."""
+INPUTS = {"image": "image_inputs", "file": "pdf_inputs", "audio": "audio_inputs", "video": "video_inputs"}
+"""Kinds of attachments, and what a chat model's ``profile`` says of them."""
 _WORD = re.compile(r"\s*\S+|\s+\Z")
-_THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>\s*|\Z)", re.DOTALL)
 _KINDS = {"ModelTimeoutError": "timeout", "ContextOverflowError": "overflow", "ModelNotFoundError": "not_found"}
 
 
@@ -74,6 +91,9 @@ class ChatModelMember:
     - ``model``: a chat model, or a name that LangChain's ``init_chat_model`` knows, such as ``"ollama:llama3.2"``.
     - ``max_concurrency``: at most this many questions run at the same time.
     - ``system_prompt``: replaces the conversation's system prompt for this member.
+    - ``price``: dollars per million input tokens and per million output tokens, for ``max_cost`` and the trace.
+    - ``thinking_tokens``: a model that reasons for longer before its first word leaves the answer. A chunk of the
+      stream counts as its words, and as one at least. Reasoning that is not streamed is not counted.
 
     A ``temperature`` above 0 is passed to the chat model; all other settings are those of the chat model. As the lead,
     it counts as sure of a draft only if it returns log-probabilities: ``ChatOpenAI(..., logprobs=True)``.
@@ -86,6 +106,8 @@ class ChatModelMember:
         name: str | None = None,
         max_concurrency: int = 8,
         system_prompt: str | None = None,
+        price: Sequence[float] | None = None,
+        thinking_tokens: int = 4096,
     ) -> None:
         self.model = chat_model_named(model) if isinstance(model, str) else model
         if not isinstance(self.model, BaseChatModel):
@@ -94,9 +116,13 @@ class ChatModelMember:
         if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
             error = UsageError(f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}")
             raise advised(error, "leave it out for 8 questions at once")
+        if isinstance(thinking_tokens, bool) or not isinstance(thinking_tokens, int) or thinking_tokens < 1:
+            error = UsageError(f"thinking_tokens must be a whole number of at least 1, got {thinking_tokens!r}")
+            raise advised(error, "switch reasoning off in the chat model itself: ChatOllama(..., reasoning=False)")
         self._known = dict(self.model._get_ls_params())
         self.name = name or name_of(self.model)
-        self.max_concurrency, self.system_prompt = max_concurrency, system_prompt
+        self.max_concurrency, self.system_prompt, self.price = max_concurrency, system_prompt, _checked_price(price)
+        self.thinking_tokens = thinking_tokens
         self._way: str | None = None
         """How it continues a text; None: not tried yet, or in vain."""
         self._trial = Effort()
@@ -112,14 +138,22 @@ class ChatModelMember:
     def spec(self) -> dict[str, Any]:
         """Whatever distinguishes this member's answers from another's, as plain JSON."""
         known = {key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")}
-        return {"chat_model": type(self.model).__name__, "system_prompt": self.system_prompt, **known}
+        own = {"system_prompt": self.system_prompt, "thinking_tokens": self.thinking_tokens}
+        return {"chat_model": type(self.model).__name__, **own, **known}
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
+    def preview(self) -> Probe:
+        profile: Mapping[str, Any] = self.model.profile or {}
+        # The context that ChatOllama or ChatLlamaCpp was told to open, not all that the model could read.
+        chosen = getattr(self.model, "num_ctx", None) or getattr(self.model, "n_ctx", None)
+        name, limit = str(self._known.get("ls_model_name", self.name)), chosen or profile.get("max_input_tokens")
+        detail = f"{type(self.model).__name__}, votes by ballot"
+        takes = tuple(kind for kind, key in INPUTS.items() if profile.get(key, True))  # unknown: the provider refuses
+        return Probe(name, True, limit, detail, reasons=profile.get("reasoning_output"), takes=takes)
+
     def probe(self) -> Probe:
-        limit = (self.model.profile or {}).get("max_input_tokens")
-        name = str(self._known.get("ls_model_name", self.name))
-        return Probe(name, True, limit, f"{type(self.model).__name__}, votes by ballot")
+        return self.preview()
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
         return each(jobs, self._draft, self.name, self.max_concurrency)
@@ -143,38 +177,50 @@ class ChatModelMember:
         since = time.perf_counter(), time.time()
         answer = "".join(segment.text for segment in job.answer)
         stream = self._streams.get(job.query.id)
-        if stream is None or not stream.leads_to(answer):
+        if stream is None or stream.sampling != job.sampling or not stream.leads_to(answer):
             self.forget(job.query.id)
             stream = self._streams[job.query.id] = self._opened(job, answer)
         before = stream.words
         wanted = min(job.segment_tokens, job.max_tokens)
         text, ended = stream.after(answer, wanted, job.max_tokens)
-        thought, stream.thought = stream.thought, ""
+        thought, stream.thought = stream.thought.strip(), ""
         spent, self._trial, took = stream.used() + self._trial, Effort(), time.perf_counter() - since[0]
-        effort = replace(spent, read=stream.words - before, seconds=took, began=since[1])
+        effort = replace(spent, read=stream.words - before, seconds=took, began=since[1], cost=self._cost_of(spent))
         tokens = tuple(zlib.crc32(word.encode()) for word in words_of(text)[: job.max_tokens])
         return Draft(text, ended, tokens, effort=effort, thought=thought, least=stream.least(answer, text))
 
     def _opened(self, job: DraftJob, answer: str) -> Stream:
         """What the model says next, as a stream."""
         query = job.query
+        self._refuse_if_spent(job)
         messages = self._messages(query.turns, query.tools, query.constraint)
         options = {"temperature": job.sampling.temperature} if job.sampling.temperature > 0 else {}
         if not answer:
-            return Stream(self._said(messages, options), "", _words_in(messages), query.constraint)
+            said = self._said(messages, options)
+            return Stream(said, "", _words_in(messages), query.constraint, sampling=job.sampling)
         self._way = self._way or self._found_way()
         if self._way is None:
             error = MemberError("it cannot continue text that other members wrote", member=self.name)
             raise advised(error, f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')")
         sent = _words_in(messages) + len(words_of(answer))
-        return Stream(self._continued(messages, answer, self._way, options), answer, sent, query.constraint)
+        said = self._continued(messages, answer, self._way, options)
+        return Stream(said, answer, sent, query.constraint, sampling=job.sampling)
+
+    def _refuse_if_spent(self, job: DraftJob | ScoreJob) -> None:
+        if not job.new_requests:
+            raise MemberError("the answer's budget (max_calls, max_cost) is spent", member=self.name, kind=BUDGET)
+
+    def _cost_of(self, effort: Effort) -> float:
+        read, written = self.price or (0.0, 0.0)
+        return (effort.input_tokens * read + effort.output_tokens * written) / 1e6
 
     def _messages(
         self, turns: Sequence[Turn], tools: Sequence[Tool] = (), constraint: Constraint | None = None
     ) -> list[BaseMessage]:
         turns = turns if self.system_prompt is None else with_system(turns, self.system_prompt)
         kinds = {"system": SystemMessage, "assistant": AIMessage}
-        return [kinds.get(turn.role, HumanMessage)(turn.text) for turn in all_as_text(turns, tools, constraint)]
+        texts = all_as_text(turns, tools, constraint)
+        return [kinds.get(turn.role, HumanMessage)(_content(turn.text, turn.attachments)) for turn in texts]
 
     def _continued(
         self, messages: Sequence[BaseMessage], answer: str, way: str, options: Mapping[str, Any]
@@ -197,28 +243,44 @@ class ChatModelMember:
         yield from pieces
 
     def _said(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Iterator[Piece]:
-        """The model's stream as pieces of text; the last one says how it finished."""
-        chunks, finish = self.model.stream(list(messages), **options), ""
+        """The model's stream as pieces of text and thought; the last one says how it finished."""
+        # Some chat models, such as ChatOllama, know a setting only as their own field.
+        own = {name: value for name, value in options.items() if name in type(self.model).model_fields}
+        model = self.model.model_copy(update=own) if own else self.model
+        rest = {name: value for name, value in options.items() if name not in own}
+        chunks, finish = model.stream(list(messages), **rest), ""
+        begun, held, thinking = False, "", 0
         try:
-            while True:
+            while thinking <= self.thinking_tokens:
                 with tracing_context(enabled=False):  # the round's own spans show what members do
                     chunk = next(chunks, None)
                 if chunk is None:
                     break
                 finish = _finish_of(chunk.response_metadata) or finish
-                thought = "".join(
-                    str(block.get("reasoning", "")) for block in chunk.content_blocks if block["type"] == "reasoning"
-                )
-                used = chunk.usage_metadata or {}
-                if chunk.text or thought or used:
+                text, thought, used = str(chunk.text), _thought_in(chunk), chunk.usage_metadata or {}
+                if not begun:  # a thought may stand before the text
+                    held, count = held + text, len(words_of(text + thought))
+                    tagged, text = parted(held) or ("", "")
+                    begun, thought = bool(text), thought + tagged
+                    # ChatOpenAI leaves out the reasoning field of other servers: its chunks are empty then.
+                    thinking += 0 if begun else max(1, count)
+                if text or thought or used:
                     counted = used.get("input_tokens", 0), used.get("output_tokens", 0)
-                    yield Piece(chunk.text, thought, "", counted, _least_of(chunk.response_metadata))
-        except Exception as error:
-            kind = next((_KINDS[one.__name__] for one in type(error).__mro__ if one.__name__ in _KINDS), "error")
-            kind = "timeout" if isinstance(error, TimeoutError) else kind
-            raise MemberError(f"{type(error).__name__}: {error}"[:400], member=self.name, kind=kind) from error
+                    yield Piece(text, thought, "", counted, _least_of(chunk.response_metadata))
+        except Exception as raised:
+            kind = next((_KINDS[one.__name__] for one in type(raised).__mro__ if one.__name__ in _KINDS), "error")
+            kind = "timeout" if isinstance(raised, TimeoutError) else kind
+            raise MemberError(f"{type(raised).__name__}: {raised}"[:400], member=self.name, kind=kind) from raised
         finally:
             chunks.close()  # type: ignore[union-attr]
+        if not begun:
+            thought, text = parted(held, whole=True) or ("", "")
+            limit = "its own max_tokens" if finish == "length" and not text else ""
+            limit = f"thinking_tokens={self.thinking_tokens}" if thinking > self.thinking_tokens else limit
+            if limit:
+                error = MemberError(f"it reasoned up to {limit}, before its first word", member=self.name)
+                raise advised(error, "raise that limit, or lower the chat model's reasoning effort")
+            yield Piece(text, thought)
         if finish in REFUSED:
             raise MemberError(f"the provider stopped the reply (finish reason: {finish})", member=self.name)
         yield Piece("", "", finish or "stop")
@@ -247,6 +309,7 @@ class ChatModelMember:
     def _ballot(self, job: ScoreJob) -> Scored:
         """One number per draft: the log of its share of two ballots, in which the drafts stand in opposite orders."""
         since = time.perf_counter(), time.time()
+        self._refuse_if_spent(job)
         counts, effort = [DOUBT] * len(job.candidates), Effort()
         for order in (list(range(len(counts))), list(reversed(range(len(counts))))):
             if len(counts) == 1:
@@ -258,14 +321,17 @@ class ChatModelMember:
             if letter:
                 counts[order[LETTERS.index(letter)]] += 1.0
         logs = tuple((math.log(count / math.fsum(counts)),) for count in counts)
-        return Scored(logs, replace(effort, seconds=time.perf_counter() - since[0], began=since[1]))
+        took = time.perf_counter() - since[0]
+        return Scored(logs, replace(effort, seconds=took, began=since[1], cost=self._cost_of(effort)))
 
     def _asked(self, job: ScoreJob, order: Sequence[int]) -> list[BaseMessage]:
         """The ballot: the conversation, the answer so far, and the drafts under letters."""
         answer = "".join(segment.text for segment in job.answer)
         turns = "\n\n".join(f"{turn.role}: {turn.text}" for turn in job.query.turns)
+        attachments = [one for turn in job.query.turns for one in turn.attachments]
         drafts = "\n".join(f"{LETTERS[n]}: {_shown(job.candidates[at])}" for n, at in enumerate(order))
-        return [HumanMessage(f"{turns}\n\nThe answer so far: {answer!r}\n\nContinuations:\n{drafts}\n\n{BALLOT}")]
+        text = f"{turns}\n\nThe answer so far: {answer!r}\n\nContinuations:\n{drafts}\n\n{BALLOT}"
+        return [HumanMessage(_content(text, attachments))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,15 +361,19 @@ class Stream:
     finish: str = ""
     thought: str = ""
     _raw: str = ""
+    _thought_words: int = 0
+    """Words of thought."""
     _billed: tuple[int, int] = (0, 0)
     _told: tuple[int, int, int] = (0, 0, 0)
     """What :meth:`used` has returned: requests, input and output tokens."""
+    sampling: Sampling | None = None
+    """How it was asked for: another sample is another stream."""
     _doubts: list[tuple[int, float]] = field(default_factory=list)
     """For each piece, the length of ``said`` after it and its lowest log-probability."""
 
     @property
     def words(self) -> int:
-        return len(words_of(self._raw))
+        return len(words_of(self._raw)) + self._thought_words
 
     def leads_to(self, answer: str) -> bool:
         """Whether this answer is what the model has said so far, or what it says next, if it said more."""
@@ -350,14 +420,8 @@ class Stream:
         # Some providers send running totals, others a single count: the largest value seen is the total.
         self._billed = max(self._billed[0], piece.used[0]), max(self._billed[1], piece.used[1])
         self.finish = piece.finish
-        said = self._raw
-        if not self.before and (found := _THOUGHT.match(said)):
-            said = said[found.end() :]
-            if said and not self.said:
-                self.thought = found[1].strip()
-        elif not self.before and "<think>".startswith(said.lstrip()):
-            said = ""  # it may begin a thought
-        self.said = respaced(self.constraint, self.before, said)
+        self._thought_words += len(words_of(piece.thought))
+        self.said = respaced(self.constraint, self.before, self._raw)
         if piece.least is not None:
             self._doubts.append((len(self.said), piece.least))
         return True
@@ -432,6 +496,19 @@ def joined(answer: str, said: str) -> str:
     return said if not said or is_safe(answer + said, len(answer)) or said[:1] in ".,;:!?)" else f" {said}"
 
 
+def _content(text: str, attachments: Sequence[Attachment]) -> Any:
+    """The content of a message: its attachments first, as providers advise, then the text."""
+    blocks = [json.loads(one.body) for one in attachments]
+    return [*blocks, *([{"type": "text", "text": text}] if text else [])] if blocks else text
+
+
+def _thought_in(chunk: AIMessageChunk) -> str:
+    """The reasoning in a chunk. LangChain's blocks lack it where an OpenAI-like server has it in a field of its own."""
+    found = "".join(str(block.get("reasoning", "")) for block in chunk.content_blocks if block["type"] == "reasoning")
+    fields = (chunk.additional_kwargs.get(name) for name in ("reasoning_content", "reasoning"))
+    return found or next((field for field in fields if isinstance(field, str)), "")
+
+
 def _finish_of(metadata: Mapping[str, Any]) -> str:
     """Why a model stopped, in one word for all providers."""
     reason = str(metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason") or "")
@@ -440,14 +517,27 @@ def _finish_of(metadata: Mapping[str, Any]) -> str:
 
 
 def _least_of(metadata: Mapping[str, Any]) -> float | None:
-    """The lowest log-probability in a chunk, as OpenAI's interface gives them."""
-    found = metadata.get("logprobs") or {}
-    tokens = (found.get("content") or []) if isinstance(found, Mapping) else []
+    """The lowest log-probability in a chunk, as OpenAI's and Ollama's interfaces give them."""
+    found = metadata.get("logprobs") or []
+    tokens = (found.get("content") or []) if isinstance(found, Mapping) else found
     return min((float(one["logprob"]) for one in tokens), default=None)
 
 
 def _shown(candidate: Candidate) -> str:
     return f"{candidate.text!r}" + (" (and the answer ends)" if candidate.ended else "")
+
+
+def _checked_price(price: Any) -> tuple[float, float] | None:
+    if price is None:
+        return None
+    try:
+        read, written = map(float, price)
+    except (TypeError, ValueError):
+        read = written = math.nan
+    if not (0 <= read < math.inf and 0 <= written < math.inf):
+        error = UsageError(f"price must be two numbers of at least 0, got {price!r:.80}")
+        raise advised(error, "dollars per million input tokens and per million output tokens: price=(0.4, 1.6)")
+    return read, written
 
 
 def name_of(model: BaseChatModel) -> str:

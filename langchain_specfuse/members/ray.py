@@ -83,8 +83,8 @@ class RayMember:
 
     def __getattr__(self, name: str) -> Any:
         # What only some members can do is looked up in the hosted member's class: the member is not loaded here.
-        if name in ("token_ids", "token_count", "spec") and hasattr(type(vars(self).get("_member")), name):
-            return self._member.spec if name == "spec" else partial(self._call, name)
+        if name in ("token_ids", "token_count", "spec", "preview") and hasattr(type(vars(self).get("_member")), name):
+            return partial(self._call, name) if name.startswith("token") else getattr(self._member, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property

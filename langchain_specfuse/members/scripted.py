@@ -51,7 +51,8 @@ class ScriptedMember:
     ``langchain_specfuse`` warns.
 
     ``confidence`` scales its log-probabilities (0: sure of itself, 1: as above, more: unsure). ``fails_in`` is the
-    number of a draft call (from 1) in which it raises ``error``; ``draft_only`` takes its vote away.
+    number of a draft call (from 1) in which it raises ``error``; ``draft_only`` takes its vote away. It fails where
+    prompt and answer together have more than ``max_context`` words.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ScriptedMember:
         draft_only: bool = False,
         fails_in: int | None = None,
         error: BaseException | None = None,
+        max_context: int | None = None,
     ) -> None:
         self.answer = answer
         self._lines = _lines_of(answer)
@@ -73,6 +75,7 @@ class ScriptedMember:
         self.draft_only = draft_only
         self.fails_in = fails_in
         self.error = error or RuntimeError("scripted failure")
+        self.max_context = max_context
         self.draft_calls = 0
         self.score_calls = 0
         self.open_queries: dict[str, str] = {}
@@ -98,8 +101,11 @@ class ScriptedMember:
         lines = [line if isinstance(line, str) else repr(line) for line in self._lines]
         return {"scripted": lines, "confidence": self.confidence, "draft_only": self.draft_only}
 
+    def preview(self) -> Probe:
+        return Probe(self.name, not self.draft_only, self.max_context, "scripted", reasons=False)
+
     def probe(self) -> Probe:
-        return Probe(model=self.name, scores=not self.draft_only, detail="scripted")
+        return self.preview()
 
     def token_ids(self, text: str) -> list[int]:
         """One id per word, the same in all scripted members and processes."""
@@ -125,7 +131,7 @@ class ScriptedMember:
         stop_at = first_stop(text, job.stop)
         ended = len(words) == len(rest) and len(words) < job.max_tokens and stop_at is None
         sure = SURE * self.confidence
-        prompt = sum(len(_WORD.findall(turn.text)) for turn in job.query.turns)
+        prompt = _length(job.query)
         return Draft(
             text,
             ended,
@@ -159,11 +165,15 @@ class ScriptedMember:
         return place, _WORD.findall(script)[place:]
 
     def _failure(self, job: DraftJob | ScoreJob) -> Failure | None:
-        """Why there is nothing to say: the script's function raised, or returned no text."""
+        """Why there is nothing to say: the script raised, or returned no text, or prompt and answer are too long."""
         try:
             self._script(job.query)
         except Exception as error:
             return Failure.of(error)
+        if self.max_context is not None:
+            size = _length(job.query) + len(_WORD.findall("".join(segment.text for segment in job.answer)))
+            if size > self.max_context:
+                return Failure("overflow", f"{size} words of prompt and answer exceed max_context={self.max_context}")
         return None
 
     def _script(self, query: Query) -> str:
@@ -189,6 +199,10 @@ class ScriptedMember:
             return
         advice = "JSON is legal with ', ' and ': ' and the schema's keys in the schema's order"
         log.warning("%s: its script %s; it is cut there (%s)", self.name, what, advice)
+
+
+def _length(query: Query) -> int:
+    return sum(len(_WORD.findall(turn.text)) for turn in query.turns)
 
 
 def _ends(words: Sequence[str]) -> tuple[int, ...]:

@@ -67,9 +67,9 @@ class Answer(Response):
             async for chunk in chunks:
                 if not self._completion.chunks:
                     self._metrics.first_segment_s.observe(time.monotonic() - self._began)
-                part = self._completion.add(chunk)
-                if part and self._stream:
-                    await self._send(event(part), send)
+                parts = self._completion.add(chunk)
+                if parts and self._stream:
+                    await self._send(b"".join(map(event, parts)), send)
             if self._stream:
                 await self._send(b"".join(map(event, self._completion.closing())) + DONE, send, last=True)
             else:

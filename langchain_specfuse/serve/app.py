@@ -13,12 +13,14 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
+from ..chat.callbacks import TraceCallbackHandler
 from ..chat.members import ensemble_for
 from ..chat.model import SpecFuseChatModel
 from ..errors import UsageError
+from ..show.page import live
 from .answers import RETRY_S, Answer, Metrics
 from .requests import Limits, read_body, read_request, refuse_other_model
-from .responses import ApiError, Completion, api_error
+from .responses import ApiError, Completion, Rounds, api_error
 
 
 def app_of(
@@ -27,12 +29,14 @@ def app_of(
     model: str = "specfuse",
     api_keys: Sequence[str] = (),
     hosts: Sequence[str] = (),
+    page: bool = False,
     limits: Limits = Limits(),  # noqa: B008 - it is frozen
 ) -> FastAPI:
     """The app that answers with this chat model.
 
     ``model``: the name that clients ask for. ``api_keys``: a request must carry one of these, if there are any.
     ``hosts``: the host names that requests may use, if there are any; they stop DNS rebinding where there is no key.
+    ``page``: show a page at ``/`` that asks and shows each round: drafts, scores, votes, weights and reasoning.
 
     >>> from langchain_specfuse import ScriptedMember
     >>> app = app_of(SpecFuseChatModel(members=[ScriptedMember("Blue.")]))
@@ -40,9 +44,10 @@ def app_of(
     llm = llm.model_copy(update={"output_version": "v0"})  # the environment may have chosen content blocks
     ensemble = ensemble_for(llm.members, llm.verifiers)
     metrics = Metrics(ensemble.admission)
-    card = {"id": model, "object": "model", "created": 0, "owned_by": "langchain-specfuse"}
+    about = {"members": list(ensemble.members)}
+    card = {"id": model, "object": "model", "created": 0, "owned_by": "langchain-specfuse", "specfuse": about}
     timeout = min(llm.timeout or limits.timeout, limits.timeout)
-    defaults = {"max_tokens": min(llm.max_tokens, limits.max_answer_tokens)}
+    defaults = {"max_tokens": min(llm.max_tokens, limits.max_answer_tokens), "reasoning": True}
     bounds = {"timeout": timeout, "max_waiting": limits.max_waiting}
     guarded = [Depends(_guard(api_keys, hosts))]
 
@@ -55,19 +60,35 @@ def app_of(
     app = FastAPI(title="langchain-specfuse", openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.ensemble = ensemble
 
-    @app.post("/v1/chat/completions", dependencies=guarded)
-    async def completions(request: Request) -> Response:
+    async def answer(request: Request, recorder: TraceCallbackHandler | None = None) -> Response:
         ensemble.load()  # again, if it failed
         if not ensemble.ready:
             loading = f"members are loading\n-> try again in about {RETRY_S} s"
             raise ApiError(503, loading, code="loading", retry_after_s=RETRY_S)
         asked = read_request(await read_body(request, limits), model, limits)
+        handlers: list[Any] = [metrics, recorder] if recorder else [metrics]
         try:
-            chunks = llm.astream(asked.messages, {"callbacks": [metrics]}, **{**defaults, **asked.options, **bounds})
+            chunks = llm.astream(asked.messages, {"callbacks": handlers}, **{**defaults, **asked.options, **bounds})
         except UsageError as error:
             raise api_error(error) from None
-        completion = Completion(model, with_usage=asked.include_usage)
+        completion = Rounds(model, recorder) if recorder else Completion(model, with_usage=asked.include_usage)
         return Answer(chunks, completion, metrics, stream=asked.stream, timeout=timeout)
+
+    @app.post("/v1/chat/completions", dependencies=guarded)
+    async def completions(request: Request) -> Response:
+        return await answer(request)
+
+    if page:
+        html = live()
+        headers = {"content-security-policy": "frame-ancestors 'none'", "cache-control": "no-cache"}
+
+        @app.api_route("/", methods=["GET", "HEAD"], dependencies=[Depends(_guard((), hosts))])
+        async def show() -> Response:
+            return Response(html, media_type="text/html", headers=headers)
+
+        @app.post("/v1/specfuse/rounds", dependencies=guarded)
+        async def rounds(request: Request) -> Response:
+            return await answer(request, TraceCallbackHandler(kept=1))
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:

@@ -139,6 +139,12 @@ def _message(given: Any, where: str) -> BaseMessage:
     if role not in list(MESSAGES):
         raise invalid(f"{where} needs a role, one of {', '.join(MESSAGES)}; got {given!r:.80}", EXAMPLE, param=where)
     fields = {name: given[name] for name in ("content", "name", "tool_call_id") if given.get(name) is not None}
+    parts = fields.get("content")
+    for part in parts if role == "user" and isinstance(parts, list) else ():
+        # Chat models of some providers load an image's address themselves: a client could reach this host's network.
+        if isinstance(part, dict) and part.get("type") != "text":
+            message = f"{where} has a part of type {part.get('type')!r:.80}; the endpoint takes text"
+            raise invalid(message, "describe images and files in words", param=where)
     try:
         calls = [_call(one) for one in given.get("tool_calls") or ()]
         if role == "assistant" and calls:

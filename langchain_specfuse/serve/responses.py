@@ -6,11 +6,12 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from langchain_core.messages import AIMessageChunk
 
+from ..chat.callbacks import TraceCallbackHandler
 from ..chat.errors import PromptTooLongError
 from ..chat.options import CALL_ONLY, CallOptions
 from ..errors import BusyError, EnsembleError, MemberError, UsageError
@@ -32,8 +33,8 @@ class Completion:
     """One answer, built from the chat model's chunks: as events of a stream, or as a whole.
 
     >>> completion = Completion("specfuse")
-    >>> completion.add(AIMessageChunk("The sky"))["choices"][0]["delta"]
-    {'role': 'assistant', 'content': 'The sky'}
+    >>> [event["choices"][0]["delta"] for event in completion.add(AIMessageChunk("The sky"))]
+    [{'role': 'assistant', 'content': 'The sky'}]
     >>> completion.whole()["choices"][0]["message"]["content"]
     'The sky'
     """
@@ -51,8 +52,8 @@ class Completion:
         self.summary: dict[str, Any] = {}
         """The ensemble's own account of the answer: rounds, weights, shares."""
 
-    def add(self, chunk: AIMessageChunk) -> dict[str, Any] | None:
-        """Add a chunk. Returns its event for a stream; None if the chunk adds nothing to the message."""
+    def add(self, chunk: AIMessageChunk) -> list[dict[str, Any]]:
+        """Add a chunk. Returns its event for a stream; none if the chunk adds nothing to the message."""
         self.chunks.append(chunk)
         self._read_metadata(chunk)
         delta: dict[str, Any] = {"content": str(chunk.text)} if chunk.text else {}
@@ -66,7 +67,7 @@ class Completion:
                 else {"index": piece["index"], "function": {"arguments": piece["args"] or ""}}
                 for piece in chunk.tool_call_chunks
             ]
-        return self._event(delta) if delta else None
+        return [self._event(delta)] if delta else []
 
     def closing(self) -> Iterator[dict[str, Any]]:
         """The last events of a stream."""
@@ -104,9 +105,7 @@ class Completion:
         if reason := chunk.response_metadata.get("finish_reason"):
             self.finish = {"stop_string": "stop"}.get(reason, reason)
             self.summary = dict(chunk.response_metadata.get("specfuse", {}))
-            # Without the reasons of exits, which may quote what a member raised.
-            exits = self.summary.get("exits", ())
-            self.summary["exits"] = [{key: one[key] for key in one if key != "reason"} for one in exits]
+            self.summary["exits"] = _exits(self.summary.get("exits", ()))
         if usage := chunk.usage_metadata:
             self.usage = {
                 "prompt_tokens": usage["input_tokens"],
@@ -115,6 +114,38 @@ class Completion:
                 "prompt_tokens_details": {"cached_tokens": usage.get("input_token_details", {}).get("cache_read", 0)},
             }
             self.summary["tokens"] = dict(usage.get("output_token_details", {}))
+
+
+class Rounds(Completion):
+    """The same answer as its rounds: an event for each, or the trace as a whole."""
+
+    def __init__(self, model: str, recorder: TraceCallbackHandler) -> None:
+        super().__init__(model)
+        self._recorder = recorder
+        self._sent = 0
+
+    def add(self, chunk: AIMessageChunk) -> list[dict[str, Any]]:
+        """Add a chunk. Returns the rounds that are new."""
+        super().add(chunk)
+        new = self._recorder.trace.rounds[self._sent :]
+        self._sent += len(new)
+        return [_public(item) for item in new]
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        return iter(())
+
+    def whole(self) -> dict[str, Any]:
+        trace = self._recorder.trace.as_dict()
+        return {**trace, "rounds": [_public(item) for item in trace["rounds"]]}
+
+
+def _public(round: Mapping[str, Any]) -> dict[str, Any]:
+    return {**round, "left": _exits(round["left"])}
+
+
+def _exits(exits: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Members that left. The reason of a failure is left out: it may quote what the member raised."""
+    return [{key: one[key] for key in one if key != "reason" or one.get("kind") == "exit"} for one in exits]
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

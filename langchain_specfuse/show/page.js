@@ -1,16 +1,15 @@
 "use strict";
 // The page of one run. Text of models is shown as text nodes and attributes; it is never parsed as HTML.
 
-const run = JSON.parse(document.getElementById("run").textContent);
-const split = JSON.parse(document.getElementById("pieces").textContent);
-const rounds = run.rounds;
-const members = run.members;
 const part = (id) => document.getElementById(id);
-const look = new Map(members.map((name, at) => [name, { label: String(at + 1), kind: `m${at % 8}` }]));
+const run = JSON.parse(part("run").textContent);
+const { rounds, members } = run; // the live page adds to them
 const DASHES = ["", "dashed", "dotted"];
 const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up" };
-const LEAVES = { exit: "voted out", error: "failed", timeout: "too slow", nan: "returned nonsense", overflow: "its context was full", not_found: "not found" };
+const LEAVES = { exit: "voted out", error: "failed", timeout: "too slow", nan: "returned nonsense", overflow: "its context was full", not_found: "not found", budget: "the budget was spent" };
 let chosen = -1;
+let writing = false;
+let mark = null;
 
 // --- helpers --------------------------------------------------------------------------------------------------------
 
@@ -37,8 +36,9 @@ const sum = (numbers) => numbers.reduce((a, b) => a + (b ?? 0), 0);
 const number = (value, digits = 3) => (typeof value === "number" ? value.toFixed(digits) : "–");
 const count = (many, one) => `${many} ${one}${many === 1 ? "" : "s"}`;
 const said = (draft) => JSON.stringify([draft.text, !!draft.ended]);
-const kind = (name) => look.get(name)?.kind ?? "";
-const badge = (name) => node("span", { class: `badge ${kind(name)}`, "aria-hidden": "true" }, look.get(name)?.label ?? "·");
+const kind = (name) => (members.includes(name) ? `m${members.indexOf(name) % 8}` : "");
+const label = (name) => String(members.indexOf(name) + 1 || "·");
+const badge = (name) => node("span", { class: `badge ${kind(name)}`, "aria-hidden": "true" }, label(name));
 const head = (text, scope = "col", cls = "") => node("th", { scope, class: cls }, ...[text].flat());
 const cell = (...children) => node("td", {}, ...children);
 const words = (text) => node("td", { class: "words", dir: "auto" }, visible(text));
@@ -71,50 +71,59 @@ function header() {
   const last = rounds.at(-1);
   const seconds = sum(rounds.flatMap((item) => Object.values(item.seconds ?? {})));
   const tokens = sum(rounds.map((item) => of(item.drafts, item.winner)?.tokens));
-  const ending = last ? of(FINISHED, last.finish) ?? "it is incomplete" : "no segment was agreed";
+  const ending = writing ? "more is to come" : last ? of(FINISHED, last.finish) ?? "it is incomplete" : "no segment was agreed";
   part("summary").textContent = `${count(rounds.length, "round")}, ${count(members.length, "member")}, ${count(tokens, "token")} in ${seconds.toFixed(1)} s; ${ending}`;
   part("error").hidden = !run.error;
-  part("error").textContent = `The answer broke off: ${visible(run.error)}`;
+  part("error").textContent = `${last ? "The answer broke off" : "There is no answer"}: ${visible(run.error)}`;
 }
 
 function legend() {
   const last = rounds.at(-1)?.weights;
+  part("legend").replaceChildren();
   for (const name of members) {
     const wins = rounds.filter((item) => item.winner === name).length;
     const weight = of(last, name);
     const outcome = `: won ${count(wins, "round")}, ${weight === undefined ? "left" : `weight ${number(weight, 2)}`}`;
     part("legend").append(node("li", {}, badge(name), node("bdi", {}, visible(name)), outcome));
   }
-  if (names(split).length) {
+  if (rounds.some((item) => item.forced)) {
     part("legend").append(node("li", {}, node("span", { class: "badge", "aria-hidden": "true" }, "·"), "forced text: the format leaves no choice, so there is no vote"));
   }
 }
 
-function answer() {
-  const shown = document.createDocumentFragment();
-  let before = null;
-  rounds.forEach((item, at) => {
+// The text of a round in pieces with their authors; what the format forces, around the segment, has none.
+function pieces({ text, segment = text, winner, forced }) {
+  for (let at = 0; forced && at <= forced.length; at++) {
+    const [before, after] = [text.slice(0, at), text.slice(at + segment.length)];
+    if (before + segment + after === text && before + after === forced) return [["", before], [winner, segment], ["", after]].filter((piece) => piece[1]);
+  }
+  return [[winner, text]];
+}
+
+// From this round on; the rounds before it are there.
+function answer(from) {
+  if (!from) part("answer").replaceChildren();
+  let before = from ? pieces(rounds[from - 1]).at(-1)[0] : null;
+  for (let at = from; at < rounds.length; at++) {
+    const item = rounds[at];
     const shownText = visible(item.text) || (item.ended ? "■" : "…");
-    const label = `Round ${item.round}, ${item.winner}: ${shownText.trim() || "white space"}`;
-    const segment = node("span", { class: "segment", role: "option", tabindex: at ? "-1" : "0", "aria-selected": "false", "aria-label": label });
+    const name = `Round ${item.round}, ${item.winner}: ${shownText.trim() || "white space"}`;
+    const segment = node("span", { class: "segment", role: "option", tabindex: "-1", "aria-selected": "false", "aria-label": name });
     segment.dataset.at = at;
-    for (const [author, text] of split[at] ?? [[item.winner, item.text]]) {
+    for (const [author, text] of pieces(item)) {
       const piece = node("span", { class: author ? `piece ${kind(author)}` : "piece forced" }, visible(text) || shownText);
-      if (author !== before) piece.dataset.by = look.get(author)?.label ?? "·";
+      if (author !== before) piece.dataset.by = label(author);
       before = author;
       segment.append(piece);
     }
-    shown.append(segment);
-  });
-  part("answer").append(shown);
-  if (!rounds.length) part("answer").replaceWith(node("p", {}, "No segment was agreed."));
+    part("answer").append(segment);
+  }
 }
 
 function weights() {
-  if (!rounds.length) return null;
   const panels = [rounds[0].weights_before ?? rounds[0].weights ?? {}, ...rounds.map((item) => item.weights ?? {})];
   const lines = members.map((name, at) => ({
-    label: look.get(name).label, kind: kind(name), dash: DASHES[at % 3], points: panels.map((panel) => of(panel, name) ?? null),
+    label: label(name), kind: kind(name), dash: DASHES[at % 3], points: panels.map((panel) => of(panel, name) ?? null),
   }));
   const ranges = members.map((name, at) => {
     const points = lines[at].points.filter((value) => value !== null);
@@ -122,19 +131,14 @@ function weights() {
   });
   const plot = plotted(lines, rounds.length, `Voting weights. ${ranges.join("; ")}.`);
   plot.picture.addEventListener("click", (event) => choose(Math.min(rounds.length, Math.max(1, plot.placeAt(event))) - 1));
-  const asTable = folded("As a table", () =>
-    table("Weights after each round", ["round", ...members], rounds.map((item) =>
-      node("tr", {}, head(String(item.round), "row"), ...members.map((name) => cell(number(of(item.weights, name)))))))
-  );
-  const scroll = node("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Weights over the rounds" }, plot.picture);
-  part("weights").append(scroll, node("p", { class: "hint" }, "Numbers are those of the members above; a cross marks a departure; the vertical line marks the chosen round. Click to choose another."), asTable);
+  part("weights").replaceChildren(plot.picture);
   return plot.mark;
 }
 
 function left() {
   const gone = rounds.flatMap((item) => list(item.left).map((one) => ({ round: item.round, ...one })));
-  if (!gone.length) return part("left").append("All members stayed to the end.");
-  part("left").append(table("Members that left", [head("member", "col", "words"), "round", head("how", "col", "words"), head("why", "col", "words")],
+  if (!gone.length) return part("left").replaceChildren("All members stayed to the end.");
+  part("left").replaceChildren(table("Members that left", [head("member", "col", "words"), "round", head("how", "col", "words"), head("why", "col", "words")],
     gone.map((one) => node("tr", {}, named(one.member), cell(String(one.round)), words(of(LEAVES, one.kind) ?? one.kind ?? ""), words(one.reason ?? "")))));
 }
 
@@ -162,35 +166,66 @@ function costs() {
       ...["draft", "verify"].flatMap((phase) => ["read", "reused"].map((what) => cell(String(own(phase, name, what))))));
   });
   rows.push(node("tr", {}, head("by the clock", "row"), cell(number(wall("draft"), 2)), cell(number(wall("verify"), 2)), ...Array.from({ length: 6 }, () => cell(""))));
-  part("costs").append(table("By phase and member: seconds, and tokens of each member's own", [head("member", "col", "words"),
+  part("costs").replaceChildren(table("By phase and member: seconds, and tokens of each member's own", [head("member", "col", "words"),
     "drafting, s", "scoring, s", "drafted", "agreed", "read to draft", "found in cache", "read to score", "found in cache "], rows));
 }
 
-function all() {
-  part("all").append(folded(`Show ${count(rounds.length, "round")} as a table`, () =>
+function tables() {
+  part("table").replaceChildren(folded("As a table", () =>
+    table("Weights after each round", ["round", ...members], rounds.map((item) =>
+      node("tr", {}, head(String(item.round), "row"), ...members.map((name) => cell(number(of(item.weights, name)))))))));
+  part("all").replaceChildren(folded(`Show ${count(rounds.length, "round")} as a table`, () =>
     table("Rounds", ["round", head("author", "col", "words"), head("segment", "col", "words"), "total", "margin", "dissent", "seconds"], rounds.map((item) =>
       node("tr", {}, head(String(item.round), "row"), node("td", { class: "words" }, badge(item.winner), visible(item.winner)), words(item.text),
         ...[of(item.totals, item.winner), item.margin, item.dissent].map((value) => cell(number(value))), cell(number(sum(Object.values(item.seconds ?? {})), 2)))))));
 }
 
+// The run with the rounds from this one on.
+function draw(from) {
+  for (const id of ["run-part", "take"]) part(id).hidden = !rounds.length;
+  for (const id of ["table", "whole"]) part(id).hidden = writing;
+  header();
+  legend();
+  answer(from);
+  if (rounds.length) mark = weights();
+  if (chosen >= 0) place();
+}
+
+// What is shown of a run once it is over.
+function whole() {
+  left();
+  part("thoughts").replaceChildren();
+  thoughts(rounds, part("thoughts"));
+  part("thoughts-part").hidden = !part("thoughts").children.length;
+  costs();
+  tables();
+}
+
 // --- one round ------------------------------------------------------------------------------------------------------
 
-function choose(at, focus = false) {
+function show(at) {
   const segments = part("answer").children;
-  if (at < 0 || at >= rounds.length) return;
-  const old = segments[chosen];
-  old?.setAttribute("aria-selected", "false");
-  old?.setAttribute("tabindex", "-1");
+  segments[chosen]?.setAttribute("aria-selected", "false");
+  segments[chosen]?.setAttribute("tabindex", "-1");
   segments[at].setAttribute("aria-selected", "true");
   segments[at].setAttribute("tabindex", "0");
-  if (focus) segments[at].focus();
-  const first = chosen < 0;
   chosen = at;
-  mark?.(at + 1);
   detail(rounds[at]);
-  part("back").disabled = at === 0;
-  part("on").disabled = at === rounds.length - 1;
-  if (!first) part("status").textContent = `Round ${rounds[at].round} of ${rounds.length}. ${outcome(rounds[at])}`;
+  place();
+}
+
+function place() {
+  mark(chosen + 1);
+  part("round-head").textContent = `Round ${rounds[chosen].round} of ${rounds.length}`;
+  part("back").disabled = chosen === 0;
+  part("on").disabled = chosen === rounds.length - 1;
+}
+
+function choose(at, focus = false) {
+  if (at < 0 || at >= rounds.length) return;
+  show(at);
+  if (focus) part("answer").children[at].focus();
+  part("status").textContent = `Round ${rounds[at].round} of ${rounds.length}. ${outcome(rounds[at])}`;
 }
 
 // --- events -------------------------------------------------------------------------------------------------------
@@ -203,7 +238,10 @@ function listen() {
     const segment = event.target.closest(".segment");
     if (segment) choose(Number(segment.dataset.at), true);
   });
-  part("answer").addEventListener("focusin", (event) => choose(Number(event.target.closest(".segment")?.dataset.at ?? -1)));
+  part("answer").addEventListener("focusin", (event) => {
+    const at = Number(event.target.closest(".segment")?.dataset.at ?? -1);
+    if (at !== chosen) choose(at);
+  });
   part("answer").addEventListener("keydown", (event) => {
     if (!(event.key in MOVES) || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
@@ -211,13 +249,13 @@ function listen() {
   });
   part("back").addEventListener("click", () => choose(chosen - 1));
   part("on").addEventListener("click", () => choose(chosen + 1));
-  part("download").addEventListener("click", download);
+  part("download").addEventListener("click", () => save("run.json", "application/json", JSON.stringify(run)));
 }
 
-// The data that the page was made from; Trace.load reads it.
-function download() {
-  const address = URL.createObjectURL(new Blob([part("run").textContent], { type: "application/json" }));
-  node("a", { href: address, download: "run.json" }).click();
+// As JSON it is what Trace.load reads.
+function save(name, type, text) {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  node("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
@@ -233,16 +271,9 @@ function themes() {
   label();
 }
 
-header();
-legend();
-answer();
-const mark = weights();
-left();
-thoughts(rounds, part("thoughts"));
-part("thoughts-part").hidden = !part("thoughts").children.length;
-costs();
-all();
+draw(0);
+whole();
 listen();
 themes();
-for (const id of ["main", "theme", "download"]) part(id).hidden = false;
-choose(0);
+part("theme").hidden = false;
+if (rounds.length) show(0);

@@ -2,7 +2,7 @@
 
 A model's text may hold anything. In the page it occurs only as JSON in a block that is not executed, with everything
 but plain ASCII and every ``<``, ``>`` and ``&`` escaped; the script shows it as text nodes. A content security policy
-allows the page's own style and scripts by their hashes, and nothing else.
+allows the page's own style and scripts by their hashes, and nothing else. The live page may also ask its own server.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-from .terminal import split, visible
+from .terminal import visible
+from .trace import Trace
 
 SCRIPTS = ("plot.js", "round.js", "page.js")
 """In the order in which they run; the last one draws the page."""
@@ -27,18 +28,15 @@ _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
 
 def page(trace: Mapping[str, Any]) -> str:
     """The page of ``Trace.as_dict()``."""
-    style, scripts = _part("page.css"), [_part(name) for name in SCRIPTS]
-    hashes = f"style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}"
-    parts = {
-        "policy": f"default-src 'none'; {hashes}; base-uri 'none'; form-action 'none'",
-        "title": _text(trace["question"].strip() or TITLE),
-        "style": style,
-        "scripts": "".join(f"<script>{script}</script>\n" for script in scripts),
-        "run": _data(trace),
-        "pieces": _data(_pieces(trace)),
-        "answer": _text("".join(item["text"] for item in trace["rounds"])),
-    }
-    return _PLACEHOLDER.sub(lambda found: parts[found[1]], _part("page.html"))
+    title, answer = trace["question"].strip() or TITLE, "".join(item["text"] for item in trace["rounds"])
+    return _filled(ask="", title=_text(title), run=_data(trace), answer=_text(answer))
+
+
+def live() -> str:
+    """The page that asks the server from which it came. It holds the page of a saved run, with places for the run."""
+    saved = f'<script type="application/json" id="shell">{_data(_filled(ask=""))}</script>\n'
+    blank = {"title": "One answer from several models", "run": _data(Trace().as_dict()), "answer": "none yet"}
+    return _filled((*SCRIPTS, "live.js"), connect="'self'", ask=_part("ask.html") + saved, **blank)
 
 
 def frame(page: str, height: str = "46rem") -> str:
@@ -47,6 +45,15 @@ def frame(page: str, height: str = "46rem") -> str:
     style = f"width:100%;height:{height};border:1px solid #8884;border-radius:8px"
     allowed = "allow-scripts allow-downloads"
     return f"<iframe title='{TITLE}' sandbox='{allowed}' style='{style}' srcdoc='{inner}'></iframe>"
+
+
+def _filled(scripts: Sequence[str] = SCRIPTS, *, connect: str = "'none'", **parts: str) -> str:
+    """The page with these parts; places of others stay."""
+    style, code = _part("page.css"), [_part(name) for name in scripts]
+    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, code))}"
+    parts["policy"] = f"{policy}; connect-src {connect}; base-uri 'none'; form-action 'none'"
+    parts |= {"style": style, "scripts": "".join(f"<script>{script}</script>\n" for script in code)}
+    return _PLACEHOLDER.sub(lambda found: parts.get(found[1], found[0]), _part("page.html"))
 
 
 def _part(name: str) -> str:
@@ -65,14 +72,3 @@ def _data(value: Any) -> str:
 def _text(text: str) -> str:
     """For the title, and for readers without JavaScript."""
     return escape(visible(text)).encode("ascii", "xmlcharrefreplace").decode()
-
-
-def _pieces(trace: Mapping[str, Any]) -> dict[int, list[tuple[str, str]]]:
-    """Index of a round -> its pieces, where a part of its text is forced."""
-    found = {}
-    for at, item in enumerate(trace["rounds"]):
-        segment, forced = item.get("segment", item["text"]), item.get("forced", "")
-        pieces = split(item["text"], segment, item["winner"], forced=forced)
-        if pieces != [(item["winner"], item["text"])]:
-            found[at] = pieces
-    return found

@@ -11,13 +11,12 @@ function outcome(item) {
 }
 
 function detail(item) {
-  part("round-head").textContent = `Round ${item.round} of ${rounds.length}`;
   const made = document.createDocumentFragment();
   made.append(node("p", {}, outcome(item)));
   if (item.finish) made.append(node("p", {}, `The answer ends here: ${of(FINISHED, item.finish) ?? visible(item.finish)}.`));
   if (item.forced) made.append(node("p", {}, "Forced by the format, without a vote: ", node("code", {}, visible(item.forced))));
   for (const phase of names(item.late)) made.append(node("p", {}, `Late in ${visible(phase)}, so the round went on without: ${list(item.late[phase]).map(visible).join(", ")}.`));
-  for (const one of list(item.left)) made.append(node("p", { class: "error" }, `${visible(one.member)} left (${of(LEAVES, one.kind) ?? visible(one.kind ?? "")}): ${visible(one.reason ?? "")}`));
+  for (const one of list(item.left)) made.append(node("p", { class: "error" }, `${visible(one.member)} left (${of(LEAVES, one.kind) ?? visible(one.kind ?? "")})${one.reason ? `: ${visible(one.reason)}` : ""}`));
   thoughts([item], made);
   made.append(drafts(item), changes(item));
   part("detail").replaceChildren(made);

@@ -53,22 +53,14 @@ def visible(text: str) -> str:
 
 
 def pieces(item: Round) -> list[tuple[str, str]]:
-    """The text of a round in pieces with their authors; forced text has the author ""."""
-    return split(item.text, item.segment.text, item.winner, forced=item.forced)
-
-
-def split(text: str, segment: str, winner: str, *, forced: str = "") -> list[tuple[str, str]]:
-    """The same from a round's plain data: ``text`` is the segment with forced text around it.
-
-    >>> split('{"city": "Rome"}', "Rome", "ann", forced='{"city": ""}')
-    [('', '{"city": "'), ('ann', 'Rome'), ('', '"}')]
-    """
+    """The text of a round in pieces with their authors: forced text around the segment has the author ""."""
+    text, segment, forced = item.text, item.segment.text, item.forced
     for at in range(len(forced) + 1) if forced else ():
         end = at + len(segment)
         if text[at:end] == segment and text[:at] + text[end:] == forced:
-            parts = [("", text[:at]), (winner, segment), ("", text[end:])]
+            parts = [("", text[:at]), (item.winner, segment), ("", text[end:])]
             return [(name, part) for name, part in parts if part]
-    return [(winner, text)]
+    return [(item.winner, text)]
 
 
 def legend(paint: Paint) -> str:

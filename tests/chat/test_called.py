@@ -255,19 +255,22 @@ def test_words_before_a_call_stream_in_every_format(format: CallFormat) -> None:
 
 
 class Thinking(ScriptedMember):
-    """Thinks before its first two drafts."""
+    """Thinks before its first draft."""
 
     def draft(self, jobs: Any) -> Any:
-        thought = {0: f"{self.name}?", 1: f"{self.name}!"}.get(self.draft_calls, "")
-        return [replace(draft, thought=thought) for draft in super().draft(jobs)]
+        thoughts = ["" if job.answer else f"{self.name}?" for job in jobs]
+        return [replace(draft, thought=thought) for draft, thought in zip(super().draft(jobs), thoughts, strict=True)]
 
 
-def test_thoughts_are_reasoning_and_never_the_answer() -> None:
-    for version in ("v1", "v0"):
-        members = [Thinking("The sky is blue and wide.", name=name) for name in "ab"]
-        message = SpecFuseChatModel(members=members, segment_tokens=2, output_version=version).invoke("?")
+@pytest.mark.parametrize("version", ["v0", "v1"])
+async def test_the_thought_of_whose_draft_won_first_is_shown_where_asked_for(version: str) -> None:
+    members = [Thinking("The sky is blue and wide.", name=name) for name in "ab"]
+    llm = SpecFuseChatModel(members=members, segment_tokens=2, output_version=version, reasoning=True)
+    for message in await every_message(llm):
         assert message.text == "The sky is blue and wide."
-        thoughts = [block for block in message.content_blocks if block["type"] == "reasoning"]
-        if version == "v1":
-            assert [(one["reasoning"], one["extras"]["member"]) for one in thoughts] == [("a?a!", "a"), ("b?b!", "b")]
-    assert message.additional_kwargs["reasoning_content"].startswith("a?\n\nb?")
+        first, *rest = message.content_blocks
+        assert (first["type"], first.get("reasoning")) == ("reasoning", "a?")
+        assert {block["type"] for block in rest} == {"text"}
+        assert message.additional_kwargs == ({"reasoning_content": "a?"} if version == "v0" else {})
+    message = llm.invoke("?", reasoning=False)
+    assert [block["type"] for block in message.content_blocks] == ["text"] and not message.additional_kwargs

@@ -83,6 +83,13 @@ def test_configuring_copying_pickling_and_serializing_load_nothing_again(named: 
     assert named.loads == ["one", "two"]
 
 
+def test_an_object_beside_a_name_warns_once_that_it_has_no_vote(named: Any) -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="mute", draft_only=True), "org/one"])
+    with pytest.warns(UserWarning, match="mute cannot score, so only one votes"):
+        llm.invoke("Who?")
+    llm.invoke("Who?")  # a second warning would be an error
+
+
 def test_member_objects_are_shared_and_never_copied() -> None:
     one, two = ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")
     llm = SpecFuseChatModel(members=[one, two])

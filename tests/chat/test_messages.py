@@ -21,7 +21,7 @@ from langchain_core.messages import (
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel, UsageError
 from langchain_specfuse.chat.messages import turns_of
-from langchain_specfuse.core.values import Call, Turn
+from langchain_specfuse.core.values import Attachment, Call, Turn
 from tests.torture.texts import broken, texts
 
 
@@ -49,6 +49,25 @@ def test_text_blocks_are_joined_and_reasoning_is_left_out() -> None:
     human = HumanMessage([{"type": "text", "text": "one "}, "two"])
     thinking = AIMessage([{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "three"}])
     assert roles_and_texts([human, thinking]) == [("user", "one two"), ("assistant", "three")]
+
+
+DATA = {"base64": "AAAA", "mime_type": "image/png"}
+IMAGES: list[dict[str, Any]] = [
+    {"type": "image", **DATA, "id": "mine"},
+    {"type": "image", "source_type": "base64", "data": "AAAA", "mime_type": "image/png"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+]
+
+
+@pytest.mark.parametrize("block", IMAGES)
+def test_an_image_in_any_form_is_the_same_attachment_in_a_human_message_and_refused_elsewhere(block: Any) -> None:
+    image = Attachment("image", json.dumps({"type": "image", **DATA}))
+    messages = [HumanMessage(["What is ", block, "this?"]), HumanMessage([block])]
+    assert turns_of(messages) == (Turn("user", "What is this?", attachments=(image, image)),)
+    for message in (SystemMessage([block]), AIMessage([block]), ToolMessage([block], tool_call_id="1")):
+        with pytest.raises(UsageError, match=r"block 0 of message 0 \(\w+\) is of type 'image"):
+            turns_of([message])
 
 
 ADD = {"name": "add", "args": {"a": 1, "b": "天"}, "id": "1"}
@@ -142,7 +161,7 @@ silent_blocks = st.sampled_from(
 )
 other_blocks: Any = st.sampled_from(
     [
-        {"type": "image", "base64": "AAAA", "mime_type": "image/png"},
+        {"type": "image", "mime_type": "image/png"},
         {"type": "non_standard", "value": {"a": 1}},
         {"type": "text", "text": None},
         {"type": ["text"], "text": "a"},

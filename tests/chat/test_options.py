@@ -3,8 +3,8 @@ set."""
 
 from __future__ import annotations
 
-import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from langchain_core.runnables import ConfigurableField
 
 import langchain_specfuse
 from langchain_specfuse import METHODS, Method, ScriptedMember, SpecFuseChatModel, SpecFuseError, UsageError
+from langchain_specfuse.core.member import Probe
 
 from .conftest import BLUE, asked
 
@@ -181,7 +182,7 @@ def of(*scoring: bool, verifier: bool = False) -> SpecFuseChatModel:
     return SpecFuseChatModel(members=members, verifiers=[ScriptedMember(BLUE, name="judge")] if verifier else [])
 
 
-@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(
     ("scoring", "message"),
     [
@@ -189,13 +190,22 @@ def of(*scoring: bool, verifier: bool = False) -> SpecFuseChatModel:
         ((False, False), "no member can score (a, b): the drafts of a always win"),
     ],
 )
-async def test_an_ensemble_whose_votes_decide_nothing_warns_once(scoring: Any, message: str, way: str) -> None:
-    llm = of(*scoring)
-    with pytest.warns(UserWarning, match=re.escape(message)) as caught:
-        await asked(llm, way)
-    assert len(caught) == 1 and "-> add a member that can score" in str(caught[0].message)
-    await asked(llm, way)  # a second warning would be an error
-    assert SpecFuseChatModel(members=llm.members).invoke("?").text == BLUE
+async def test_an_ensemble_whose_votes_decide_nothing_warns_once(
+    scoring: Any, message: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is made, as far as its members are known without being loaded, else with its first answer."""
+    if not known:
+        monkeypatch.setattr(ScriptedMember, "preview", lambda self: None)
+        monkeypatch.setattr(ScriptedMember, "probe", lambda self: Probe(self.name, not self.draft_only))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        llm = of(*scoring)
+        assert len(caught) == known
+        await llm.ainvoke("?")
+        assert SpecFuseChatModel(members=llm.members).invoke("?").text == BLUE
+    (warning,) = caught
+    assert str(warning.message).startswith(f"{message}\n-> add a member that can score")
+    assert (Path(warning.filename) == Path(__file__)) is known  # the user's own line
 
 
 @pytest.mark.parametrize("llm", [of(True), of(False), of(True, True), of(True, True, False), of(False, verifier=True)])

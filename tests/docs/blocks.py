@@ -25,6 +25,9 @@ DOCS = ROOT / "docs"
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "_site" not in page.parts)]
 
+PROPOSED = DOCS / "integrations" / "specfuse.mdx"
+"""The page for LangChain's own documentation, on its template: not part of this site."""
+
 _FENCE = re.compile(r"^(?P<indent>[ >]*)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)$")
 _MARK = re.compile(r"<!-- (real|(?:skip|needs): .*\S) -->")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ import langchain_specfuse
 from langchain_specfuse import demo_members, unload
 
 from .blocks import ROOT
+from .shell import Actor
 
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
 SCRIPTED = {
@@ -80,6 +83,37 @@ def test_an_example_on_a_ray_cluster_runs(name):
     if name == "serve_ray" and not find_spec("aiohttp_cors"):
         pytest.skip("ray[serve] is not installed")
     assert RAY[name] in printed(name)
+
+
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+
+
+def run_notebook(path: Path) -> None:
+    """Its code cells, from top to bottom, with one set of names."""
+    cells = json.loads(path.read_text())["cells"]
+    names: dict[str, object] = {"__name__": "notebook"}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), f"{path.name} {cell['id']}", "exec"), names)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_with_scripted_members_and_has_outputs(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    names = ("SmolLM2-135M", "Gemma-3-270M")
+    monkeypatch.setattr(langchain_specfuse, "demo_members", lambda size: [Actor(name=name) for name in names])
+    run_notebook(path)
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert any(cell["outputs"] for cell in cells)
+    assert not [one for cell in cells for one in cell["outputs"] if one["output_type"] == "error"]
+
+
+@pytest.mark.real
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_with_real_models(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run_notebook(path)
 
 
 def test_every_example_is_tested_short_and_says_what_it_shows():

@@ -12,9 +12,9 @@ import pytest
 from langchain_specfuse import unload
 
 from . import shell
-from .blocks import PAGES, ROOT, blocks, fences, fences_of
+from .blocks import PAGES, PROPOSED, ROOT, blocks, fences, fences_of
 
-WITH_CODE = [page for page in PAGES if any(not block.mark for block in blocks(page))]
+WITH_CODE = [page for page in [*PAGES, PROPOSED] if any(not block.mark for block in blocks(page))]
 REAL = [block for page in PAGES for block in blocks(page) if block.mark == "real"]
 WITH_COMMANDS = [page for page in PAGES if any(not block.mark for block in blocks(page, "console"))]
 SKIPPED = {"skip", "needs"}

@@ -5,9 +5,7 @@ That the site builds without a warning is checked by ``make docs``, which CI cal
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -88,15 +86,6 @@ def test_every_file_of_the_readme_s_tree_exists():
         folders = [folders[0], *folders[1:2]][: 1 + (indent > 2)] if indent else []
         assert (ROOT / "".join(folders) / name).exists(), name
         folders = [*folders, name] if name.endswith("/") else folders
-
-
-@pytest.fixture(scope="module")
-def build():
-    spec = importlib.util.spec_from_file_location("docs_build", DOCS / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(DOCS))
 
 
 def test_every_generated_part_has_its_place_and_is_up_to_date(build):

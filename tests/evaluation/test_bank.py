@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from langchain_specfuse.core.method import Method, Settings
-from langchain_specfuse.core.values import DraftJob, Query, Sampling, Segment, Turn
+from langchain_specfuse.core.values import Attachment, DraftJob, Query, Sampling, Segment, Turn
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.errors import EnsembleError, UsageError
 from langchain_specfuse.evaluation.bank import Bank, banked, content_of
@@ -77,3 +77,11 @@ def test_others_text_is_one_text_and_own_tokens_are_kept_apart():
     assert job(Segment("One two")) == job(Segment("One"), Segment(" two"))
     assert job(Segment("One two", tokens={"b": (1, 2)})) == job(Segment("One two"))
     assert job(Segment("One two", tokens={"a": (1, 2)})) != job(Segment("One two"))
+
+
+def test_a_question_with_an_image_is_another_question():
+    images = [(), (Attachment("image", '{"url": "a"}'),), (Attachment("image", '{"url": "b"}'),)]
+    queries = [replace(QUERY, turns=(replace(QUERY.turns[0], attachments=one),)) for one in images]
+    plain, *others = (content_of(DraftJob(query, (), 4, 999, Sampling()), "a") for query in queries)
+    assert others[0] != others[1] and plain not in others
+    assert "attachments" not in plain["query"]["turns"][0], "banks of earlier versions stay valid"

@@ -41,6 +41,11 @@ def test_every_system_answers_every_question_once(tmp_path):
     assert (one.tokens, one.rounds, one.open) == (4, 1, 1)
 
 
+async def test_a_run_works_where_an_event_loop_is_running_as_in_a_notebook(tmp_path):
+    with Results(tmp_path) as results:
+        assert len(run(plan(sums(tmp_path, 3), [knows("ann", lambda n: True)], ("ann",)), results)) == 3
+
+
 def test_only_what_has_no_result_is_asked(tmp_path):
     members = [knows("ann", lambda n: True), knows("bob", lambda n: True)]
     made = plan(sums(tmp_path), members)

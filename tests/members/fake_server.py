@@ -1,4 +1,5 @@
-"""A fake server in this process that behaves as vLLM, SGLang, llama-server or a plain chat API, on tiny random weights.
+"""A fake server in this process that behaves as vLLM, SGLang or llama-server, or has OpenAI's completions as their
+documentation describes them, on tiny random weights.
 
 The numbers are the model's own, so a member's replies can be compared with those of the same weights in this process.
 What real engines get wrong or ignore, it gets wrong and ignores: unknown fields, ``echo`` (llama.cpp), nulls,
@@ -7,6 +8,7 @@ log-probabilities after the temperature (SGLang). ``fault`` injects faults.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
@@ -49,6 +51,8 @@ class FakeServer:
         """Fields that this (older) engine does not know and silently ignores."""
         self.begins = False
         """llama.cpp: adds the BOS token to a text, and removes it from what the template writes."""
+        self.forms = {"ids", "texts", "text"}
+        """completions: how it takes prompts. One that takes a single text alone has further ways of Together's."""
         self.go = threading.Event()
         self._lock = threading.Lock()
         self.port = 0
@@ -141,8 +145,46 @@ class Refused(Exception):
 
 
 def _models(server: FakeServer, body: Reply) -> Reply:
-    owner = {"llama.cpp": "llamacpp", "chat": "another"}.get(server.engine, server.engine)
-    return {"object": "list", "data": [{"id": server.name, "owned_by": owner, "max_model_len": LIMIT}]}
+    owner = {"llama.cpp": "llamacpp"}.get(server.engine, server.engine)
+    models = [{"id": server.name, "owned_by": owner, "max_model_len": LIMIT}]
+    return models if server.forms == {"text"} else {"object": "list", "data": models}
+
+
+# --- OpenAI's completions ---------------------------------------------------------------------------------------
+
+
+def _completions(server: FakeServer, body: Reply) -> Reply:
+    given = body["prompt"]
+    form = "text" if isinstance(given, str) else "texts" if isinstance(given[0], str) else "ids"
+    if form not in server.forms:
+        raise Refused(422, f"prompt: {form} is no valid type")
+    prompts = [server.tokenizer(one)["input_ids"] if form != "ids" else one for one in ([given], given)[form != "text"]]
+    if max(map(len, prompts)) + body["max_tokens"] > LIMIT:
+        raise Refused(400, f"This model's maximum context length is {LIMIT} tokens.")
+    apart = server.forms == {"text"}  # as Together: the prompt is returned beside the choices
+    choices, beside = [], []
+    for at, ids in enumerate(prompts):
+        tokens, rows, ended = server.drawn(ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, [])
+        if ended:  # the end of the text is no token of it
+            tokens, rows = tokens[:-1], rows[:-1]
+        known, drawn = server.rows(ids), [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        echo = [None, *(float(known[place - 1, ids[place]]) for place in range(1, len(ids)))]
+        if body.get("echo") and apart:
+            beside.append({"text": server.decode(ids), "logprobs": _spelled(server, [], ids, echo)})
+        elif body.get("echo"):
+            ids, tokens, drawn = [], [*ids, *tokens], [*echo, *drawn]
+        finish, numbers = "stop" if ended else "length", _spelled(server, ids, tokens, drawn)
+        text = "".join(numbers["tokens"])
+        choices.append({"index": at, "text": text, "finish_reason": finish, "logprobs": numbers})
+    return {"choices": choices, "prompt": beside, "usage": {"prompt_tokens": sum(map(len, prompts))}}
+
+
+def _spelled(server: FakeServer, before: Sequence[int], ids: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
+    texts = [server.decode([*before, *ids[:at]], False) for at in range(len(ids) + 1)]
+    offsets = [len(text) for text in texts[:-1]]
+    texts = [text[len(shorter) :] for shorter, text in itertools.pairwise(texts)]
+    ids = {"token_ids": list(ids)} if "ids" in server.forms else {}  # as Fireworks
+    return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": offsets, **ids}
 
 
 # --- vLLM -------------------------------------------------------------------------------------------------------
@@ -331,7 +373,7 @@ ENGINES: dict[str, dict[str, Answer]] = {
         "/detokenize": lambda server, body: {"content": server.decode(body["tokens"])},
         "/apply-template": _llama_template,
     },
-    "chat": {"/v1/models": _models},
+    "completions": {"/v1/models": _models, "/v1/completions": _completions},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -13,14 +14,17 @@ from langchain_core.exceptions import ModelTimeoutError
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_openai import ChatOpenAI
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel, UsageError
+from langchain_specfuse import ChatModelMember, EnsembleError, ScriptedMember, SpecFuseChatModel, UsageError
 from langchain_specfuse.chat.members import checked_member, ensemble_for, names_of
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import Candidate, Failure, Query, Sampling, Segment, Turn
 from langchain_specfuse.engine import Ensemble
 
+from . import tiny
 from .contract import MemberContract, draft_job, drafted, score_job, scored
+from .fake_server import FakeServer
 
 UP = "one, two, three, four, five, six, seven, eight, nine, ten"
 DOWN = "ten, nine, eight, seven, six, five, four, three, two, one"
@@ -203,10 +207,145 @@ def test_it_writes_whole_answers() -> None:
     assert llm.invoke("6 * 7?").text == "6 * 7 = 42 #### 42"
 
 
-def test_thoughts_are_no_part_of_the_answer() -> None:
-    found = rounds([ChatModelMember(talker(thought="<think>Well, blue? </think>\n\n"), name="a")])
+class Thinker(Talker):
+    """Reasons in chunks of their own before it says a word."""
+
+    chunks: list[Any]
+
+    def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+        for chunk in self.chunks:
+            self.said.append("")
+            yield ChatGenerationChunk(message=chunk)
+        yield from super()._stream(*args, **options)
+
+
+def fields(name: str, provider: str = "") -> list[AIMessageChunk]:
+    said_by = {"model_provider": provider} if provider else {}
+    return [
+        AIMessageChunk("", additional_kwargs={name: word}, response_metadata=said_by) for word in ("Well,", " blue?")
+    ]
+
+
+HARMONY = "<|channel|>analysis<|message|>Well, blue?<|end|><|start|>assistant<|channel|>final<|message|>"
+BLOCKS: list[Any] = [[{"type": "reasoning", "reasoning": word, "index": 0}] for word in ("Well,", " blue?")]
+REASONED = {
+    "tags": {"thought": "<think>Well, blue? </think>\n\n"},
+    "channels": {"thought": HARMONY},
+    "blocks": {"chunks": [AIMessageChunk(block) for block in BLOCKS]},
+    "field": {"chunks": fields("reasoning_content")},
+    "field of a server like OpenAI's": {"chunks": fields("reasoning_content", "openai")},
+    "other field": {"chunks": fields("reasoning")},
+}
+
+
+def thinker(**made: Any) -> Thinker:
+    return Thinker(asked=[], said=[], closed=[], **{"chunks": [], **made})
+
+
+@pytest.mark.parametrize("how", REASONED)
+def test_thoughts_are_no_part_of_the_answer(how: str) -> None:
+    found = rounds([ChatModelMember(thinker(**REASONED[how]), name="a")])
     assert "".join(round.text for round in found) == STORY
     assert [round.thoughts for round in found if round.thoughts] == [{"a": "Well, blue?"}]
+    for way in ("continue", "instruct"):  # it thinks again for the trial, and to continue what another wrote
+        member = ChatModelMember(thinker(way=way, **REASONED[how]), name="a")
+        draft = drafted(member, draft_job(answer=(Segment("The sky was"),), segment_tokens=3))
+        assert (draft.text, draft.thought) == (" blue because air", "Well, blue?")
+        drafts = [Candidate(" is red", False, ("x",)), Candidate(" is blue", False, ("y",))]
+        assert scored(member, score_job(*drafts)).logprobs[0] == pytest.approx([math.log(0.5)])
+
+
+THOUGHTS = ["<think>" + "so it goes " * 1000, [AIMessageChunk("", additional_kwargs={"reasoning": " so"})] * 1000]
+
+
+@pytest.mark.parametrize("thought", THOUGHTS, ids=["tags", "chunks"])
+def test_a_thought_without_end_is_cancelled_and_the_others_finish(thought: Any) -> None:
+    model = thinker(**({"thought": thought} if isinstance(thought, str) else {"chunks": thought}))
+    member = ChatModelMember(model, name="a", thinking_tokens=40)
+    found = rounds([member, ScriptedMember(STORY, name="b")], lead=None)
+    assert "".join(round.text for round in found) == STORY and len(model.said) == 41
+    (left,) = found[0].left
+    assert (left.member, left.kind) == ("a", "error") and "reasoned up to thinking_tokens=40" in left.reason
+    with pytest.raises(EnsembleError, match="no member is left") as raised:
+        SpecFuseChatModel(members=[member]).invoke("Why?")
+    assert "reasoning effort" in raised.value.__notes__[0]
+
+
+def test_a_thought_that_used_up_the_providers_tokens_is_a_failure() -> None:
+    (reply,) = ChatModelMember(talker(thought="<think>so", script="", finish="length"), name="a").draft([draft_job()])
+    assert isinstance(reply, Failure) and "up to its own max_tokens" in reply.message
+
+
+# --- images and files -------------------------------------------------------------------------------------------
+
+PIXEL = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
+QUESTION = HumanMessage([{"type": "text", "text": "What colour is it?"}, PIXEL])
+
+
+def test_images_go_to_all_that_write_and_vote() -> None:
+    models = [Chooser(script=f"It is {word} in the picture.", asked=[], said=[], closed=[]) for word in ("red", "blue")]
+    blind = ScriptedMember("It is blue in the picture.", name="blind")
+    llm = SpecFuseChatModel(members=models, verifiers=[blind], lead=None)
+    message = llm.invoke([HumanMessage("Look."), QUESTION])
+    assert message.text == "It is red in the picture." and blind.score_calls == 0
+    for model in models:
+        asked = [messages[-1].content for messages, _ in model.asked]
+        assert len(asked) == 3 and all(content[0] == PIXEL for content in asked)
+        assert asked[0][1:] == [{"type": "text", "text": "Look.\n\nWhat colour is it?"}]
+    assert llm.invoke([QUESTION]).text == message.text
+
+
+@pytest.mark.parametrize(
+    ("others", "block", "unable"),
+    [
+        ([ScriptedMember("Red.", name="b")], PIXEL, "b cannot"),
+        ([talker(profile={"image_inputs": False})], PIXEL, "Talker#2 cannot"),
+        ([talker(profile={"image_inputs": True, "pdf_inputs": False})], PIXEL, ""),
+        ([talker(profile={"pdf_inputs": False})], {"type": "file", "url": "https://x.test/a.pdf"}, "Talker#2 cannot"),
+    ],
+)
+def test_members_that_cannot_see_are_named_before_anybody_is_asked(others: Any, block: Any, unable: str) -> None:
+    model = talker()
+    llm = SpecFuseChatModel(members=[model, *others])
+    if not unable:
+        assert llm.invoke([HumanMessage([block])]).text == STORY
+        return
+    with pytest.raises(UsageError, match=f"more than text .*{unable} read") as raised:
+        llm.invoke([HumanMessage([block])])
+    assert "in words" in raised.value.__notes__[0] and not model.asked
+
+
+# --- langchain-openai, against a server that records ------------------------------------------------------------
+
+
+@pytest.fixture
+def openai() -> Iterator[tuple[FakeServer, ChatOpenAI]]:
+    server = FakeServer("chat", None, tiny.tokenizer_of("bytes"))
+    yield server, ChatOpenAI(model="tiny", base_url=server.url, api_key="none", max_retries=0)
+    server.stop()
+
+
+def streamed(*deltas: dict[str, Any]) -> bytes:
+    ends = [*((delta, None) for delta in deltas), ({}, "stop")]
+    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": end}], "model": "tiny"} for delta, end in ends]
+    return "".join(f"data: {part}\n\n" for part in [*map(json.dumps, chunks), "[DONE]"]).encode()
+
+
+def test_an_image_reaches_the_provider_in_its_own_form(openai: tuple[FakeServer, ChatOpenAI]) -> None:
+    server, model = openai
+    server.fault = lambda path, _: streamed({"role": "assistant", "content": ""}, {"content": "It is red."})
+    assert SpecFuseChatModel(members=[model]).invoke([QUESTION]).text == "It is red."
+    content = server.asked[-1][1]["messages"][-1]["content"]
+    assert [part["type"] for part in content] == ["image_url", "text"]
+    assert content[0]["image_url"]["url"] == "data:image/png;base64,AAAA"
+
+
+def test_reasoning_that_the_chat_model_leaves_out_is_bounded(openai: tuple[FakeServer, ChatOpenAI]) -> None:
+    server, model = openai
+    server.fault = lambda path, _: streamed(*[{"reasoning_content": " so"}] * 60, {"content": "It is red."})
+    assert drafted(ChatModelMember(model, thinking_tokens=60), draft_job(id="enough")).text == "It is red."
+    (reply,) = ChatModelMember(model, thinking_tokens=40).draft([draft_job(id="less")])
+    assert isinstance(reply, Failure) and "up to thinking_tokens=40" in reply.message
 
 
 def test_an_answer_that_the_provider_cut_is_continued() -> None:
@@ -296,8 +435,8 @@ def test_a_chat_model_object_is_a_member_and_stays_the_same_one() -> None:
 def test_names_of_providers_are_chat_models_and_nothing_else_is() -> None:
     assert names_of(["ollama:llama3.2", "openai:gpt-5-mini"]) == ["llama3.2", "gpt-5-mini"]
     with pytest.raises(UsageError, match="not installed") as found:
-        ensemble_for(["ollama:llama3.2"])
-    assert "pip install langchain-ollama" in found.value.__notes__[0]
+        ensemble_for(["groq:llama-3.3"])
+    assert "pip install langchain-groq" in found.value.__notes__[0]
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -309,8 +448,9 @@ def test_wrong_arguments_are_refused() -> None:
     assert "make an object of it, FakeListChatModel(...)" in given.value.__notes__[0]
     with pytest.raises(UsageError, match="a LangChain chat model or its name, got int"):
         ChatModelMember(3)
-    with pytest.raises(UsageError, match="max_concurrency"):
-        ChatModelMember(talker(), max_concurrency=0)
+    for name in ("max_concurrency", "thinking_tokens"):
+        with pytest.raises(UsageError, match=f"{name} must be"):
+            ChatModelMember(talker(), **{name: 0})
 
 
 def test_a_temperature_is_passed_on_only_where_the_answer_asks_for_one() -> None:

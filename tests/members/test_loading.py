@@ -11,7 +11,6 @@ import transformers
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
-from langchain_specfuse.members.transformers import loading
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny
@@ -104,22 +103,31 @@ def test_stop_tokens_and_the_context_are_those_of_the_folder(copied):
     ("given", "free", "wanted"),
     [
         ({}, {}, None),
-        ({"device": "cpu"}, {0: 10**12}, None),
-        ({"device": "cuda:1"}, {0: 10**12}, {"": "cuda:1"}),
+        ({"device": "cpu"}, {"cuda": [10**12]}, None),
+        ({"device": "cuda:1"}, {"cuda": [10**12]}, {"": "cuda:1"}),
         ({"model_kwargs": {"device_map": "auto"}}, {}, "auto"),
-        ({}, {0: 10**11, 1: 10**12}, {"": 1}),
+        ({}, {"cuda": [10**11, 10**12], "xpu": [10**13]}, {"": "cuda:1"}),
+        ({}, {"xpu": [10**11, 10**11]}, {"": "xpu:0"}),
+        ({}, {"mps": [10**11]}, {"": "mps"}),
     ],
     ids=str,
 )
 def test_a_model_goes_where_the_user_says_or_to_the_gpu_with_room(folder, given, free, wanted, monkeypatch):
-    """``from_pretrained`` is asked for it; nothing is loaded here."""
+    """``from_pretrained`` is asked for it; nothing is loaded here. ``free``: what torch says of GPUs that it sees."""
     asked = []
+    for kind in ("cuda", "xpu"):
+        gpus, room = getattr(torch, kind), free.get(kind, [])
+        monkeypatch.setattr(gpus, "is_available", lambda room=room: bool(room))
+        monkeypatch.setattr(gpus, "device_count", lambda room=room: len(room))
+        monkeypatch.setattr(gpus, "mem_get_info", lambda gpu, room=room: (room[gpu], 10**13))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in free)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 5 + free["mps"][0])
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 5)
 
     def loaded(*_, **arguments):
         asked.append(arguments.get("device_map"))
         raise OSError("not here")
 
-    monkeypatch.setattr(loading, "free_memory", lambda: free)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", loaded)
     refused(MemberError, folder, **given, match="not here")
     assert asked == [wanted]

@@ -27,7 +27,8 @@ class TestAText(MemberContract):
 class TestAFunctionOfTheQuery(MemberContract):
     @pytest.fixture
     def make_member(self):
-        return lambda: ScriptedMember(lambda query: f"You asked: {query.turns[-1].text}", name="f", confidence=3.0)
+        script = lambda query: f"You asked: {query.turns[-1].text}"
+        return lambda: ScriptedMember(script, name="f", confidence=3.0, max_context=99)
 
 
 class TestDraftOnly(MemberContract):

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from langchain_specfuse import ServerMember, SpecFuseChatModel
+from langchain_specfuse import ServerMember, SpecFuseChatModel, TransformersMember
 from langchain_specfuse.chat.members import checked_member, names_of
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.errors import MemberError, UsageError
+from langchain_specfuse.members.server.completions import FORMS
 
-from . import tiny
+from . import engines, tiny
 from .fake_server import INST_END, FakeServer
 
 Serve = Callable[..., tuple[FakeServer, ServerMember]]
@@ -97,6 +98,38 @@ def test_same_scores_on_a_server_and_in_this_process(serve: Serve, engine: str, 
     assert tiny.difference(tiny.reply_of(served, job), tiny.reply_of(here, job)) < 1e-4
 
 
+@pytest.fixture(scope="module")
+def smollm2() -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = engines.folder()
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.real  # random weights draw tokens into which no text is split
+@pytest.mark.parametrize("form", FORMS)
+def test_completions_that_echo_give_the_numbers_of_the_same_weights_in_this_process(
+    smollm2: tuple[Any, Any], form: str
+) -> None:
+    server, here = FakeServer("completions", *smollm2), TransformersMember(*smollm2, name="m")
+    server.forms = {form}
+    served = ServerMember(server.url, tokenizer=smollm2[1], name="m")
+    assert served.probe().scores
+    there, expected = (tiny.answered([one], tiny.query(id="q"), Settings(max_tokens=16)) for one in (served, here))
+    assert tiny.tokens_of(there, "m") == tiny.tokens_of(expected, "m")
+    for one, two in zip(there, expected, strict=True):
+        assert tiny.difference(one.drafts["m"], two.drafts["m"]) < 1e-3
+    own = expected[0].drafts["m"]
+    answer = (Segment(own.text, False, {"m": own.tokens}), Segment(" The sky is"))
+    texts = ((" blue because", False), ("", True), (" 天空 and\n\n- one", True))
+    job = ScoreJob(tiny.query(id="q"), answer, tuple(Candidate(*one, ("x",)) for one in texts))
+    server.asked.clear()
+    assert tiny.difference(tiny.reply_of(served, job), tiny.reply_of(here, job)) < 1e-3
+    assert form == "text" or len(server.asked) == 1
+    served.unload()
+    server.stop()
+
+
 def test_llama_cpp_scores_halves_of_characters_too(serve: Serve) -> None:
     """Its grammar breaks at them, and no number is reported: they are scored token by token."""
     made_with = {"chat_template": INST_END, "tokenizer": "pieces-bare"}
@@ -154,11 +187,12 @@ def test_shifted_scores_are_found_out(serve: Serve) -> None:
     assert not member.probe().scores
 
 
-def test_a_server_that_only_chats_is_refused_with_advice(serve: Serve) -> None:
-    _, member = serve("chat", lends=True)
-    with pytest.raises(MemberError, match="cannot be a ServerMember: it is not a vLLM") as caught:
+def test_completions_that_do_not_score_prompts_are_refused_with_advice(serve: Serve) -> None:
+    server, member = serve("completions", "gemma3")
+    server.without = {"echo"}
+    with pytest.raises(MemberError, match="its completions do not score prompts") as caught:
         member.probe()
-    assert "ChatOpenAI(base_url=..., model=...)" in caught.value.__notes__[0]
+    assert "leave out tokenizer=" in caught.value.__notes__[0]
 
 
 # --- requests ---------------------------------------------------------------------------------------------------

@@ -47,6 +47,10 @@ class TestVLLMWithAPlainTemplate(Served):
     arch = "gpt2"
 
 
+class TestCompletionsThatEcho(Served):
+    engine = "completions"
+
+
 class TestLlamaCppWithItsOwnTokenizer(Served):
     engine = "llama.cpp"
     lends = True

@@ -13,6 +13,7 @@ import pytest
 from langchain_specfuse import Method, ServerMember, SpecFuseChatModel, TransformersMember
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Sampling, Scored, ScoreJob, Segment
+from langchain_specfuse.errors import MemberError
 
 from . import engines, tiny
 
@@ -49,6 +50,12 @@ def test_it_can_score(member: ServerMember, engine: engines.Engine) -> None:
     assert probe.scores, probe.detail
     assert ("token grammar" if engine.engine == "llama.cpp" else "probes") in probe.detail
     assert probe.max_context and probe.max_context >= 2048
+
+
+def test_a_server_that_ignores_echo_is_refused(engine_for: Callable[[str], engines.Engine]) -> None:
+    options = {"engine": "completions", "tokenizer": engines.folder()}
+    with pytest.raises(MemberError, match="its completions do not score prompts"):
+        ServerMember(engine_for("llama.cpp").url, engines.MODEL, **options).probe()
 
 
 def test_its_scores_are_those_of_the_same_weights_in_this_process(

@@ -15,8 +15,28 @@ KNOWS = (  # writes nothing before the thought; an empty one where thinking is s
     "enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
 )
 OPENS = BODY.replace(".split('</think>')[-1]", "") + "<|im_start|>assistant\n{{ '<think>\n' }}"
+HARMONY = (  # channels, as gpt-oss has them
+    "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}{% if m.thinking %}<|channel|>analysis"
+    "<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}<|channel|>final{% endif %}<|message|>"
+    "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+OWN_TAGS = (  # tags of its own, opened by the prompt
+    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]"
+    "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant][THINK]{% endif %}"
+)
 TURNS = (Turn("user", "Why?"),)
 HEAD = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+TAGS = ("<think>\n", "\n</think>\n\n", "<think>\n\n</think>\n\n")
+FINAL = "<|channel|>final<|message|>"
+MARKS = {  # template -> prompt, mark before a thought, mark after it, mark in its place
+    KNOWS: (HEAD, *TAGS),
+    OPENS: (HEAD, *TAGS),
+    HARMONY: (
+        "<|start|>user<|message|>Why?<|end|><|start|>assistant",
+        *("<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{FINAL}", FINAL),
+    ),
+    OWN_TAGS: ("[user]Why?[assistant]", "[THINK]", "[/THINK]", "[THINK][/THINK]"),
+}
 
 
 def template(own, **kwargs):
@@ -39,10 +59,11 @@ def prompt_of(member, query):
 # --- templates --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own", [KNOWS, OPENS])
+@pytest.mark.parametrize("own", MARKS)
 def test_a_template_that_knows_thoughts_opens_or_empties_one(own):
-    assert template(own).prompt(TURNS) == HEAD + "<think>\n"
-    assert template(own).prompt(TURNS, think=False) == HEAD + "<think>\n\n</think>\n\n"
+    head, before, _, none = MARKS[own]
+    assert template(own).prompt(TURNS) == head + before
+    assert template(own).prompt(TURNS, think=False) == head + none
 
 
 def test_thinking_can_be_switched_off_in_the_template():
@@ -53,7 +74,7 @@ def test_thinking_can_be_switched_off_in_the_template():
 
 @pytest.mark.parametrize("own", [tiny.CHATML, tiny.INST, None])
 def test_a_template_that_knows_no_thoughts_is_unchanged(own):
-    assert not template(own).thinks
+    assert template(own).marks is None
     assert template(own).prompt(TURNS) == template(own).prompt(TURNS, think=False)
     assert "think>" not in template(own).prompt(TURNS)
 
@@ -61,9 +82,9 @@ def test_a_template_that_knows_no_thoughts_is_unchanged(own):
 # --- thoughts ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own", [KNOWS, OPENS])
+@pytest.mark.parametrize("own", MARKS)
 def test_the_thought_comes_with_the_first_draft_and_is_not_part_of_the_answer(own):
-    query, text = tiny.query("Why?"), "Let me see.\n</think>\n\nThe sky is blue because of the air."
+    query, text = tiny.query("Why?"), f"Let me see.{MARKS[own][2]}The sky is blue because of the air."
     member, drafts = tiny.wishful(query, text, chat_template=own), []
     rounds = tiny.answered([member], query, Settings(), after=lambda ask, replies: drafts.extend(replies.values()))
     assert tiny.text_of(rounds) == "The sky is blue because of the air." and rounds[-1].finish == "stop"
@@ -78,12 +99,13 @@ def test_an_empty_thought_and_one_that_ends_the_turn_are_closed(text):
     assert prompt_of(member, query).endswith("<think>\n\n</think>\n\n")
 
 
-def test_a_thought_is_closed_when_its_budget_is_used():
+@pytest.mark.parametrize("own", MARKS)
+def test_a_thought_is_closed_when_its_budget_is_used(own):
     query, text = tiny.query("Why?"), "one two three four five six seven eight"
-    member = tiny.wishful(query, text, chat_template=OPENS, thinking_tokens=9)
+    member = tiny.wishful(query, text, chat_template=own, thinking_tokens=9)
     (draft,) = member.draft([job_for(query)])
     assert draft.thought and "one two three four".startswith(draft.thought)
-    assert prompt_of(member, query).endswith(f"<think>\n{draft.thought}\n</think>\n\n")
+    assert prompt_of(member, query).endswith(f"{MARKS[own][1]}{draft.thought}{MARKS[own][2]}")
 
 
 def test_a_thought_that_repeats_itself_is_closed():

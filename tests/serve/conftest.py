@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
@@ -54,8 +54,8 @@ class Endpoint:
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
 
-    def http(self) -> httpx.Client:
-        return self.closing.enter_context(httpx.Client(timeout=60))
+    def http(self) -> httpx2.Client:
+        return self.closing.enter_context(httpx2.Client(timeout=60))
 
     def client(self) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http())
@@ -63,15 +63,15 @@ class Endpoint:
     def aclient(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
-    def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, **options)
+    def get(self, path: str, **options: Any) -> httpx2.Response:
+        return httpx2.get(self.url + path, timeout=60, **options)
 
-    def post(self, body: Any, path: str = PATH, **headers: str | bytes) -> httpx.Response:
+    def post(self, body: Any, path: str = PATH, **headers: str | bytes) -> httpx2.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {"content-type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
-        return httpx.post(self.url + path, content=content, headers=named, timeout=60)
+        return httpx2.post(self.url + path, content=content, headers=named, timeout=60)
 
-    def ask(self, **options: Any) -> httpx.Response:
+    def ask(self, **options: Any) -> httpx2.Response:
         """The response to a question with these options."""
         return self.post({"model": "specfuse", "messages": QUESTION, **options})
 
@@ -120,7 +120,7 @@ def serve() -> Iterator[Callable[..., Endpoint]]:
         yield start
 
 
-def events(response: httpx.Response) -> list[Any]:
+def events(response: httpx2.Response) -> list[Any]:
     """The events of a stream: each one's data as JSON, and the mark of its end as it is."""
     data = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     return [one if one == "[DONE]" else json.loads(one) for one in data]

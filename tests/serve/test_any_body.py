@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -111,7 +111,7 @@ def bodies(draw: Any) -> dict[str, Any]:
     return body
 
 
-def poster(endpoint: Endpoint) -> Callable[[Any], httpx.Response]:
+def poster(endpoint: Endpoint) -> Callable[[Any], httpx2.Response]:
     """Sends bodies over one connection."""
     client, headers = endpoint.http(), {"content-type": "application/json"}
     return lambda body: client.post(endpoint.url + PATH, content=json.dumps(body).encode(), headers=headers)
@@ -128,7 +128,7 @@ def post():
         assert endpoint.ask().json()["choices"][0]["message"]["content"] == BLUE
 
 
-def well_formed(response: httpx.Response) -> str | None:
+def well_formed(response: httpx2.Response) -> str | None:
     """The text and calls of an answer in OpenAI's form; None for an error in OpenAI's form."""
     if response.status_code != 200:
         assert 400 <= response.status_code < 500, response.text

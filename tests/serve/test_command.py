@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from langchain_specfuse import ScriptedMember
@@ -77,25 +77,27 @@ def started() -> Iterator[Callable[..., Served]]:
 BODY = {"model": "specfuse", "messages": QUESTION}
 
 
-def ask(url: str, **headers: str) -> httpx.Response:
-    return httpx.post(f"{url}/chat/completions", json=BODY, timeout=60, headers=headers)
+def ask(url: str, **headers: str) -> httpx2.Response:
+    return httpx2.post(f"{url}/chat/completions", json=BODY, timeout=60, headers=headers)
 
 
 def streaming(url: str, **headers: str) -> Any:
     body = {**BODY, "stream": True}
-    return httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=60, headers=headers)
+    return httpx2.stream("POST", f"{url}/chat/completions", json=body, timeout=60, headers=headers)
 
 
 def refused(url: str) -> bool:
     try:
         return ask(url).status_code == 503
-    except httpx.TransportError:
+    except httpx2.TransportError:
         return True
 
 
 def test_a_signal_lets_answers_under_way_end_and_no_new_one_begin(started):
-    served = started(kind="slow")
+    served, without_page = started(kind="slow"), started("--no-page", kind="slow")
     url = served.ready()
+    assert httpx2.get(url.removesuffix("v1")).status_code == 200 and "for browsers" in served.printed
+    assert httpx2.get(without_page.ready().removesuffix("v1")).status_code == 404
     assert url.startswith("http://127.0.0.1:") and "warning" not in served.printed
     assert ask(url, host="evil.example").status_code == 403, "without a key only its own names are accepted"
     assert ask(url, host="localhost:1").status_code == 200

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -65,7 +65,7 @@ async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_ans
     gated = Gated(BLUE)
     endpoint = serve(ensemble(gated, max_concurrency=2), limits=Limits(max_waiting=3))
     body = {"model": "specfuse", "messages": QUESTION}
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx2.AsyncClient(timeout=60) as client:
         asked = [asyncio.create_task(client.post(endpoint.url + PATH, json=body)) for _ in range(12)]
         first = asyncio.as_completed(asked)
         refused = [await next(first) for _ in range(7)]

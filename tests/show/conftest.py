@@ -37,15 +37,15 @@ def browser() -> Iterator[Any]:
 
 
 class Opened:
-    """An opened page, and everything that went wrong on it."""
+    """An opened page, and everything that went wrong on it. It may ask the server that it came from, if any."""
 
-    def __init__(self, page: Any) -> None:
+    def __init__(self, page: Any, server: str = "no server") -> None:
         self.page = page
         self.trouble: list[str] = []
         page.on("dialog", lambda dialog: (self.trouble.append(f"dialog {dialog.message}"), dialog.dismiss()))
         page.on("pageerror", lambda error: self.trouble.append(f"error {error}"))
         page.on("console", lambda line: self.trouble.append(f"console {line.text}"))
-        page.on("request", lambda request: self.trouble.append(f"request {request.url}"))
+        page.on("request", lambda one: one.url.startswith(server) or self.trouble.append(f"request {one.url}"))
 
     def unfold(self, place: str = "") -> None:
         """Open everything that is folded there. The page is notified a little later."""
@@ -68,10 +68,14 @@ class Opened:
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
-    """Opens HTML. In the end there must be no error and no request."""
+    """Opens HTML, or an address. In the end there must be no error, and no request elsewhere."""
     pages: list[Opened] = []
 
-    def open_(html: str, **options: Any) -> Opened:
+    def open_(html: str = "", *, url: str = "", **options: Any) -> Opened:
+        if url:
+            pages.append(Opened(browser.new_page(**options), url))
+            pages[-1].page.goto(url)
+            return pages[-1]
         file = tmp_path / f"run-{len(pages)}.html"
         file.write_text(html, encoding="utf-8")
         pages.append(Opened(browser.new_page(**options)))

@@ -33,12 +33,13 @@ def test_the_answer_is_shown_by_segment_and_a_click_shows_its_round(opened):
 
 def test_late_looping_and_forced_parts_of_a_round_are_shown(opened):
     late = {"draft": ["<b>"], "verify": ["<b>", "c"]}
-    item = a_round(1, {"a": "Rome", "b": "Rome Rome"}, "a", text='"Rome"', forced='""', looped=["b"], late=late)
+    forced = {"text": '{"city": "Rome"}', "forced": '{"city": ""}'}
+    item = a_round(1, {"a": "Rome", "b": "Rome Rome"}, "a", **forced, looped=["b"], late=late)
     one = opened(Trace([{**item, "lead": "b"}]).html())
     detail = one.text("#detail")
     assert "loops: not eligible" in detail and "leads" in detail and "Forced by the format" in detail
     assert "Late in draft, so the round went on without: <b>." in detail
-    assert one.texts(".piece.forced") == ['"', '"']
+    assert one.texts(".piece") == ['{"city": "', "Rome", '"}'] and one.texts(".piece.forced") == ['{"city": "', '"}']
 
 
 def test_keys_move_through_a_long_run_and_are_announced(opened):

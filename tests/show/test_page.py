@@ -39,7 +39,7 @@ def test_no_text_becomes_an_element_and_every_text_arrives(text, name, question)
     page = trace.html()
     assert tags_of(page) == PLAIN
     assert json.loads(data_in(page, "run")) == trace.as_dict()
-    assert all(32 <= ord(char) < 127 and char not in "<>&" for char in data_in(page, "run") + data_in(page, "pieces"))
+    assert all(32 <= ord(char) < 127 and char not in "<>&" for char in data_in(page, "run"))
 
 
 def test_the_page_names_no_address_and_allows_no_other_script():
@@ -49,11 +49,6 @@ def test_the_page_names_no_address_and_allows_no_other_script():
     named = [address for address in re.findall(r"\w+://[^\"'\s)]+", page) if "w3.org/2000/svg" not in address]
     assert named == [] and "url(" not in page and "@import" not in page
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", page)
-
-
-def test_forced_text_is_a_piece_without_an_author():
-    page = Trace([a_round(1, {"a": "Rome"}, "a", text='{"city": "Rome"}', forced='{"city": ""}')]).html()
-    assert json.loads(data_in(page, "pieces")) == {"0": [["", '{"city": "'], ["a", "Rome"], ["", '"}']]}
 
 
 def test_without_javascript_or_rounds_there_is_a_page():

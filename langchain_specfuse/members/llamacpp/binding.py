@@ -109,7 +109,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "llama_model_get_vocab": (c_void_p, c_void_p),
     "llama_model_meta_val_str": (c_int32, c_void_p, c_char_p, c_char_p, c_size_t),
     "llama_model_desc": (c_int32, c_void_p, c_char_p, c_size_t),
-    "llama_model_n_ctx_train": (c_int32, c_void_p),
     "llama_model_n_params": (ctypes.c_uint64, c_void_p),
     "llama_model_size": (ctypes.c_uint64, c_void_p),
     "llama_model_has_encoder": (c_bool, c_void_p),

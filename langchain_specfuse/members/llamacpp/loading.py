@@ -9,6 +9,7 @@ import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 
 from ...errors import MemberError, UsageError, advised
+from ..files import gguf_length
 from .binding import COMPLAINTS, gpu, llamacpp
 from .tokenizer import GgufTokenizer
 
@@ -94,17 +96,10 @@ class GgufWeights:
         ordinary = (token for token in range(self.vocabulary_size // 2, self.vocabulary_size) if token not in special)
         return list(islice(ordinary, 0, 70, 7))
 
-    @property
+    @cached_property
     def context_limit(self) -> int | None:
         """The longest text that the model was trained to read, in tokens."""
-        limits = [self.lib.llama_model_n_ctx_train(self.handle)]
-        scaled = self.tokenizer.meta(
-            f"{self.tokenizer.meta('general.architecture')}.rope.scaling.original_context_length"
-        )
-        kind = self.tokenizer.meta(f"{self.tokenizer.meta('general.architecture')}.rope.scaling.type")
-        if scaled and kind == "longrope":  # beyond it every position is rotated otherwise
-            limits.append(int(scaled))
-        return min((limit for limit in limits if limit > 0), default=None)
+        return gguf_length(self.tokenizer.meta)
 
     def adapter(self, path: str, member: str) -> LoraAdapter:
         """The one copy of this adapter."""

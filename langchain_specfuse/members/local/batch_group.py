@@ -36,7 +36,6 @@ from ...core.values import (
 )
 from ...errors import UsageError, emptied
 from ..text.templates import Template, end_of_turn, stop_ids, with_system
-from ..text.thinking import opened
 from ..text.tools import allows_prose, call_format
 from ..text.words import Words
 from .drafting import Leftover, OpenDraft, most_tokens, write_drafts
@@ -159,16 +158,17 @@ class GroupMember:
 
     def new_thought(self, job: Job) -> Thought | None:
         """What it must think before this job, if its query is new. It depends on the query alone."""
-        query, most = job.query, self.settings.thinking_tokens
-        if not self.template.thinks or most <= 0 or query.id in self.states:
+        query, most, marks = job.query, self.settings.thinking_tokens, self.template.marks
+        if marks is None or most <= 0 or query.id in self.states:
             return None
         with suppress(Exception):  # reported when the context is made
             prompt = self.state(query, thinks=isinstance(job, DraftJob) or job.thinks).prompt
-            if opened(self.words.tokenizer.decode(prompt[-8:], skip_special_tokens=False)):
+            last = prompt[-8 - len(marks.open.encode()) :]  # a token has at least one byte
+            if marks.opened(self.words.tokenizer.decode(last, skip_special_tokens=False)):
                 limit = self.weights.context_limit
                 budget = most if limit is None else min(most, (limit - len(prompt)) // 2)
                 how = Sampling(repetition_penalty=self.penalty)
-                return Thought(self.key(query.id), prompt, budget, self.words, self.stops, how)
+                return Thought(self.key(query.id), prompt, budget, self.words, self.stops, how, marks)
         return None
 
     def begin_draft(self, job: DraftJob, context: list[int]) -> OpenDraft:

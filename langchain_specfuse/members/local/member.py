@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
 from ...errors import UsageError, advised
+from ..files import preview, reasons
 from ..text.templates import Template
 from ..text.words import Words
 from .batch_group import GroupMember, MemberSettings, SharedWeights
@@ -101,6 +102,12 @@ class LocalMember(ABC):
         return self.loaded.group if self.loaded else None
 
     # --- the protocol -------------------------------------------------------------------------------------------
+
+    def preview(self) -> Probe | None:
+        if self._given:
+            reasoning = reasons(getattr(self._given.tokenizer, "chat_template", None), self.spec)
+            return Probe(self.source.model, max_context=self._given.context_limit, reasons=reasoning)
+        return preview(self.spec)
 
     def probe(self) -> Probe:
         self._load()
@@ -190,7 +197,8 @@ class LocalMember(ABC):
         detail, size = self._details(loaded)
         log.info("%s: %s", self.name, detail)
         calls = loaded.template.own_calls(loaded.words)
-        self._probe = Probe(self.source.model, True, weights.context_limit, detail, calls, size)
+        reasoning = reasons(loaded.template.chat_template, self.spec)
+        self._probe = Probe(self.source.model, True, weights.context_limit, detail, calls, size, reasoning)
         return loaded
 
     def _leave(self) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 
 from ...core.answer import continues_loop
 from ...core.values import Sampling
-from ..text.thinking import AFTER, CLOSE
+from ..text.thinking import Marks
 from ..text.words import REPLACEMENT, Words
 from .sampling import sample
 from .strands import SequenceKey, StrandStore
 
-TAIL = 24
-"""The end of a thought is looked for in this many last tokens."""
+TAIL = 16
+"""The mark that closes a thought is looked for in as many last tokens as it has bytes, and this many more."""
 LOOP_EVERY = 64
 """After every so many tokens a thought that only repeats itself is closed."""
 
@@ -34,6 +34,7 @@ class Thought:
     words: Words
     stops: Sequence[int]
     sampling: Sampling
+    marks: Marks
     tokens: list[int] = field(default_factory=list)
     done: bool = False
     text: str = ""
@@ -46,7 +47,7 @@ class Thought:
             return
         self.tokens.append(token)
         size = len(self.tokens)
-        self.done = size >= self.budget or CLOSE in self._decoded(self.tokens[-TAIL:])
+        self.done = size >= self.budget or self.marks.close.strip() in self._decoded(self.tokens[-self._tail :])
         if not self.done and size % LOOP_EVERY == 0:
             last = self._decoded(self.tokens[-LOOP_EVERY:])
             self.done = continues_loop(self._decoded(self.tokens[:-LOOP_EVERY]), last)
@@ -56,19 +57,26 @@ class Thought:
         kept, rest = self._until_end()
         self.text = (self._decoded(kept) + rest).rstrip(REPLACEMENT).strip()
         base = self.prompt + kept
-        line = "" if self.text and (self._decoded(kept[-4:]) + rest).endswith("\n") else "\n"
-        self.ids = base + self.words.after(base, f"{rest}{line}{CLOSE}{AFTER}", marks=True)
+        end = self.marks.close.lstrip()
+        line = self.marks.close.removesuffix(end)
+        if self.text and (self._decoded(kept[-4:]) + rest).endswith(line):
+            line = ""
+        self.ids = base + self.words.after(base, f"{rest}{line}{end}", marks=True)
 
     def _until_end(self) -> tuple[list[int], str]:
         """The tokens before the end of the thought, and the text between them and it."""
-        head, tail = self.tokens[:-TAIL], self.tokens[-TAIL:]
-        at = self._decoded(tail).find(CLOSE)
+        head, tail = self.tokens[: -self._tail], self.tokens[-self._tail :]
+        at = self._decoded(tail).find(self.marks.close.strip())
         if at < 0:
             while tail and self._decoded(tail).endswith(REPLACEMENT):
                 tail.pop()  # half a character
             return head + tail, ""
         count = max(n for n in range(len(tail) + 1) if len(self._decoded(tail[:n])) <= at)
         return head + tail[:count], self._decoded(tail)[len(self._decoded(tail[:count])) : at]
+
+    @property
+    def _tail(self) -> int:
+        return len(self.marks.close.encode()) + TAIL
 
     def _decoded(self, ids: Sequence[int]) -> str:
         """The text with special tokens: the end of a thought may be one."""

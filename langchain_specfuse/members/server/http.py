@@ -20,7 +20,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
-import httpx
+import httpx2
 
 from ...errors import MemberError, UsageError, advised
 from ..threads import SHOWN
@@ -81,7 +81,7 @@ class Address:
     @property
     def api(self) -> str:
         """The prefix of the OpenAI interface's paths."""
-        url = httpx.URL(self.url)
+        url = httpx2.URL(self.url)
         return self.url.rstrip("/") if url.path.strip("/") else f"{self.url.rstrip('/')}/v1"
 
     @property
@@ -119,10 +119,13 @@ class Client:
         """The deadline of the request that this thread waits for."""
         self._streams: WeakSet[Any] = WeakSet()
         """The open connections: a thread that waits for a reply can only be woken by its socket."""
-        self._client = httpx.Client(
-            headers={"Authorization": self._key if " " in self._key else f"Bearer {self._key}"} if self._key else {},
-            limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
-            verify=_trusted(address.verify),
+        key = self._key if " " in self._key else f"Bearer {self._key}"
+        self.headers = {"Authorization": key} if self._key else {}
+        self.trusted = _trusted(address.verify)
+        self._client = httpx2.Client(
+            headers=self.headers,
+            limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
+            verify=self.trusted,
         )
 
     def close(self) -> None:
@@ -137,6 +140,11 @@ class Client:
 
     def get(self, path: str) -> Any:
         return self._request("GET", path, None)
+
+    def models(self) -> list[Any]:
+        """The server's models; Together lists them without an object around the list."""
+        listed = self.get("/v1/models")
+        return list((listed if isinstance(listed, list) else listed.get("data")) or ())
 
     def post(self, path: str, body: Mapping[str, Any], final: Collection[int] = ()) -> Any:
         """``final``: statuses that are not retried here."""
@@ -157,14 +165,14 @@ class Client:
 
     def _try(
         self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float
-    ) -> Reply | httpx.TransportError:
+    ) -> Reply | httpx2.TransportError:
         """One attempt."""
         self._now.deadline = deadline
         try:
             return self._reply(method, path, body, deadline)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             # A server that has not replied in time may still be at work: asking again would only add to that.
-            if isinstance(error, httpx.ReadTimeout):
+            if isinstance(error, httpx2.ReadTimeout):
                 message = f"{self._server(path)} did not answer within {self.address.timeout_s:g} s"
                 raise MemberError(message, member=self.member, kind="timeout") from error
             self.broken = True
@@ -172,7 +180,7 @@ class Client:
 
     def _reply(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Reply:
         left = self._left()
-        timeout = httpx.Timeout(left, connect=min(CONNECT_S, left))
+        timeout = httpx2.Timeout(left, connect=min(CONNECT_S, left))
         trace = {"trace": self._opened}
         with self._client.stream(method, self._url(path), json=body, timeout=timeout, extensions=trace) as response:
             content = bytearray()
@@ -182,14 +190,14 @@ class Client:
                     message = f"{self._server(path)} sent more than {MOST_BYTES >> 20} MiB, which was not asked for"
                     raise MemberError(message, member=self.member)
                 if time.monotonic() > deadline:
-                    raise httpx.ReadTimeout("the reply did not end in time")
+                    raise httpx2.ReadTimeout("the reply did not end in time")
         return Reply(response.status_code, bytes(content), response.headers, response.url.path)
 
     def _left(self) -> float:
         return max(0.001, float(self._now.deadline) - time.monotonic())
 
     def _opened(self, event: str, info: Mapping[str, Any]) -> None:
-        """Keep a connection when it is opened. httpx limits each of its reads alone: a trickle would never end."""
+        """Keep a connection when it is opened. httpx2 limits each of its reads alone: a trickle would never end."""
         if event.endswith((".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")):
             stream = info["return_value"]
             read = stream.read
@@ -216,9 +224,9 @@ class Client:
             advised(error, f"put the server's key into the environment variable {self.address.api_key_env}")
         return error
 
-    def _unreached(self, failure: httpx.TransportError, path: str) -> MemberError:
-        kind = "timeout" if isinstance(failure, httpx.TimeoutException) else "error"
-        how = "cannot be reached" if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout) else "broke off"
+    def _unreached(self, failure: httpx2.TransportError, path: str) -> MemberError:
+        kind = "timeout" if isinstance(failure, httpx2.TimeoutException) else "error"
+        how = "cannot be reached" if isinstance(failure, httpx2.ConnectError | httpx2.ConnectTimeout) else "broke off"
         why = self._without_key(f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__)
         message = f"{self._server(path)} {how} ({why}), tried up to {RETRIES + 1} times"
         error = MemberError(message, member=self.member, kind=kind)
@@ -237,7 +245,7 @@ class Client:
         return self.address.root + path
 
     def _server(self, path: str) -> str:
-        return f"the server at {self.address.url} ({path.removeprefix(httpx.URL(self.address.root).path)})"
+        return f"the server at {self.address.url} ({path.removeprefix(httpx2.URL(self.address.root).path)})"
 
 
 def _key_in(variable: str) -> str:
@@ -251,7 +259,7 @@ def _key_in(variable: str) -> str:
 
 @lru_cache(maxsize=1)
 def _known_authorities() -> ssl.SSLContext:
-    return httpx.create_ssl_context()  # reading them takes as long as twenty requests
+    return httpx2.create_ssl_context()  # reading them takes as long as twenty requests
 
 
 def _trusted(verify: bool | str) -> bool | ssl.SSLContext:
@@ -265,7 +273,7 @@ def _trusted(verify: bool | str) -> bool | ssl.SSLContext:
         raise advised(unread, advice) from error
 
 
-def _retry_after(outcome: Reply | httpx.TransportError) -> float:
+def _retry_after(outcome: Reply | httpx2.TransportError) -> float:
     """How long the server asks to be left alone, within bounds."""
     try:
         asked = float(outcome.headers.get("retry-after", 0)) if isinstance(outcome, Reply) else 0.0

@@ -1,7 +1,8 @@
-"""ServerMember: a model on a server, over HTTP: vLLM, SGLang or llama.cpp.
+"""ServerMember: a model on a server, over HTTP: vLLM, SGLang, llama.cpp, or one that echoes prompts.
 
-This file finds out which kind of server it is, and turns any error into the failure of one job. It knows
-nothing of votes, and needs neither torch nor a GPU.
+This file finds out which kind of server it is, and turns any error into the failure of one job. Servers that only chat,
+such as Ollama, are asked through a :class:`.ChatModelMember`. It knows nothing of votes, and needs neither torch nor a
+GPU.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
@@ -17,6 +19,8 @@ from ...errors import MemberError, UsageError, advised
 from ..text.templates import Template
 from ..text.words import Words
 from ..threads import each, shown
+from .chat import chat_member, is_ollama
+from .completions import Completions
 from .http import Address, Client, refuse_secrets
 from .llamacpp import LlamaCpp
 from .sglang import SGLang
@@ -24,14 +28,21 @@ from .tokenizers import RemoteTokenizer, local_tokenizer, stops_of
 from .tokens import Dialect, TokenSession
 from .vllm import VLLM
 
+if TYPE_CHECKING:
+    from ..chat_model import ChatModelMember
+
 log = logging.getLogger("langchain_specfuse")
 
-Engine = Literal["vllm", "sglang", "llama.cpp"]
-DIALECTS: Mapping[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang, "llama.cpp": LlamaCpp}
+Engine = Literal["vllm", "sglang", "llama.cpp", "completions"]
+DIALECTS: Mapping[str, type[Dialect]] = {
+    "vllm": VLLM,
+    "sglang": SGLang,
+    "llama.cpp": LlamaCpp,
+    "completions": Completions,
+}
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 """``owned_by`` in a server's list of models -> the engine that it is."""
 _OTHERS = "for any other server, pass a chat model: ChatOpenAI(base_url=..., model=...) from langchain-openai"
-_Job = TypeVar("_Job", DraftJob, ScoreJob)
 
 
 class ServerMember:
@@ -44,7 +55,9 @@ class ServerMember:
     - ``model`` may be left out if the server has only one.
     - ``tokenizer`` is a local folder or hub id (or a tokenizer of transformers) with the model's own tokenizer: then
       text becomes tokens here. Without it the server is asked.
-    - ``engine`` is found out; it may be given: ``"vllm"``, ``"sglang"`` or ``"llama.cpp"``.
+    - ``engine`` is found out; it may be given: ``"vllm"``, ``"sglang"``, ``"llama.cpp"`` or ``"completions"``. The last
+      is any server whose ``/v1/completions`` returns the log-probabilities of a prompt: it is tried where ``tokenizer``
+      is given. Any other server, such as Ollama's or LM Studio's, joins as a :class:`.ChatModelMember`.
     - ``api_key_env`` names the environment variable with the API key (``Basic ...`` is sent as it is). An address must
       not hold a key.
     - ``verify`` may name a file with the certificate authorities to trust.
@@ -100,6 +113,8 @@ class ServerMember:
         self.system_prompt, self.repetition_penalty, self.seed = system_prompt, repetition_penalty, seed
         self._client: Client | None = None
         self._session: TokenSession | None = None
+        self._chat: ChatModelMember | None = None
+        """Instead of a session, for a server that only chats."""
         self._ready: Probe | None = None
 
     def __repr__(self) -> str:
@@ -136,56 +151,64 @@ class ServerMember:
         return self._ready
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return self._each(jobs, lambda session, job: session.draft(job))
+        return self._each("draft", jobs)
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        def score(session: TokenSession, job: ScoreJob) -> Scored:
-            if not session.known:
-                raise MemberError("it is draft-only", member=self.name)
-            return session.score(job)
-
-        return self._each(jobs, score)
+        return self._each("score", jobs)
 
     def forget(self, query_id: str) -> None:
-        if self._session is not None:
-            self._session.forget(query_id)
+        if (asked := self._session or self._chat) is not None:
+            asked.forget(query_id)
 
     def unload(self) -> None:
         """Close the connections. The next job opens them again, and finds out again what is served."""
-        self._ready = self._session = None
+        if self._chat is not None:
+            self._chat.unload()
+        self._ready = self._session = self._chat = None
         if self._client is not None:
             self._client.close()
         self._client = None
 
     # --- tokens for people --------------------------------------------------------------------------------------
 
-    def token_ids(self, text: str) -> list[int]:
-        """The text's tokens in this member's tokenizer."""
-        self.probe()
-        assert self._session is not None
-        return self._session.words.encode(text)
+    @property
+    def token_ids(self) -> Callable[[str], list[int]]:
+        """text -> its tokens in this member's tokenizer. A server that only chats has no such attribute."""
+        return self._tokens().words.encode
 
-    def token_count(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> int:
-        """The length of these turns' prompt."""
+    @property
+    def token_count(self) -> Callable[..., int]:
+        """(turns, tools) -> the length of their prompt. A server that only chats has no such attribute."""
+        session = self._tokens()
+
+        def count(turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> int:
+            return len(session.prompt_ids(turns, tools))
+
+        return count
+
+    def _tokens(self) -> TokenSession:
         self.probe()
-        assert self._session is not None
-        return len(self._session.prompt_ids(turns, tools))
+        if self._session is None:
+            raise AttributeError(f"the server at {self.address.url} only chats: it has no tokenizer to be asked")
+        return self._session
 
     # --- finding out what is served -----------------------------------------------------------------------------
 
     def _probe(self, client: Client) -> Probe:
         served, owner = self._served(client)
         model = self._chosen(served)
-        engine = self.engine or OWNERS.get(owner, "")
-        session = self._token_session(DIALECTS[engine](client, model)) if engine in DIALECTS else None
+        engine = self.engine or OWNERS.get(owner) or ("completions" if self.tokenizer is not None else None)
+        if engine is None and (served or is_ollama(client)):
+            return self._probe_chat(client, model, owner)
+        session = self._token_session(DIALECTS[engine](client, model)) if engine is not None else None
         if session is None:
-            why = (
-                "it offers no tokenizer; pass tokenizer=" if engine else "it is not a vLLM, SGLang or llama.cpp server"
-            )
-            error = MemberError(f"the server at {self.address.url} cannot be a ServerMember: {why}", member=self.name)
-            raise advised(error, _OTHERS)
+            why = "it offers no tokenizer; pass tokenizer=" if engine else "it is of no known kind, and lists no models"
+            raise self._refusal(why, _OTHERS)
         self._session = session
         session.check()
+        if engine == "completions" and not session.known:
+            why = f"its completions do not score prompts ({'; '.join(session.refused.values())})"
+            raise self._refusal(why, "leave out tokenizer= and engine=: it joins as a chat model")
         scoring = f"scores by {', '.join(session.known)}" if session.known else "draft-only"
         trouble = "; ".join(f"not by {name}: {why}" for name, why in session.refused.items())
         detail = f"{session.dialect.name} at {self.address.url}, {scoring}" + (f" ({trouble})" if trouble else "")
@@ -194,10 +217,24 @@ class ServerMember:
         calls = session.template.own_calls(session.words)
         return Probe(model, bool(session.known), session.limit, detail, calls)
 
+    def _refusal(self, why: str, advice: str) -> MemberError:
+        error = MemberError(f"the server at {self.address.url} cannot be a ServerMember: {why}", member=self.name)
+        return advised(error, advice)
+
+    def _probe_chat(self, client: Client, model: str, owner: str) -> Probe:
+        """Join as a chat model."""
+        mine = ("chat_template", "chat_template_kwargs", "repetition_penalty")
+        if given := [name for name in mine if getattr(self, name)]:
+            raise self._refusal(f"it only chats, without {given[0]}=", f"leave {given[0]} out")
+        how = {"name": self.name, "max_concurrency": self.max_concurrency, "system_prompt": self.system_prompt}
+        self._chat = chat_member(client, model, owner, self.seed, **how)
+        probe = self._chat.probe()
+        return replace(probe, model=model, detail=f"{probe.detail}, at {self.address.url}")
+
     def _served(self, client: Client) -> tuple[list[str], str]:
         """The server's models, and who it says that it is."""
         try:
-            models = client.get("/v1/models").get("data") or []
+            models = client.models()
         except MemberError as error:
             if error.kind != "not_found":
                 raise
@@ -209,7 +246,7 @@ class ServerMember:
         wanted = self.model
         if not served and wanted:
             return wanted
-        found = [one for one in served if wanted is None or wanted in (one, os.path.basename(one))]
+        found = [one for one in served if wanted in (None, one, os.path.basename(one), one.removesuffix(":latest"))]
         if len(found) == 1:
             return found[0]
         shown = ", ".join(served) or "nothing"
@@ -226,17 +263,17 @@ class ServerMember:
             error = UsageError(f"the server at {self.address.url} renders with its own template, whatever it is given")
             raise advised(error, "name the model's tokenizer (tokenizer=), or start the server with that chat_template")
         template = Template(tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
-        dialect.stops = stops_of(tokenizer, template, self.tokenizer)
+        dialect.stops, dialect.words = stops_of(tokenizer, template, self.tokenizer), Words(tokenizer)
         how = (self.seed, self.repetition_penalty, self.system_prompt)
-        return TokenSession(self.name, dialect, Words(tokenizer), template, dialect.limit(), *how)
+        return TokenSession(self.name, dialect, dialect.words, template, dialect.limit(), *how)
 
     # --- asking -------------------------------------------------------------------------------------------------
 
-    def _each(self, jobs: Sequence[_Job], work: Callable[[TokenSession, _Job], Any]) -> list[Any]:
+    def _each(self, work: Literal["draft", "score"], jobs: Sequence[Any]) -> list[Any]:
         """All jobs at once, so that the engine makes a batch of them."""
         if self._client is not None and self._client.broken:
             self._ready = None  # another server may be there now: find out again what is served
         self.probe()
-        session = self._session
-        assert session is not None
-        return each(jobs, lambda job: work(session, job), self.name, self.max_concurrency)
+        if self._chat is not None:
+            return list(getattr(self._chat, work)(jobs))
+        return each(jobs, getattr(self._session, work), self.name, self.max_concurrency)

@@ -98,7 +98,8 @@ class Dialect(ABC):
     def __init__(self, client: Client, model: str) -> None:
         self.client, self.model = client, model
         self.stops: Sequence[int] = ()
-        """Tokens that end a turn; known once there is a tokenizer."""
+        self.words: Words
+        """Both are known once there is a tokenizer: the tokens that end a turn, and texts as tokens."""
 
     @abstractmethod
     def tokenizer(self) -> RemoteTokenizer | None:
@@ -118,8 +119,7 @@ class Dialect(ABC):
 
     def limit(self) -> int | None:
         """Tokens of prompt and answer together, if the list of models says."""
-        models = self.client.get("/v1/models").get("data", ())
-        return next((one.get("max_model_len") for one in models if one.get("id") == self.model), None)
+        return next((one.get("max_model_len") for one in self.client.models() if one.get("id") == self.model), None)
 
     def forget(self, key: str) -> None:
         """The query is over."""
@@ -246,6 +246,8 @@ class TokenSession:
         return Draft(text, draft.end.ended, tuple(tokens), known, effort, tuple(ends))
 
     def score(self, job: ScoreJob) -> Scored:
+        if not self.known:
+            raise MemberError("it is draft-only", member=self.name)
         context = self._context(job)
         paths = [self._path(job, context, candidate) for candidate in job.candidates]
         end = self._end_ids(job.query)

@@ -12,21 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...core.values import Constraint
-from ...errors import MemberError, amount
+from ...errors import MemberError
+from .completions import Completions
 from .tokenizers import RemoteTokenizer, by_endpoints
-from .tokens import (
-    Dialect,
-    Drawn,
-    Path,
-    Request,
-    Scorer,
-    cached_tokens,
-    check_completed,
-    either,
-    merged,
-    prompts_of,
-    sampling_fields,
-)
+from .tokens import Drawn, Path, Request, Scorer, cached_tokens, either, sampling_fields
 
 ECHO_BELOW = 150
 """In a context shorter than this an echo is cheaper than the probes (measured on a CPU: 100 to 200)."""
@@ -35,7 +24,7 @@ MOST_IDS = 120
 MOST_PROMPTS = 64
 
 
-class VLLM(Dialect):
+class VLLM(Completions):
     """One vLLM server."""
 
     name = "vLLM"
@@ -57,7 +46,7 @@ class VLLM(Dialect):
         return Drawn(tuple(ids[:size]), raw, ended, ended_by, cached_tokens(cached, len(request.ids)))
 
     def scorers(self) -> dict[str, Scorer]:
-        return {"probes": self._by_probes, "echo": self._by_echo}
+        return {"probes": self._by_probes, "echo": self.by_echo}
 
     def scorer(self, known: Mapping[str, Scorer], size: int) -> Scorer:
         short = "echo" in known and size < ECHO_BELOW
@@ -86,18 +75,12 @@ class VLLM(Dialect):
         end = [either(self._stops_in(found[path.ids]))] if path.ended else []
         return [*self.logprobs(known, len(path.new)), *end]
 
-    def _by_echo(self, key: str, paths: Sequence[Path]) -> list[list[float]]:
-        asked = [ids for path in paths for ids in prompts_of(path, self.stops)]
-        choices, _ = self._post(self._body(asked, 0) | {"echo": True, "temperature": 0.0}, len(asked))
-        echoes = iter(zip(asked, choices, strict=True))
-        rows = [[self._echo(path, *next(echoes)) for _ in prompts_of(path, self.stops)] for path in paths]
-        return [merged(path, row) for path, row in zip(paths, rows, strict=True)]
-
-    def _echo(self, path: Path, ids: Sequence[int], choice: Mapping[str, Any]) -> tuple[float, ...]:
-        """The numbers of one prompt from where its path begins."""
-        self.check_same(_ids(choice), ids)
-        row = choice["logprobs"]["token_logprobs"][path.start :]
-        return self.logprobs(row, len(ids) - path.start)
+    def echoes(self, prompts: Sequence[Sequence[int]]) -> list[list[Any]]:
+        body = self._body([list(ids) for ids in prompts], 0) | {"echo": True, "temperature": 0.0}
+        choices, _ = self._post(body, len(prompts))
+        for ids, choice in zip(prompts, choices, strict=True):
+            self.check_same(_ids(choice), ids)
+        return [choice["logprobs"]["token_logprobs"] for choice in choices]
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -117,14 +100,11 @@ class VLLM(Dialect):
 
     def _post(self, body: Mapping[str, Any], wanted: int) -> tuple[list[Any], Mapping[str, Any]]:
         reply = self.client.post("/v1/completions", body)
-        choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
-        for choice in choices:
-            check_completed(choice.get("finish_reason"), self.model)
         if reply.get("model", self.model) != self.model:
             raise MemberError(f"the server now serves {reply['model']!r} (wanted {self.model!r})", kind="not_found")
-        if len(choices) != wanted or any(choice.get("logprobs") is None for choice in choices):
-            got = amount(len(choices), "choice")
-            raise MemberError(f"{self.model} returned {got} (wanted {wanted} with log-probabilities)")
+        choices = self.choices(reply, wanted)
+        if any(choice.get("logprobs") is None for choice in choices):
+            raise MemberError(f"{self.model} returned a choice without log-probabilities", member=self.model)
         return choices, reply.get("usage") or {}
 
     def _stops_in(self, top: Mapping[str, float]) -> Iterator[float]:

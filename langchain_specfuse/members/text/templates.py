@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ...core.values import Call, CallFormat, Constraint, Tool, Turn
 from ...errors import MemberError, UsageError, advised
-from .thinking import CLOSE, OPEN, opened, with_thought
+from .thinking import TAGS, Marks
 from .tools import allows_prose, arguments_of, call_format, calls_as_text, instructions, parts, result_as_text, written
 from .words import Words
 
@@ -48,7 +48,7 @@ CALL_EXAMPLES = (
 PLAIN_HEADS = {"user": "## Question\n\n", "assistant": "## Answer\n\n"}
 PLAIN_END = "\n\n##"
 """A model without a chat template ends its turn by beginning the next heading."""
-MARK = "specfuse-answer-mark"
+MARK, THOUGHT = "specfuse-answer-mark", "specfuse-thought-mark"
 
 Message = dict[str, Any]
 Render = Callable[..., str]
@@ -79,18 +79,20 @@ class Template:
         """The text before the answer; before the thought, where the template knows thoughts and ``think`` is true."""
         if self.plain:
             return self._plain(all_as_text(turns, tools, constraint), constraint)
-        prompt = self._chat(turns, tools, constraint, {} if think or not self.thinks else {"enable_thinking": False})
-        return with_thought(prompt, think) if self.thinks else prompt
+        prompt = self._chat(turns, tools, constraint, {} if think or not self.marks else {"enable_thinking": False})
+        return self.marks.ready(prompt, think) if self.marks else prompt
 
     @cached_property
-    def thinks(self) -> bool:
-        """Whether this template knows thoughts: it opens one, or has marks for both ends of one."""
+    def marks(self) -> Marks | None:
+        """How this template marks thoughts: as it renders one or, if it renders none, in tags; None: it knows none."""
         if self.plain:
-            return False
+            return None
+        if found := _marks_of(self.render):
+            return found
         source = self.chat_template if isinstance(self.chat_template, str) else repr(self.chat_template)
-        if OPEN in source and CLOSE in source:
-            return True
-        return opened(_attempt(self.render, [_QUESTION], add_generation_prompt=True))
+        known = all(mark.strip() in source for mark in (TAGS.open, TAGS.close))
+        prompt = "" if known else _attempt(self.render, [_QUESTION], add_generation_prompt=True)
+        return TAGS if known or TAGS.opened(prompt) else None
 
     @cached_property
     def native(self) -> Native:
@@ -202,7 +204,7 @@ def with_system_folded(turns: Sequence[Turn]) -> list[Turn]:
     first = next((i for i, turn in enumerate(rest) if turn.role == "user"), None)
     if first is None:
         return [Turn("user", system), *rest]
-    rest[first] = Turn("user", f"{system}\n\n{rest[first].text}")
+    rest[first] = replace(rest[first], text=f"{system}\n\n{rest[first].text}")
     return rest
 
 
@@ -219,7 +221,10 @@ def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | Non
             turn = result_as_text(turn, last=form is None)
         # Results that became the user's text are joined with what the user says next: templates want alternation.
         if fitting and turn.role == "user" == fitting[-1].role and (result or after_result):
-            turn = replace(turn, text=f"{fitting.pop().text}\n\n{turn.text}")
+            before = fitting.pop()
+            turn = replace(
+                turn, text=f"{before.text}\n\n{turn.text}", attachments=before.attachments + turn.attachments
+            )
         after_result = result
         fitting.append(turn)
     return fitting
@@ -270,6 +275,7 @@ _QUESTION: Message = {"role": "user", "content": "x"}
 _JSON_PAIR = re.compile(rf'"{KEY}"\s*:\s*"{VALUE}"')
 _CALL = re.compile(rf'\{{\s*"([^"]+)"\s*:\s*"{NAME}"\s*,\s*"([^"]+)"\s*:\s*\{{\s*"{KEY}"\s*:\s*"{VALUE}"\s*\}}\s*\}}')
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+_LAST_TAG = re.compile(r"[<\[][^<>\[\]]+[>\]]\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +362,28 @@ def _format(render: Render, calls: str) -> CallFormat | None:
     regular = gap.startswith(end) and gap.endswith(begin) and len(gap) >= len(end) + len(begin)
     between = gap[len(end) : len(gap) - len(begin)] if regular else CallFormat().between
     return CallFormat(begin, end, between, *found.groups())
+
+
+# --- how a template marks thoughts ------------------------------------------------------------------------------
+
+
+def _marks_of(render: Render) -> Marks | None:
+    """What stands around a marked thought, cut out of its rendering."""
+    answer = {"role": "assistant", "content": MARK}
+    # Templates read one of these two fields: gpt-oss's the first, Qwen's the second.
+    thoughtful = answer | {"thinking": THOUGHT, "reasoning_content": THOUGHT}
+    before, _, after = _attempt(render, [_QUESTION, thoughtful]).partition(THOUGHT)
+    close, answered, _ = after.partition(MARK)
+    prompt = _attempt(render, [_QUESTION], add_generation_prompt=True)
+    if not (answered and close.strip() and prompt and before.startswith(prompt)):
+        return None
+    if before.rstrip() == prompt.rstrip():  # the prompt opens the thought
+        last = _LAST_TAG.search(before)
+        return Marks(last[0], close, last[0] + close) if last else None
+    open = before.removeprefix(prompt)
+    head = _attempt(render, [_QUESTION, answer]).partition(MARK)[0]
+    none = head.removeprefix(prompt) if head.startswith(prompt) else ""
+    return Marks(open, close, none if none.strip() else open + close)
 
 
 # --- how a turn ends --------------------------------------------------------------------------------------------

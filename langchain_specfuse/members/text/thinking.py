@@ -1,25 +1,60 @@
-"""How a template marks a thought, and prompts that begin one or leave it empty. Pure text; knows no model."""
+"""How thoughts are marked: in a prompt that begins one or leaves it out, and in a text that holds one. Pure text."""
 
 from __future__ import annotations
 
-OPEN, CLOSE = "<think>", "</think>"
-AFTER = "\n\n"
-"""The text between a thought and the answer."""
+from dataclasses import dataclass
 
 
-def opened(prompt: str) -> bool:
-    """Whether the prompt ends inside a thought."""
-    return prompt.rstrip().endswith(OPEN)
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands around a thought: ``{open}thought{close}answer``."""
+
+    open: str
+    close: str
+    none: str
+    """What stands before an answer without a thought."""
+
+    def opened(self, prompt: str) -> bool:
+        """Whether the prompt ends inside a thought."""
+        return prompt.rstrip().endswith(self.open.strip())
+
+    def ready(self, prompt: str, think: bool) -> str:
+        """The prompt, ready for a thought or without one.
+
+        >>> TAGS.ready("user: Why?", think=True), TAGS.ready("user: Why? <think>", think=False)
+        ('user: Why?<think>\\n', 'user: Why? <think>\\n\\n</think>\\n\\n')
+        """
+        bare = prompt.rstrip()
+        if bare.endswith((self.close.strip(), self.none.strip())):
+            return prompt  # the template's own arguments left the thought out
+        if self.opened(prompt):
+            return prompt if think else bare + f"{self.open}{self.close}".removeprefix(self.open.strip())
+        return prompt + (self.open if think else self.none)
 
 
-def with_thought(prompt: str, think: bool) -> str:
-    """The prompt of a template that knows thoughts, ready for one or with an empty one.
+TAGS = Marks("<think>\n", "\n</think>\n\n", "<think>\n\n</think>\n\n")
+HARMONY = Marks(
+    "<|channel|>analysis<|message|>",
+    "<|end|><|start|>assistant<|channel|>final<|message|>",
+    "<|channel|>final<|message|>",
+)
+"""The channels of gpt-oss."""
 
-    >>> with_thought("user: Why?", think=True), with_thought("user: Why? <think>", think=False)
-    ('user: Why?<think>\\n', 'user: Why? <think>\\n\\n</think>\\n\\n')
+
+def parted(text: str, *, whole: bool = False) -> tuple[str, str] | None:
+    """The thought at the beginning of a model's text, and the answer after it. None: it takes more text to tell; not
+    with ``whole``, which says that there is no more.
+
+    >>> parted("<think>Hm.</think>\\n\\nSo"), parted("So"), parted("<thi"), parted("<think>Hm.")
+    (('Hm.', 'So'), ('', 'So'), None, None)
     """
-    if prompt.rstrip().endswith(CLOSE):
-        return prompt  # the template's own arguments closed it already
-    if opened(prompt):
-        return prompt if think else f"{prompt.rstrip()}{AFTER}{CLOSE}{AFTER}"
-    return f"{prompt}{OPEN}\n" if think else f"{prompt}{OPEN}{AFTER}{CLOSE}{AFTER}"
+    begun = text.lstrip()
+    for marks in (TAGS, HARMONY):
+        for begin, end in ((marks.open.strip(), marks.close.strip()), (marks.none.strip(), "")):
+            if begun.startswith(begin):
+                inside = begun.removeprefix(begin)
+                thought, _, rest = inside.partition(end) if end else ("", "", inside)
+                return (thought.strip(), rest.lstrip()) if rest.strip() or whole else None
+            if begin.startswith(begun) and not whole:
+                return None
+    return "", text

@@ -35,7 +35,12 @@ difference of up to 1e-5 in float32 and 0.05 in bfloat16, a wrong mask or positi
 CPU_WORK, GPU_WORK = 1.5e11, 5e13
 """The trial reads past a sliding window if its tokens times the model's parameters are at most this: a few seconds."""
 
-_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "MPS backend out of memory",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -176,6 +181,9 @@ class ModelCache(StrandStore):
     def free_memory(self) -> None:
         super().free_memory()
         torch.cuda.empty_cache()
+        torch.xpu.empty_cache()
+        if torch.backends.mps.is_available():
+            torch.mps.empty_cache()
 
 
 def _tensors(thing: Any, depth: int = 5) -> Iterator[Tensor]:

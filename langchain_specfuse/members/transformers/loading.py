@@ -12,12 +12,14 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
+from ..files import config_length
 from .cache import is_out_of_memory
 from .lora import Adapters
 
@@ -93,16 +95,13 @@ class Weights:
         head = self.model.get_output_embeddings()
         return int((head if head is not None else self.model.get_input_embeddings()).weight.shape[0])
 
-    @property
+    @cached_property
     def context_limit(self) -> int | None:
         """The longest text that the model reads, in tokens, if that is known."""
         config = self.model.config.get_text_config(decoder=True)
-        limits = [getattr(config, "max_position_embeddings", None), getattr(self.tokenizer, "model_max_length", None)]
-        rope = getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type") == "longrope":
-            # Beyond this length all positions turn differently, in a whole batch and in what is cached already.
-            limits.append(rope.get("original_max_position_embeddings"))
-        return min([int(limit) for limit in limits if limit and 0 < limit < 10**9], default=None)
+        # Read as an attribute: the config knows the model's own name for it.
+        known = config.to_dict() | {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
+        return config_length(known, getattr(self.tokenizer, "model_max_length", None))
 
 
 _LOADED: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
@@ -194,14 +193,17 @@ def _device_map(source: Source) -> Any:
     if source.device is not None:
         return None if source.device == "cpu" else {"": source.device}
     free = free_memory()
-    return {"": max(free, key=lambda gpu: (free[gpu], -gpu))} if free else None
+    return {"": max(free, key=lambda gpu: free[gpu])} if free else None
 
 
-def free_memory() -> dict[int, int]:
-    """Free bytes of every GPU in this machine."""
-    if not torch.cuda.is_available():
-        return {}
-    return {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())}
+def free_memory() -> dict[str, int]:
+    """Free bytes of every GPU in this machine: NVIDIA's and AMD's, else Intel's, else Apple's."""
+    for kind, gpus in (("cuda", torch.cuda), ("xpu", torch.xpu)):
+        if gpus.is_available():
+            return {f"{kind}:{gpu}": gpus.mem_get_info(gpu)[0] for gpu in range(gpus.device_count())}
+    if torch.backends.mps.is_available():
+        return {"mps": torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()}
+    return {}
 
 
 # --- what is refused --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ...errors import UsageError, advised
 from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
 from ..local.member import LocalMember
 from .cache import Forward, ModelCache, best_cache
-from .loading import Source, Weights, given, load
+from .loading import Source, Weights, free_memory, given, load
 
 _OURS = ("dtype", "torch_dtype", "revision", "trust_remote_code", "use_safetensors", "weights_only")
 """Arguments of from_pretrained that are not for ``model_kwargs``: they are ours, or would open pickled weights."""
@@ -134,9 +134,10 @@ class TransformersMember(LocalMember):
 
 
 def _free_bytes(device: str) -> int:
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(torch.device(device))[0])
-    return int(psutil.virtual_memory().available)
+    """``device`` is a model's: ``cpu``, ``cuda:0``, ``mps:0``."""
+    free = free_memory()
+    found = free.get(device, free.get(device.partition(":")[0]))
+    return int(psutil.virtual_memory().available if found is None else found)
 
 
 def _trial_tokens(weights: Weights) -> list[int]:

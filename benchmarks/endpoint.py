@@ -5,7 +5,7 @@ over loopback. The endpoint's cost of a segment is the server's processor time f
 chat model's own stream. They are measured in pairs in alternating order, with one stream and with many. Every answer
 is compared with the chat model's own.
 
-    python benchmarks/serve.py [--segments 100] [--streams 32] [--repeats 9]
+    python benchmarks/endpoint.py [--segments 100] [--streams 32] [--repeats 9] [--tiny]
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ import statistics
 import subprocess
 import sys
 import time
-from importlib import metadata
 from typing import Any
 
-import httpx
-from common import about, arguments, save
+import httpx2
+from common import arguments, report
 
 QUESTION = "Tell me a long story."
 SEGMENT = 10
-MOST_MS = 2.0
-"""The bound for one segment."""
 
 
 def serve(segments: int) -> None:
@@ -61,7 +58,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._http = httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None))
+        self._http = httpx2.AsyncClient(timeout=300, limits=httpx2.Limits(max_connections=None))
 
     async def processor_s(self) -> float:
         return float((await self._http.get(f"{self._url}/processor")).text)
@@ -87,14 +84,13 @@ class Client:
 
 async def measured(client: Client, streams: int, segments: int, repeats: int) -> dict[str, Any]:
     answers: set[str] = set()
-    pairs: list[dict[str, tuple[float, float]]] = []
+    pairs: list[dict[str, float]] = []
     for number in range(repeats + 1):  # the first warms up
         pair = {}
         for way in ("own", "over_http") if number % 2 else ("over_http", "own"):
-            processor_s, clock_s = await client.processor_s(), time.perf_counter()
+            since = await client.processor_s()
             answers.update(await getattr(client, way)(streams))
-            clock_s = time.perf_counter() - clock_s
-            pair[way] = (await client.processor_s() - processor_s, clock_s)
+            pair[way] = await client.processor_s() - since
         pairs.append(pair)
     assert len(answers) == 1, "the endpoint changed an answer"
 
@@ -103,11 +99,8 @@ async def measured(client: Client, streams: int, segments: int, repeats: int) ->
 
     return {
         "streams": streams,
-        "pairs": repeats,
-        "endpoint_ms_per_segment": ms([one["over_http"][0] - one["own"][0] for one in pairs[1:]]),
-        "chat_model_ms_per_segment": ms([one["own"][0] for one in pairs[1:]]),
-        "endpoint_ms_per_segment_each": [ms([one["over_http"][0] - one["own"][0]]) for one in pairs[1:]],
-        "clock_ms_per_segment": {way: ms([one[way][1] for one in pairs[1:]]) for way in ("own", "over_http")},
+        "endpoint_ms_per_segment": ms([one["over_http"] - one["own"] for one in pairs[1:]]),
+        "chat_model_ms_per_segment": ms([one["own"] for one in pairs[1:]]),
     }
 
 
@@ -121,27 +114,21 @@ async def run(url: str, segments: int, streams: int, repeats: int) -> list[dict[
 
 
 def main() -> None:
-    parser = arguments(__file__, __doc__, repeats=9)
-    parser.add_argument("--segments", type=int, default=100)
-    parser.add_argument("--streams", type=int, default=32)
+    tiny = {"repeats": 1, "segments": 5, "streams": 2}
+    parser = arguments(__file__, __doc__, tiny=tiny, repeats=9, segments=100, streams=32)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
         return serve(given.segments)
     command = [sys.executable, __file__, "--serve", "--segments", str(given.segments)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
-        found = asyncio.run(run(url, given.segments, given.streams, given.repeats))
-    finally:
-        server.terminate()
-        server.wait()
-    packages = {name: metadata.version(name) for name in ("fastapi", "uvicorn")}
-    shared = {**about(given), **packages, "segments": given.segments, "most_ms": MOST_MS}
-    results = [{**shared, **one, "kept": one["endpoint_ms_per_segment"] <= MOST_MS} for one in found]
-    print(json.dumps(results, indent=2))
-    save(given.out, results)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+            found = asyncio.run(run(url, given.segments, given.streams, given.repeats))
+        finally:
+            server.terminate()
+    report(__file__, given, {"streams": found})
 
 
 if __name__ == "__main__":

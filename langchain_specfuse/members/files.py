@@ -1,0 +1,146 @@
+"""What a model's files tell before it is loaded: the length of its context, and whether it reasons.
+
+Reads the head of a ``.gguf`` file, or the JSON files of a folder or of a hub id in the local cache. Reads no weights,
+asks no network and imports no engine. Not used: transformers' AutoConfig, which takes seconds to import torch, and the
+reader of the package gguf, which makes an array of every token's text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..core.member import Probe
+from .text.thinking import HARMONY, TAGS
+
+LENGTHS = ("max_position_embeddings", "n_positions")
+"""The names in config.json of the longest text that a model reads, in tokens."""
+_TEXT_CONFIGS = ("decoder", "generator", "text_config")
+"""Where the language model of several models in one has its part of config.json, in transformers' order."""
+
+
+def preview(arguments: Mapping[str, Any]) -> Probe | None:
+    """What the files tell of a member with these arguments; None if they do not tell its context."""
+    try:
+        found = _of_gguf if arguments["model"].lower().endswith(".gguf") else _of_folder
+        length, template = found(arguments)
+        reasoning = reasons(template, arguments)
+    except Exception:  # whatever is wrong with a file or an argument is told when the member is loaded
+        return None
+    return None if length is None else Probe(arguments["model"], max_context=length, reasons=reasoning)
+
+
+def reasons(template: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether a member in this process reasons, by its model's chat template and its own arguments."""
+    switched_off = (arguments.get("chat_template_kwargs") or {}).get("enable_thinking") is False
+    chosen = arguments.get("chat_template") or template
+    marked = any(marks.open.strip() in str(chosen) for marks in (TAGS, HARMONY))
+    return marked and not switched_off and arguments.get("thinking_tokens", 1) > 0
+
+
+def shortest(lengths: Iterable[Any]) -> int | None:
+    """The shortest of the lengths that are real limits. Files write 0, null or a huge number for "no limit".
+
+    >>> shortest([4096, None, 1e30, "2048"])
+    2048
+    """
+    return min((int(one) for one in lengths if one and 0 < int(one) < 10**9), default=None)
+
+
+# --- transformers -----------------------------------------------------------------------------------------------
+
+
+def config_length(config: Mapping[str, Any], tokenizer_length: Any = None) -> int | None:
+    """The longest text that a model with this configuration and this tokenizer reads, in tokens."""
+    lengths = [*map(config.get, LENGTHS), tokenizer_length]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if (rope.get("rope_type") or rope.get("type")) == "longrope":
+        # Beyond this length all positions turn differently, in a whole batch and in what is cached already.
+        key = "original_max_position_embeddings"
+        lengths.append(config.get(key) or rope.get(key))
+    return shortest(lengths)
+
+
+def _of_folder(arguments: Mapping[str, Any]) -> tuple[int | None, Any]:
+    changed = arguments.get("model_kwargs") or {}
+    if "config" in changed:
+        return None, None
+    config = {**json.loads(_text(arguments, "config.json")), **changed}
+    tokenizer = json.loads(_text(arguments, "tokenizer_config.json") or "{}")
+    config = next((config[key] for key in _TEXT_CONFIGS if config.get(key)), config)
+    if not any(map(config.get, LENGTHS)):  # the default of the model's class counts, which only transformers knows
+        return None, None
+    template = _text(arguments, "chat_template.jinja") or tokenizer.get("chat_template")
+    return config_length(config, tokenizer.get("model_max_length")), template
+
+
+def _text(arguments: Mapping[str, Any], name: str) -> str:
+    """A file of a folder, or of a hub id in the local cache; empty if it is not there."""
+    path: Any = Path(arguments["model"]).expanduser() / name
+    if not path.parent.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(arguments["model"], name, revision=arguments.get("revision"))
+    return Path(path).read_text("utf-8") if isinstance(path, str | Path) and os.path.exists(path) else ""
+
+
+# --- GGUF -------------------------------------------------------------------------------------------------------
+
+_STRING, _ARRAY = 8, 9
+_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+"""The kinds of a GGUF file's values, as ``struct`` calls them."""
+
+
+def gguf_length(meta: Callable[[str], Any]) -> int | None:
+    """The longest text that the model of a GGUF file with these metadata was trained to read, in tokens."""
+    model = meta("general.architecture")
+    lengths = [meta(f"{model}.context_length")]
+    if meta(f"{model}.rope.scaling.type") == "longrope":  # beyond it every position is rotated otherwise
+        lengths.append(meta(f"{model}.rope.scaling.original_context_length"))
+    return shortest(lengths)
+
+
+def _of_gguf(arguments: Mapping[str, Any]) -> tuple[int | None, Any]:
+    path = Path(arguments["model"]).expanduser()
+    return _read_gguf(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _read_gguf(path: Path, _changed: int) -> tuple[int | None, Any]:
+    """A large vocabulary takes a tenth of a second, and chat models can be made for every call."""
+    with path.open("rb") as file:
+        metadata = gguf_metadata(file)
+    return gguf_length(metadata.get), metadata.get("tokenizer.chat_template")
+
+
+def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
+    """The numbers and texts at the head of a GGUF file. Arrays, such as the vocabulary, are passed over (None)."""
+
+    def number(kind: str) -> Any:
+        return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
+
+    def text() -> str:
+        return file.read(number("Q")).decode("utf-8", "replace")
+
+    def value(kind: int) -> Any:
+        if kind == _STRING:
+            return text()
+        if kind != _ARRAY:
+            return number(_NUMBERS[kind])
+        kind, count = number("I"), number("Q")
+        if kind in _NUMBERS:
+            file.seek(count * struct.calcsize(_NUMBERS[kind]), os.SEEK_CUR)
+        else:
+            for _ in range(count):
+                file.seek(number("Q"), os.SEEK_CUR) if kind == _STRING else value(kind)
+        return None
+
+    magic, _version, _tensors, count = struct.unpack("<4sIQQ", file.read(24))
+    if magic != b"GGUF":
+        raise ValueError(f"not a GGUF file: it begins with {magic!r}")
+    return {text(): value(number("I")) for _ in range(count)}

@@ -1,0 +1,52 @@
+"""A member on a server that only chats, through a LangChain chat model: Ollama by its own API, others by OpenAI's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MemberError, UsageError, advised
+from .http import Client
+
+if TYPE_CHECKING:
+    from ..chat_model import ChatModelMember
+
+LIBRARY = "library"
+"""``owned_by`` in Ollama's list of models."""
+
+
+def chat_member(client: Client, model: str, owner: str, seed: int, **how: Any) -> ChatModelMember:
+    """A member that asks this server, with the client's key, authorities and time limit. ``how``: its arguments."""
+    from ..chat_model import ChatModelMember
+
+    return ChatModelMember(_chat_model(client, model, owner, seed), **how)
+
+
+def _chat_model(client: Client, model: str, owner: str, seed: int) -> Any:
+    address = client.address
+    common: dict[str, Any] = {"model": model, "temperature": 0.0, "seed": seed}
+    try:
+        if owner == LIBRARY or is_ollama(client):
+            from langchain_ollama import ChatOllama
+
+            http = {"headers": client.headers, "verify": client.trusted, "timeout": address.timeout_s}
+            return ChatOllama(**common, base_url=address.root, logprobs=True, client_kwargs=http)
+        from langchain_openai import ChatOpenAI
+
+        if address.verify is not True:
+            from openai import DefaultHttpxClient
+
+            common["http_client"] = DefaultHttpxClient(verify=client.trusted)
+        common |= {"timeout": address.timeout_s, "default_headers": client.headers, "stream_usage": True}
+        return ChatOpenAI(**common, base_url=address.api, api_key="none")  # type: ignore[arg-type]
+    except ModuleNotFoundError as error:
+        package = "langchain-ollama" if error.name == "langchain_ollama" else "langchain-openai"
+        missing = UsageError(f"the server at {address.url} chats and takes no token ids: it needs {package}")
+        raise advised(missing, f"pip install {package}") from error
+
+
+def is_ollama(client: Client) -> bool:
+    """Whether it has Ollama's own API."""
+    try:
+        return isinstance(client.get("/api/version").get("version"), str)
+    except (MemberError, AttributeError):  # no such path, or no object
+        return False

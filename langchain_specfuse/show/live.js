@@ -1,0 +1,161 @@
+"use strict";
+// Asks the server that this page came from, and draws the rounds of the answer as they come. Helpers are in page.js.
+
+const shell = JSON.parse(part("shell").textContent); // the page of a saved run, without the run
+let key = "", model = null, asking = null, unsaid = "";
+
+const lost = () => { throw new Error("the server cannot be reached"); };
+
+// Set only when it changes, because screen readers read it out.
+function tell(text) {
+  if (part("state").textContent !== text) part("state").textContent = text;
+}
+
+// A response without an error. While the members load, it waits.
+async function request(path, body) {
+  const headers = body ? { "content-type": "application/json" } : {};
+  // Headers are bytes: the key goes as UTF-8.
+  if (key) headers.authorization = `Bearer ${String.fromCharCode(...new TextEncoder().encode(key))}`;
+  const options = { method: body ? "POST" : "GET", headers, body: JSON.stringify(body), signal: asking?.signal };
+  for (;;) {
+    const response = await fetch(path, options).catch(lost);
+    if (response.ok) return response;
+    if (response.status === 401) {
+      part("unlock").hidden = false;
+      part("key").focus();
+      throw new Error(key ? "this API key is wrong" : "this server needs an API key");
+    }
+    const { error } = await response.json().catch(() => ({ error: { message: `the server answered with status ${response.status}` } }));
+    if (error.code !== "loading") throw new Error(error.message);
+    tell("The members are loading; the answer begins when they are ready.");
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}
+
+// Who answers here.
+async function connect() {
+  [model] = (await (await request("v1/models")).json()).data;
+  members.splice(0, members.length, ...model.specfuse.members);
+  part("unlock").hidden = true;
+  part("key").value = "";
+}
+
+async function greet() {
+  try {
+    await connect();
+  } catch (error) {
+    tell(`Not connected: ${visible(error.message)}.`);
+    return;
+  }
+  part("words").focus();
+  if (run.question) return; // a run is shown
+  part("summary").replaceChildren("They write one answer together, segment by segment: ", ...members.map((name) => node("span", { class: "member" }, badge(name), visible(name))));
+  tell("Enter asks, Shift+Enter begins a new line.");
+}
+
+// The rounds of a stream of events.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { value, done } = await reader.read().catch(lost);
+    if (done) lost();
+    const all = (rest + value).split("\n\n");
+    rest = all.pop();
+    for (const data of all.map((event) => event.slice("data: ".length))) {
+      if (data === "[DONE]") return;
+      const item = JSON.parse(data);
+      if (item.error) throw new Error(item.error.message);
+      yield item;
+    }
+  }
+}
+
+async function ask(event) {
+  event.preventDefault();
+  const question = part("words").value;
+  if (asking || !question.trim()) return;
+  begin(question);
+  try {
+    await connect();
+    const body = { model: model.id, messages: [{ role: "user", content: question }], stream: true };
+    for await (const round of events(await request("v1/specfuse/rounds", body))) add(round);
+  } catch (error) {
+    run.error = asking.signal.aborted ? "you stopped it" : error.message;
+    if (!rounds.length) part("words").value ||= question;
+  }
+  end();
+}
+
+function begin(question) {
+  asking = new AbortController();
+  Object.assign(run, { question, error: "" });
+  document.title = question;
+  rounds.length = 0;
+  chosen = -1;
+  part("words").value = "";
+  tell("The members draft the first segment.");
+  busy(true);
+  draw(0);
+}
+
+// The newest round is chosen, unless the reader looks at one.
+function add(round) {
+  const follows = chosen === rounds.length - 1 && !part("run-part").contains(document.activeElement);
+  rounds.push(round);
+  draw(rounds.length - 1);
+  if (follows) {
+    show(rounds.length - 1);
+    part("answer").scrollTop = part("answer").scrollHeight;
+  }
+  tell("");
+  say(round.text);
+}
+
+function end() {
+  asking = null;
+  busy(false);
+  draw(rounds.length);
+  whole();
+  say("", true);
+  tell(run.error ? "" : "The answer is complete.");
+}
+
+function busy(on) {
+  writing = on;
+  part("go").setAttribute("aria-disabled", on);
+  if (document.activeElement === part("stop")) part("words").focus();
+  part("stop").hidden = !on;
+  part("answer").setAttribute("aria-busy", on);
+  part("run-part").classList.toggle("writing", on);
+}
+
+// For screen readers: sentences, as they are complete.
+function say(text, last = false) {
+  unsaid += text;
+  const ends = [...unsaid.matchAll(/[.!?](?=\s)|[\n。！？]/g)];
+  const length = last ? unsaid.length : 1 + (ends.at(-1)?.index ?? -1);
+  if (length) part("status").textContent = visible(unsaid.slice(0, length));
+  unsaid = unsaid.slice(length);
+}
+
+// What Trace.html would make of this run.
+function page() {
+  const data = JSON.stringify(run).replace(/[^ -~]|[<>&]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  const text = (raw) => visible(raw).replace(/[^\0-~]|[<>&"']/gu, (c) => `&#${c.codePointAt(0)};`);
+  const parts = { title: text(run.question.trim()), run: data, answer: text(rounds.map((round) => round.text).join("")) };
+  return shell.replace(/\{\{([a-z]+)\}\}/g, (_, name) => parts[name]);
+}
+
+part("take").append(node("button", { type: "button", id: "page" }, "Download page"));
+part("page").addEventListener("click", () => save("run.html", "text/html", page()));
+part("ask").addEventListener("submit", ask);
+part("stop").addEventListener("click", () => asking.abort());
+part("words").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) ask(event);
+});
+part("unlock").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key = part("key").value;
+  greet();
+});
+greet();

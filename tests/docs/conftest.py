@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from .blocks import DOCS
+
+
+@pytest.fixture(scope="package")
+def build():
+    """``docs/build.py`` as a module."""
+    before = list(sys.path)
+    spec = importlib.util.spec_from_file_location("docs_build", DOCS / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before

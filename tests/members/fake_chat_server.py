@@ -1,0 +1,117 @@
+"""A fake server in this process that only chats, as the documentation of Ollama (``/api/chat``, lines of JSON) and of
+LM Studio (OpenAI's ``/v1/chat/completions``, server-sent events) describes them. Says what a :class:`.Talker` says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from langchain_core.messages import convert_to_messages
+
+NOW = "2026-11-24T10:00:00.000000Z"
+
+
+class FakeChatServer:
+    """``asked`` keeps the body of every chat, ``said`` every word that was sent before the client hung up."""
+
+    def __init__(self, kind: str, talker: Any, *, models: bool = True) -> None:
+        self.kind, self.talker, self.models = kind, talker, models
+        self.asked: list[Any] = []
+        self.said: list[str] = []
+        self.headers: Any = {}
+        self.go_on = threading.Event()
+        """Cleared: after three words the server waits, so that a client can hang up."""
+        self.go_on.set()
+        self.hung_up = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _answering(self))
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def stop(self) -> None:
+        self.go_on.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def listed(self, path: str) -> Any:
+        """What it says about itself; KeyError: it has no such path."""
+        ollama = self.kind == "ollama"
+        owner, name = ("library", "llama3.2:latest") if ollama else ("organization_owner", "my-model")
+        models = [{"id": name, "object": "model", "created": 1, "owned_by": owner}] if self.models else None
+        strange = {"error": f"Unexpected endpoint or method. (GET {path})"}  # LM Studio says so with status 200
+        return {
+            "/v1/models": {"object": "list", "data": models},
+            "/api/version": {"version": "0.12.11"} if ollama else strange,
+        }[path]
+
+    def lines(self, path: str, body: Any) -> Iterator[str]:
+        """The stream of one chat."""
+        self.asked.append(body)
+        messages = [{"role": one["role"], "content": one["content"]} for one in body["messages"]]
+        words = re.findall(r"\s*\S+", self.talker._reply(convert_to_messages(messages)))
+        shape = _ollama if {"ollama": "/api/chat"}.get(self.kind) == path else _openai
+        for at, word in enumerate([*words, ""]):
+            if at == 3:
+                self.go_on.wait(30)
+            self.said.append(word)
+            yield shape(body, word, at if at == len(words) else None)
+
+
+def _ollama(body: Any, word: str, count: int | None) -> str:
+    line = {"model": body["model"], "created_at": NOW, "message": {"role": "assistant", "content": word}}
+    line |= {"done": count is not None}
+    if body.get("logprobs") and word:
+        line["logprobs"] = [{"token": word, "logprob": -0.05, "bytes": list(word.encode())}]
+    if count is not None:
+        line |= {"done_reason": "stop", "total_duration": 9, "load_duration": 1, "prompt_eval_count": 26}
+        line |= {"prompt_eval_duration": 3, "eval_count": count, "eval_duration": 5}
+    return json.dumps(line) + "\n"
+
+
+def _openai(body: Any, word: str, count: int | None) -> str:
+    head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
+    delta = {"index": 0, "delta": {"content": word}, "finish_reason": None if count is None else "stop"}
+    events = [{**head, "choices": [delta]}]
+    if count is not None and (body.get("stream_options") or {}).get("include_usage"):
+        usage = {"prompt_tokens": 26, "completion_tokens": count, "total_tokens": 26 + count}
+        events.append({**head, "choices": [], "usage": usage})
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    return text + ("data: [DONE]\n\n" if count is not None else "")
+
+
+def _answering(server: FakeChatServer) -> type[BaseHTTPRequestHandler]:
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            try:
+                found = json.dumps(server.listed(self.path)).encode()
+            except KeyError:
+                return self.send_error(404)
+            self._begin()
+            self.wfile.write(found)
+            return None
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.headers = self.headers
+            self._begin()
+            try:
+                for line in server.lines(self.path, body):
+                    self.wfile.write(line.encode())
+                    self.wfile.flush()
+            except OSError:
+                server.hung_up.set()
+
+        def _begin(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json" if self.command == "GET" else "text/event-stream")
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    return Answering

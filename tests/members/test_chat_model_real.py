@@ -1,0 +1,86 @@
+"""ChatOpenAI as a member, on a real llama-server: what it continues, votes, costs, and gives up."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_openai import ChatOpenAI
+
+from langchain_specfuse import ChatModelMember, LlamaCppMember, SpecFuseChatModel
+from langchain_specfuse.core.values import Candidate, Segment
+from langchain_specfuse.demo import SMOLLM2, file_of
+
+from . import engines
+from .contract import draft_job, drafted, score_job, scored
+
+pytestmark = [pytest.mark.serving, pytest.mark.slow]
+BEGUN = (Segment("The sky is blue because the"),)
+LONG = 3000
+"""Tokens of an answer that is given up."""
+
+
+@pytest.fixture(scope="module")
+def engine(engine_for: Callable[[str], engines.Engine]) -> engines.Engine:
+    return engine_for("llama.cpp")
+
+
+@pytest.fixture
+def hosted(engine: engines.Engine) -> Iterator[Callable[..., ChatModelMember]]:
+    made: list[ChatModelMember] = []
+
+    def make(**options: Any) -> ChatModelMember:
+        common = {"base_url": engine.url, "api_key": "none", "model": engines.MODEL, "temperature": 0}
+        made.append(ChatModelMember(ChatOpenAI(**common, stream_usage=True, **options), name="hosted", price=(1, 1)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.unload()
+
+
+def test_it_continues_the_text_of_others_and_votes_on_it(hosted: Callable[..., ChatModelMember]) -> None:
+    member = hosted()
+    draft = drafted(member, draft_job(answer=BEGUN, segment_tokens=6))
+    assert draft.text.startswith(" ") and len(draft.text.split()) == 6
+    candidates = Candidate(" air scatters blue light.", True, ("x",)), Candidate(" sea is blue.", True, ("y",))
+    ballots = scored(member, score_job(*candidates, answer=BEGUN))
+    assert math.fsum(math.exp(share) for (share,) in ballots.logprobs) == pytest.approx(1.0)
+    assert ballots.effort.requests == 2 and ballots.effort.input_tokens > 60
+
+
+def test_a_stream_that_is_given_up_stops_the_server(
+    hosted: Callable[..., ChatModelMember], engine: engines.Engine
+) -> None:
+    def busy() -> list[int]:
+        """What the slots at work have decoded."""
+        with urllib.request.urlopen(f"{engine.url.removesuffix('/v1')}/slots") as reply:
+            return [slot["next_token"][0]["n_decoded"] for slot in json.load(reply) if slot["is_processing"]]
+
+    member = hosted(max_tokens=LONG, extra_body={"ignore_eos": True})
+    drafted(member, draft_job(segment_tokens=4))
+    assert len(busy()) == 1
+    member.forget("q")
+    decoded = 0
+    while now := busy():
+        decoded = max(decoded, *now)
+    assert decoded < LONG / 2
+
+
+@pytest.mark.parametrize("lead", [None, "hosted"])
+def test_it_writes_with_a_model_in_this_process_and_what_it_cost_is_told(
+    hosted: Callable[..., ChatModelMember], lead: str | None
+) -> None:
+    local = LlamaCppMember(file_of(SMOLLM2), name="local")
+    llm = SpecFuseChatModel(
+        members=[hosted(logprobs=True), local], lead=lead, segment_tokens=6, max_tokens=40, trace="off"
+    )
+    answer = llm.invoke("Name three colours of the rainbow.")
+    summary = answer.response_metadata["specfuse"]
+    used = summary["usage"]["hosted"]
+    assert answer.text and summary["exits"] == [] and list(summary["usage"]) == ["hosted"]
+    assert used["requests"] >= 1 and used["cost"] == pytest.approx((used["input_tokens"] + used["output_tokens"]) / 1e6)

@@ -1,0 +1,121 @@
+"""What is known of a member before it is loaded is what it reports afterwards."""
+
+from __future__ import annotations
+
+import gguf
+import pytest
+from huggingface_hub import constants
+
+from langchain_specfuse.core.member import Probe
+from langchain_specfuse.demo import SMOLLM2, file_of
+from langchain_specfuse.members.files import preview
+from langchain_specfuse.members.llamacpp.member import LlamaCppMember
+from langchain_specfuse.members.ray import RayMember
+from langchain_specfuse.members.transformers.member import TransformersMember
+
+from . import tiny
+from .test_thinking import KNOWS, OPENS
+
+
+def told(probe):
+    return probe.scores, probe.max_context, probe.reasons
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """A folder with a tiny model, as ``save_pretrained`` writes it."""
+
+    def saved(arch, **made_with):
+        path = tmp_path_factory.mktemp("models") / arch
+        for part in tiny.cached(arch, 1, **made_with):
+            part.save_pretrained(path)
+        return path
+
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("arch", "template", "options", "length", "reasoning"),
+    [
+        ("llama", tiny.CHATML, {}, 2048, False),
+        ("llama", tiny.CHATML, {"model_kwargs": {"max_position_embeddings": 64}}, 64, False),
+        ("llama", tiny.CHATML, {"chat_template": KNOWS}, 2048, True),
+        ("llama", KNOWS, {"chat_template_kwargs": {"enable_thinking": False}}, 2048, False),
+        ("llama", OPENS, {}, 2048, True),
+        ("llama", OPENS, {"thinking_tokens": 0}, 2048, False),
+        ("gpt2", None, {}, 1024, False),  # another name for it in config.json
+        ("phi3-long", tiny.CHATML, {}, 48, False),
+    ],
+)
+def test_a_folder_tells_what_the_loaded_model_reports(arch, template, options, length, reasoning, folder_of):
+    member = TransformersMember(folder_of(arch, chat_template=template), dtype="float32", **options)
+    before = RayMember(member).preview()
+    assert member.loaded is None and told(before) == (True, length, reasoning)
+    assert told(member.probe()) == told(before)
+    if "model_kwargs" not in options:
+        in_memory = TransformersMember(*tiny.cached(arch, 1, chat_template=template), **options)
+        assert told(in_memory.preview()) == told(before)
+
+
+@pytest.mark.real
+def test_a_gguf_file_tells_what_the_loaded_model_reports():
+    member = LlamaCppMember(file_of(SMOLLM2))
+    before = member.preview()
+    assert member.loaded is None and told(before) == (True, 8192, False)
+    assert told(member.probe()) == told(before)
+
+
+def head(path, **values):
+    """A GGUF file without tensors: it can be read for what it tells, and not be loaded."""
+    writer = gguf.GGUFWriter(path, "phi3")
+    writer.add_token_list(["a", "b\0", "ü"] * 9)
+    writer.add_array("some.scores", [1.5, 2.5])
+    writer.add_bool("some.switch", True)
+    for key, value in values.items():
+        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key.replace("__", "."), value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+LONGROPE = {"phi3__rope__scaling__type": "longrope", "phi3__rope__scaling__original_context_length": 4096}
+
+
+def test_the_head_of_a_gguf_file_is_enough(tmp_path):
+    file = head(tmp_path / "a.gguf", phi3__context_length=131072, tokenizer__chat_template=OPENS, **LONGROPE)
+    assert preview({"model": str(file)}) == Probe(str(file), max_context=4096, reasons=True)
+    whole = file.read_bytes()
+    for size in range(0, len(whole), 7):  # a download that was interrupted
+        (tmp_path / "cut.gguf").write_bytes(whole[:size])
+        assert preview({"model": str(tmp_path / "cut.gguf")}) is None
+    huge = whole[:16] + b"\xff" * 8 + whole[24:]
+    (tmp_path / "huge.gguf").write_bytes(huge)
+    assert preview({"model": str(tmp_path / "huge.gguf")}) is None
+    assert preview({"model": str(head(tmp_path / "none.gguf"))}) is None
+
+
+def test_a_hub_id_is_read_from_the_cache_and_never_fetched(folder_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("a server was asked"))
+    assert preview({"model": "org/tiny"}) is None
+    kept = tmp_path / "models--org--tiny"
+    for part, content in (("refs/main", "123"), ("refs/old", "456")):
+        (kept / part).parent.mkdir(parents=True, exist_ok=True)
+        (kept / part).write_text(content)
+    (kept / "snapshots").mkdir()
+    folder_of("llama").rename(kept / "snapshots" / "123")
+    assert told(preview({"model": "org/tiny"})) == (True, 2048, False)
+    assert preview({"model": "org/tiny", "revision": "old"}) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["", "[]", "{", "{}", '{"max_position_embeddings": "many"}', '{"text_config": {"model_type": "gemma3_text"}}'],
+)
+def test_files_that_do_not_tell_leave_it_unknown(config, tmp_path):
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    assert preview({"model": str(tmp_path)}) is None
+    (tmp_path / "config.json").write_text('{"text_config": {"max_position_embeddings": 1024}}')
+    assert preview({"model": str(tmp_path)}).max_context == 512

@@ -1,0 +1,206 @@
+"""The live page: what its server sends, and the page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from html import unescape
+
+import httpx2
+import pytest
+from serve.conftest import BLUE, PATH, QUESTION, WIDE, ensemble, events, serving
+from serve.test_leaving import LONG, Paced
+from serve.test_refusals import SECRET, Telling
+
+from langchain_specfuse import ScriptedMember, Trace, TraceCallbackHandler
+from langchain_specfuse.serve import Limits
+
+from .runs import HOSTILE
+
+ROUNDS = "/v1/specfuse/rounds"
+ASKED = {"model": "specfuse", "messages": QUESTION}
+
+
+@pytest.fixture
+def serve():
+    with serving() as start:
+        yield lambda *given, **options: start(*given, **{"page": True, **options})
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------
+
+
+def test_rounds_are_the_chat_models_streamed_or_whole_but_no_member_is_quoted(serve, tmp_path):
+    endpoint = serve(ensemble(Telling(BLUE, name="mute"), BLUE, WIDE))
+    recorder = TraceCallbackHandler()
+    asked = {**ASKED, "messages": [{"role": "user", "content": SECRET}]}
+    endpoint.llm.invoke(SECRET, {"callbacks": [recorder]})
+    whole = endpoint.post(asked, ROUNDS)
+    *streamed, end = events(endpoint.post({**asked, "stream": True}, ROUNDS))
+    assert end == "[DONE]" and len(streamed) > 2
+    (tmp_path / "run.json").write_text(whole.text)
+    trace = Trace.load(tmp_path / "run.json")
+    assert trace.answer == BLUE and trace.question == SECRET and trace.members == recorder.trace.members
+    same = recorder.trace.rounds[0].keys() - {"seconds", "tokens", "left"}
+    for one, other, own in zip(streamed, trace.rounds, recorder.trace.rounds, strict=True):
+        assert {key: one[key] for key in same} == {key: other[key] for key in same} == {key: own[key] for key in same}
+    assert streamed[0]["left"] == trace.rounds[0]["left"] == [{"member": "mute", "kind": "error", "round": 1}]
+    assert SECRET in recorder.trace.rounds[0]["left"][0]["reason"] and SECRET not in json.dumps(streamed)
+    assert endpoint.counted("specfuse_answers_total", 2, outcome="stop")
+
+
+def test_rounds_are_refused_where_answers_are(serve):
+    limits = Limits(max_body_bytes=500, max_answer_tokens=9)
+    endpoint = serve(api_keys=["key"], hosts=["127.0.0.1"], limits=limits)
+    wrong = {
+        413: ({**ASKED, "user": "x" * 500}, {}),
+        415: (ASKED, {"content_type": "text/plain"}),
+        401: (ASKED, {"authorization": "Bearer other"}),
+        403: (ASKED, {"host": "evil.example"}),
+        404: ({**ASKED, "model": "other"}, {}),
+        400: ({**ASKED, "max_tokens": 10}, {}),
+    }
+    for status, (body, headers) in wrong.items():
+        headers = {"authorization": "Bearer key", **headers}
+        one, other = (endpoint.post(body, path, **headers) for path in (PATH, ROUNDS))
+        assert (one.status_code, one.json()) == (status, other.json())
+    assert serve(page=False).get("/").status_code == serve(page=False).post(ASKED, ROUNDS).status_code == 404
+
+
+def test_the_page_needs_no_key_and_is_the_same_for_every_server(serve):
+    pages = [serve(api_keys=["key"], hosts=["127.0.0.1"]), serve(ensemble("Other."), model="other")]
+    first, second = (endpoint.get("/") for endpoint in pages)
+    assert first.status_code == 200 and first.text == second.text
+    assert first.headers["content-security-policy"] == "frame-ancestors 'none'"
+    policy = re.search(r"Content-Security-Policy\" content=\"([^\"]*)", first.text)[1]
+    assert "default-src 'none'" in policy and "connect-src 'self'; " in policy and "unsafe" not in policy
+    assert httpx2.get(pages[0].url, headers={"host": "evil.example"}).status_code == 403
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------
+
+
+def ask(one, question, *, state="hidden"):
+    one.page.fill("#words", question)
+    one.page.keyboard.press("Enter")
+    one.page.wait_for_selector("#stop", state=state)
+
+
+def unlock(one, key):
+    one.page.fill("#key", key)
+    one.page.keyboard.press("Enter")
+
+
+def test_segments_arrive_by_author_can_be_looked_into_and_the_run_taken_along(serve, opened, tmp_path):
+    paced = Paced(BLUE, name="a")
+    endpoint = serve(ensemble(paced, WIDE))
+    one = opened(url=endpoint.url)
+    one.page.wait_for_selector("#summary >> text=a")
+    ask(one, "Why <b>?", state="visible")
+    paced.turns.release(2)
+    one.page.wait_for_selector(".segment >> nth=1")
+    assert one.text("#question") == "Why <b>?" and "more is to come" in one.text("#summary")
+    assert "Round 2 of 2" in one.text("#round-head") and one.page.locator("#weights path.curve").count() == 2
+    one.page.click(".segment >> nth=0")
+    paced.turns.release(100)
+    one.page.wait_for_selector("#stop", state="hidden")
+    assert "Round 1 of " in one.text("#round-head"), "the chosen round stays"
+    assert "".join(one.texts(".segment")) == BLUE and "its author ended it" in one.text("#summary")
+    assert one.text("#status") == BLUE, "said once, as a sentence"
+    for button, name in (("#download", "run.json"), ("#page", "run.html")):
+        with one.page.expect_download() as taken:
+            one.page.click(button)
+        taken.value.save_as(tmp_path / name)
+    trace = Trace.load(tmp_path / "run.json")
+    assert trace.answer == BLUE and trace.question == "Why <b>?" and trace.members == ["a", "b"]
+    again = opened((tmp_path / "run.html").read_text())
+    assert again.texts(".segment") == one.texts(".segment") and again.page.title() == "Why <b>?"
+    assert again.page.locator("#ask").count() == 0
+
+    def normal(html):  # a number or a character can be written in different ways
+        return unescape(re.sub(r'(id="run">)(.*?)(</script>)', lambda found: str(json.loads(found[2])), html))
+
+    assert normal((tmp_path / "run.html").read_text()) == normal(trace.html())
+
+
+def test_stop_cancels_on_the_server_and_keeps_what_was_there(serve, opened):
+    paced = Paced(LONG, name="a")
+    endpoint = serve(ensemble(paced, max_tokens=2000))
+    one = opened(url=endpoint.url)
+    ask(one, "Why?", state="visible")
+    paced.turns.release(1)
+    one.page.wait_for_selector(".segment")
+    one.page.click("#stop")
+    assert endpoint.counted("specfuse_answers_total", 1, outcome="gone")
+    paced.turns.release(100)
+    assert endpoint.idle() and one.text("#error") == "The answer broke off: you stopped it"
+    assert one.page.evaluate("document.activeElement.id") == "words"
+
+
+class Loading(ScriptedMember):
+    """Loads once it is allowed to."""
+
+    go_on = threading.Event()
+
+    def probe(self):
+        assert self.go_on.wait(30)
+        return super().probe()
+
+
+def test_a_question_waits_for_the_members_and_an_error_keeps_what_was_there(serve, opened):
+    one = opened(url=serve(ensemble(Loading(BLUE, fails_in=3)), ready=False).url)
+    ask(one, "Why?", state="visible")
+    one.page.wait_for_selector("#state >> text=The members are loading")
+    Loading.go_on.set()
+    one.page.wait_for_selector("#stop", state="hidden")
+    assert len(one.texts(".segment")) == 2 and "broke off: no member is left" in one.text("#error")
+    assert all("503" in event for event in one.trouble)
+    one.trouble.clear()
+
+
+def test_the_key_is_asked_for_and_kept_by_the_page_alone(serve, opened):
+    one = opened(url=serve(api_keys=["söcond"]).url)
+    one.page.wait_for_selector("#state >> text=needs an API key")
+    unlock(one, "wrong")
+    one.page.wait_for_selector("#state >> text=this API key is wrong")
+    unlock(one, "söcond")
+    one.page.wait_for_selector("#unlock", state="hidden")
+    ask(one, "Why?")
+    assert "".join(one.texts(".segment")) == BLUE
+    kept = "[localStorage.length, sessionStorage.length, document.cookie, part('key').value].join()"
+    assert one.page.evaluate(kept) == "0,0,,"
+    assert all("401" in event for event in one.trouble)
+    one.trouble.clear()
+
+
+def test_other_sites_cannot_ask_or_frame_the_page(serve, opened):
+    endpoint = serve()
+    one = opened(f"<!doctype html><form method=post enctype=text/plain></form><iframe src={endpoint.url}></iframe>")
+    for kind, mode in (("application/json", "cors"), ("application/json", "no-cors"), ("text/plain", "no-cors")):
+        options = {"method": "POST", "body": json.dumps(ASKED), "mode": mode, "headers": {"content-type": kind}}
+        one.page.evaluate(f"fetch('{endpoint.url}{ROUNDS}', {json.dumps(options)}).catch(() => 0)")
+    assert any("frame-ancestors" in event for event in one.trouble)
+    one.page.evaluate(f"document.forms[0].action = '{endpoint.url}{ROUNDS}'; document.forms[0].submit()")
+    assert endpoint.counted("specfuse_refused_total", 3, code="unsupported_media_type")
+    assert endpoint.metric("specfuse_answers_total") == 0
+    one.trouble.clear()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 320), ("dark", 1280)])
+def test_axe_finds_no_barrier_and_hostile_text_is_text(serve, opened, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    look = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "bypass_csp": True}
+    one = opened(url=serve(ensemble(" ".join(HOSTILE[:7]), BLUE), api_keys=["key"]).url, **look)
+    one.page.wait_for_selector("#unlock")
+    for question in ("", HOSTILE[0]):
+        if question:
+            unlock(one, "key")
+            ask(one, question)
+            one.unfold("#run-part")
+        found = axe.Axe().run(one.page).response["violations"]
+        assert [(violation["id"], [node["html"] for node in violation["nodes"]][:3]) for violation in found] == []
+        assert one.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert one.texts(".segment") and one.page.locator("iframe, img, [onerror]").count() == 0
+    assert all("401" in event for event in one.trouble)
+    one.trouble.clear()
