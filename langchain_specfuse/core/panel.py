@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from ..errors import UsageError, advised
 from .values import Departure, Panelist
 
 WEIGHT_FLOOR = 0.02
@@ -68,9 +67,6 @@ class Panel:
         >>> Panel.of([Panelist("a"), Panelist("b")]).weights
         {'a': 0.5, 'b': 0.5}
         """
-        for name, weight in (prior or {}).items():
-            if not 0.0 <= weight < math.inf:
-                raise advised(UsageError(f"the prior weight of {name!r} is {weight!r}"), "give a number from 0 up")
         weights = normalised({one.name: (prior or {}).get(one.name, 1.0) for one in members})
         return cls(tuple(members), weights, lead=lead)
 

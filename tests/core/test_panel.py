@@ -19,7 +19,6 @@ from langchain_specfuse.core.panel import (
 )
 from langchain_specfuse.core.values import Panelist
 from langchain_specfuse.core.voting import totals, votes
-from langchain_specfuse.errors import UsageError
 
 weight = st.one_of(st.floats(0, 1e6), st.sampled_from([0.0, 5e-324, 1e-12, 1e308]))
 weights = st.lists(weight, min_size=1, max_size=60).map(lambda w: {f"m{i}": v for i, v in enumerate(w)})
@@ -48,13 +47,6 @@ def test_feedback_keeps_weights_finite_and_in_the_order_of_rewards(rewards, eta)
     for one, w in zip(rewards, after, strict=True):
         for other, v in zip(rewards, after, strict=True):
             assert one < other or w >= v - 1e-12
-
-
-@pytest.mark.parametrize("prior", [-1.0, math.nan, math.inf])
-def test_a_prior_that_is_no_weight_is_an_error(prior):
-    with pytest.raises(UsageError, match="prior weight of 'a'"):
-        Panel.of([Panelist("a"), Panelist("b")], {"a": prior})
-    assert Panel.of([Panelist("a"), Panelist("b")], {"a": 0.0}).weights == {"a": 0.02, "b": 0.98}
 
 
 # --- exits ------------------------------------------------------------------------------------------------------

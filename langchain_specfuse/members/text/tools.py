@@ -110,7 +110,7 @@ def instructions(tools: Sequence[Tool], constraint: Constraint | None, *, native
 
 
 def _tool(tool: Tool) -> str:
-    parameters = _tidy(tool.parameters) if tool.parameters else ""
+    parameters = _json(json.loads(tool.parameters)) if tool.parameters else ""
     purpose = " ".join(tool.description.split())
     head = f"- {tool.name}: {purpose}" if purpose else f"- {tool.name}"
     return f"{head} Arguments: {parameters}" if parameters else head
@@ -121,7 +121,7 @@ def _kind(part: Constraint, tools: bool) -> str:
     if part.kind == "json":
         return f"{head} with a JSON object."
     if part.kind == "json_schema":
-        return f"{head} with JSON that fits this schema:\n{_tidy(part.body)}"
+        return f"{head} with JSON that fits this schema:\n{_json(json.loads(part.body))}"
     if part.kind == "choice":
         choices = part.body if len(part.body) <= CHOICE_CHARS else part.body[:CHOICE_CHARS] + "..."
         return f"{head} with one of these: {choices.strip('[]')}"
@@ -130,10 +130,3 @@ def _kind(part: Constraint, tools: bool) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _tidy(schema: str) -> str:
-    try:
-        return _json(json.loads(schema))
-    except ValueError:
-        return schema
