@@ -25,7 +25,7 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
     "engines": (
         *METHOD,
         *LLAMACPP,
-        *(f"members/transformers/{name}.py" for name in ("member", "cache", "forward")),
+        *(f"members/transformers/{name}.py" for name in ("member", "cache")),
         *(f"members/server/{name}.py" for name in ("member", "http", "tokens", "llamacpp")),
     ),
     "rounds": (*METHOD, *LLAMACPP, *(f"constraints/{name}.py" for name in ("referee", "grammar", "vocabulary"))),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, AnyStr
 
@@ -195,7 +196,7 @@ def trigger(form: CallFormat) -> str:
     return form.begin or "{" + _dumped(form.name_key) + ': "'
 
 
-def format_in(body: dict[str, Any]) -> CallFormat:
+def format_in(body: Mapping[str, Any]) -> CallFormat:
     """The format in the body of a ``calls`` constraint."""
     return CallFormat(**{key: body[key] for key in CallFormat.__dataclass_fields__ if key in body})
 

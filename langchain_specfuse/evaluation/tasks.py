@@ -50,8 +50,8 @@ class Task:
             wrong = UsageError(f"{said}: {type(error).__name__}: {error}")
             raise advised(wrong, "mend it, and run this again: what is graded is kept") from error
         if not 0.0 <= grade.score <= 1.0:
-            error = UsageError(f"a checker must give a score from 0 to 1, got {grade.score!r} for {question.id!r}")
-            raise advised(error, "divide by the highest score that it can give")
+            wrong = UsageError(f"a checker must give a score from 0 to 1, got {grade.score!r} for {question.id!r}")
+            raise advised(wrong, "divide by the highest score that it can give")
         return grade
 
     def fingerprint(self, question: Question) -> str:
