@@ -77,15 +77,11 @@ def test_every_public_name_is_in_the_reference_and_has_a_docstring_of_its_own():
     ] == []
 
 
-def test_every_file_of_the_readme_s_tree_exists():
-    tree = re.search(r"```text\nlangchain_specfuse/\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert tree
-    folders = ["langchain_specfuse/"]
-    for line in tree[1].splitlines():
-        indent, name = len(line) - len(line.lstrip()), line.split()[0]
-        folders = [folders[0], *folders[1:2]][: 1 + (indent > 2)] if indent else []
-        assert (ROOT / "".join(folders) / name).exists(), name
-        folders = [*folders, name] if name.endswith("/") else folders
+def test_every_folder_of_the_architecture_exists_and_no_other():
+    table = (DOCS / "explanation" / "architecture.md").read_text().split("## The data")[0]
+    named = re.findall(r"^\| `(\w+)/` \|", table, re.M)
+    package = ROOT / "langchain_specfuse"
+    assert sorted(named) == sorted(path.parent.name for path in package.glob("*/__init__.py"))
 
 
 def test_every_generated_part_has_its_place_and_is_up_to_date(build):
