@@ -55,7 +55,7 @@ test-newest: $(READY) ## run the quick tests of the LangChain side with the newe
 	OMP_NUM_THREADS=1 PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest $(SPREAD) -m "not real and not long and not serving" $(CHAT)
 
 test-python: $(READY) ## run quick tests under the newest supported Python, if one newer than .venv's is installed
-	OMP_NUM_THREADS=1 PYTHON=$(BIN)/python constraints/newest-python $(VENV)-python
+	OMP_NUM_THREADS=1 PYTHON=$(BIN)/python constraints/newest-python $(VENV)-python -q $(SPREAD)
 
 torture: $(READY) ## run every property on thousands of new random examples
 	$(PYTEST) $(SPREAD) --hypothesis-profile=torture -m "not real and not serving" tests/core tests/torture $(wildcard tests/*/test_any_*.py)
