@@ -130,10 +130,24 @@ def openai_tools(tools: Any, strict: bool | None = None) -> list[dict[str, Any]]
     named: dict[str, dict[str, Any]] = {}
     for converted in (_openai_tool(tool, place, strict) for place, tool in enumerate(tools)):
         name = converted["function"]["name"]
-        if named.setdefault(name, converted) is not converted and named[name] != converted:
+        other = named.setdefault(name, converted)
+        # A class and its schema are the same tool.
+        if other is not converted and _untitled(other) != _untitled(converted):
             error = UsageError(f"two tools are called {name!r}; names must differ")
             raise advised(error, "give one of them another name, for example @tool('other_name')")
     return list(named.values())
+
+
+def _untitled(tool: Any) -> Any:
+    """The parameters of a tool without titles; as text, which a schema that contains itself does not have."""
+    try:
+        return json.loads(json.dumps(tool["function"]["parameters"]), object_hook=_drop_title)
+    except (TypeError, ValueError):
+        return tool
+
+
+def _drop_title(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "title" or not isinstance(value, str)}
 
 
 def _openai_tool(tool: Any, place: int, strict: bool | None) -> dict[str, Any]:
