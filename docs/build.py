@@ -246,7 +246,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "recorded-answer": lambda: tables.recorded_answer(recorded()),
     "round-event": round_event,
     "study-lead": lambda: tables.lead(results("lead", "studies")),
-    "study-skills": lambda: tables.skills(results("specialists", "studies")),
+    "study-lora": lambda: tables.skills(results("specialists", "studies"), "lora"),
+    "study-skills": lambda: tables.skills(results("specialists", "studies"), "tiny"),
     **{name: lambda name=name: MEASURED[name](results(name.replace("-", "_"))) for name in MEASURED},
 }
 

@@ -296,13 +296,15 @@ def lead(results: Results) -> str:
     return _joined(table(heads, rows), source("lead", results[0]).replace("benchmarks/", "studies/"))
 
 
-def skills(results: Mapping[str, Result]) -> str:
+def skills(results: Mapping[str, Result], members: str) -> str:
     """The vote of members that differ in skill, against each of them, a router and the published weighing."""
-    if not results:
+    worlds = [
+        world for world in dict(results).values() if world["about"]["arguments"].get("members", "tiny") == members
+    ]
+    if not worlds:
         return NOTHING
     marks = {
-        way: "".join(world["ways"][way]["marks"].replace(" ", "") for world in results.values())
-        for way in next(iter(results.values()))["ways"]
+        way: "".join(world["ways"][way]["marks"].replace(" ", "") for world in worlds) for way in worlds[0]["ways"]
     }
     ours = marks.pop("ours")
     rows = [("**the vote, as by default**", f"{ours.count('1')} of {len(ours)}", "", "")]
@@ -310,6 +312,5 @@ def skills(results: Mapping[str, Result]) -> str:
         pairs = list(zip(ours, found, strict=True))
         won, lost = (sum(one == wanted for one in pairs) for wanted in (("1", "0"), ("0", "1")))
         rows.append((way, f"{found.count('1')} of {len(found)}", won, lost))
-    about = next(iter(results.values()))["about"]
     heads = ("way", "right", "the vote won", "the vote lost")
-    return _joined(table(heads, rows), source("specialists", about).replace("benchmarks/", "studies/"))
+    return _joined(table(heads, rows), source("specialists", worlds[0]["about"]).replace("benchmarks/", "studies/"))
