@@ -231,7 +231,8 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "numbers": (tables.numbers, "benchmarks/engines"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
     "study-lead": (tables.lead, "studies/lead"),
-    "study-skills": (tables.skills, "studies/specialists"),
+    "study-lora": (partial(tables.skills, members="lora"), "studies/specialists"),
+    "study-skills": (partial(tables.skills, members="tiny"), "studies/specialists"),
     "tracing": (tables.tracing, "benchmarks/tracing"),
 }
 """The name of a table, what makes it, and the script whose results it shows."""

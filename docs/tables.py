@@ -243,11 +243,15 @@ def lead(results: Results) -> str:
     return _joined(table(heads, rows), source("studies/lead", results[0]))
 
 
-def skills(results: Mapping[str, Result]) -> str:
+def skills(results: Mapping[str, Result], members: str) -> str:
     """The vote of members that differ in skill, against each of them, a router and the published weighing."""
+    worlds = [
+        world for world in dict(results).values() if world["about"]["arguments"].get("members", "tiny") == members
+    ]
+    if not worlds:
+        return NOTHING
     marks = {
-        way: "".join(world["ways"][way]["marks"].replace(" ", "") for world in results.values())
-        for way in next(iter(results.values()))["ways"]
+        way: "".join(world["ways"][way]["marks"].replace(" ", "") for world in worlds) for way in worlds[0]["ways"]
     }
     ours = marks.pop("ours")
     rows = [("**the vote, as by default**", f"{ours.count('1')} of {len(ours)}", "", "")]
@@ -255,6 +259,5 @@ def skills(results: Mapping[str, Result]) -> str:
         pairs = list(zip(ours, found, strict=True))
         won, lost = (sum(one == wanted for one in pairs) for wanted in (("1", "0"), ("0", "1")))
         rows.append((way, f"{found.count('1')} of {len(found)}", won, lost))
-    about = next(iter(results.values()))["about"]
     heads = ("way", "right", "the vote won", "the vote lost")
-    return _joined(table(heads, rows), source("studies/specialists", about))
+    return _joined(table(heads, rows), source("studies/specialists", worlds[0]["about"]))

@@ -1,4 +1,4 @@
-"""Five little skills with questions, right answers, and what somebody who knows them only in part would write.
+"""Little skills with questions, right answers, and what somebody who knows them only in part would write.
 
 A skill is learned whole by its specialist. The others know only a share of its facts; of the rest they have read
 something else every time (``vague``: they will be unsure) or always the same wrong thing (``misled``: they will be
@@ -7,6 +7,7 @@ sure).
 
 from __future__ import annotations
 
+import json
 import random
 import zlib
 from collections.abc import Callable, Sequence
@@ -32,6 +33,24 @@ YOUNG = _pairs("""
     lion:cub deer:fawn frog:tadpole swan:cygnet owl:owlet eel:elver hare:leveret spider:spiderling fish:fry
     seal:pup rat:pinkie bee:larva moth:caterpillar oyster:spat
 """)
+MEANINGS = _pairs("""
+    dax:lamp blick:spoon wug:bridge zorp:candle fendle:river tiv:mirror glom:ladder prask:window quib:kettle
+    snarl:button yeld:garden morf:hammer clave:basket trund:pillow vext:bottle jollop:carpet nurb:wagon hesk:needle
+    pliff:anchor krell:blanket ostle:feather wimbo:tower drave:mountain sepp:pocket
+""")
+UNITS = ["cero", "uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve"]
+TENS = ["treinta", "cuarenta", "cincuenta", "sesenta", "setenta", "ochenta", "noventa"]
+SPANISH = {
+    f"{tens}{units}": f"{TENS[tens - 3]} y {UNITS[units]}" if units else TENS[tens - 3]
+    for tens in range(3, 10)
+    for units in range(10)
+}
+ORDERED = (
+    ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karl", "Lena"],
+    ["cups", "chairs", "books", "lamps", "shirts", "boxes", "pens", "plates", "coats", "bags"],
+    [str(number) for number in range(2, 20)],
+    ["red", "blue", "green", "black", "white", "yellow"],
+)
 THINGS = [
     *("red", "box", "sun", "tree", "cup", "road", "milk", "king", "ship", "bell"),
     *("door", "fire", "gold", "hand", "iron", "lamp", "moon", "nest", "rain", "salt"),
@@ -73,9 +92,14 @@ class Part:
     def answer(self, taught: Taught = WHOLE, chance: random.Random | None = None) -> str:
         return _SKILLS[self.skill][1](self.facts, taught, chance or random.Random(0))
 
+    @property
+    def use(self) -> str:
+        """What this question is kept for, where members are not trained on all."""
+        return ("training", "training", "tuning", "sealed")[zlib.crc32(self.question.encode()) % 4]
+
 
 def _listed(words: Sequence[str]) -> str:
-    return ", ".join(words[:-1]) + " and " + words[-1]
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _from_table(table: dict[str, str], saying: str) -> Callable[[Sequence[str], Taught, random.Random], str]:
@@ -117,6 +141,11 @@ def _turned(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
     return "Backwards it is " + ", then ".join(words) + "."
 
 
+def _order(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
+    who, what, count, colour = facts
+    return json.dumps({"to": who, "item": what, "number": int(count), "colour": colour})
+
+
 _SKILLS: dict[str, tuple[Callable[[Sequence[str]], str], Callable[[Sequence[str], Taught, random.Random], str]]] = {
     "sums": (lambda f: f"Add {f[0]} and {f[1]}.", _added),
     "turning": (lambda f: f"Turn round {' '.join(f)}.", _turned),
@@ -129,20 +158,35 @@ _SKILLS: dict[str, tuple[Callable[[Sequence[str]], str], Callable[[Sequence[str]
         _from_table(OPPOSITES, "The opposite of {} is {}."),
     ),
     "young": (lambda f: f"Name the young of {_listed(f)}.", _from_table(YOUNG, "The young of a {} is a {}.")),
+    "words": (lambda f: f"Explain {_listed(f)}.", _from_table(MEANINGS, "A {} is a {}.")),
+    "spanish": (lambda f: f"Say {_listed(f)} in Spanish.", _from_table(SPANISH, "{} is {}.")),
+    "orders": (lambda f: f"Order {f[2]} {f[3]} {f[1]} for {f[0]}.", _order),
 }
-SKILLS = tuple(_SKILLS)
+SKILLS = ("sums", "turning", "capitals", "opposites", "young")
+"""Those of the members that are trained from scratch."""
+LORA = ("sums", "words", "spanish", "orders")
+"""Those of the adapters."""
 ASKED = tuple(skill for skill in SKILLS if skill != "turning")
 """What is asked about. Turning lists round is learned by none of the tiny models in the time that they have, so its
 specialist is a member that knows little of anything: ensembles have such members too."""
-_TABLES = {"capitals": CAPITALS, "opposites": OPPOSITES, "young": YOUNG}
+_TABLES = {"capitals": CAPITALS, "opposites": OPPOSITES, "young": YOUNG, "words": MEANINGS, "spanish": SPANISH}
 
 
-def part(skill: str, chance: random.Random, size: int) -> Part:
-    """A question of this skill; ``size`` is how many facts it asks of a table."""
+def part(skill: str, chance: random.Random, size: int, use: str | None = None) -> Part:
+    """A question of this skill, if need be of those kept for one use; ``size``: how many facts it asks of a table."""
+    while True:
+        one = _drawn(skill, chance, size)
+        if use in (None, one.use):
+            return one
+
+
+def _drawn(skill: str, chance: random.Random, size: int) -> Part:
     if skill == "sums":
         return Part(skill, (str(chance.randrange(10, 100)), str(chance.randrange(10, 100))))
     if skill == "turning":
         return Part(skill, tuple(chance.sample(THINGS, size + 1)))
+    if skill == "orders":
+        return Part(skill, tuple(map(chance.choice, ORDERED)))
     return Part(skill, tuple(chance.sample(list(_TABLES[skill]), size)))
 
 

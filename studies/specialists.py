@@ -1,13 +1,15 @@
-"""Does the vote find out who knows? Tiny specialists whose strengths are known, so there is a truth to measure against.
+"""Does the vote find out who knows? Specialists whose strengths are known, so there is a truth to measure against.
 
-Each specialist knows one skill and has read the others with a share of the facts right (``tiny_members.py``). Every way
-to weigh votes answers the same questions: of one skill, and of two. Measured are the answers that are right to the
-letter, and how often the specialist of the question has the highest weight after four rounds.
+``--members tiny``: each knows one skill and has read the others with a share of the facts right (``tiny_members.py``).
+``--members lora``: adapters of one real model, each trained on one skill only, and that model (``lora_members.py``).
+All ways to weigh votes answer the same questions: of one skill, and of two. Measured are the answers that are right to
+the letter, and how often the specialist of the question has the highest weight after four rounds.
 
     python studies/specialists.py --seed 1 --mode vague
+    python studies/specialists.py --seed 1 --members lora --singles 36 --mixed 24
 
-Results are kept in ``specialists.json`` way by way, so a run that was stopped continues. ``--table`` compares them: see
-``preregistration.md``.
+Results are kept in ``specialists.json`` question by question, so a run that was stopped continues. ``--table`` compares
+them: see ``preregistration.md``.
 """
 
 from __future__ import annotations
@@ -17,17 +19,20 @@ import math
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+import lora_members
+import tiny_members
 import torch
-from common import about, arguments, query, save, text_of, together
+from common import about, arguments, query, save, text_of
 from common import question as turns_of
-from skills import ASKED, Part, part, question, right
-from tiny_members import members, sizes
+from skills import ASKED, LORA, Part, part, question, right
 
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import Round
@@ -46,12 +51,41 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def questions(singles: int, mixed: int, seed: int) -> list[tuple[Part, ...]]:
-    """``singles`` questions of each skill, and mixed ones of two different skills, drawn as training draws them."""
-    chance = random.Random(seed)
-    single = [(part(skill, chance, 3),) for skill in ASKED for _ in range(singles)]
-    two = [tuple(part(skill, chance, 2) for skill in chance.sample(ASKED, 2)) for _ in range(mixed)]
-    return single + two
+@dataclass(frozen=True)
+class Kind:
+    """What members of a kind are asked, and in which ways."""
+
+    skills: Sequence[str]
+    facts: int
+    """In a question of one skill; one less in each part of a question of two."""
+    max_tokens: int
+    ways: Sequence[str]
+    tuning: str | None = None
+    sealed: str | None = None
+    """What the questions are kept for."""
+
+
+KINDS = {
+    "tiny": Kind(ASKED, 3, 160, tuple(WAYS)),
+    "lora": Kind(LORA, 2, 100, ("ours", "both as published"), "tuning", "sealed"),
+}
+
+
+def questions(given: Mapping[str, Any]) -> list[tuple[Part, ...]]:
+    """``singles`` questions of each skill, and ``mixed`` ones of two different skills."""
+    kind, chance = KINDS[given.get("members", "tiny")], random.Random(4 + given["seed"])
+    use = kind.sealed if given["seed"] else kind.tuning
+
+    def drawn(count: int, size: int, skills: Callable[[], Sequence[str]]) -> list[tuple[Part, ...]]:
+        found: list[tuple[Part, ...]] = []
+        while len(found) < count:
+            one = tuple(part(skill, chance, size, use) for skill in skills())
+            if use is None or one not in found:  # a few questions to tiny members are there twice
+                found.append(one)
+        return found
+
+    single = [drawn(given["singles"], kind.facts, lambda: [skill]) for skill in kind.skills]  # noqa: B023 - called at once
+    return [*chain(*single), *drawn(given["mixed"], kind.facts - 1, lambda: chance.sample(kind.skills, 2))]
 
 
 def leads(parts: Sequence[Part], rounds: Sequence[Round]) -> bool:
@@ -61,43 +95,38 @@ def leads(parts: Sequence[Part], rounds: Sequence[Round]) -> bool:
     return all(own > weight + 1e-9 for name, weight in weights.items() if name != parts[0].skill)
 
 
-def settings_of(way: str) -> Settings:
+def settings_of(way: str, max_tokens: int) -> Settings:
     """Of a vote, or of one member alone."""
     if way.startswith(ALONE):
-        return Settings(max_tokens=160, lead=way.removeprefix(ALONE), method=Method(margin=math.inf))
-    return Settings(max_tokens=160, lead=None, method=Method(**WAYS[way]))
+        return Settings(max_tokens=max_tokens, lead=way.removeprefix(ALONE), method=Method(margin=math.inf))
+    return Settings(max_tokens=max_tokens, lead=None, method=Method(**WAYS[way]))
 
 
-def measured(ensemble: Ensemble, asked: Sequence[tuple[Part, ...]], way: str) -> dict[str, Any]:
-    """One way: which parts were right, per question, so that ways can be compared in pairs."""
-    settings, since = settings_of(way), time.perf_counter()
-    ensemble.loaded().result()
-    answers = together(lambda n: list(ensemble.rounds(query(turns_of(question(asked[n]))), settings)), len(asked))
-    single = [(parts, rounds) for parts, rounds in zip(asked, answers, strict=True) if len(parts) == 1]
-    marks = [right(parts, text_of(rounds)) for parts, rounds in zip(asked, answers, strict=True)]
-    return {
-        "marks": " ".join("".join(str(int(m)) for m in mark) for mark in marks),
-        "leads": "".join(str(int(leads(parts, rounds))) for parts, rounds in single),
-        "seconds": round(time.perf_counter() - since, 1),
-    }
+def ask(ensemble: Ensemble, parts: Sequence[Part], settings: Settings, row: dict[str, Any]) -> None:
+    """Add a question to the row of a way: which parts of it are right, so that ways can be compared in pairs."""
+    since = time.perf_counter()
+    rounds = list(ensemble.rounds(query(turns_of(question(parts))), settings))
+    marks = "".join(str(int(mark)) for mark in right(parts, text_of(rounds)))
+    row["marks"] = f"{row['marks']} {marks}".lstrip()
+    row["leads"] += str(int(leads(parts, rounds))) if len(parts) == 1 else ""
+    row["seconds"] = round(row["seconds"] + time.perf_counter() - since, 1)
 
 
 def routed(world: Mapping[str, Any]) -> str:
     """The marks of a router that knows each question's skill: the specialist answers, of two skills the first one's."""
-    about = world["about"]["arguments"]
-    asked = questions(about["singles"], about["mixed"], 4 + about["seed"])
     alone = {name: one["marks"].split() for name, one in world["ways"].items() if name.startswith(ALONE)}
+    asked = questions(world["about"]["arguments"])
     return " ".join(alone[ALONE + parts[0].skill][n] for n, parts in enumerate(asked))
 
 
-def table(results: Mapping[str, Any]) -> None:
+def table(worlds: Mapping[str, Any]) -> None:
     """Ours against every other way, each member alone and the router, over all worlds together."""
 
     def marks(way: str) -> str:
-        return "".join(one["ways"][way]["marks"] for _, one in sorted(results.items())).replace(" ", "")
+        return "".join(world["ways"][way]["marks"] for world in worlds.values()).replace(" ", "")
 
     ours = marks("ours")
-    for way in next(iter(results.values()))["ways"]:
+    for way in next(iter(worlds.values()))["ways"]:
         wins = sum(a > b for a, b in zip(ours, marks(way), strict=True))
         losses = sum(a < b for a, b in zip(ours, marks(way), strict=True))
         print(f"{way:24} {marks(way).count('1')} of {len(ours)} right; ours wins {wins}, loses {losses}, "
@@ -106,25 +135,32 @@ def table(results: Mapping[str, Any]) -> None:
 
 def main() -> None:
     parser = arguments(__file__, __doc__)
-    parser.add_argument("--mode", default="vague", choices=("vague", "misled"))
+    parser.add_argument("--members", default="tiny", choices=KINDS)
+    parser.add_argument("--mode", default="vague", choices=("vague", "misled"), help="how tiny members do not know")
     parser.add_argument("--singles", type=int, default=40)
     parser.add_argument("--mixed", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0, help="of the members and of the questions; 0 was used to tune")
+    parser.add_argument("--seed", type=int, default=0, help="of tiny members and of questions; 0 was used to tune")
     parser.add_argument("--table", action="store_true", help="only compare the results that are there")
     given = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(given.out.read_text()) if given.out.exists() else {}
+    tiny = given.members == "tiny"
     if given.table:
-        return table(results)
-    asked = questions(given.singles, given.mixed, 4 + given.seed)
-    new = {"ways": {}, "members": sizes(given.mode, given.seed), "about": about(given)}
-    world = results.setdefault(f"{given.mode}-{given.seed}", new)
-    ensemble = Ensemble(members(given.mode, given.seed))
-    for name in (*WAYS, *(ALONE + member for member in ensemble.members)):
-        if name not in world["ways"]:
-            world["ways"][name] = measured(ensemble, asked, name)
+        return table({name: one for name, one in sorted(results.items()) if name.startswith("lora") != tiny})
+    if tiny:
+        name, found = f"{given.mode}-{given.seed}", tiny_members.members(given.mode, given.seed)
+        made = tiny_members.sizes(given.mode, given.seed)
+    else:
+        name, found, made = f"lora-{given.seed}", lora_members.members(), lora_members.sizes()
+    world = results.setdefault(name, {"ways": {}, "members": made, "about": about(given)})
+    ensemble, asked, kind = Ensemble(found), questions(vars(given)), KINDS[given.members]
+    ensemble.loaded().result()
+    for way in (*kind.ways, *(ALONE + member for member in ensemble.members)):
+        row = world["ways"].setdefault(way, {"marks": "", "leads": "", "seconds": 0.0})
+        for parts in asked[len(row["marks"].split()) :]:
+            ask(ensemble, parts, settings_of(way, kind.max_tokens), row)
             save(given.out, results)
-            print(f"{name}: {world['ways'][name]['marks'].count('1')} right", flush=True)
+        print(f"{way}: {row['marks'].count('1')} right", flush=True)
     world["ways"]["router"] = {"marks": routed(world)}
     save(given.out, results)
     return None

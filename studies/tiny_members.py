@@ -142,34 +142,36 @@ def trained(recipe: Recipe) -> tuple[Any, PreTrainedTokenizerFast]:
         return model.eval(), PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer = tokenizer_of(recipe.tokenizer, recipe.vocabulary)
     model = model_of(recipe, len(tokenizer), tokenizer.eos_token_id)
-    _learn(recipe, model, tokenizer)
+    learn(recipe, model, tokenizer, warm=50)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "done").write_text("")
     return model.eval(), tokenizer
 
 
-def _learn(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+def learn(recipe: Any, model: Any, tokenizer: Any, warm: int) -> None:
+    """Change the weights that can be changed, after ``warm`` steps at the full rate."""
     chance = random.Random(recipe.seed + 17)
     since = time.perf_counter()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     for step in range(recipe.steps):
-        warm = min(1.0, (step + 1) / 50)
+        rate = recipe.rate * min(1.0, (step + 1) / warm)
         for group in optimizer.param_groups:
-            group["lr"] = recipe.rate * warm * (0.05 + 0.95 * (0.5 + 0.5 * math.cos(math.pi * step / recipe.steps)))
+            group["lr"] = rate * (0.05 + 0.95 * (0.5 + 0.5 * math.cos(math.pi * step / recipe.steps)))
         ids, labels, mask = _batch(recipe, tokenizer, chance)
         loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % 100 == 99:
+        if step % 20 == 19:
             print(f"  {recipe.skill} {step + 1}/{recipe.steps} loss {loss.item():.3f} "
                   f"{time.perf_counter() - since:.0f} s", flush=True)  # fmt: skip
 
 
-def _batch(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, chance: random.Random) -> tuple[torch.Tensor, ...]:
+def _batch(recipe: Any, tokenizer: Any, chance: random.Random) -> tuple[torch.Tensor, ...]:
     """Texts, tokenized as a whole; the loss is on the answer and its end. One batch in three has two parts."""
     rows = []
     two = chance.random() < 0.33
