@@ -65,17 +65,17 @@ LAPTOP, CARD, CARDS = Machine("a CPU", 50), Machine("one GPU, 24 GB", 936), Mach
 SETS: Sequence[tuple[str, Machine, Sequence[Model], str]] = (
     ("8 GB", LAPTOP, (SMOLLM2_135M, GEMMA_3_270M), "to see how it works: fluent, often wrong (demo `small`)"),
     ("8 GB", LAPTOP, (QWEN_CODER_1_5B, SMOLLM2_135M), "plain questions; the larger one leads (demo `default`)"),
-    ("8 GB", LAPTOP, (QWEN_3B, LLAMA_3B), "equals: short answers, extraction, tool calls"),
-    ("16 GB", LAPTOP, (QWEN_7B, LLAMA_8B), "equals: chat, summaries, RAG, tool calls"),
-    ("32 GB", LAPTOP, (QWEN_7B, LLAMA_8B, MISTRAL_7B), "three equals: a majority in the vote"),
+    ("8 GB", LAPTOP, (QWEN_3B, LLAMA_3B), "equal votes: short answers, extraction, tool calls"),
+    ("16 GB", LAPTOP, (QWEN_7B, LLAMA_8B), "equal votes: chat, summaries, RAG, tool calls"),
+    ("32 GB", LAPTOP, (QWEN_7B, LLAMA_8B, MISTRAL_7B), "three equal votes, so a majority is possible"),
     ("32 GB", LAPTOP, (QWEN_14B, PHI_4), "harder questions that can wait"),
-    (CARD.name, CARD, (QWEN_7B, LLAMA_8B, MISTRAL_7B), "three equals, faster than on a CPU"),
+    (CARD.name, CARD, (QWEN_7B, LLAMA_8B, MISTRAL_7B), "three equal votes, faster than on a CPU"),
     (CARD.name, CARD, (QWEN_14B, PHI_4), "harder questions"),
     (
         CARDS.name,
         CARDS,
         (QWEN_32B, GEMMA_27B, MISTRAL_24B, PHI_4),
-        "larger equals, a GPU each, as [servers](members-on-servers.md)",
+        "larger models with equal votes, one GPU each, as [servers](members-on-servers.md)",
     ),
 )
 

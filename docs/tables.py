@@ -25,7 +25,7 @@ def source(script: str, about: Result, *details: str) -> str:
     """Which script made a table, when and where, as far as the result says so."""
     facts = "; ".join(filter(None, (*details, about.get("machine"), about.get("clock"))))
     made = f" at commit `{about['commit']}`, {about['date']}" if about.get("commit") else ""
-    older = ", of older code" if script.startswith("benchmarks/") and "code" not in about else ""
+    older = ", measured on older code" if script.startswith("benchmarks/") and "code" not in about else ""
     return f"*Made by `{script}.py`{made}{older}. {facts[:1].upper()}{facts[1:]}.*"
 
 
@@ -109,7 +109,7 @@ def sets(results: Result) -> str:
     for found in results["ensembles"].values():
         names = frozenset(way.split()[1] for way in found["ways"] if way.startswith("alone "))
         measured[names] = _speeds(found["ways"])["default"]
-    heads = ("for", "members, in 4 bits", "memory, computed", "tokens/s", "try it for")
+    heads = ("machine", "members, in 4 bits", "memory, computed", "tokens/s", "try it for")
     return _joined(table(heads, member_sets.rows(measured)))
 
 

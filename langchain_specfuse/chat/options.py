@@ -94,10 +94,10 @@ class CallOptions(BaseModel):
         "rounds", description="depth of traces: off, summary, rounds, or members (each draft and scoring too)"
     )
     max_calls: Count | None = Field(
-        None, description="start no further request to chat models once an answer has taken this many"
+        None, description="start no further request to chat models once an answer has made this many"
     )
     max_cost: Positive | None = Field(
-        None, description="the same once it has cost this many dollars; every chat model needs a price"
+        None, description="start none once an answer has cost this many dollars; every chat model needs a price"
     )
     reasoning: Annotated[bool, Field(strict=True)] = Field(
         False, description="show the reasoning of the member whose draft is agreed first, before the answer"

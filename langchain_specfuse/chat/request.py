@@ -129,7 +129,7 @@ async def aloaded(ensemble: Ensemble) -> dict[str, Probe]:
 
 
 _WARNED: set[tuple[str, str]] = set()
-"""What was said, and of which member."""
+"""Warnings already given, each with its member."""
 
 
 def warn_where_votes_decide_nothing(

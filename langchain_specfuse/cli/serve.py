@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     made = new_parser(
         "serve",
         "Serve an ensemble to clients that speak OpenAI's protocol: /v1/chat/completions, /v1/models, /health, "
-        "/ready, /metrics; and to people, on a page at /. Without --members the demo ensemble answers.",
+        "/ready, /metrics; and a page for the browser at /. Without --members the demo ensemble answers.",
         "exit codes: 0 stopped by a signal, 1 the members could not be loaded, 2 a mistake in the call",
     )
     add_members(made)
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     port.add_argument("--port", type=int, default=8000, metavar="N", help="0: any free one (default: %(default)s)")
     port.add_argument("--name", default="specfuse", help="the model's name for clients (default: %(default)s)")
     port.add_argument("--api-key-env", metavar="NAME", help="environment variable with the API keys (commas between)")
-    port.add_argument("--no-page", action="store_true", help="no page at /, on which people ask and see the rounds")
+    port.add_argument("--no-page", action="store_true", help="no page at /, where people ask and see the rounds")
     port.add_argument("--grace", type=int, default=30, metavar="S", help="seconds for answers under way when a signal "
                       "stops the server (default: %(default)s)")  # fmt: skip
     return made

@@ -1,9 +1,9 @@
 """What an answer may spend on members that are billed by request: the options ``max_calls`` and ``max_cost``.
 
 Once a bound is reached, jobs say ``new_requests=False``. A member that would need a new request refuses such a job: it
-leaves when it is asked for a draft; a ballot it only misses. A member whose open stream leads to the agreed text writes
-on in it, and members that cost no requests go on as before. Requests that start together are not stopped half-way, so
-an answer may exceed a bound by those of one phase of a round.
+leaves if the job was a draft, and only misses the vote if it was a ballot. A member whose open stream matches the
+agreed text continues that stream, and members that cost no requests go on as before. Requests that start together are
+not stopped half-way, so an answer may exceed a bound by those of one phase of a round.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ class Scored:
 
 
 BUDGET = "budget"
-"""Not the member's fault: the answer may cost no more."""
+"""Not the member's fault: the answer's budget is spent."""
 KINDS = ("error", "timeout", "nan", "overflow", "not_found", BUDGET)
 """How a member can fail."""
 LATE = "late"

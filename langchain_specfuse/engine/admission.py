@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..errors import BusyError, advised, amount
 
 HINT_S = 1.0
-"""For each answer that must end first, a refused call is told to wait this long: how long answers take is not known."""
+"""The wait that a refused call is advised per answer ahead of it: a fixed guess, as answers differ in length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Ensemble:
         if unable := [name for name in blind if name in self.drafting]:
             held = ", ".join(sorted(kinds))
             error = UsageError(f"the conversation holds more than text ({held}), which {', '.join(unable)} cannot read")
-            raise advised(error, "describe it in words, or let only members write that take it: chat models")
+            raise advised(error, "describe it in words, or let only members draft that accept it: chat models")
         members = [Panelist(n, n in self.drafting, probe.scores) for n, probe in probes.items() if n not in blind]
         return Panel.of(members, prior, self.lead(probes, settings))
 

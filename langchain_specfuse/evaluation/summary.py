@@ -155,7 +155,7 @@ def _against_singles(scores: Scores, single: Mapping[str, Scores], systems: int)
 
 
 def differences(scores: Scores, others: Scores) -> list[float]:
-    """By how much the first are higher on the questions that both have answered."""
+    """``scores`` minus ``others``, for each question that both have answered."""
     return [a - b for a, b in zip(*_common(scores, others), strict=True)]
 
 

@@ -48,7 +48,7 @@ class Task:
         except Exception as error:  # the user's function, on an answer that it did not expect
             said = f"the checker raised on the answer {answer!r:.80} to question {question.id!r}"
             wrong = UsageError(f"{said}: {type(error).__name__}: {error}")
-            raise advised(wrong, "mend it, and run this again: what is graded is kept") from error
+            raise advised(wrong, "fix it, and run this again: graded answers are kept") from error
         if not 0.0 <= grade.score <= 1.0:
             wrong = UsageError(f"a checker must give a score from 0 to 1, got {grade.score!r} for {question.id!r}")
             raise advised(wrong, "divide by the highest score that it can give")

@@ -367,7 +367,7 @@ class Stream:
     _told: tuple[int, int, int] = (0, 0, 0)
     """What :meth:`used` has returned: requests, input and output tokens."""
     sampling: Sampling | None = None
-    """How it was asked for: another sample is another stream."""
+    """How it was requested: each sample has its own stream."""
     _doubts: list[tuple[int, float]] = field(default_factory=list)
     """For each piece, the length of ``said`` after it and its lowest log-probability."""
 

@@ -1,6 +1,6 @@
-"""What a model's files tell before it is loaded: the length of its context, and whether it reasons.
+"""What a model's files reveal before it is loaded: the length of its context, and whether it reasons.
 
-Reads the head of a ``.gguf`` file, or the JSON files of a folder or of a hub id in the local cache. Reads no weights,
+Reads the header of a ``.gguf`` file, or the JSON files of a folder or of a hub id in the local cache. Reads no weights,
 asks no network and imports no engine. Not used: transformers' AutoConfig, which takes seconds to import torch, and the
 reader of the package gguf, which makes an array of every token's text.
 """
@@ -21,7 +21,7 @@ from .text.thinking import HARMONY, TAGS
 LENGTHS = ("max_position_embeddings", "n_positions")
 """The names in config.json of the longest text that a model reads, in tokens."""
 _TEXT_CONFIGS = ("decoder", "generator", "text_config")
-"""Where the language model of several models in one has its part of config.json, in transformers' order."""
+"""Keys of config.json under which a multimodal model describes its language model, in transformers' order."""
 
 
 def preview(arguments: Mapping[str, Any]) -> Probe | None:
@@ -30,7 +30,7 @@ def preview(arguments: Mapping[str, Any]) -> Probe | None:
         found = _of_gguf if arguments["model"].lower().endswith(".gguf") else _of_folder
         length, template = found(arguments)
         reasoning = reasons(template, arguments)
-    except Exception:  # whatever is wrong with a file or an argument is told when the member is loaded
+    except Exception:  # loading the member reports what is wrong
         return None
     return None if length is None else Probe(arguments["model"], max_context=length, reasons=reasoning)
 

@@ -93,7 +93,7 @@ class RayMember:
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Where it lives: the address of the node, and the process there; None: nowhere."""
+        """Where it runs: the node's address and the process there; None if not running."""
         return self._process.place if self._process else None
 
     def probe(self) -> Probe:

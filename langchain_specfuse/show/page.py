@@ -33,7 +33,7 @@ def page(trace: Mapping[str, Any]) -> str:
 
 
 def live() -> str:
-    """The page that asks the server from which it came. It holds the page of a saved run, with places for the run."""
+    """The live page, which asks its own server. It contains the template of a saved run's page."""
     saved = f'<script type="application/json" id="shell">{_data(_filled(ask=""))}</script>\n'
     blank = {"title": "One answer from several models", "run": _data(Trace().as_dict()), "answer": "none yet"}
     return _filled((*SCRIPTS, "live.js"), connect="'self'", ask=_part("ask.html") + saved, **blank)

@@ -48,4 +48,4 @@ def test_a_benchmark_runs_and_its_tables_can_be_made(build, script, tmp_path):
     assert {"commit", "version", "arguments", "machine", "date"} <= results["about"].keys()
     assert build.outdated(tmp_path) == []
     made = [make(results) for make, source in build.MEASURED.values() if source == f"benchmarks/{script}"]
-    assert made and all(text.startswith("|") and "of older code" not in text for text in made)
+    assert made and all(text.startswith("|") and "older code" not in text for text in made)

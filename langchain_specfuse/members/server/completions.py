@@ -3,7 +3,7 @@
 Such as Fireworks, Together, and gateways in front of vLLM. The server's tokenizer must be known here. A prompt is sent
 as token ids or, to servers that refuse these, as the text that their tokenizer splits into the same ids. Whether the
 numbers are right is found by trying, as for every engine. (lm-eval's ``local-completions`` asks in the same way, but
-for one continuation of one prompt, not for paths of tokens.) Knows no votes.
+for one continuation of one prompt, not for paths of tokens.) Voting happens elsewhere.
 """
 
 from __future__ import annotations

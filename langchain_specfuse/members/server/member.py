@@ -189,7 +189,7 @@ class ServerMember:
     def _tokens(self) -> TokenSession:
         self.probe()
         if self._session is None:
-            raise AttributeError(f"the server at {self.address.url} only chats: it has no tokenizer to be asked")
+            raise AttributeError(f"the server at {self.address.url} only chats, and offers no tokenizer")
         return self._session
 
     # --- finding out what is served -----------------------------------------------------------------------------

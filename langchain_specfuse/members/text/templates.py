@@ -84,7 +84,7 @@ class Template:
 
     @cached_property
     def marks(self) -> Marks | None:
-        """How this template marks thoughts: as it renders one or, if it renders none, in tags; None: it knows none."""
+        """How this template marks reasoning: as rendered or, if it renders none, in tags; None: no reasoning."""
         if self.plain:
             return None
         if found := _marks_of(self.render):

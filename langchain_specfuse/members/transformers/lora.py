@@ -29,7 +29,7 @@ KNOWN = (
 )
 """Settings of an adapter that leave the base as it is. Others must be off."""
 UNCHANGED_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
-"""Values of init_lora_weights that do."""
+"""Values of init_lora_weights that leave the base as it is."""
 MERGE = "merge it into its base: merge_and_unload() and save_pretrained() of peft"
 _IDS = count(1)
 
@@ -145,7 +145,7 @@ def _folder(adapter: str, member: str) -> Path:
 
 
 def _refuse(folder: Path, adapter: str) -> None:
-    """Refuse what is no LoRA, what is pickled, and what would change the base."""
+    """Refuse anything that is not a LoRA, is pickled, or would change the base."""
     if not (folder / CONFIG).is_file():
         error = UsageError(f"{adapter} holds no adapter: it has no {CONFIG}")
         raise advised(error, "name a folder that save_pretrained() of peft wrote; a whole model is given as the model")
@@ -158,7 +158,7 @@ def _refuse(folder: Path, adapter: str) -> None:
         broken = UsageError(f"{adapter} has a broken {CONFIG}: {error}")
         raise advised(broken, "copy or save the adapter again") from error
     if config.get("peft_type") != "LORA":
-        kind = UsageError(f"{adapter} is an adapter of the kind {config.get('peft_type')}; members take LORA")
+        kind = UsageError(f"{adapter} is an adapter of the kind {config.get('peft_type')}; only LORA can be used")
         raise advised(kind, MERGE)
     allowed = {"bias": ("none",), "init_lora_weights": UNCHANGED_BASE}
     changes = (key for key, one in config.items() if (one not in allowed[key] if key in allowed else one))
