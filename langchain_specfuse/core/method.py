@@ -205,6 +205,6 @@ class Settings:
     samples: int = 1
     """Whole answers per member."""
     max_calls: int | None = None
-    """Requests to members that are billed by request. See :mod:`.budget`."""
+    """Requests to members that are billed by request. See :class:`.Budget`."""
     max_cost: float | None = None
     """Dollars."""
