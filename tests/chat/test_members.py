@@ -140,6 +140,13 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
     ("name", "said", "advice"),
     [
         ("one.ggfu", "there is no model 'one.ggfu'", "did you mean 'one.gguf'?"),
+        ("two.ggfu", "there is no model 'two.ggfu'", "name an existing file that ends in .gguf"),
+        ("localhost:11434#llama3.2", "is no model", "'http://localhost:11434#llama3.2'"),
+        ("llama3.2:latest", "LangChain knows no provider 'llama3.2'", "'ollama:llama3.2:latest'"),
+        ("olama:llama3.2", "LangChain knows no provider 'olama'", "did you mean 'ollama:llama3.2'?"),
+        ("ollama:", "'ollama:' names no model", "did you mean 'ollama:MODEL'?"),
+        ("C:\\models\\qwen", "there is no model", "in WSL: /mnt/c/models"),
+        ("models/", "does not exist", "name a folder with a model"),
         ("localhost:8000", "'localhost:8000' is no model", "'http://localhost:8000'"),
         ("gpu.example.org:8000/v1#m", "is no model", "begins with http"),
         ("./nowhere", "/nowhere does not exist", "name a folder with a model"),
@@ -150,6 +157,7 @@ def test_a_mistaken_name_is_refused_before_transformers_is_imported(
     name: str, said: str, advice: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
+    (tmp_path / "one.gguf").write_bytes(b"GGUF")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "langchain_specfuse.members.transformers.member", None)
     with pytest.raises((UsageError, MemberError)) as error:

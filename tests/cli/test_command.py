@@ -150,6 +150,7 @@ WRONG = {
     "unknown option of the method": ["Why?", "--method", "scores=mean_prob"],
     "not a number": ["Why?", "--max-tokens", "many"],
     "two questions": ["Why?", "How?"],
+    "mistyped command": ["serv"],
     "broken text": ["Why\udcff?"],
     "memory budget": ["Why?", "--memory-budget", "lots"],
     "no schema": ["Why?", "--schema", "/nowhere.json"],
