@@ -179,7 +179,7 @@ def measured(size: str, repeats: int, tokens: int) -> dict[str, float]:
 
 
 def main() -> None:
-    given = arguments(__file__, __doc__, tiny={"repeats": 1, "tokens": 64}, repeats=3, tokens=128).parse_args()
+    given = arguments(__file__, __doc__, tiny={"repeats": 1, "tokens": 24}, repeats=3, tokens=128).parse_args()
     sizes = ["small"] if given.tiny else list(ENSEMBLES)
     report(__file__, given, {"ensembles": {size: measured(size, given.repeats, given.tokens) for size in sizes}})
 
