@@ -10,7 +10,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
 
 members = [
-    RayMember(ScriptedMember("The sky is blue because the air scatters short waves.", name="ann"), replicas=2),
+    RayMember(ScriptedMember("The sky is blue because the air scatters short waves.", name="ann")),
     RayMember(ScriptedMember("The sky is wide because the air scatters short waves.", name="bob")),
 ]
 llm = SpecFuseChatModel(members=members, segment_tokens=4)
@@ -19,5 +19,5 @@ for chunk in llm.stream("Why is the sky blue?"):
     print(chunk.text, end="|", flush=True)
 print()
 for member in members:
-    print(member.name, "lives in", len(member.places), "processes")
+    print(member.name, "answers from a process of its own:", member.probe().detail)
 ray.shutdown()

@@ -37,7 +37,7 @@ REAL = {
     "structured": "Booking(name=",
 }
 RAY = {
-    "ray_cluster": "ann lives in 2 processes",
+    "ray_cluster": "ann answers from a process of its own",
     "serve_ray": "The sky is blue because the air scatters short waves.\n" * 4,
 }
 
