@@ -2,7 +2,8 @@
 
     python docs/build.py           # everything that needs no models
     python docs/build.py --run     # first ask the demo ensemble again and save its rounds in docs/pictures/run.json
-    python docs/build.py --photos  # photograph the recorded run's page in a browser (`make browser` installs one)
+    python docs/build.py --photos  # photograph the recorded run's page, and the page of `langchain-specfuse serve` with
+                                   # the demo's members, in a browser (`make browser` installs one)
     python docs/build.py --check   # change nothing; exit code 1 if something is out of date
 
 The exit code is 1 as well if a figure is older than the code that it measures (``benchmarks/fresh.py``).
@@ -20,6 +21,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,18 @@ def recorded_trace() -> Any:
     from langchain_specfuse import Trace
 
     return Trace(recorded()["rounds"], question=QUESTION)
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The address of the demo ensemble's endpoint, once its members are loaded."""
+    command = [sys.executable, "-m", "langchain_specfuse", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stderr is not None
+            yield next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))
+        finally:
+            process.terminate()
 
 
 def scripted() -> dict[str, Any]:
@@ -228,6 +242,7 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "llamacpp": (tables.rounds, "benchmarks/rounds"),
     "load": (tables.load, "benchmarks/load"),
     "member-sets": (tables.sets, "benchmarks/engines"),
+    "member-sets-short": (partial(tables.sets, short=True), "benchmarks/engines"),
     "numbers": (tables.numbers, "benchmarks/engines"),
     "prefix": (tables.prefix, "benchmarks/prefix"),
     "study-lead": (tables.lead, "studies/lead"),
@@ -292,7 +307,8 @@ def main() -> int:
     if given.run:
         record()
     if given.photos:
-        photograph(recorded_trace(), DOCS / "pictures")
+        with served() as address:
+            photograph(recorded_trace(), address, QUESTION, DOCS / "pictures")
     old = False
     for file, text in list(generated()):
         if not file.exists() or file.read_text() != text:

@@ -71,13 +71,10 @@ SETS: Sequence[tuple[str, Machine, Sequence[Model], str]] = (
     ("32 GB", LAPTOP, (QWEN_14B, PHI_4), "harder questions that can wait"),
     (CARD.name, CARD, (QWEN_7B, LLAMA_8B, MISTRAL_7B), "three equal votes, faster than on a CPU"),
     (CARD.name, CARD, (QWEN_14B, PHI_4), "harder questions"),
-    (
-        CARDS.name,
-        CARDS,
-        (QWEN_32B, GEMMA_27B, MISTRAL_24B, PHI_4),
-        "larger models with equal votes, one GPU each, as [servers](members-on-servers.md)",
-    ),
+    (CARDS.name, CARDS, (QWEN_32B, GEMMA_27B, MISTRAL_24B, PHI_4), "larger models, one GPU each, as servers"),
 )
+SHORT = (1, 2, 3, 4, 6, 8)
+"""The sets that the README shows."""
 
 
 def memory(models: Sequence[Model]) -> float:

@@ -153,10 +153,13 @@ def _draw_weights(canvas: Canvas, column: int, weights: Mapping[str, float], col
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 VIEWPORT = {"width": 1200, "height": 1040}
+LIVE_ROUNDS = 6
+"""The photograph of an answer that is being written waits for this many rounds."""
 
 
-def photograph(trace: Any, folder: Path) -> None:
-    """Save ``page-light.png`` and ``page-dark.png``: the trace's page, with its most divided round chosen."""
+def photograph(trace: Any, server: str, question: str, folder: Path) -> None:
+    """Save three photographs: the trace's page with its most divided round chosen, light and dark, and the page of a
+    server while it answers a question."""
     from playwright.sync_api import sync_playwright
 
     path = os.environ.get("SPECFUSE_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -173,4 +176,10 @@ def photograph(trace: Any, folder: Path) -> None:
             page.click(f".segment >> nth={divided}")
             page.evaluate("document.activeElement.blur()")
             page.screenshot(path=folder / f"page-{scheme}.png")
+        page = browser.new_page(viewport=VIEWPORT, color_scheme="light")
+        page.goto(server)
+        page.fill("#words", question)
+        page.click("#go")
+        page.wait_for_selector(f".segment >> nth={LIVE_ROUNDS - 1}", timeout=300_000)
+        page.screenshot(path=folder / "live.png")
         browser.close()

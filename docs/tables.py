@@ -103,14 +103,15 @@ def numbers(results: Result) -> str:
     return _joined(table(heads, filter(None, rows.values())), source("benchmarks/engines", results["about"]))
 
 
-def sets(results: Result) -> str:
+def sets(results: Result, short: bool = False) -> str:
     """Sets of members for machines of several sizes."""
     measured = {}
     for found in results["ensembles"].values():
         names = frozenset(way.split()[1] for way in found["ways"] if way.startswith("alone "))
         measured[names] = _speeds(found["ways"])["default"]
     heads = ("machine", "members, in 4 bits", "memory, computed", "tokens/s", "try it for")
-    return _joined(table(heads, member_sets.rows(measured)))
+    rows = member_sets.rows(measured)
+    return _joined(table(heads, [rows[at] for at in member_sets.SHORT] if short else rows))
 
 
 # --- one recorded answer ----------------------------------------------------------------------------------------
