@@ -236,11 +236,14 @@ OLD = {
     "--exit=never": "use --method exit=VALUE",
     "--metod=specem": "did you mean --method?",
     "again": "put a question in quotes",
+    "--demo": "leave it out",
+    "--members=a.gguf, b.gguf": "put spaces between members: a.gguf b.gguf",
+    "--verifiers=org/a,": "put spaces between members: org/a",
 }
 
 
 @pytest.mark.parametrize("argument", OLD)
-def test_an_unknown_argument_is_refused_with_its_new_name_or_an_example(argument, capsys):
+def test_an_unknown_argument_is_refused_with_what_was_meant_or_an_example(argument, capsys):
     assert main(["Why?", argument]) == MISUSED
     assert OLD[argument] in capsys.readouterr().err
 
