@@ -1,6 +1,16 @@
-"""``python -m langchain_specfuse`` is the command ``langchain-specfuse``."""
+"""The command ``langchain-specfuse``, also as ``python -m langchain_specfuse``."""
 
-from .cli.main import command
+import sys
+
+
+def command() -> None:
+    """Import the command, which takes a second, and run it: Ctrl-C always ends it in the same way."""
+    try:
+        from .cli.main import command as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     command()

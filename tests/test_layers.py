@@ -31,7 +31,7 @@ THIRD_PARTY = {
     **{key: {"members/transformers/"} for key in ("torch", "accelerate", "peft", "safetensors")},
     "psutil": {"members/transformers/", "members/llamacpp/"},
     **{key: {"members/transformers/", "members/server/tokenizers.py"} for key in ("transformers", "tokenizers")},
-    "huggingface_hub": {"members/transformers/", "members/files.py"},
+    "huggingface_hub": {"members/transformers/", "members/files.py", "members/network.py"},
     "jinja2": {"members/text/", "members/server/", "members/llamacpp/tokenizer.py"},
     "numpy": {
         "members/local/",

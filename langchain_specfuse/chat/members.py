@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, TypeAlias
 from urllib.parse import urldefrag, urlsplit
 
@@ -81,6 +81,9 @@ def _checked_name(name: str) -> str:
         _http.refuse_secrets(name)
         if not urlsplit(name).hostname:
             raise advised(UsageError(f"{name!r} names no server"), "for example 'http://localhost:8000/v1#my-model'")
+    if _WINDOWS.match(name) and os.name != "nt" and not os.path.exists(name):
+        advice = f"it is a Windows path; in WSL it is /mnt/{name[0].lower()}{PureWindowsPath(name).as_posix()[2:]}"
+        raise advised(UsageError(f"there is no model {name!r}"), advice)
     return name
 
 
@@ -90,9 +93,7 @@ def _refuse_mistaken(model: str, name: str) -> None:
     error: Exception
     if _ADDRESS.fullmatch(model):
         error, advice = UsageError(f"{model!r} is no model"), f"a server's address begins with http: 'http://{model}'"
-    elif _WINDOWS.match(model) and not path.exists():
-        error, advice = UsageError(f"there is no model {model!r}"), "it is a Windows path; in WSL: /mnt/c/models/..."
-    elif ":" in model and not path.exists():
+    elif ":" in model and not _WINDOWS.match(model) and not path.exists():
         provider, _, rest = model.partition(":")
         error = UsageError(f"{model!r} names no model" if not rest else f"LangChain knows no provider {provider!r}")
         near = get_close_matches(provider, PROVIDERS, n=1, cutoff=0.8)
@@ -103,7 +104,7 @@ def _refuse_mistaken(model: str, name: str) -> None:
     elif get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
         right, error = path.with_suffix(".gguf"), UsageError(f"there is no model {model!r}")
         advice = f"did you mean {str(right)!r}?" if right.exists() else "name an existing file that ends in .gguf"
-    elif (model.startswith((".", "/", "~", "\\")) or model.endswith(("/", ".safetensors"))) and not path.exists():
+    elif re.fullmatch(r"([./~\\]|[A-Za-z]:[\\/]).*|.*/.*/.*|.*(/|\.safetensors)", model) and not path.exists():
         error = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
         advice = "name a folder with a model, a .gguf file or a hub id"
     else:

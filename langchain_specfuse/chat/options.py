@@ -94,7 +94,7 @@ class CallOptions(BaseModel):
         "rounds", description="depth of traces: off, summary, rounds, or members (each draft and scoring too)"
     )
     max_calls: Count | None = Field(
-        None, description="start no further request to chat models once an answer has made this many"
+        None, description="start no request to chat models once an answer has made this many (default: no limit)"
     )
     max_cost: Positive | None = Field(
         None, description="start none once an answer has cost this many dollars; every chat model needs a price"

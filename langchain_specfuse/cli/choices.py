@@ -44,7 +44,9 @@ class _Parser(argparse.ArgumentParser):
         flags = [flag for action in self._actions for flag in action.option_strings]
         near = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
         key = name.lstrip("-").replace("-", "_")
-        if key in method_options():
+        if key == "demo":
+            advice = "leave it out: the demo's models answer where no --members are named (DEMO=small: smaller ones)"
+        elif key in method_options():
             advice = f"use --method {key}=VALUE"
         elif near:
             advice = f"did you mean {near[0]}?"
@@ -140,6 +142,10 @@ def options_of(given: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
 
 def members_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
     """The members that write and those that only vote: those that were named, else ``stand_ins``, else the demo's."""
+    for name in (*(given.members or ()), *(given.verifiers or ())):
+        if "," in name and not os.path.exists(os.path.expanduser(name)):
+            apart = " ".join(name.replace(",", " ").split())
+            raise advised(UsageError(f"there is no member {name!r}"), f"put spaces between members: {apart}")
     members = given.members or stand_ins
     if not members:
         from ..demo import demo_members

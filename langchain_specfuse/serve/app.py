@@ -119,7 +119,9 @@ def app_of(
 
     @app.exception_handler(HTTPException)
     async def no_such_path(request: Request, error: HTTPException) -> Response:
-        message = f"there is no {request.method} {request.url.path!r:.80}\n-> POST /v1/chat/completions is there"
+        path, allowed = request.url.path, (error.headers or {}).get("Allow")
+        there = f"{allowed} {path:.80}" if allowed else "POST /v1/chat/completions"
+        message = f"there is no {request.method} {path!r:.80}\n-> {there} is there"
         return await refuse(request, ApiError(error.status_code, message, code="unknown_url"))
 
     return app

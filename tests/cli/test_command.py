@@ -197,6 +197,26 @@ def test_ctrl_c_exits_with_130_and_no_traceback_and_the_page_is_written(tmp_path
     assert len(run_in(page)["rounds"]) == 1 and run_in(page)["error"] == "interrupted"
 
 
+EARLY = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Impatient:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "langchain_core":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Impatient)
+runpy.run_module("langchain_specfuse", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_is_the_same():
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
+
+
 def test_a_reader_that_leaves_is_no_error():
     code = SLOW.replace("time.sleep(600)", "pass").replace('"--quiet"', '"--quiet", "--segment-tokens", "1"')
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -216,11 +236,14 @@ OLD = {
     "--exit=never": "use --method exit=VALUE",
     "--metod=specem": "did you mean --method?",
     "again": "put a question in quotes",
+    "--demo": "leave it out",
+    "--members=a.gguf, b.gguf": "put spaces between members: a.gguf b.gguf",
+    "--verifiers=org/a,": "put spaces between members: org/a",
 }
 
 
 @pytest.mark.parametrize("argument", OLD)
-def test_an_unknown_argument_is_refused_with_its_new_name_or_an_example(argument, capsys):
+def test_an_unknown_argument_is_refused_with_what_was_meant_or_an_example(argument, capsys):
     assert main(["Why?", argument]) == MISUSED
     assert OLD[argument] in capsys.readouterr().err
 

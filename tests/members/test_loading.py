@@ -2,11 +2,15 @@
 
 import json
 import pickle
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
 
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import DraftJob, Sampling
@@ -154,10 +158,48 @@ def test_a_folder_that_is_not_there(name):
     assert refused(MemberError, name, match="does not exist").kind == "not_found"
 
 
-def test_a_hub_id_that_nobody_has(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    error = refused(MemberError, "nobody-at-all/no-such-model", match="nobody-at-all/no-such-model")
-    assert error.kind == "not_found" and error.__cause__ is not None
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        ("offline", "not_found", "not in the hub's cache, and HF_HUB_OFFLINE is set"),
+        ("", "error", "not in the hub's cache, and the hub http://127.0.0.1:.* cannot be reached"),
+        ("404 RepoNotFound", "not_found", "not a valid model identifier"),
+        ("403 GatedRepo", "not_found", "a gated repo"),
+        ("404 RevisionNotFound", "not_found", "main is not a valid git identifier"),
+    ],
+)
+def test_a_hub_that_refuses_a_model_is_not_asked_again_and_again(answer, kind, said, folder, tmp_path, monkeypatch):
+    asked = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            asked.append(self.path)
+            if answer:  # else the connection breaks
+                status, code = answer.split()
+                self.send_response(int(status))
+                self.send_header("X-Error-Code", code)
+                self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{hub.server_port}"
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", answer == "offline")
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        error = refused(MemberError, "org/tiny", revision="main", match=said)
+        assert error.kind == kind and error.__cause__ is not None
+        if kind == "error" or answer == "offline":  # what the cache holds needs no hub
+            kept = tmp_path / "models--org--tiny"
+            shutil.copytree(folder, kept / "snapshots" / "123")
+            (kept / "refs").mkdir()
+            (kept / "refs" / "main").write_text("123")
+            assert TransformersMember("org/tiny", revision="main").probe().max_context == 2048
+        hub.shutdown()
+    assert len(asked) <= 3
 
 
 def test_a_folder_without_a_tokenizer(copied):

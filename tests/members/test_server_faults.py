@@ -22,7 +22,7 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langchain_specfuse import Method, ServerMember, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
-from langchain_specfuse.errors import MemberError
+from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.server import http
 from langchain_specfuse.members.server.http import Address, Client
 
@@ -291,6 +291,42 @@ def test_a_reply_without_an_answer_is_a_failure(
 
 
 # --- addresses --------------------------------------------------------------------------------------------------
+
+THROUGH = "asked through the proxy 127.0.0.1:9 (from %s), cannot be"
+
+
+@pytest.mark.parametrize(
+    ("environment", "address", "said", "advice"),
+    [
+        ({"HTTP_PROXY": "me:secret@127.0.0.1:9"}, "http://h.invalid", THROUGH % "HTTP_PROXY", "NO_PROXY=h.invalid"),
+        ({"ALL_PROXY": "http://me:secret@127.0.0.1:9"}, "https://h.invalid", THROUGH % "ALL_PROXY", "NO_PROXY=h"),
+        ({"ALL_PROXY": "gopher://me:secret@127.0.0.1:9"}, "http://h.invalid", THROUGH % "ALL_PROXY", "unset"),
+        ({"HTTP_PROXY": "127.0.0.1:9", "NO_PROXY": "invalid"}, "http://h.invalid", "(/v1/models) cannot be", "start"),
+        ({"HTTPS_PROXY": "127.0.0.1:9"}, "http://h.invalid:11434/v1", "(/v1/models) cannot be", "`ollama serve`"),
+    ],
+)
+def test_a_server_that_cannot_be_reached_is_told_with_the_proxy_and_what_to_do(
+    environment: dict[str, str], address: str, said: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises((MemberError, UsageError)) as caught:
+        ServerMember(address, timeout=5.0).probe()
+    (note,) = caught.value.__notes__
+    assert said in str(caught.value) and advice in note
+    assert "secret" not in f"{caught.value}{note}"
+
+
+def test_what_a_proxy_answers_is_told_with_the_proxy(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", server.url)
+    server.fault = lambda path, before: 503
+    with pytest.raises(MemberError, match=r"through the proxy .* \(from HTTP_PROXY\), answered 503"):
+        ServerMember("http://here.invalid", tokenizer=server.tokenizer).probe()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")

@@ -61,10 +61,12 @@ class GgufWeights:
         COMPLAINTS.clear()
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
-            error = MemberError(f"llama.cpp cannot load {path}: {'; '.join(COMPLAINTS)[:400] or 'no reason is given'}")
-            cut = any("file bounds" in one or "corrupted" in one for one in COMPLAINTS)
+            said = "; ".join(COMPLAINTS)
+            error = MemberError(f"llama.cpp cannot load {path}: {said[:400] or 'no reason is given'}")
+            cut = "file bounds" in said or ("failed to read" in said and "invalid" not in said)  # invalid: perhaps new
+            again = f"the file of {path.stat().st_size:,} bytes seems incomplete or damaged: download it again"
             other = "update llama.cpp if it does not know the architecture; choose a smaller file if memory is short"
-            raise advised(error, "the file is cut off: download it again" if cut else other)
+            raise advised(error, again if cut else other)
         # Its caches hold a reference to this object, so it is freed after them.
         weakref.finalize(self, lib.llama_model_free, self.handle).atexit = False
         if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):

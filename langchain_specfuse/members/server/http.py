@@ -23,6 +23,7 @@ from weakref import WeakSet
 import httpx2
 
 from ...errors import MemberError, UsageError, advised
+from ..network import through_proxy
 from ..threads import SHOWN
 
 log = logging.getLogger("langchain_specfuse")
@@ -122,11 +123,13 @@ class Client:
         key = self._key if " " in self._key else f"Bearer {self._key}"
         self.headers = {"Authorization": key} if self._key else {}
         self.trusted = _trusted(address.verify)
-        self._client = httpx2.Client(
-            headers=self.headers,
-            limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
-            verify=self.trusted,
-        )
+        self._proxy = through_proxy(address.url)
+        limits = httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
+        try:
+            self._client = httpx2.Client(headers=self.headers, limits=limits, verify=self.trusted)
+        except (ImportError, ValueError, httpx2.InvalidURL) as error:  # the environment names a strange proxy
+            unusable = UsageError(f"{self._server('/v1')} cannot be asked: {error}")
+            raise advised(unusable, 'correct or unset the proxy; for SOCKS: pip install "httpx2[socks]"') from error
 
     def close(self) -> None:
         """Requests under way fail."""
@@ -231,7 +234,10 @@ class Client:
         message = f"{self._server(path)} {how} ({why}), tried up to {RETRIES + 1} times"
         error = MemberError(message, member=self.member, kind=kind)
         error.__cause__ = failure
-        return advised(error, "start the server, or look at the address: base_url='http://host:8000/v1'")
+        url = httpx2.URL(self.address.url)
+        ollama = "is Ollama running? `ollama serve` starts it"
+        start = ollama if url.port == 11434 else "start the server, or correct its address"
+        return advised(error, start + (f"; past the proxy: NO_PROXY={url.host}" if self._proxy else ""))
 
     def _without_key(self, text: str) -> str:
         """Without the key: a server may repeat what it was sent, and errors are shown, logged and traced."""
@@ -245,7 +251,8 @@ class Client:
         return self.address.root + path
 
     def _server(self, path: str) -> str:
-        return f"the server at {self.address.url} ({path.removeprefix(httpx2.URL(self.address.root).path)})"
+        short = path.removeprefix(httpx2.URL(self.address.root).path.rstrip("/"))
+        return f"the server at {self.address.url} ({short}){self._proxy}"
 
 
 def _key_in(variable: str) -> str:

@@ -252,7 +252,7 @@ class ServerMember:
         shown = ", ".join(served) or "nothing"
         message = f"the server at {self.address.url} serves {shown}; wanted {wanted or 'one model, or a name'}"
         error = MemberError(message, member=self.name, kind="not_found")
-        raise advised(error, "name one that is served: ServerMember(base_url, model)")
+        raise advised(error, f"name one that is served: {self.address.url}#MODEL, or model= of ServerMember")
 
     def _token_session(self, dialect: Dialect) -> TokenSession | None:
         tokenizer = local_tokenizer(self.tokenizer) if self.tokenizer is not None else dialect.tokenizer()

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...errors import MemberError, UsageError, advised
+from ..network import on_hub
 from ..text.templates import Template, end_of_turn, stop_ids
 from ..threads import SHOWN
 from .http import Client
@@ -143,7 +144,7 @@ def local_tokenizer(given: Any) -> Any:
     if path.endswith(".gguf"):
         path, gguf = os.path.dirname(path) or ".", {"gguf_file": os.path.basename(path)}
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, **gguf)
+        return AutoTokenizer.from_pretrained(on_hub(path, None, ""), trust_remote_code=False, **gguf)
     except (OSError, ValueError) as error:
         unread = UsageError(f"no tokenizer can be read at {os.fspath(given)!r}: {str(error)[:SHOWN]}")
         advice = "name the folder or hub id of the model's own, or leave tokenizer= out: the server is asked"

@@ -20,6 +20,7 @@ import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
 from ..files import config_length
+from ..network import on_hub
 from .cache import is_out_of_memory
 from .lora import Adapters
 
@@ -128,7 +129,7 @@ def given(model: Any, tokenizer: Any) -> Weights:
 def _load(source: Source, member: str) -> Weights:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder, common = source.located(), source.common
+    folder, common = on_hub(source.located(), source.revision, member), source.common
     try:
         _refuse_adapter(folder, source)
         config = _config(folder, common)
@@ -273,11 +274,10 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
     if "Unrecognized configuration class" in text:
         return usage(f"{model} is not a causal language model that transformers can load", "choose another model")
     if isinstance(error, OSError):
-        advice = "check the name; a folder must exist, a hub id needs a network or a filled cache"
+        advice = "check the name; without a network, the download must be complete"
         return failed(f"{model} was not found or could not be read: {text[:400]}", advice, "not_found")
     options = {key: value for key, value in vars(source).items() if key != "model" and value}
     advice = f"is the model complete, with its tokenizer, and can it be loaded with {options}?"
-    advice = (
-        "install what it names, or leave out the option that needs it" if isinstance(error, ImportError) else advice
-    )
+    if isinstance(error, ImportError):
+        advice = "install what it names, or leave out the option that needs it"
     return failed(f"loading {model} failed: {type(error).__name__}: {text[:400]}", advice)

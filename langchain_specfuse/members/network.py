@@ -1,0 +1,43 @@
+"""Which proxy a request takes, and what is loaded when the model hub cannot be reached. Knows no engine."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from ..errors import MemberError, advised
+from .threads import shown
+
+
+def through_proxy(url: str) -> str:
+    """Through which proxy httpx2 asks this address, for a message and without its password; empty if through none."""
+    address, proxies = urlsplit(url), getproxies()
+    kind = next((one for one in (address.scheme, "all") if proxies.get(one)), None)
+    if kind is None or proxy_bypass(address.hostname or ""):
+        return ""
+    return f", asked through the proxy {proxies[kind].rpartition('@')[2]} (from {kind.upper()}_PROXY),"
+
+
+def on_hub(model: str, revision: str | None, member: str) -> str:
+    """What transformers should load: the same, or the model's folder in the hub's cache if the hub cannot be asked.
+
+    Asks once. transformers would ask six times for each file, which takes a minute without a network.
+    """
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    try:
+        if not os.path.exists(model):
+            get_hf_file_metadata(hf_hub_url(model, "config.json", revision=revision))
+    except (errors.HFValidationError, errors.HfHubHTTPError):
+        pass  # transformers says what is wrong
+    except Exception as error:  # the HTTP client may raise anything
+        cached = try_to_load_from_cache(model, "config.json", revision=revision)
+        if isinstance(cached, str):
+            return os.path.dirname(cached)
+        hub = f"the hub {constants.ENDPOINT}{through_proxy(constants.ENDPOINT)} cannot be reached ({shown(error)})"
+        offline = isinstance(error, errors.OfflineModeIsEnabled)
+        why = f"{model} is no folder here and not in the hub's cache, and {'HF_HUB_OFFLINE is set' if offline else hub}"
+        absent = MemberError(why, member=member, kind="not_found" if offline else "error")
+        raise advised(absent, "name a folder or a .gguf file, or make sure that the hub can be asked") from error
+    return model
