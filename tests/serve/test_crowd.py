@@ -15,38 +15,6 @@ from langchain_specfuse.serve import Limits
 
 from .conftest import BLUE, PATH, QUESTION, ensemble
 
-MANY = 32
-WORDS = BLUE.split()
-
-
-def script(query):
-    """A text of its own for every question."""
-    number = int(query.turns[-1].text)
-    return " ".join(WORDS[(number * 7 + k * k) % len(WORDS)] for k in range(10 + number))
-
-
-def other_script(query):
-    """Another, which agrees with the first now and then."""
-    return " ".join(word if k % 3 else "but" for k, word in enumerate(script(query).split()))
-
-
-async def streamed(client, question):
-    stream = await client.chat.completions.create(
-        model="specfuse", messages=[{"role": "user", "content": question}], stream=True
-    )
-    return [chunk.choices[0].delta.content async for chunk in stream if chunk.choices[0].delta.content]
-
-
-async def test_each_of_many_streams_is_the_answer_alone(serve):
-    endpoint = serve(ensemble(script, other_script))
-    questions = [str(number) for number in range(MANY)]
-    async with endpoint.aclient() as client:
-        together = await asyncio.gather(*(streamed(client, question) for question in questions))
-    alone = [[chunk.text for chunk in endpoint.llm.stream(question) if chunk.text] for question in questions]
-    assert together == alone
-    assert len({"".join(parts) for parts in together}) == MANY
-    assert endpoint.idle()
-
 
 class Gated(ScriptedMember):
     """Drafts once it is allowed to."""
