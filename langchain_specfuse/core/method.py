@@ -11,13 +11,14 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import UsageError, advised
-from .panel import EXIT_POLICIES, LEARNING_RATES
 from .results import Result
 from .values import Sampling
 
 ScoreKind = Literal["mean_prob", "mean_logprob", "logprob_per_byte"]
 WeightingKind = Literal["equal", "confidence"]
 RewardKind = Literal["wins", "margins"]
+FeedbackKind = Literal["off", "published"]
+ExitKind = Literal["studentized", "never"]
 LateKind = Literal["exit", "skip"]
 
 
@@ -47,9 +48,9 @@ class Method:
     reward: RewardKind = _option(
         "margins", "what a draft earns its author: wins of comparisons by third parties, or margins over all verifiers"
     )
-    feedback: str = _option("published", "how rewards change the voting weights", one_of=LEARNING_RATES)
+    feedback: FeedbackKind = _option("published", "how rewards change the voting weights")
     learning_rate: float = _option(3.0, "how fast rewards change the weights", least=0)
-    exit: str = _option("studentized", "when members that keep losing leave the answer", one_of=EXIT_POLICIES)
+    exit: ExitKind = _option("studentized", "when members that keep losing leave the answer")
     min_members: int = _option(2, "this many members stay", least=1)
     loop_guard: bool = _option(True, "pass over drafts that only repeat the end of the answer")
     sure: float = _option(
@@ -99,13 +100,10 @@ class Option:
     """Whether it may be infinite."""
     optional: bool = False
     """Whether it may be None."""
-    one_of: Mapping[str, Any] | None = None
 
     @property
     def choices(self) -> tuple[Any, ...]:
         """All values, where they can be listed."""
-        if self.one_of is not None:
-            return tuple(self.one_of)
         return get_args(self.type) if get_origin(self.type) is Literal else (True, False) if self.type is bool else ()
 
     @property

@@ -19,7 +19,7 @@ from .ballot import Ballot
 from .budget import Budget
 from .lead import Reading
 from .method import Method, Settings
-from .panel import LEARNING_RATES, Panel, dismissed, hedged, observed
+from .panel import Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
 from .values import (
     BUDGET,
@@ -65,12 +65,12 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         answer = answer.plus(vote.segment)
         voted = panel
         # 4. Feedback. Members whose drafts were preferred gain weight.
-        eta = LEARNING_RATES[method.feedback](method.learning_rate, number, len(panel.drafters))
-        panel = hedged(panel, vote.rewards, eta)
+        if method.feedback == "published":  # η = rate / round
+            panel = hedged(panel, vote.rewards, eta=method.learning_rate / number)
         # 5. Exit. Members that keep losing leave for the rest of this answer.
-        if vote.disputed and drafts.keys() >= set(panel.drafters):
+        if method.exit == "studentized" and vote.disputed and drafts.keys() >= set(panel.drafters):
             panel = observed(panel, vote.totals, vote.winner)
-            panel = dismissed(method.exit, panel, method.min_members, number)
+            panel = dismissed(panel, method.min_members, number)
         yield Round(
             number=number,
             text=answer.released,
