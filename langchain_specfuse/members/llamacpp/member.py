@@ -9,11 +9,12 @@ from typing import Any
 import psutil
 
 from ...errors import UsageError, advised
-from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
+from ..local.batch_group import GroupMember, MemberSettings
 from ..local.member import LocalMember
+from ..local.strands import StrandStore
 from .binding import CACHE_TYPES
 from .cache import SequenceStore
-from .loading import GgufSource, GgufWeights, load
+from .loading import GgufSource, GgufWeights, LoraAdapter, load
 
 
 class LlamaCppMember(LocalMember):
@@ -87,15 +88,11 @@ class LlamaCppMember(LocalMember):
     def _weights(self) -> GgufWeights:
         return load(self.source)
 
-    def _joined(self, weights: GgufWeights) -> GroupMember:
-        """Join the group of members with the same adapter: llama.cpp applies one to all that it reads at once."""
-        adapter = weights.adapter(self.adapter, self.name) if self.adapter else None
-        key = (repr(self.prefix_cache), adapter)
-        group: SharedWeights | None = weights.groups.get(key)
-        if group is None:
-            store, free = SequenceStore(weights, adapter), int(psutil.virtual_memory().available)
-            group = weights.groups[key] = SharedWeights(weights, store, free=free, prefix_cache=self.prefix_cache)
-        return GroupMember(group, adapter, self.name, self.settings)
+    def _adapter(self, weights: GgufWeights, path: str) -> LoraAdapter:
+        return weights.adapter(path, self.name)
+
+    def _store(self, weights: GgufWeights, adapter: LoraAdapter | None) -> tuple[StrandStore, int]:
+        return SequenceStore(weights, adapter), int(psutil.virtual_memory().available)
 
     def _details(self, loaded: GroupMember) -> tuple[str, int]:
         weights: GgufWeights = loaded.weights
