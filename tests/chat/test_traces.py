@@ -13,7 +13,7 @@ from langchain_core.tracers.schemas import Run
 
 from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel, UsageError
 
-from .conftest import BLUE, LIMIT_S, WIDE, FailingMember, GatedMember, aeventually
+from .conftest import BLUE, LIMIT_S, WIDE, FailingMember, GatedMember, auntil
 from .recording import recorded
 from .test_events import NAMES, ROUNDS, descendants
 
@@ -201,7 +201,7 @@ async def test_an_answer_that_breaks_off_leaves_no_run_open(end: Callable[..., A
     with recorded() as (tracer, endpoint):
         await end(llm, {"callbacks": [tracer, collector]})
         # LangChain reports a cancelled run in the background.
-        assert await aeventually(lambda: bool(collector.traced_runs) and not tracer.run_map)
+        assert await auntil(lambda: bool(collector.traced_runs) and not tracer.run_map)
         llm.members[0].gate.set()
     (run,) = collector.traced_runs
     assert not collector.run_map

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
 import httpx2
 import openai
 import pytest
+from chat.conftest import GatedMember
 
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.serve import Limits
@@ -16,21 +16,9 @@ from langchain_specfuse.serve import Limits
 from .conftest import BLUE, PATH, QUESTION, ensemble
 
 
-class Gated(ScriptedMember):
-    """Drafts once it is allowed to."""
-
-    def __init__(self, *given, **options):
-        super().__init__(*given, **options)
-        self.go_on = threading.Event()
-
-    def draft(self, jobs):
-        assert self.go_on.wait(30)
-        return super().draft(jobs)
-
-
 async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_answered(serve):
     """The refusals come while every answer under way still waits for its first draft."""
-    gated = Gated(BLUE)
+    gated = GatedMember(BLUE, first=0)
     endpoint = serve(ensemble(gated, max_concurrency=2), limits=Limits(max_waiting=3))
     body = {"model": "specfuse", "messages": QUESTION}
     async with httpx2.AsyncClient(timeout=60) as client:
@@ -39,7 +27,7 @@ async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_ans
         refused = [await next(first) for _ in range(7)]
         assert endpoint.metric("specfuse_answers_in_flight") == 2
         assert endpoint.metric("specfuse_answers_waiting") == 3
-        gated.go_on.set()
+        gated.gate.set()
         answered = [one for one in await asyncio.gather(*asked) if one not in refused]
     assert [one.json()["choices"][0]["message"]["content"] for one in answered] == [BLUE] * 5
     assert {one.json()["error"]["code"] for one in refused} == {"rate_limit_exceeded"}
@@ -49,12 +37,12 @@ async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_ans
 
 
 def test_a_late_answer_ends_with_an_error_status_or_with_an_error_after_its_text(serve):
-    gated = Gated(BLUE)
+    gated = GatedMember(BLUE, first=0)
     endpoint = serve(ensemble(gated), limits=Limits(timeout=0.3))
     response = endpoint.ask()
     assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
     assert response.headers["x-should-retry"] == "false"
-    gated.go_on.set()
+    gated.gate.set()
     assert endpoint.idle()
 
     class Slow(ScriptedMember):

@@ -17,11 +17,10 @@ import pytest
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.engine import Ensemble
+from tests.chat.conftest import BLUE, WIDE
 
 # Python reports an interrupt that strikes in a finalizer, and goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-BLUE = "The sky is blue because the air scatters short waves more than long ones."
-WIDE = "The sky is wide because the air scatters short waves better than long ones."
 PATIENCE_S = 60.0
 QUESTION = "Why is the sky blue?"
 
