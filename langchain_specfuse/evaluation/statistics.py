@@ -27,6 +27,9 @@ class Interval:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{100 * self.mean:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
 
 def numpy() -> Any:
     """The library, or an error that names its extra. The commands call it before they ask the first question."""
