@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ..errors import UsageError, advised
+from ..errors import UsageError, advised, meant
 from .results import Result
 from .values import Sampling
 
@@ -74,11 +73,11 @@ class Method:
         """One of :data:`METHODS`, with changes."""
         if name not in METHODS:
             error = UsageError(f"method must be one of {_listed(METHODS)} or a Method, got {name!r:.80}")
-            raise advised(error, _nearest(name, METHODS) or "'robust' is the default")
+            raise advised(error, meant(name, METHODS, "'robust' is the default"))
         for key in changes:
             if key not in options():
                 error = UsageError(f"there is no option {key!r} of the method")
-                raise advised(error, _nearest(key, options()) or f"the options are {', '.join(options())}")
+                raise advised(error, meant(key, options(), f"the options are {', '.join(options())}"))
         return dataclasses.replace(METHODS[name], **changes)
 
     @property
@@ -118,8 +117,7 @@ class Option:
         """Raise :class:`.UsageError` if the option cannot be this."""
         if not self._allows(value):
             error = UsageError(f"{name} must be {self.wanted}, got {value!r:.80}")
-            near = _nearest(value, self.choices) if isinstance(value, str) else None
-            raise advised(error, near or f"{self.help}; the default is {self.default!r}")
+            raise advised(error, meant(value, self.choices, f"{self.help}; the default is {self.default!r}"))
 
     def read(self, name: str, text: str) -> Any:
         """The value that a text on the command line stands for.
@@ -161,11 +159,6 @@ def options() -> Mapping[str, Option]:
 
 def _listed(names: Any) -> str:
     return ", ".join(map(repr, names))
-
-
-def _nearest(name: str, known: Any) -> str | None:
-    near = difflib.get_close_matches(name, [one for one in known if isinstance(one, str)], n=1, cutoff=0.75)
-    return f"did you mean {near[0]!r}?" if near else None
 
 
 _PUBLISHED: Mapping[str, Any] = {

@@ -78,7 +78,7 @@ class Panel:
         return replace(self, members=members, weights=weights, left=self.left + tuple(departures), lead=lead)
 
 
-def normalised(weights: Mapping[str, float], floor: float = WEIGHT_FLOOR) -> dict[str, float]:
+def normalised(weights: Mapping[str, float]) -> dict[str, float]:
     """Weights that sum to 1, none below the floor (or below half of an equal share, with many members).
 
     >>> normalised({"a": 3.0, "b": 1.0})
@@ -92,7 +92,7 @@ def normalised(weights: Mapping[str, float], floor: float = WEIGHT_FLOOR) -> dic
         return {}
     highest = max(weights.values())
     weights = {name: value / highest if highest > 0 else 1.0 for name, value in weights.items()}
-    floor = min(floor, 0.5 / len(weights))
+    floor = min(WEIGHT_FLOOR, 0.5 / len(weights))
     low: set[str] = set()
     while True:
         free = math.fsum(value for name, value in weights.items() if name not in low)
