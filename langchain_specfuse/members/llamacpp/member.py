@@ -34,16 +34,8 @@ class LlamaCppMember(LocalMember):
         How many layers a GPU computes. ``"auto"``: all, if this build of llama.cpp knows a GPU here.
     ``cache_type``
         How keys and values are kept: ``"f16"``, or ``"q8_0"`` or ``"q4_0"`` for half and a quarter of the memory.
-    ``chat_template``, ``chat_template_kwargs``
-        A template instead of the file's; ``"plain"`` is for base models. Arguments for the template.
-    ``system_prompt``
-        Takes the place of the conversation's system messages.
-    ``repetition_penalty``, ``seed``
-        The member's own; members with different seeds sample differently.
-    ``thinking_tokens``
-        A reasoning model thinks before its first word, for at most this many tokens (0: never).
-    ``prefix_cache``
-        Bytes that what was read for earlier queries may take. True: a third of the cache; False: nothing is kept.
+    ``chat_template``, ``chat_template_kwargs``, ``system_prompt``, ``repetition_penalty``, ``seed``
+        As those of :class:`.TransformersMember`; so are ``thinking_tokens`` and ``prefix_cache``.
 
     It computes with ``$OMP_NUM_THREADS`` threads, by default one for each core.
     """
