@@ -102,47 +102,38 @@ def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
         yield ExitEvent(run_id=run_id, **data)
 
 
-class SpecFuseCallbackHandler(BaseCallbackHandler):
-    """Calls a function for every round, change of weights and exit. Pass functions, or override the methods."""
+class _Listener:
+    """Functions in the place of methods, for every round, change of weights and exit."""
 
     def __init__(self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None) -> None:
         given = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
         for name, function in given.items():
-            if inspect.iscoroutinefunction(function):
+            if inspect.iscoroutinefunction(function) and not isinstance(self, AsyncCallbackHandler):
                 error = UsageError(f"{name} must be a plain function, got a coroutine function")
                 raise advised(error, "use AsyncSpecFuseCallbackHandler")
         # In the place of the methods below.
         vars(self).update({name: function for name, function in given.items() if function is not None})
 
-    def on_round(self, event: RoundEvent) -> None:
+    def on_round(self, event: RoundEvent) -> Any:
         """A segment was agreed."""
 
-    def on_weights(self, event: WeightsEvent) -> None:
+    def on_weights(self, event: WeightsEvent) -> Any:
         """The voting weights have changed."""
 
-    def on_exit(self, event: ExitEvent) -> None:
+    def on_exit(self, event: ExitEvent) -> Any:
         """A member has left."""
+
+
+class SpecFuseCallbackHandler(_Listener, BaseCallbackHandler):
+    """Calls a function for every round, change of weights and exit. Pass functions, or override the methods."""
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         for event in typed_events(name, data, run_id):
             getattr(self, _METHODS[type(event)])(event)
 
 
-class AsyncSpecFuseCallbackHandler(AsyncCallbackHandler):
+class AsyncSpecFuseCallbackHandler(_Listener, AsyncCallbackHandler):
     """The same for asyncio: its functions and methods may be coroutines. It works in synchronous calls too."""
-
-    def __init__(self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None) -> None:
-        given = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
-        vars(self).update({name: function for name, function in given.items() if function is not None})
-
-    async def on_round(self, event: RoundEvent) -> None:
-        """A segment was agreed."""
-
-    async def on_weights(self, event: WeightsEvent) -> None:
-        """The voting weights have changed."""
-
-    async def on_exit(self, event: ExitEvent) -> None:
-        """A member has left."""
 
     async def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         for event in typed_events(name, data, run_id):

@@ -34,8 +34,6 @@ class LocalMember(ABC):
     weights.
     """
 
-    spreads = True
-    """It is placed on a cluster, where members are."""
     usual: ClassVar[Mapping[str, Any]] = {}
     """Values of the source that need not be written in :attr:`spec`."""
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.member import Probe
-from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
+from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ...errors import MemberError, UsageError, advised
 from ..text.templates import Template
 from ..text.words import Words
@@ -174,11 +174,7 @@ class ServerMember:
     def token_count(self) -> Callable[..., int]:
         """(turns, tools) -> the length of their prompt. A server that only chats has no such attribute."""
         session = self._tokens()
-
-        def count(turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> int:
-            return len(session.prompt_ids(turns, tools))
-
-        return count
+        return lambda turns, tools=(): len(session.prompt_ids(turns, tools))
 
     def _tokens(self) -> TokenSession:
         self.probe()
