@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from ..chat import options as _options
 from ..core.method import METHODS, Method
 from ..core.method import options as method_options
 from ..engine.ensemble import Ensemble
-from ..errors import UsageError, advised, meant
+from ..errors import UsageError, advised
 
 PROGRAM = "langchain-specfuse"
 EXAMPLE = f'for example: {PROGRAM} "Why is the sky blue?" --members A B'
@@ -41,9 +42,14 @@ class _Parser(argparse.ArgumentParser):
             return given
         name = unknown[0].partition("=")[0]
         flags = [flag for action in self._actions for flag in action.option_strings]
+        near = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
         key = name.lstrip("-").replace("-", "_")
-        advice = meant(name, flags, f"put a question in quotes; {EXAMPLE}. All arguments: {self.prog} --help")
-        advice = f"use --method {key}=VALUE" if key in method_options() else advice
+        if key in method_options():
+            advice = f"use --method {key}=VALUE"
+        elif near:
+            advice = f"did you mean {near[0]}?"
+        else:
+            advice = f"put a question in quotes; {EXAMPLE}. All arguments: {self.prog} --help"
         raise advised(UsageError(f"{self.prog} has no argument {name!r}"), advice)
 
 

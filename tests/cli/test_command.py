@@ -213,7 +213,7 @@ def test_the_module_is_the_command(monkeypatch, capsys):
 
 OLD = {
     "--exit=never": "use --method exit=VALUE",
-    "--metod=specem": "did you mean '--method'?",
+    "--metod=specem": "did you mean --method?",
     "again": "put a question in quotes",
 }
 
