@@ -41,9 +41,9 @@ def no_cache() -> Iterator[None]:
     set_llm_cache(None)
 
 
-def until(happened: Callable[[], object]) -> bool:
+def until(happened: Callable[[], object], timeout_s: float = LIMIT_S) -> bool:
     """Wait until this is true; whether it is."""
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + timeout_s
     while not happened() and time.monotonic() < end:
         time.sleep(0.005)
     return bool(happened())
