@@ -15,6 +15,8 @@ that its retry and summarization middleware recognise them.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
@@ -82,6 +84,16 @@ def amount(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
+
+
+def meant(name: object, known: Iterable[object], otherwise: str, cutoff: float = 0.75) -> str:
+    """Advice about a name that is not known: which of these was probably meant, if one of them is close.
+
+    >>> meant("serch", ["search", "say"], "there are search, say")
+    "did you mean 'search'?"
+    """
+    near = get_close_matches(str(name), [one for one in known if isinstance(one, str)], n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def advised(error: _E, advice: str) -> _E:

@@ -60,7 +60,7 @@ def test_2_twins_answer_like_one_without_verification_and_stay_equal():
 
 
 def test_3_replies_with_caches_are_those_computed_from_scratch():
-    """In detail: ``tests/members/contract.py``, ``tests/members/test_transformers_cache.py``."""
+    """In detail: ``tests/members/contract.py``, ``tests/members/test_caches.py``."""
     used, query, answer = member("llama"), tiny.query(QUESTION), ()
     used.probe()
     for foreign in (" The sky", " is blue.", "\n"):
@@ -86,7 +86,7 @@ def test_4_an_answer_does_not_depend_on_the_other_questions_of_a_batch():
 
 
 def test_5_text_is_conserved_and_stop_strings_only_cut():
-    """In detail: ``tests/core/test_properties.py``, ``tests/torture/test_seams.py``."""
+    """In detail: ``tests/core/test_properties.py``, ``tests/members/test_text.py``."""
     llm = chat_model([member(arch) for arch in MODELS])
     whole = llm.invoke(QUESTION).text
     assert "".join(chunk.text for chunk in llm.stream(QUESTION)) == whole
@@ -114,7 +114,7 @@ def test_6_weights_sum_to_1_and_belong_to_members_whatever_their_names():
 
 
 def test_7_a_writer_keeps_its_tokens_and_others_text_is_tokenized_in_its_context():
-    """In detail: ``tests/members/test_text.py``, ``tests/torture/test_seams.py``."""
+    """In detail: ``tests/members/test_text.py``."""
     rounds = list(Ensemble([member(arch) for arch in MODELS]).rounds(tiny.query(QUESTION), Settings(max_tokens=24)))
     segments, text = [round.segment for round in rounds], "".join(round.segment.text for round in rounds)
     for arch in MODELS:

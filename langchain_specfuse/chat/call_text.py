@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..constraints import CallReader
@@ -29,14 +29,6 @@ class Piece:
     arguments: str = ""
 
 
-@dataclass(slots=True)
-class Parted:
-    """What a new piece of text adds."""
-
-    said: str = ""
-    pieces: list[Piece] = field(default_factory=list)
-
-
 class Splitter:
     """Parts the text of one answer, as it grows, into words and calls.
 
@@ -52,8 +44,8 @@ class Splitter:
         """How many calls are whole."""
         return len(self._reader.calls)
 
-    def feed(self, text: str, last: bool = False, *, cut: bool = False) -> Parted:
-        """What is new. ``last``: nothing follows; ``cut``: the answer was cut off here."""
+    def feed(self, text: str, last: bool = False, *, cut: bool = False) -> tuple[str, list[Piece]]:
+        """The new words and pieces of calls. ``last``: nothing follows; ``cut``: the answer was cut off here."""
         reader, whole = self._reader, self.calls
         said, new = reader.feed(text)
         # What may begin a call is said after all if the answer ends with it, and dropped if it was cut off there.
@@ -67,7 +59,7 @@ class Splitter:
                 pieces.setdefault(index, Piece(index)).arguments += UNREADABLE
         if cut and reader.is_open:
             pieces.setdefault(self.calls, Piece(self.calls)).arguments += CUT_OFF
-        return Parted(said, list(pieces.values()))
+        return said, list(pieces.values())
 
 
 def _new_id() -> str:

@@ -30,52 +30,35 @@ from .tracing import ROUND_EVENT
 
 @dataclass(frozen=True, slots=True)
 class RoundEvent:
-    """One finished round."""
+    """One finished round, as plain data. ``docs/reference/events.md`` explains every field."""
 
     run_id: UUID
     number: int
     text: str
-    """The text to show now."""
     segment: str
-    """The agreed segment. It may hold the beginning of a stop string, which is not shown yet."""
     ended: bool
     winner: str
     authors: Sequence[str]
-    """All members that drafted the segment, the winner first."""
     margin: float
-    """The winner's total minus that of the best other draft; 1.0 when all drafts coincide."""
     dissent: float
-    """The entropy of the vote over the distinct drafts, from 0 (unanimous) to 1."""
     runner_up: str | None
-    """The author of the best other draft."""
     drafts: Mapping[str, Mapping[str, Any]]
-    """member -> ``text``, ``ended``, ``tokens`` (how many)."""
     scores: Mapping[str, Mapping[str, float]]
-    """verifier -> drafting member -> raw score; empty when there was nothing to choose between."""
     votes: Mapping[str, Mapping[str, float]]
     totals: Mapping[str, float]
     rewards: Mapping[str, float]
     weights_before: Mapping[str, float]
     weights: Mapping[str, float]
     forced: str
-    """Text that the constraint left no choice about: agreed without a vote, part of ``text``."""
     thoughts: Mapping[str, str]
-    """member -> its reasoning before its first word."""
     looped: Sequence[str]
-    """Members whose drafts only continued a repetition."""
     lead: str
-    """The member that leads; empty if all vote as equals."""
     evidence: Mapping[str, float]
-    """member -> the evidence that its draft is better than the lead's; empty where the lead was sure or all drafts were
-    equal."""
     late: Mapping[str, Sequence[str]]
-    """``draft``, ``verify`` -> members whose reply was late: the round went on without it."""
     left: Sequence[Mapping[str, Any]]
     finish: Literal["stop", "stop_string", "length"] | None
-    """Why the answer ends, if it ends here."""
     seconds: Mapping[str, float]
     tokens: Mapping[str, Mapping[str, Mapping[str, float]]]
-    """``draft``, ``verify`` -> member -> tokens ``read``, ``reused``, and its own ``seconds``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,47 +102,38 @@ def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
         yield ExitEvent(run_id=run_id, **data)
 
 
-class SpecFuseCallbackHandler(BaseCallbackHandler):
-    """Calls a function for every round, change of weights and exit. Pass functions, or override the methods."""
+class _Listener:
+    """Functions in the place of methods, for every round, change of weights and exit."""
 
     def __init__(self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None) -> None:
         given = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
         for name, function in given.items():
-            if inspect.iscoroutinefunction(function):
+            if inspect.iscoroutinefunction(function) and not isinstance(self, AsyncCallbackHandler):
                 error = UsageError(f"{name} must be a plain function, got a coroutine function")
                 raise advised(error, "use AsyncSpecFuseCallbackHandler")
         # In the place of the methods below.
         vars(self).update({name: function for name, function in given.items() if function is not None})
 
-    def on_round(self, event: RoundEvent) -> None:
+    def on_round(self, event: RoundEvent) -> Any:
         """A segment was agreed."""
 
-    def on_weights(self, event: WeightsEvent) -> None:
+    def on_weights(self, event: WeightsEvent) -> Any:
         """The voting weights have changed."""
 
-    def on_exit(self, event: ExitEvent) -> None:
+    def on_exit(self, event: ExitEvent) -> Any:
         """A member has left."""
+
+
+class SpecFuseCallbackHandler(_Listener, BaseCallbackHandler):
+    """Calls a function for every round, change of weights and exit. Pass functions, or override the methods."""
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         for event in typed_events(name, data, run_id):
             getattr(self, _METHODS[type(event)])(event)
 
 
-class AsyncSpecFuseCallbackHandler(AsyncCallbackHandler):
+class AsyncSpecFuseCallbackHandler(_Listener, AsyncCallbackHandler):
     """The same for asyncio: its functions and methods may be coroutines. It works in synchronous calls too."""
-
-    def __init__(self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None) -> None:
-        given = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
-        vars(self).update({name: function for name, function in given.items() if function is not None})
-
-    async def on_round(self, event: RoundEvent) -> None:
-        """A segment was agreed."""
-
-    async def on_weights(self, event: WeightsEvent) -> None:
-        """The voting weights have changed."""
-
-    async def on_exit(self, event: ExitEvent) -> None:
-        """A member has left."""
 
     async def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         for event in typed_events(name, data, run_id):

@@ -14,7 +14,7 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from ..core.values import Draft, Effort, Round
-from .call_text import Parted, Piece, Splitter
+from .call_text import Piece, Splitter
 from .messages import PROVIDER
 from .spans import AnswerSummary
 
@@ -56,14 +56,16 @@ class AnswerChunks:
         """
         self._count(round)
         cut = round.finish in ("length", "stop_string")
-        parted = self._splitter.feed(round.text, bool(round.finish), cut=cut) if self._splitter else Parted(round.text)
+        said, pieces = round.text, list[Piece]()
+        if self._splitter:
+            said, pieces = self._splitter.feed(said, bool(round.finish), cut=cut)
         thought = round.thoughts.get(round.winner, "") if self._reasoning and round.number == 1 else ""
-        if parted.said or thought:
-            last = None if parted.pieces else round
-            yield self._chunk(self._text_blocks(round, parted.said, thought), last, thought=thought)
-        if parted.pieces:
-            yield self._chunk(self._call_blocks(round, parted.pieces), None, pieces=parted.pieces)
-        if round.finish and (parted.pieces or not (parted.said or thought)):
+        if said or thought:
+            last = None if pieces else round
+            yield self._chunk(self._text_blocks(round, said, thought), last, thought=thought)
+        if pieces:
+            yield self._chunk(self._call_blocks(round, pieces), None, pieces=pieces)
+        if round.finish and (pieces or not (said or thought)):
             yield self._chunk([], round)
 
     def _chunk(

@@ -26,7 +26,7 @@ from ..core.member import Member, Probe
 from ..engine.ensemble import Ensemble
 from ..engine.queue import Task
 from ..engine.worker import refuse_fork, worker_for
-from ..errors import MemberError, SpecFuseError, UsageError, advised
+from ..errors import MemberError, SpecFuseError, UsageError, advised, meant
 from ..members import files as _files
 from ..members.chat_model import PROVIDERS, ChatModelMember, name_of
 from ..members.ray import PLACEMENT
@@ -333,9 +333,8 @@ def _made(arguments: dict[str, Any]) -> Member:
         kind = ServerMember if on_server else ChatModelMember if is_chat_model(arguments["model"]) else Local
         keys = [*inspect.signature(kind).parameters, *PLACEMENT]
         strange = next((key for key in arguments if key not in keys), "")
-        near = get_close_matches(strange, keys, n=1, cutoff=0.75)
         known = kind.__name__ + ("" if on_server else f"; with 'cluster', also {', '.join(PLACEMENT[1:])}")
-        advice = f"did you mean {near[0]!r}?" if near else f"the keys of a member's dict are the arguments of {known}"
+        advice = meant(strange, keys, f"the keys of a member's dict are the arguments of {known}")
         raise advised(wrong, advice) from error
 
 

@@ -1,19 +1,10 @@
 """Options, defined once: the chat model's fields, the options of a call, the command's flags and the tables in the docs
-are all made from the classes below. The options of the method itself are in ``core.method``.
-
-Time limits, from the widest to the narrowest:
-
-- ``timeout``: seconds for a whole answer, not counting loading. Then :class:`.AnswerTimeoutError` is raised, with the
-  agreed text in ``.text``. None: no limit.
-- ``member_timeout``: seconds for one reply (a draft or a score) of one member. Then ``Method.late`` decides: with
-  ``"exit"`` the member leaves this answer, with ``"skip"`` it only misses the round. None: members are waited for.
-- ``timeout`` of a ``ServerMember``: seconds for one HTTP request, with its retries. Then the member fails and leaves
-  this answer. Set ``member_timeout`` below it if late servers should only be skipped.
+are all made from the classes below. The options of the method itself are in ``core.method``; the time limits are
+explained in ``docs/how-to/timeouts-and-load.md``.
 """
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import secrets
@@ -28,7 +19,7 @@ from ..core.results import RESULTS
 from ..core.values import Sampling
 from ..engine.admission import Limits
 from ..engine.drive import Schedule
-from ..errors import UsageError, advised
+from ..errors import UsageError, advised, meant
 from .calibration import calibrated
 from .members import check_prices, checked_member, names_of
 from .spans import Depth
@@ -235,8 +226,7 @@ def _unknown(name: str, known: Iterable[str]) -> UsageError:
     if name in CALL_ONLY:
         error = UsageError(f"{name} is chosen for a call, not when the chat model is made")
         return advised(error, "llm.bind_tools([...])" if name == "tools" else f"llm.bind({name}=...)")
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
-    return advised(error, f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(known))}")
+    return advised(error, meant(name, sorted(known), f"the options are {', '.join(sorted(known))}"))
 
 
 def as_method(given: Any) -> Method:
@@ -283,8 +273,7 @@ def checked_prior(prior: Any, names: Iterable[str]) -> dict[str, float]:
         raise advised(UsageError(f"prior must be {expected}, got {prior!r:.200}"), "leave it out for equal weights")
     for name, weight in prior.items():
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-            advice = f"did you mean {near[0]!r}?" if near else f"the members are {', '.join(names)}"
+            advice = meant(name, names, f"the members are {', '.join(names)}", cutoff=0.5)
             raise advised(UsageError(f"prior names {name!r}, which is not a member; it must be {expected}"), advice)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
             error = UsageError(f"prior of {name!r} must be a number above 0, got {weight!r:.80}")
@@ -297,12 +286,8 @@ def checked_lead(lead: str | None, writers: Sequence[str], method: Method | None
     if lead in ("auto", None):
         return
     if lead not in writers:
-        near = difflib.get_close_matches(str(lead), writers, n=1, cutoff=0.5)
-        advice = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else "name a member that writes, or use 'auto', or None if all should vote"
-        )
+        advice = "name a member that writes, or use 'auto', or None if all should vote"
+        advice = meant(lead, writers, advice, cutoff=0.5)
         raise advised(UsageError(f"lead must be one of {', '.join(writers)}, got {lead!r:.80}"), advice)
     if method is not None and method.margin is None:
         error = UsageError(f"lead={lead!r}, but nobody leads with this method: its margin is None")

@@ -4,13 +4,12 @@ Knows texts, bytes and vocabularies; no models, no torch, no LangChain. The gram
 extra ``langchain-specfuse[structured]`` installs.
 """
 
-from .calls import CallPiece, CallReader, canonical, format_in, trigger
+from .calls import CallReader, canonical, format_in, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
 from .referee import check, referee_for
 from .rules import reader_for, respaced
 
 __all__ = [
-    "CallPiece",
     "CallReader",
     "Grammar",
     "State",

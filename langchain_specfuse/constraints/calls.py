@@ -43,7 +43,7 @@ class CallReader:
     def __init__(self, form: CallFormat, *, anywhere: bool) -> None:
         self._format = form
         self._trigger = trigger(form)
-        name, arguments = re.escape(_dumped(form.name_key)), re.escape(_dumped(form.arguments_key))
+        name, arguments = re.escape(dumped(form.name_key)), re.escape(dumped(form.arguments_key))
         self._head = re.compile(rf'\{{{name}: ("(?:[^"\\]|\\.)*"), {arguments}: ')
         self._place = "prose" if anywhere else "start"
         self.prose = 0
@@ -193,7 +193,7 @@ def canonical(call: Call) -> str:
 
 def trigger(form: CallFormat) -> str:
     """What tells a call from free text: what begins it, or its first key where nothing does."""
-    return form.begin or "{" + _dumped(form.name_key) + ': "'
+    return form.begin or "{" + dumped(form.name_key) + ': "'
 
 
 def format_in(body: Mapping[str, Any]) -> CallFormat:
@@ -201,7 +201,7 @@ def format_in(body: Mapping[str, Any]) -> CallFormat:
     return CallFormat(**{key: body[key] for key in CallFormat.__dataclass_fields__ if key in body})
 
 
-def _dumped(value: Any) -> str:
+def dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..core.referee import Referee, Unbound
+from ..core.referee import FREE, Referee
 from ..core.values import Constraint
 from ..errors import SpecFuseError, UsageError, advised
 from .calls import CallReader, canonical
@@ -21,8 +21,8 @@ _SPACE = " \t\r\n"
 
 
 def referee_for(constraint: Constraint | None) -> Referee:
-    """Who judges the answers to a query with this constraint; ``Unbound()`` for None."""
-    return Unbound() if constraint is None else Ruling(constraint)
+    """Who judges the answers to a query with this constraint; ``FREE`` for None."""
+    return FREE if constraint is None else Ruling(constraint)
 
 
 def check(constraint: Constraint) -> None:
@@ -52,7 +52,7 @@ class _Place(NamedTuple):
     calls: CallReader | None
 
 
-class Ruling:
+class Ruling(Referee):
     """A referee under a constraint. Keeps the places of the last texts, so that a growing answer is read once."""
 
     def __init__(self, constraint: Constraint) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.values import CallFormat, Constraint
 from ..errors import UsageError, advised
-from .calls import CallReader, format_in
+from .calls import CallReader, dumped, format_in
 from .schema import prepared
 from .vocabulary import llguidance
 
@@ -127,9 +127,9 @@ def _calls(body: Mapping[str, Any]) -> Rule:
     form, bodies = format_in(body), []
     for tool in body["tools"]:
         name, schema = tool["name"], _prepared(_arguments(tool["parameters"]), f"{tool['name']}.parameters")
-        head = f"{{{_quoted(form.name_key)}: {_quoted(name)}, {_quoted(form.arguments_key)}: "
-        bodies.append(f"{_quoted(head)} {_embedded(schema)} {_quoted('}')}")
-    begin, end, between = (_quoted(text) if text else "" for text in (form.begin, form.end, form.between))
+        head = f"{{{dumped(form.name_key)}: {dumped(name)}, {dumped(form.arguments_key)}: "
+        bodies.append(f"{dumped(head)} {_embedded(schema)} {dumped('}')}")
+    begin, end, between = (dumped(text) if text else "" for text in (form.begin, form.end, form.between))
     more = f" ({between} call)*" if body.get("parallel", False) else ""
     lark = f"start: call{more}\ncall: {begin} body {end}\nbody: " + "\n    | ".join(bodies)
     return Rule(lark, json=True, calls=form)
@@ -184,7 +184,3 @@ def _from_gbnf(text: str) -> str:
         return str(gbnf_to_lark(text))
     except Exception as error:  # llguidance has no class for it
         raise advised(UsageError(f"the grammar cannot be read: {error}"), "fix it") from error
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -17,12 +17,11 @@ from typing import Any
 
 from ..errors import UsageError, advised
 from .answer import Answer, lawful
-from .budget import Budget
 from .method import Settings
 from .panel import Panel
 from .referee import FREE, Referee
 from .results import RESULTS, Result
-from .rounds import Clock, Loop, failure_of, is_late, without_failed
+from .rounds import Budget, Clock, Loop, failure_of, is_late, without_failed
 from .values import Ask, Draft, DraftJob, Query, Replies, Round, Segment
 
 SAMPLED = 0.7
@@ -60,12 +59,8 @@ class Tally:
         """The results, the heaviest first; among equals the one that was first come to: the lead's, if it has one."""
         return sorted(self.groups, key=lambda result: -round(self.weight(result), 12))
 
-    def decided(self) -> bool:
-        """Whether nobody that waits can change the winner."""
-        return self._decided_with(0)
-
-    def _decided_with(self, more: int) -> bool:
-        """Whether that would be so if the next voters all came to the winning result."""
+    def decided(self, more: int = 0) -> bool:
+        """Whether nobody that waits can change the winner, if the next ``more`` voters all come to the same result."""
         if not self.waiting:
             return True
         weights = [self.weight(result) for result in self.ranked()] + [0.0, 0.0]
@@ -75,7 +70,7 @@ class Tally:
 
     def next(self) -> list[Voter]:
         """The fewest voters that could decide, at most one of each member."""
-        enough = next((n for n in range(1, len(self.waiting)) if self._decided_with(n)), len(self.waiting))
+        enough = next((n for n in range(1, len(self.waiting)) if self.decided(n)), len(self.waiting))
         chosen: dict[str, Voter] = {}
         for voter in self.waiting[:enough]:
             chosen.setdefault(voter.member, voter)

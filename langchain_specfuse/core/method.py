@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ..errors import UsageError, advised
-from .panel import EXIT_POLICIES, LEARNING_RATES
+from ..errors import UsageError, advised, meant
 from .results import Result
 from .values import Sampling
 
 ScoreKind = Literal["mean_prob", "mean_logprob", "logprob_per_byte"]
 WeightingKind = Literal["equal", "confidence"]
 RewardKind = Literal["wins", "margins"]
+FeedbackKind = Literal["off", "published"]
+ExitKind = Literal["studentized", "never"]
 LateKind = Literal["exit", "skip"]
 
 
@@ -47,9 +47,9 @@ class Method:
     reward: RewardKind = _option(
         "margins", "what a draft earns its author: wins of comparisons by third parties, or margins over all verifiers"
     )
-    feedback: str = _option("published", "how rewards change the voting weights", one_of=LEARNING_RATES)
+    feedback: FeedbackKind = _option("published", "how rewards change the voting weights")
     learning_rate: float = _option(3.0, "how fast rewards change the weights", least=0)
-    exit: str = _option("studentized", "when members that keep losing leave the answer", one_of=EXIT_POLICIES)
+    exit: ExitKind = _option("studentized", "when members that keep losing leave the answer")
     min_members: int = _option(2, "this many members stay", least=1)
     loop_guard: bool = _option(True, "pass over drafts that only repeat the end of the answer")
     sure: float = _option(
@@ -73,11 +73,11 @@ class Method:
         """One of :data:`METHODS`, with changes."""
         if name not in METHODS:
             error = UsageError(f"method must be one of {_listed(METHODS)} or a Method, got {name!r:.80}")
-            raise advised(error, _nearest(name, METHODS) or "'robust' is the default")
+            raise advised(error, meant(name, METHODS, "'robust' is the default"))
         for key in changes:
             if key not in options():
                 error = UsageError(f"there is no option {key!r} of the method")
-                raise advised(error, _nearest(key, options()) or f"the options are {', '.join(options())}")
+                raise advised(error, meant(key, options(), f"the options are {', '.join(options())}"))
         return dataclasses.replace(METHODS[name], **changes)
 
     @property
@@ -99,13 +99,10 @@ class Option:
     """Whether it may be infinite."""
     optional: bool = False
     """Whether it may be None."""
-    one_of: Mapping[str, Any] | None = None
 
     @property
     def choices(self) -> tuple[Any, ...]:
         """All values, where they can be listed."""
-        if self.one_of is not None:
-            return tuple(self.one_of)
         return get_args(self.type) if get_origin(self.type) is Literal else (True, False) if self.type is bool else ()
 
     @property
@@ -120,8 +117,7 @@ class Option:
         """Raise :class:`.UsageError` if the option cannot be this."""
         if not self._allows(value):
             error = UsageError(f"{name} must be {self.wanted}, got {value!r:.80}")
-            near = _nearest(value, self.choices) if isinstance(value, str) else None
-            raise advised(error, near or f"{self.help}; the default is {self.default!r}")
+            raise advised(error, meant(value, self.choices, f"{self.help}; the default is {self.default!r}"))
 
     def read(self, name: str, text: str) -> Any:
         """The value that a text on the command line stands for.
@@ -163,11 +159,6 @@ def options() -> Mapping[str, Option]:
 
 def _listed(names: Any) -> str:
     return ", ".join(map(repr, names))
-
-
-def _nearest(name: str, known: Any) -> str | None:
-    near = difflib.get_close_matches(name, [one for one in known if isinstance(one, str)], n=1, cutoff=0.75)
-    return f"did you mean {near[0]!r}?" if near else None
 
 
 _PUBLISHED: Mapping[str, Any] = {

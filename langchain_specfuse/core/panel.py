@@ -6,9 +6,8 @@ A :class:`Panel` is frozen; every change returns a new one. It knows names and n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from .values import Departure, Panelist
 
@@ -30,8 +29,6 @@ class Record:
     rounds: int = 0
     quality: Mapping[str, float] = field(default_factory=dict)
     """Q: the sum of clipped, standardised deviations of a member's total from the mean."""
-    totals: Mapping[str, float] = field(default_factory=dict)
-    """The sum of a member's totals."""
     wins: Mapping[str, int] = field(default_factory=dict)
     squares: float = 0.0
     count: int = 0
@@ -81,7 +78,7 @@ class Panel:
         return replace(self, members=members, weights=weights, left=self.left + tuple(departures), lead=lead)
 
 
-def normalised(weights: Mapping[str, float], floor: float = WEIGHT_FLOOR) -> dict[str, float]:
+def normalised(weights: Mapping[str, float]) -> dict[str, float]:
     """Weights that sum to 1, none below the floor (or below half of an equal share, with many members).
 
     >>> normalised({"a": 3.0, "b": 1.0})
@@ -95,7 +92,7 @@ def normalised(weights: Mapping[str, float], floor: float = WEIGHT_FLOOR) -> dic
         return {}
     highest = max(weights.values())
     weights = {name: value / highest if highest > 0 else 1.0 for name, value in weights.items()}
-    floor = min(floor, 0.5 / len(weights))
+    floor = min(WEIGHT_FLOOR, 0.5 / len(weights))
     low: set[str] = set()
     while True:
         free = math.fsum(value for name, value in weights.items() if name not in low)
@@ -108,15 +105,6 @@ def normalised(weights: Mapping[str, float], floor: float = WEIGHT_FLOOR) -> dic
 
 
 # --- weights ----------------------------------------------------------------------------------------------------
-
-LearningRate: TypeAlias = Callable[[float, int, int], float]
-"""(rate, round, members) -> η of this round."""
-
-LEARNING_RATES: dict[str, LearningRate] = {
-    "off": lambda rate, round, members: 0.0,
-    "published": lambda rate, round, members: rate / round,
-}
-"""The values of the option ``feedback``. ``published``: η_t = rate / t."""
 
 
 def hedged(panel: Panel, rewards: Mapping[str, float], eta: float) -> Panel:
@@ -156,7 +144,6 @@ def observed(panel: Panel, totals: Mapping[str, float], winner: str) -> Panel:
         squares=squares,
         count=count,
         quality={n: old.quality.get(n, 0.0) + max(-CLIP, min(CLIP, d / sd)) for n, d in deviations.items()},
-        totals={n: old.totals.get(n, 0.0) + total for n, total in totals.items()},
         wins={n: old.wins.get(n, 0) + (n == winner) for n in totals},
     )
     return replace(panel, record=record)
@@ -189,9 +176,12 @@ def win_entropy(panel: Panel) -> float:
     return -math.fsum(c / whole * math.log(c / whole) for c in counts) / math.log(len(counts))
 
 
-def studentized(panel: Panel, min_members: int, round: int) -> Panel:
-    """Members leave whose keep-probability is below 0.5 / n twice in a row, not before the third scored round."""
-    names = panel.drafters
+def dismissed(panel: Panel, min_members: int, round: int) -> Panel:
+    """The panel after this round's exits: members leave whose keep-probability is below 0.5 / n twice in a row, not
+    before the third scored round. ``min_members`` (at least one) drafting members stay."""
+    names, least = panel.drafters, max(min_members, 1)
+    if len(names) <= least:
+        return panel
     keep, limit = keep_probabilities(panel), 0.5 / len(names)
     low = {name: panel.record.low.get(name, 0) + 1 if keep[name] < limit else 0 for name in names}
     panel = replace(panel, record=replace(panel.record, low=low))
@@ -200,18 +190,5 @@ def studentized(panel: Panel, min_members: int, round: int) -> Panel:
     ready.sort(key=lambda name: (keep[name], panel.weights[name], -names.index(name)))
     reason = "its drafts kept losing: keep-probability {:.3f}, below {:.3f}"
     return panel.without(
-        [Departure(n, "exit", reason.format(keep[n], limit), round) for n in ready[: len(names) - min_members]]
+        [Departure(n, "exit", reason.format(keep[n], limit), round) for n in ready[: len(names) - least]]
     )
-
-
-ExitPolicy: TypeAlias = Callable[[Panel, int, int], Panel]
-"""(panel, members that stay, round) -> the panel after this round's exits."""
-
-EXIT_POLICIES: dict[str, ExitPolicy] = {"studentized": studentized, "never": lambda panel, min_members, round: panel}
-"""The values of the option ``exit``."""
-
-
-def dismissed(kind: str, panel: Panel, min_members: int, round: int) -> Panel:
-    """The panel after this round's exits. ``min_members`` (at least one) drafting members stay."""
-    least = max(min_members, 1)
-    return panel if len(panel.drafters) <= least else EXIT_POLICIES[kind](panel, least, round)

@@ -1,66 +1,50 @@
 """What may stand in an answer that has a constraint. A referee knows texts, no tokens and no members.
 
 The loop asks it about every draft: a member that masks its own drafting passes unchanged, a draft of one that cannot is
-cut at the last legal character. The implementation that reads grammars is in ``constraints``.
+cut at the last legal character. The referee that reads grammars is in ``constraints``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Protocol
 
 
-class Referee(Protocol):
-    """Every question is about a text that is legal so far: ``answer`` is the beginning of some complete answer."""
+class Referee:
+    """The referee of a query without a constraint: everything is legal, nothing is forced.
+
+    Every question is about a text that is legal so far: ``answer`` is the beginning of some complete answer.
+    """
 
     def legal(self, answer: str, draft: str) -> int:
         """How many characters of the draft may follow the answer."""
+        return len(draft)
 
     def may_end(self, answer: str) -> bool:
         """Whether the answer is complete."""
+        return True
 
     def must_end(self, answer: str) -> bool:
         """Whether the answer is complete and nothing may follow."""
+        return False
 
     def forced(self, answer: str) -> str:
         """What must come next, as far as there is only one way ("" if there is a choice, or the answer must end).
 
         White space at its end is left to the members: many tokenizers join it to the next word.
         """
-
-    def spans(self, answer: str, draft: str) -> tuple[tuple[int, int], ...]:
-        """The parts [from, to) of a legal draft in which its author had no choice."""
-
-    def same(self, answer: str, draft: str) -> Hashable:
-        """Equal for drafts that mean the same: the text, or the tool calls that it completes."""
-
-    def prose(self, answer: str) -> int:
-        """The length of the free text at the beginning: only there are stop strings looked for."""
-
-
-class Unbound:
-    """The referee of a query without a constraint: everything is legal, nothing is forced."""
-
-    def legal(self, answer: str, draft: str) -> int:
-        return len(draft)
-
-    def may_end(self, answer: str) -> bool:
-        return True
-
-    def must_end(self, answer: str) -> bool:
-        return False
-
-    def forced(self, answer: str) -> str:
         return ""
 
     def spans(self, answer: str, draft: str) -> tuple[tuple[int, int], ...]:
+        """The parts [from, to) of a legal draft in which its author had no choice."""
         return ()
 
     def same(self, answer: str, draft: str) -> Hashable:
+        """Equal for drafts that mean the same: the text, or the tool calls that it completes."""
         return draft
 
     def prose(self, answer: str) -> int:
+        """The length of the free text at the beginning: only there are stop strings looked for."""
         return len(answer)
 
 
-FREE = Unbound()
+FREE = Referee()

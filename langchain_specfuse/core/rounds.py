@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..errors import EnsembleError, MemberError, advised
 from .answer import Answer, continues_loop, lawful
 from .ballot import Ballot
-from .budget import Budget
 from .lead import Reading
 from .method import Method, Settings
-from .panel import LEARNING_RATES, Panel, dismissed, hedged, observed
+from .panel import Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
 from .values import (
     BUDGET,
@@ -65,12 +64,12 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         answer = answer.plus(vote.segment)
         voted = panel
         # 4. Feedback. Members whose drafts were preferred gain weight.
-        eta = LEARNING_RATES[method.feedback](method.learning_rate, number, len(panel.drafters))
-        panel = hedged(panel, vote.rewards, eta)
+        if method.feedback == "published":  # η = rate / round
+            panel = hedged(panel, vote.rewards, eta=method.learning_rate / number)
         # 5. Exit. Members that keep losing leave for the rest of this answer.
-        if vote.disputed and drafts.keys() >= set(panel.drafters):
+        if method.exit == "studentized" and vote.disputed and drafts.keys() >= set(panel.drafters):
             panel = observed(panel, vote.totals, vote.winner)
-            panel = dismissed(method.exit, panel, method.min_members, number)
+            panel = dismissed(panel, method.min_members, number)
         yield Round(
             number=number,
             text=answer.released,
@@ -245,6 +244,36 @@ def member_error(gone: Departure) -> MemberError:
     error = MemberError(gone.reason, member=gone.member, round=gone.round, kind=gone.kind)
     error.__cause__ = gone.cause
     return error
+
+
+@dataclass(slots=True)
+class Budget:
+    """What an answer may cost (``max_calls`` and ``max_cost``, on members that are billed), and what it has cost.
+
+    Once a bound is reached, jobs say ``new_requests=False``. A member that would need a new request refuses such a job:
+    it leaves if the job was a draft, and only misses the vote if it was a ballot. A member whose open stream matches
+    the agreed text continues that stream, and members that cost no requests go on as before. Requests that start
+    together are not stopped half-way, so an answer may exceed a bound by those of one phase of a round.
+
+    >>> budget = Budget(max_calls=2)
+    >>> budget.spend([Effort(requests=1)]), budget.is_spent
+    (None, False)
+    >>> budget.spend([Effort(requests=1)]), budget.is_spent
+    (None, True)
+    """
+
+    max_calls: int | None = None
+    max_cost: float | None = None
+    used: Effort = Effort()
+
+    def spend(self, efforts: Iterable[Effort]) -> None:
+        self.used = sum(efforts, self.used)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no new request may be started."""
+        calls, cost = (math.inf if bound is None else bound for bound in (self.max_calls, self.max_cost))
+        return self.used.requests >= calls or self.used.cost >= cost
 
 
 class Clock:

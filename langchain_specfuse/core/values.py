@@ -358,19 +358,9 @@ class Round:
     """phase -> start, in seconds of ``time.time()``."""
 
     @property
-    def members(self) -> tuple[str, ...]:
-        """The members that drafted in this round."""
-        return tuple(self.drafts)
-
-    @property
     def late_members(self) -> tuple[str, ...]:
         """The members that were late in any phase of this round."""
         return tuple(dict.fromkeys(name for names in self.late.values() for name in names))
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """The failures of members that left in this round."""
-        return tuple(Failure(gone.kind, gone.reason, gone.cause) for gone in self.left if gone.kind != "exit")
 
     @property
     def margin(self) -> float:

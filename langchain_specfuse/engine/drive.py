@@ -47,8 +47,7 @@ class Run:
         self, loop: Loop, query_id: str, members: Mapping[str, Member], schedule: Schedule, sink: Sink
     ) -> None:
         self._loop = loop
-        self._query_ids = {query_id}
-        """The query's id, and those of other queries that the loop made of it."""
+        self._query_id = query_id
         self._members = members
         self._schedule = schedule
         self._sink = sink
@@ -104,7 +103,6 @@ class Run:
         tasks: dict[str, list[Task]] = {}
         limit_s, keep_waiting = self._schedule.member_timeout, self._schedule.skip_late
         for name, job in ask.jobs.items():
-            self._query_ids.add(job.query.id)
             member = self._members[name]
             work = "draft" if isinstance(job, DraftJob) else "score"
             task = Task(member, work, job, partial(deliver, name), wanted, limit_s, keep_waiting)
@@ -122,9 +120,7 @@ class Run:
         # Through the queue, or it would race with the batch that is running.
         for name in names:
             member = self._members[name]
-            for query_id in sorted(self._query_ids):
-                task = Task(member, "call", partial(member.forget, query_id), lambda _: None)
-                worker_for(member.device).put(task)
+            worker_for(member.device).put(Task(member, "call", partial(member.forget, self._query_id), lambda _: None))
 
 
 class ReplyCollector:

@@ -15,23 +15,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from ..chat.calibration import Tried
 from ..core.results import RESULTS
 from .results import Result
-from .summary import scores_of
+from .statistics import chance_of, counted
+from .summary import common, scores_of
 
 ALPHA = 0.1
 LEAST = 0.05
 """The least weight of a member: one that is nearly always wrong counts for next to nothing."""
-
-
-def chance_of(wins: int, losses: int) -> float:
-    """The probability of so many wins or more, if wins and losses are equally likely.
-
-    It is below a level exactly if the one-sided Clopper-Pearson bound of wins / (wins + losses) exceeds one half.
-
-    >>> chance_of(5, 0), chance_of(0, 0), round(chance_of(9, 3), 4)
-    (0.03125, 1.0, 0.073)
-    """
-    count = wins + losses
-    return float(sum(math.comb(count, k) for k in range(wins, count + 1)) / 2**count)
 
 
 def opens(wins: int, losses: int, tried: int) -> bool:
@@ -65,8 +54,7 @@ def weights(alone: Mapping[str, Sequence[Result]], result: str) -> dict[str, flo
 def tried(name: str, found: Sequence[Result], alone: Sequence[Result], ways: int) -> Tried:
     """This way against the lead alone."""
     mine, own = scores_of(found), scores_of(alone)
-    wins = sum(mine[question] > own[question] for question in own.keys() & mine.keys())
-    losses = sum(mine[question] < own[question] for question in own.keys() & mine.keys())
+    wins, losses = counted(*common(mine, own))
     return Tried(
         name,
         wins,

@@ -36,20 +36,15 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
 """The columns of a table."""
 
 
-def cells(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table, without columns that are empty for every system."""
-    columns = {name: [cell(row) for row in report.rows] for name, cell in COLUMNS.items()}
-    kept = {name: column for name, column in columns.items() if any(cell != "-" for cell in column)}
-    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
-
-
 def table(report: Report, *, conclusions: bool = True) -> str:
-    """The table as text, and below it what it says in words (unless ``conclusions`` is false)."""
-    head, rows = cells(report)
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    """The table as text, without columns that are empty for every system, and below it what it says in words (unless
+    ``conclusions`` is false)."""
+    columns = [[name, *(cell(row) for row in report.rows)] for name, cell in COLUMNS.items()]
+    columns = [column for column in columns if any(cell != "-" for cell in column[1:])]
+    widths = [max(map(len, column)) for column in columns]
     first, *others = (
         "  ".join(cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in enumerate(pairs)).rstrip()
-        for pairs in (list(zip(row, widths, strict=True)) for row in (head, *rows))
+        for pairs in (list(zip(row, widths, strict=True)) for row in zip(*columns, strict=True))
     )
     title = f"{report.task}: {amount(report.questions, 'question')}, score = {report.measure}, in percent"
     rule = "  ".join("-" * width for width in widths)

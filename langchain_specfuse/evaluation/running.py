@@ -60,10 +60,6 @@ class Plan:
             for question in self.task.questions
         ]
 
-    def results(self, results: Results) -> list[Result]:
-        """The results of this plan that exist; those of other plans in the same folder are left out."""
-        return results.found(key for system in self.systems for key, _, _ in self.keys(system))
-
 
 def identity(member: Member) -> Any:
     """What distinguishes this member's answers from another's, as plain data."""
@@ -105,7 +101,7 @@ async def _run(plan: Plan, results: Results, seen: Seen) -> list[Result]:
                 results.add(result)
                 done += 1
                 seen(system, done, len(asked))
-    return plan.results(results)
+    return results.found(key for system in plan.systems for key, _, _ in plan.keys(system))
 
 
 async def _as_completed(

@@ -16,7 +16,6 @@ from ..errors import UsageError, advised
 
 LEVEL = 0.95
 RESAMPLES = 4000
-FLIPS = 10_000
 SIGNIFICANT = 0.05
 
 
@@ -84,45 +83,31 @@ def _interval(values: Sequence[float], level: float, ends: tuple[float, float]) 
     return Interval(mean, max(ends[0], min(float(low), mean)), min(ends[1], max(float(high), mean)))
 
 
+def chance_of(wins: int, losses: int) -> float:
+    """The probability of so many wins or more, if wins and losses are equally likely.
+
+    It is below a level exactly if the one-sided Clopper-Pearson bound of wins / (wins + losses) exceeds one half.
+
+    >>> chance_of(5, 0), chance_of(0, 0), round(chance_of(9, 3), 4)
+    (0.03125, 1.0, 0.073)
+    """
+    count = wins + losses
+    return float(sum(math.comb(count, k) for k in range(wins, count + 1)) / 2**count)
+
+
 def mcnemar(better: int, worse: int) -> float:
     """The exact two-sided p-value of "one is right as often as the other", from the questions on which they differ.
-
-    p = min(1, 2 · Σ_{k <= min(b, c)} C(b + c, k) / 2^(b + c))
 
     >>> mcnemar(9, 1), mcnemar(0, 0)
     (0.021484375, 1.0)
     """
-    count = better + worse
-    return float(min(1.0, 2 * sum(math.comb(count, k) for k in range(min(better, worse) + 1)) / 2**count))
+    return min(1.0, 2 * chance_of(max(better, worse), min(better, worse)))
 
 
-def sign_flips(apart: Sequence[float]) -> float:
-    """The two-sided p-value of "the differences have mean 0": a paired permutation test.
-
-    Exact up to 14 differences; beyond that 10,000 random flips, the observed one counted in.
-
-    >>> sign_flips([0.1, 0.2, 0.3, 0.4, 0.1])
-    0.0625
-    """
-    np, count = numpy(), sum(value != 0 for value in apart)
-    if not count:
-        return 1.0
-    values = np.asarray([value for value in apart if value], dtype=float)
-    bar = abs(values.sum()) * (1 - 1e-12)
-    if count <= 14:
-        signs = 1 - 2 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
-        return float((np.abs(signs @ values) >= bar).mean())
-    chance = np.random.default_rng(0)
-    hits = sum(bool(abs((1 - 2 * chance.integers(0, 2, size=count)) @ values) >= bar) for _ in range(FLIPS))
-    return (hits + 1) / (FLIPS + 1)
-
-
-def paired(one: Sequence[float], other: Sequence[float]) -> float:
-    """The two-sided p-value of a difference on the same questions: McNemar's for right and wrong, else sign flips."""
+def counted(one: Sequence[float], other: Sequence[float]) -> tuple[int, int]:
+    """On how many of the same questions ``one`` scores higher, and on how many lower."""
     apart = _apart(one, other)
-    if all(value in (-1.0, 0.0, 1.0) for value in apart):
-        return mcnemar(apart.count(1.0), apart.count(-1.0))
-    return sign_flips(apart)
+    return sum(value > 0 for value in apart), sum(value < 0 for value in apart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +151,19 @@ def against_best(system: Sequence[float], others: Mapping[str, Sequence[float]],
     best = max(others, key=lambda name: math.fsum(others[name]))
     level = 1 - (1 - LEVEL) / len(others) / systems
     apart = {name: difference(system, scores, level=level) for name, scores in others.items()}
-    tests = {name: paired(system, scores) for name, scores in others.items()}
+    counts = {name: counted(system, scores) for name, scores in others.items()}
+    tests = {name: mcnemar(*count) for name, count in counts.items()}
     low, high = min(one.low for one in apart.values()), min(one.high for one in apart.values())
-    better = max(p if apart[name].mean > 0 else 1.0 for name, p in tests.items())
-    worse = min(p if apart[name].mean < 0 else 1.0 for name, p in tests.items())
-    wins = sum(a > b for a, b in zip(system, others[best], strict=True))
-    losses = sum(a < b for a, b in zip(system, others[best], strict=True))
+    # Of graded scores the mean and most questions may say the opposite: then nothing is shown.
+    better = max(p if apart[name].mean > 0 and counts[name][0] > counts[name][1] else 1.0 for name, p in tests.items())
+    worse = min(p if apart[name].mean < 0 and counts[name][0] < counts[name][1] else 1.0 for name, p in tests.items())
     return AgainstBest(
         best,
         Interval(apart[best].mean, low, high),
         tests[best],
         min(1.0, systems * better),
         min(1.0, systems * len(others) * worse),
-        wins,
-        losses,
+        *counts[best],
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from .._version import __version__
 from .results import Result
 from .running import Plan
-from .statistics import LEVEL, AgainstBest, Interval, against_best, difference, interval, needed, paired
+from .statistics import LEVEL, AgainstBest, Interval, against_best, counted, difference, interval, mcnemar, needed
 from .systems import ENSEMBLE, ORACLE, ROUTER, System
 
 Scores = Mapping[str, float]
@@ -90,10 +90,10 @@ def summary(plan: Plan, results: Sequence[Result]) -> Report:
     others = [s.name for s in systems if s.name not in single]
     comparisons: list[Comparison] = []
     if len(single) > 1:
-        oracle = _oracle(list(single.values()))
-        rows.append(Row(ORACLE, len(oracle), interval(list(oracle.values()))))
+        best_of = [max(scored) for scored in zip(*common(*single.values()), strict=True)]
+        rows.append(Row(ORACLE, len(best_of), interval(best_of)))
         if routed := _router(single, {question.id: question.facts.get("kind") for question in plan.task.questions}):
-            rows.append(Row(ROUTER, len(routed), interval(list(routed.values()))))
+            rows.append(Row(ROUTER, len(routed), interval(routed)))
     if ENSEMBLE in others:
         rest = [name for name in others if name != ENSEMBLE]
         level = 1 - (1 - LEVEL) / max(len(rest), 1)
@@ -120,43 +120,38 @@ def scores_of(results: Sequence[Result]) -> dict[str, float]:
     return {question: math.fsum(scores) / len(scores) for question, scores in by_question.items()}
 
 
-def _common(*scores: Scores) -> list[list[float]]:
+def common(*scores: Scores) -> list[list[float]]:
     """The scores on the questions that all have answered."""
     questions = [question for question in scores[0] if all(question in one for one in scores[1:])]
     return [[one[question] for question in questions] for one in scores]
 
 
-def _oracle(single: Sequence[Scores]) -> dict[str, float]:
-    questions = [question for question in single[0] if all(question in one for one in single)]
-    return {question: max(one[question] for one in single) for question in questions}
-
-
 def _compared(name: str, mine: Scores, other: str, theirs: Scores, level: float) -> Comparison:
-    first, second = _common(mine, theirs)
-    return Comparison(name, other, difference(first, second, level=level), paired(first, second))
+    first, second = common(mine, theirs)
+    return Comparison(name, other, difference(first, second, level=level), mcnemar(*counted(first, second)))
 
 
-def _router(single: Mapping[str, Scores], kinds: Mapping[str, Any]) -> dict[str, float]:
+def _router(single: Mapping[str, Scores], kinds: Mapping[str, Any]) -> list[float]:
     """Each question's score by the member that is best on the *other* questions of its kind; empty without kinds."""
-    known = [question for question in _oracle(list(single.values())) if kinds.get(question) is not None]
-    routed = {}
+    known = [one for one in kinds if kinds[one] is not None and all(one in scores for scores in single.values())]
+    routed = []
     for question in known:
         others = [one for one in known if kinds[one] == kinds[question] and one != question]
         best = max(single, key=lambda name: math.fsum(single[name][one] for one in others))
-        routed[question] = single[best][question]
+        routed.append(single[best][question])
     return routed
 
 
 def _against_singles(scores: Scores, single: Mapping[str, Scores], systems: int) -> AgainstBest | None:
     if not single:
         return None
-    mine, *theirs = _common(scores, *single.values())
+    mine, *theirs = common(scores, *single.values())
     return against_best(mine, dict(zip(single, theirs, strict=True)), systems) if mine else None
 
 
 def differences(scores: Scores, others: Scores) -> list[float]:
     """``scores`` minus ``others``, for each question that both have answered."""
-    return [a - b for a, b in zip(*_common(scores, others), strict=True)]
+    return [a - b for a, b in zip(*common(scores, others), strict=True)]
 
 
 def _row(system: System, results: Sequence[Result], scores: Scores) -> Row:

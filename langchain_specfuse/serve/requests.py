@@ -7,7 +7,6 @@ change the answer and cannot be honoured is refused, not ignored.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from ..chat.call_text import read_json
+from ..errors import meant
 from .responses import ApiError, invalid
 
 BODY_TIMEOUT_S = 30.0
@@ -125,8 +125,7 @@ def refuse_other_model(asked: Any, model: str) -> None:
 def _refuse_unknown(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if name not in USED | IGNORED | NEUTRAL.keys():
-            near = difflib.get_close_matches(name, USED, n=1, cutoff=0.75)
-            advice = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(USED))}"
+            advice = meant(name, USED, f"the options are {', '.join(sorted(USED))}")
             raise invalid(f"there is no option {name!r:.80}", advice, param=f"{name:.80}", code="unknown_parameter")
         if value != NEUTRAL.get(name, value):
             message = f"{name} is not supported, got {value!r:.80}"

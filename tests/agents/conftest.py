@@ -42,9 +42,9 @@ def caller(last: str = "The report says: {}", city: str = "Paris") -> Callable[[
     return script
 
 
-def model(*scripts: Callable[[Query], str], member: type[ScriptedMember] = ScriptedMember, **options: Any) -> Any:
-    members = [member(script, name=name) for script, name in zip(scripts, "abcd", strict=False)]
-    return SpecFuseChatModel(**{"members": members, "segment_tokens": 3, **options})
+def model(*scripts: Callable[[Query], str]) -> SpecFuseChatModel:
+    members = [ScriptedMember(script, name=name) for script, name in zip(scripts, "abcd", strict=False)]
+    return SpecFuseChatModel(members=members, segment_tokens=3)
 
 
 @pytest.fixture

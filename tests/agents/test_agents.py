@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
-from chat.conftest import LIMIT_S, GatedMember, aeventually, free
+from chat.conftest import asked, auntil, free
 from langchain.agents import create_agent
-from langchain.agents.middleware import (
-    HumanInTheLoopMiddleware,
-)
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -25,25 +22,16 @@ from langchain_specfuse.core.values import Query
 from .conftest import PLAN, QUESTION, REPORT, called, caller, kinds, made, model, results, weather
 
 
-async def asked(agent: Any, way: str) -> Any:
-    """The agent's last state, asked in this way."""
-    if way == "invoke":
-        return agent.invoke(QUESTION)
-    if way == "ainvoke":
-        return await agent.ainvoke(QUESTION)
-    if way == "stream":
-        return list(agent.stream(QUESTION, stream_mode="values"))[-1]
-    return [state async for state in agent.astream(QUESTION, stream_mode="values")][-1]
-
-
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
 async def test_an_agent_calls_its_tool_reads_the_result_and_answers(llm: Any, way: str) -> None:
-    state = await asked(create_agent(llm, [weather]), way)
+    streams: Any = {"stream_mode": "values"} if "stream" in way else {}
+    state = await asked(create_agent(llm, [weather]), way, QUESTION, **streams)
+    state = state[-1] if streams else state
     assert kinds(state) == PLAN
     assert made(state) == [("weather", {"city": "Paris"})]
     assert results(state)[0].tool_call_id == state["messages"][1].tool_calls[0]["id"]
     assert state["messages"][-1].text == REPORT
-    assert await aeventually(lambda: free(llm))
+    assert await auntil(lambda: free(llm))
 
 
 @tool
@@ -68,20 +56,6 @@ def test_several_calls_at_once_are_all_made_and_answered() -> None:
 def test_members_vote_on_different_calls() -> None:
     state = create_agent(model(caller(city="Rome"), caller(), caller()), [weather]).invoke(QUESTION)
     assert made(state) == [("weather", {"city": "Paris"})]
-
-
-async def test_cancelling_an_agent_frees_everything() -> None:
-    llm = model(caller("word " * 99 + "{}"), caller("word " * 99 + "{}"), member=GatedMember)
-    for member in llm.members:
-        member.first = 20  # in the second answer
-    task = asyncio.create_task(create_agent(llm, [weather]).ainvoke(QUESTION))
-    await asyncio.to_thread(llm.members[0].waiting.wait, LIMIT_S)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    for member in llm.members:
-        member.gate.set()
-    assert await aeventually(lambda: free(llm))
 
 
 def test_a_call_survives_a_checkpoint_where_a_person_approves_it(llm: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chat.conftest import aeventually, free
+from chat.conftest import auntil, free
 from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import Runnable
 from langgraph.config import get_stream_writer
@@ -74,7 +74,7 @@ async def test_tokens_calls_and_rounds_come_out_while_the_node_works(llm: Any, w
     texts = [(mode, value.text) for mode, value in seen if value.text][-2 * len(last) :]
     assert texts == [(mode, round.text) for round in last for mode in ("custom", "messages")]
     assert "".join(round.text for round in last) == REPORT
-    assert await aeventually(lambda: free(llm))
+    assert await auntil(lambda: free(llm))
 
 
 @pytest.mark.parametrize("way", ["ainvoke", "astream"])
@@ -84,4 +84,4 @@ async def test_leaving_a_graphs_stream_frees_everything(llm: Any, way: str) -> N
         if where["langgraph_node"] == "answer" and chunk.text:
             break
     await stream.aclose()
-    assert await aeventually(lambda: free(llm))
+    assert await auntil(lambda: free(llm))

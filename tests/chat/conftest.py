@@ -41,16 +41,16 @@ def no_cache() -> Iterator[None]:
     set_llm_cache(None)
 
 
-def eventually(happened: Callable[[], bool]) -> bool:
-    """Whether this becomes true in time."""
-    end = time.monotonic() + LIMIT_S
+def until(happened: Callable[[], object], timeout_s: float = LIMIT_S) -> bool:
+    """Wait until this is true; whether it is."""
+    end = time.monotonic() + timeout_s
     while not happened() and time.monotonic() < end:
         time.sleep(0.005)
-    return happened()
+    return bool(happened())
 
 
-async def aeventually(happened: Callable[[], bool]) -> bool:
-    return await asyncio.to_thread(eventually, happened)
+async def auntil(happened: Callable[[], object]) -> bool:
+    return await asyncio.to_thread(until, happened)
 
 
 def free(llm: SpecFuseChatModel) -> bool:
@@ -102,3 +102,8 @@ async def asked(llm: SpecFuseChatModel, way: str, question: Any = "Why?", **opti
     if way in ("astream", "astream_events"):
         return [item async for item in result]
     return await result if inspect.isawaitable(result) else result
+
+
+def joined(chunks: list[Any]) -> Any:
+    """The message that the chunks of a stream make."""
+    return sum(chunks[1:], chunks[0])

@@ -1,4 +1,4 @@
-"""A LangSmith endpoint on loopback that records what the real client sends, and can fail, refuse or hang."""
+"""A LangSmith endpoint on loopback that records what the real client sends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from email.policy import HTTP
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import zstandard
 from langchain_core.tracers import LangChainTracer
 from langsmith import Client
 
@@ -31,22 +30,17 @@ INFO = {
 class Endpoint:
     """What arrived: bodies, and runs put together from their parts."""
 
-    def __init__(self, *, zstd: bool = False, status: int = 202, hang: bool = False) -> None:
-        self.zstd, self.status = zstd, status
+    def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.runs: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
         self.posts: list[str] = []
-        self.go = threading.Event()
-        if not hang:
-            self.go.set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._answering())
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
-        self.go.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -91,17 +85,13 @@ class Endpoint:
 
             def do_GET(self) -> None:
                 endpoint.asked.append(f"GET {self.path}")
-                self._reply(200, {**INFO, "instance_flags": {"zstd_compression_enabled": endpoint.zstd}})
+                self._reply(200, INFO)
 
             def do_POST(self) -> None:
                 endpoint.asked.append(f"POST {self.path}")
                 body = b"".join(self._pieces())
-                endpoint.go.wait()
-                if self.headers.get("Content-Encoding") == "zstd":
-                    body = zstandard.ZstdDecompressor().decompressobj().decompress(body)
-                if endpoint.status == 202:
-                    endpoint.receive(self.headers["Content-Type"], body)
-                self._reply(endpoint.status, {})
+                endpoint.receive(self.headers["Content-Type"], body)
+                self._reply(202, {})
 
             do_PATCH = do_POST
 
@@ -129,9 +119,9 @@ class Endpoint:
 
 
 @contextmanager
-def recorded(*, zstd: bool = False, **options: Any) -> Iterator[tuple[LangChainTracer, Endpoint]]:
+def recorded(**options: Any) -> Iterator[tuple[LangChainTracer, Endpoint]]:
     """The tracer of a real client and its endpoint; everything has arrived at the end of the ``with``."""
-    endpoint = Endpoint(zstd=zstd)
+    endpoint = Endpoint()
     client = Client(api_url=endpoint.url, api_key="not-a-key", **options)
     try:
         yield LangChainTracer(client=client, project_name="tests"), endpoint

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessageChunk, HumanMessage
+from langchain_core.messages import HumanMessage
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Draft, DraftJob
-from tests.members import tiny
 
-from .conftest import BLUE, WIDE
+from .conftest import BLUE, WIDE, asked, joined
 
 TEXTS = st.text(st.sampled_from("ab \n\t.,é天空🙂-`*") | st.characters(codec="utf-8"), min_size=1, max_size=60)
 WORDS = st.lists(
@@ -24,25 +23,14 @@ WORDS = st.lists(
 )
 
 
-def joined(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole = whole + chunk
-    return whole
-
-
 async def every_way(llm: SpecFuseChatModel, question: str = "Why?", **options: Any) -> list[Any]:
     """The message from invoke, ainvoke, stream, astream, batch, abatch, generate and agenerate."""
-    return [
-        llm.invoke(question, **options),
-        await llm.ainvoke(question, **options),
-        joined(list(llm.stream(question, **options))),
-        joined([chunk async for chunk in llm.astream(question, **options)]),
-        llm.batch([question, question], **options)[1],
-        (await llm.abatch([question, question], **options))[1],
-        llm.generate([[HumanMessage(question)]] * 2, **options).generations[1][0].message,  # type: ignore[attr-defined]
-        (await llm.agenerate([[HumanMessage(question)]] * 2, **options)).generations[1][0].message,
-    ]
+    messages = [await asked(llm, way, question, **options) for way in ("invoke", "ainvoke")]
+    messages += [joined(await asked(llm, way, question, **options)) for way in ("stream", "astream")]
+    messages += [(await asked(llm, way, question, **options))[1] for way in ("batch", "abatch")]
+    twice: Any = [[HumanMessage(question)]] * 2
+    generated = [llm.generate(twice, **options), await llm.agenerate(twice, **options)]
+    return messages + [result.generations[1][0].message for result in generated]  # type: ignore[attr-defined]
 
 
 async def test_every_way_of_asking_gives_the_same_message(ensemble: Any) -> None:
@@ -103,18 +91,6 @@ def test_a_stop_string_does_not_change_the_vote() -> None:
     llm = SpecFuseChatModel(members=members, segment_tokens=3)
     assert llm.invoke("?").text.startswith('{"tags": [\n    ')
     assert llm.invoke("?", stop=["\n    "]).text == '{"tags": ['
-
-
-@pytest.fixture(scope="module")
-def untrained() -> SpecFuseChatModel:
-    """Two small models with random weights: their tokens end anywhere in a word."""
-    return SpecFuseChatModel(members=[tiny.member("llama", 1), tiny.member("phi3", 2)], max_tokens=24, segment_tokens=5)
-
-
-@pytest.mark.parametrize("at", range(1, 40, 4))
-def test_a_stop_string_only_cuts_with_models(untrained: SpecFuseChatModel, at: int) -> None:
-    whole = untrained.invoke("?").text
-    only_cuts(untrained, [whole[at : at + 3] or "?"])
 
 
 async def test_a_calls_stop_strings_replace_those_of_the_model(ensemble: Any) -> None:

@@ -25,7 +25,7 @@ from langchain_specfuse import (
     WeightsEvent,
 )
 
-from .conftest import BLUE, WAYS, WIDE, aeventually, asked, free
+from .conftest import BLUE, WAYS, WIDE, asked, auntil, free
 
 
 def failing_ensemble() -> SpecFuseChatModel:
@@ -137,7 +137,7 @@ async def test_listeners_that_fail_in_every_hook_change_nothing(ensemble: Any, w
     llm = ensemble()
     result = await asked(llm, way, config={"callbacks": failing_listeners()})
     assert text_of(result, way) == BLUE
-    assert await aeventually(lambda: free(llm))
+    assert await auntil(lambda: free(llm))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -147,7 +147,7 @@ async def test_a_listener_with_raise_error_ends_the_answer_and_everything_is_fre
     insistent.raise_error = True
     with pytest.raises(RuntimeError, match="own mistake"):
         await asked(llm, way, config={"callbacks": [insistent]})
-    assert await aeventually(lambda: free(llm))
+    assert await auntil(lambda: free(llm))
     assert llm.invoke("Why?").text == BLUE
 
 

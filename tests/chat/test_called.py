@@ -19,7 +19,7 @@ from langchain_specfuse.chat.call_text import CUT_OFF
 from langchain_specfuse.core.values import CallFormat
 from tests.constraints.test_calls import PROSE
 
-from .conftest import asked
+from .conftest import asked, joined
 
 
 @tool
@@ -45,14 +45,8 @@ Make = Callable[..., SpecFuseChatModel]
 
 async def every_message(model: Any, question: Any = "?") -> list[AIMessage]:
     """The answer in all ways of asking."""
-    joined = []
-    for way in ("stream", "astream"):
-        chunks = await asked(model, way, question)
-        whole = chunks[0]
-        for chunk in chunks[1:]:
-            whole += chunk
-        joined.append(whole)
-    return [await asked(model, "invoke", question), await asked(model, "ainvoke", question), *joined]
+    whole = [await asked(model, way, question) for way in ("invoke", "ainvoke")]
+    return [*whole, *[joined(await asked(model, way, question)) for way in ("stream", "astream")]]
 
 
 def content(message: AIMessage) -> list[Any]:

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.utils.json import parse_partial_json
 
-from langchain_specfuse.chat.call_text import CUT_OFF, Parted, Splitter
+from langchain_specfuse.chat.call_text import CUT_OFF, Piece, Splitter
 from langchain_specfuse.core.values import CallFormat
 from tests.constraints.test_calls import ARGUMENTS, BARE, HERMES, written
 from tests.torture.texts import cut
 
 
-def fed(format: CallFormat, text: str, places: list[int], *, cut_off: bool = False) -> list[Parted]:
+def fed(format: CallFormat, text: str, places: list[int], *, cut_off: bool = False) -> list[tuple[str, list[Piece]]]:
     splitter, pieces = Splitter(format, anywhere=True), cut(text, places)
     return [
         splitter.feed(piece, last=at == len(pieces) - 1, cut=cut_off and at == len(pieces) - 1)
@@ -23,11 +23,11 @@ def fed(format: CallFormat, text: str, places: list[int], *, cut_off: bool = Fal
     ]
 
 
-def arguments(parts: list[Parted]) -> dict[int, str]:
+def arguments(parts: list[tuple[str, list[Piece]]]) -> dict[int, str]:
     found: dict[int, str] = {}
-    for part in parts:
-        assert len({piece.index for piece in part.pieces}) == len(part.pieces)
-        for piece in part.pieces:
+    for _, pieces in parts:
+        assert len({piece.index for piece in pieces}) == len(pieces)
+        for piece in pieces:
             found[piece.index] = found.get(piece.index, "") + piece.arguments
     return found
 
@@ -38,7 +38,7 @@ def test_the_beginning_of_a_call_that_ends_an_answer_is_said_only_if_the_answer_
     for cut_off, said in ((False, text), (True, "So: ")):
         for at in (0, 2, 5):
             parts = fed(HERMES, text, [at], cut_off=cut_off)
-            assert ("".join(part.said for part in parts), arguments(parts)) == (said, {})
+            assert ("".join(said for said, _ in parts), arguments(parts)) == (said, {})
 
 
 @given(ARGUMENTS, st.integers(1, 400), st.lists(st.integers(0, 200), max_size=6), st.sampled_from([HERMES, BARE]))
@@ -54,9 +54,9 @@ def test_a_call_that_is_cut_off_can_be_completed_by_nobody(
 
 def test_arguments_come_in_pieces_and_name_and_id_once() -> None:
     text = written(HERMES, "say", {"what": "one two three"})
-    first, second = fed(HERMES, text, [text.index("two")])
-    assert (first.pieces[0].name, first.pieces[0].arguments) == ("say", '{"what": "one ')
-    assert (second.pieces[0].name, second.pieces[0].id, second.pieces[0].arguments) == (None, None, 'two three"}')
-    (part,) = fed(HERMES, "\n".join(written(HERMES, "add", {"a": n}) for n in range(5)), [])
-    assert len({piece.id for piece in part.pieces}) == 5 == len(part.pieces)
-    assert all(str(piece.id).startswith("call_") for piece in part.pieces)
+    (_, (first,)), (_, (second,)) = fed(HERMES, text, [text.index("two")])
+    assert (first.name, first.arguments) == ("say", '{"what": "one ')
+    assert (second.name, second.id, second.arguments) == (None, None, 'two three"}')
+    ((_, pieces),) = fed(HERMES, "\n".join(written(HERMES, "add", {"a": n}) for n in range(5)), [])
+    assert len({piece.id for piece in pieces}) == 5 == len(pieces)
+    assert all(str(piece.id).startswith("call_") for piece in pieces)

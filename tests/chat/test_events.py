@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,8 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langchain_core.tracers.schemas import Run
 from langgraph.graph import END, START, MessagesState, StateGraph
+
+from .conftest import WAYS, asked
 
 ROUNDS = 4
 """Of each answer below."""
@@ -124,53 +125,30 @@ def in_an_agent(llm: BaseChatModel) -> Runnable[Any, Any]:
 # --- how it may be called ---------------------------------------------------------------------------------------
 
 
-async def invoke(chain: Runnable[Any, Any], config: Any) -> None:
-    await asyncio.to_thread(chain.invoke, "Why?", config)
-
-
-async def ainvoke(chain: Runnable[Any, Any], config: Any) -> None:
-    await chain.ainvoke("Why?", config)
-
-
-async def stream(chain: Runnable[Any, Any], config: Any) -> None:
-    await asyncio.to_thread(lambda: list(chain.stream("Why?", config)))
-
-
-async def astream(chain: Runnable[Any, Any], config: Any) -> None:
-    assert [chunk async for chunk in chain.astream("Why?", config)]
-
-
-async def astream_events(chain: Runnable[Any, Any], config: Any) -> None:
-    events = [event async for event in chain.astream_events("Why?", config, version="v2")]
-    started = [event["run_id"] for event in events if event["event"] == "on_chat_model_start"]
-    custom = [event for event in events if event["event"] == "on_custom_event"]
-    assert [event["run_id"] for event in custom] == started * ROUNDS
-    assert [event["data"]["round"] for event in custom] == list(range(1, ROUNDS + 1))
-    assert not [event for event in events if event["name"] in NAMES], "child runs are no events of a stream"
-
-
-async def batch(chain: Runnable[Any, Any], config: Any) -> None:
-    await asyncio.to_thread(chain.batch, ["Why?", "How?", "When?"], config)
-
-
-async def abatch(chain: Runnable[Any, Any], config: Any) -> None:
-    await chain.abatch(["Why?", "How?", "When?"], config)
+async def called(chain: Runnable[Any, Any], way: str, config: Any) -> None:
+    """Call the chain in this way; the events of a stream are checked."""
+    events = await asked(chain, way, config=config)  # type: ignore[arg-type]
+    if way == "astream_events":
+        started = [event["run_id"] for event in events if event["event"] == "on_chat_model_start"]
+        custom = [event for event in events if event["event"] == "on_custom_event"]
+        assert [event["run_id"] for event in custom] == started * ROUNDS
+        assert [event["data"]["round"] for event in custom] == list(range(1, ROUNDS + 1))
+        assert not [event for event in events if event["name"] in NAMES], "child runs are no events of a stream"
 
 
 PLACES = [alone, bound, in_a_chain, in_a_node, streamed_in_a_node, in_an_agent]
-CALLS = [invoke, ainvoke, stream, astream, astream_events, batch, abatch]
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 async def test_each_run_gets_its_own_rounds_once_and_in_order(
-    ensemble: Any, place: Callable[..., Any], call: Callable[..., Any]
+    ensemble: Any, place: Callable[..., Any], way: str
 ) -> None:
     plain, asynchronous, tracer = Listener(), AsyncListener(), RunCollectorCallbackHandler()
-    await call(place(ensemble()), {"callbacks": [plain, asynchronous, tracer]})
+    await called(place(ensemble()), way, {"callbacks": [plain, asynchronous, tracer]})
     expected = [("specfuse_round", number) for number in range(1, ROUNDS + 1)]
     for listener in (plain, asynchronous.listener):
-        assert len(listener.runs) == (3 if "batch" in call.__name__ else 1)
+        assert len(listener.runs) == (2 if "batch" in way else 1)
         for run_id in listener.runs:
             assert [(name, data["round"]) for run, name, data in listener.events if run == run_id] == expected
         assert len(listener.events) == ROUNDS * len(listener.runs)
@@ -183,8 +161,8 @@ async def test_each_run_gets_its_own_rounds_once_and_in_order(
     assert not tracer.run_map
 
 
-@pytest.mark.parametrize("call", CALLS[:4], ids=lambda call: call.__name__)
-async def test_run_id_tags_metadata_and_callbacks_count_wherever_they_are_set(ensemble: Any, call: Any) -> None:
+@pytest.mark.parametrize("way", WAYS[:4])
+async def test_run_id_tags_metadata_and_callbacks_count_wherever_they_are_set(ensemble: Any, way: str) -> None:
     seen: list[dict[str, Any]] = []
 
     class Noting(BaseCallbackHandler):
@@ -193,7 +171,7 @@ async def test_run_id_tags_metadata_and_callbacks_count_wherever_they_are_set(en
 
     run_id, noting = uuid4(), Noting()
     config = {"callbacks": [noting], "run_id": run_id, "tags": ["mine"], "metadata": {"user": "ann"}}
-    await call(ensemble(callbacks=[noting], tags=["own"]), config)
+    await called(ensemble(callbacks=[noting], tags=["own"]), way, config)
     assert len(seen) == ROUNDS, "a handler of both gets each event once"
     assert {kwargs["run_id"] for kwargs in seen} == {run_id}
     assert all({"mine", "own"} <= set(kwargs["tags"]) for kwargs in seen)

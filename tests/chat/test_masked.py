@@ -14,8 +14,6 @@ from langchain_specfuse import SpecFuseChatModel
 from tests.constraints.schemas import schemas
 from tests.constraints.walks import assert_satisfies
 
-from .conftest import asked
-
 MANY = schemas(120)[44::8]
 
 
@@ -82,31 +80,3 @@ def test_every_call_has_the_tool_s_arguments_and_is_not_in_the_words(choice: str
             {"now": now, "get_weather": get_weather}[call["name"]].args_schema.model_validate(call["args"])  # type: ignore[union-attr]
         assert "<tool_call>\n" not in message.text and (choice == "auto" or message.text == "")
         assert not message.invalid_tool_calls or message.response_metadata["finish_reason"] == "length"
-
-
-ASKED: dict[str, dict[str, Any]] = {
-    "prose or calls": {"tools": [get_weather, now]},
-    "a call or an object": {"tools": [now], "response_format": Node},
-    "a pattern": {"regex": "[a-f]{3,8} [0-9]+"},
-    "a grammar": {"grammar": 'root ::= ("a" | "b") root | "c"'},
-}
-
-
-def seen(message: Any) -> Any:
-    calls = [(call["name"], call["args"]) for call in (*message.tool_calls, *message.invalid_tool_calls)]
-    return message.text, calls, message.usage_metadata["output_tokens"]
-
-
-@pytest.mark.parametrize("what", ASKED)
-async def test_streamed_is_invoked_is_async_is_batched(what: str) -> None:
-    llm = fused(max_tokens=24).bind(**ASKED[what])
-    once = seen(await asked(llm, "invoke"))
-    for way in ("ainvoke", "stream", "astream", "batch", "abatch"):
-        answer = await asked(llm, way)
-        if way in ("stream", "astream"):
-            whole = answer[0]
-            for chunk in answer[1:]:
-                whole += chunk
-            answer = whole
-        for message in answer if isinstance(answer, list) else [answer]:
-            assert seen(message) == once

@@ -24,7 +24,7 @@ from langchain_specfuse import MemberError, Method, ScriptedMember, SpecFuseChat
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.members.transformers import member as transformers_member
 
-from .conftest import BLUE, WIDE, eventually
+from .conftest import BLUE, WIDE, until
 
 
 class Loaded(ScriptedMember):
@@ -106,7 +106,7 @@ def test_member_objects_are_collected_when_nothing_refers_to_them() -> None:
     llm.invoke("Why?")
     reference = weakref.ref(member)
     del llm, member
-    assert eventually(lambda: gc.collect() >= 0 and reference() is None)
+    assert until(lambda: gc.collect() >= 0 and reference() is None)
 
 
 def test_a_name_given_twice_is_two_members_and_an_object_given_twice_is_refused(named: Any) -> None:

@@ -152,7 +152,6 @@ WRONG = {
     "two questions": ["Why?", "How?"],
     "mistyped command": ["serv"],
     "broken text": ["Why\udcff?"],
-    "memory budget": ["Why?", "--memory-budget", "lots"],
     "no schema": ["Why?", "--schema", "/nowhere.json"],
     "stop in a choice": ["Why?", "--choice", "a", "--stop", "x"],
     "page in no folder": ["Why?", "--html", "no/such/folder/run.html"],

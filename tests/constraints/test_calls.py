@@ -81,29 +81,6 @@ def test_words_and_calls_come_out_as_they_went_in_wherever_the_text_is_cut(
     assert reader.ends == tuple(sorted(reader.ends)) and (not many or reader.ends[-1] == len(text))
 
 
-@given(st.text(alphabet='<tol_cal>\n{"name": ,rgumets}[]\\1', max_size=60) | st.text(max_size=40))
-def test_no_text_is_too_strange(text: str) -> None:
-    for constraint in (auto(), calls(), auto(BARE), CallFormat()):
-        reader = read(constraint, text)
-        assert reader.calls or text == text[: reader.prose] + reader.rest
-
-
-def test_a_growing_text_only_ever_gains_calls_and_a_fork_is_independent() -> None:
-    text, before = f"I add.\n{ADD}\n{FIND}\n<tool_call>\n{{", ()
-    grown = read(auto(), "")
-    for size in range(len(text)):
-        grown.feed(text[size])
-        fork = grown.fork()
-        fork.feed("x")
-        assert grown.calls[: len(before)] == before
-        before = grown.calls
-    assert [call.name for call in before] == ["add", "find"]
-    assert json.loads(before[1].arguments) == {"q": '</tool_call> "}'}
-    assert text[: grown.prose] == "I add.\n"
-    assert [text[:end].endswith("</tool_call>") for end in grown.ends] == [True, True]
-    assert grown.rest == "<tool_call>\n{" and grown.inside
-
-
 def test_without_prose_a_call_begins_the_answer_or_there_is_none() -> None:
     reader = CallReader(BRACKETS, anywhere=False)
     assert reader.feed('{"how": "[CALL]{"}') == ('{"how": "[CALL]{"}', [])

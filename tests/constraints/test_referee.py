@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_specfuse.constraints import check, referee_for, respaced
-from langchain_specfuse.core.referee import Unbound
+from langchain_specfuse.core.referee import FREE
 from langchain_specfuse.core.values import Constraint
 from langchain_specfuse.errors import SpecFuseError
 
@@ -30,7 +30,7 @@ WIDE["required"] = list(WIDE["properties"])
 
 
 def test_nothing_is_ruled_without_a_constraint() -> None:
-    assert isinstance(referee_for(None), Unbound)
+    assert referee_for(None) is FREE
 
 
 def test_forced_text_leaves_space_at_its_end_and_splits_no_character() -> None:

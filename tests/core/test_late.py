@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import LATE, DraftJob, Failure, ScoreJob
 
@@ -16,7 +14,6 @@ SHORT = Settings(segment_tokens=2)
 LED = dataclasses.replace(SHORT, lead="a", method=Method(sure=0.0))
 BLUE = "The sky is blue because of the air."
 GREY = "The sky is grey and full of clouds."
-TEAL = "One sea was teal, but two were wide."
 
 
 def late_in(answerer, *rounds, work=(DraftJob, ScoreJob)):
@@ -32,16 +29,6 @@ def test_a_late_drafter_misses_this_round_only():
     assert set(second.drafts) == {"a", "c"} and set(third.drafts) == set(first.drafts) == {"a", "b", "c"}
     assert (first.late, third.late, played.left) == ({}, {}, [])
     assert second.as_dict()["late"] == {"draft": ["b"]}
-
-
-def test_a_late_verifier_has_no_vote_but_its_draft_counts():
-    members = speakers(a="No, " + BLUE, b=GREY, c=TEAL)
-    played = play({**members, "b": late_in(members["b"], 1, work=ScoreJob)}, SHORT)
-    first = played.rounds[0]
-    assert first.late == {"verify": ("b",)}
-    assert set(first.drafts) == set(first.totals) == {"a", "b", "c"}
-    assert set(first.votes) == {"a", "c"}
-    assert sum(first.totals.values()) == pytest.approx(1)
 
 
 def test_when_the_lead_is_late_all_are_asked_and_it_may_still_join():

@@ -52,7 +52,7 @@ def test_feedback_keeps_weights_finite_and_in_the_order_of_rewards(rewards, eta)
 # --- exits ------------------------------------------------------------------------------------------------------
 
 
-def whole_answer(means, seed, kind="studentized", rounds=30, scale=1.0, min_members=1):
+def whole_answer(means, seed, rounds=30, scale=1.0, min_members=1):
     """(members per round, departures) of an answer whose members' drafts have these mean qualities."""
     rng = random.Random(seed)
     panel, sizes = panel_of(len(means)), []
@@ -65,7 +65,7 @@ def whole_answer(means, seed, kind="studentized", rounds=30, scale=1.0, min_memb
         rows = {j: votes("mean_logprob", [scale * (quality[n] + rng.gauss(0, 0.5)) for n in names]) for j in names}
         total = dict(zip(names, totals(rows, panel.weights, len(names)), strict=True))
         panel = observed(panel, total, max(total, key=total.__getitem__))
-        panel = dismissed(kind, panel, min_members, number)
+        panel = dismissed(panel, min_members, number)
     return statistics.mean(sizes), panel.left
 
 
@@ -98,7 +98,7 @@ def test_min_members_stay(stay):
 def test_of_two_equally_weak_members_the_lighter_then_the_later_leaves(prior, leaves):
     panel = Panel.of([Panelist(n) for n in "abc"], prior)
     for number in range(1, 9):
-        panel = dismissed("studentized", observed(panel, {"a": 1.0, "b": 0.0, "c": 0.0}, "a"), 2, number)
+        panel = dismissed(observed(panel, {"a": 1.0, "b": 0.0, "c": 0.0}, "a"), 2, number)
     (gone,) = panel.left
     assert (gone.member, gone.kind) == (leaves, "exit")
     keep = float(gone.reason.split("keep-probability ")[1].split(",")[0])

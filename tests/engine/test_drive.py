@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 import math
 import queue
@@ -222,13 +221,6 @@ def test_stopping_early_frees_every_member_within_one_round(way, device):
     # A closed event loop is noticed when there is a round to hand over, at the end of this one.
     assert [member.score_calls, other.score_calls] == ([1, 1] if way.__name__ == "event_loop_closed" else [0, 0])
     assert [member.drafted_after_forget, member.overlaps] == [[], 0]
-
-
-class Sure(ScriptedMember):
-    """Confident in its drafts."""
-
-    def draft(self, jobs):
-        return [dataclasses.replace(d, logprobs=tuple(0.1 * p for p in d.logprobs)) for d in super().draft(jobs)]
 
 
 # --- ensembles --------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import random
 import pytest
 
 from langchain_specfuse.evaluation import Result
-from langchain_specfuse.evaluation.gate import ALPHA, chance_of, opens, weights
+from langchain_specfuse.evaluation.gate import ALPHA, opens, weights
+from langchain_specfuse.evaluation.statistics import chance_of
 
 
 def clopper_pearson(wins: int, count: int, alpha: float) -> float:

@@ -7,9 +7,7 @@ import threading
 import pytest
 import torch
 
-from langchain_specfuse.core.method import Method, Settings
-from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Sampling, ScoreJob, Segment, Turn
-from langchain_specfuse.engine import Ensemble
+from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.members.local import prefixes
 from langchain_specfuse.members.transformers.lora import Adapters
 from langchain_specfuse.members.transformers.member import TransformersMember
@@ -195,13 +193,3 @@ def test_an_adapter_that_loads_meanwhile_waits_for_the_pass_under_way(tmp_path):
             assert torch.equal(passes(), before)
         adapters.off()
         assert torch.equal(passes(), plain) and not torch.equal(before, plain)
-
-
-def test_an_ensemble_writes_the_same_with_shared_and_with_own_weights(family):
-    made, query = family(), tiny.query(STORY + "Why?", Turn("system", "Be kind."))
-    settings = Settings(segment_tokens=4, max_tokens=24, method=Method(exit="never"))
-    made.members[0].probe()
-    shared = list(Ensemble(made.members).rounds(query, settings))
-    apart = list(Ensemble(list(made.twins.values())).rounds(query, settings))
-    assert [(r.text, r.winner, r.finish) for r in shared] == [(r.text, r.winner, r.finish) for r in apart]
-    assert isinstance(shared[0].drafts["first"], Draft)

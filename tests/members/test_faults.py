@@ -123,13 +123,6 @@ def asked_of(*members: TransformersMember) -> tuple[str, dict[str, str], str]:
     return streamed, gone, text
 
 
-def test_a_member_out_of_memory_for_good_leaves_and_the_answer_continues():
-    well, ill = fresh("mistral", 5), fresh("llama", 11)
-    Broken(ill, SHORT_OF_MEMORY["the CPU"], 9, 10**9)
-    streamed, gone, _ = asked_of(well, ill)
-    assert streamed and gone == {"llama-11": "out of memory on cpu"}
-
-
 # --- NaN --------------------------------------------------------------------------------------------------------
 
 

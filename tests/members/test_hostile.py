@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from langchain_specfuse import MemberError, UsageError
+from langchain_specfuse.members.server.tokenizers import local_tokenizer
 from langchain_specfuse.members.transformers.member import TransformersMember
 from tests.members import tiny
 
@@ -62,10 +63,12 @@ MAPS = {
 
 
 @pytest.mark.parametrize("file", MAPS)
-def test_code_in_a_folder_is_not_run(folder, file):
+@pytest.mark.parametrize("read", [lambda folder: TransformersMember(folder).probe(), local_tokenizer])
+def test_code_in_a_folder_is_not_run(folder, file, read, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     changed(folder / file, **MAPS[file])
     with suppress(UsageError, MemberError):  # whatever it makes of what is left
-        TransformersMember(str(folder)).probe()
+        read(str(folder))
     assert not Path("BROKEN").exists()
 
 

@@ -1,16 +1,11 @@
-"""Hostile chat templates reach nothing. Hostile tokenizer folders too."""
+"""Hostile chat templates reach nothing."""
 
 from __future__ import annotations
-
-import json
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from langchain_specfuse import UsageError
 from langchain_specfuse.core.values import Turn
-from langchain_specfuse.members.server.tokenizers import local_tokenizer
 from langchain_specfuse.members.text.templates import Template
 from tests.members import tiny
 
@@ -48,19 +43,3 @@ def test_a_template_reaches_nothing_but_what_it_is_given(how, tmp_path, monkeypa
         shown = str(error)
     assert not any(secret in shown for secret in SECRETS), shown
     assert list(tmp_path.iterdir()) == []
-
-
-def test_code_beside_a_tokenizer_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "model"
-    tiny.tokenizer_of("bytes").save_pretrained(folder)
-    (folder / "hostile.py").write_text(
-        "from pathlib import Path\nPath('BROKEN').touch()\nclass HostileTokenizer: pass\n"
-    )
-    config = folder / "tokenizer_config.json"
-    hostile = {"auto_map": {"AutoTokenizer": ["hostile.HostileTokenizer", None]}, "tokenizer_class": "HostileTokenizer"}
-    config.write_text(json.dumps(json.loads(config.read_text()) | hostile))
-    with suppress(UsageError):
-        local_tokenizer(str(folder))
-    assert not Path("BROKEN").exists()

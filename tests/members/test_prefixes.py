@@ -58,16 +58,6 @@ def next_turn(query, answer, then):
 
 
 @pytest.mark.parametrize("arch", KINDS)
-def test_every_turn_of_a_conversation_equals_a_fresh_reading(arch):
-    compared = tiny.Compared(tiny.member(arch, 1))
-    others, query = tiny.companions(arch), tiny.query(STORY * 2 + "Why?")
-    for then in ("And at night?", "天空?", ""):
-        answer = tiny.relayed([compared, *others], query, 3, turns=3)
-        query = next_turn(query, answer, then)
-    assert compared.count == 18 and compared.worst < NEAR
-
-
-@pytest.mark.parametrize("arch", KINDS)
 @pytest.mark.parametrize("limit", [True, 150_000])
 def test_a_long_random_life_of_prompts_that_begin_alike(arch, limit):
     """Queries begin as others did, over or open, in batches and alone, sampled and greedy, and end at any moment."""

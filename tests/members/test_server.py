@@ -11,11 +11,12 @@ import pytest
 from langchain_specfuse import ServerMember, SpecFuseChatModel, TransformersMember
 from langchain_specfuse.chat.members import checked_member, names_of
 from langchain_specfuse.core.method import Settings
-from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Sampling, ScoreJob, Segment
+from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.server.completions import FORMS
 
 from . import engines, tiny
+from .contract import drafted
 from .fake_server import INST_END, FakeServer
 
 Serve = Callable[..., tuple[FakeServer, ServerMember]]
@@ -41,16 +42,8 @@ def serve() -> Iterator[Serve]:
         server.stop()
 
 
-def draft_job(
-    answer: tuple[Segment, ...] = (), size: int = 5, sampling: Sampling | None = None, **kwargs: Any
-) -> DraftJob:
-    return DraftJob(tiny.query(id="q", **kwargs), answer, size, 64, sampling or Sampling())
-
-
-def drafted(member: ServerMember, job: DraftJob) -> Draft:
-    reply = tiny.reply_of(member, job)
-    assert isinstance(reply, Draft), reply
-    return reply
+def draft_job() -> DraftJob:
+    return DraftJob(tiny.query(id="q"), (), 5, 64, Sampling())
 
 
 def first_prompt(server: FakeServer, member: ServerMember, job: DraftJob) -> list[int]:

@@ -265,31 +265,6 @@ def test_a_server_that_comes_back_with_another_model_is_refused(served: ServerMe
     assert not isinstance(served.draft([job()])[0], Failure)
 
 
-# --- one fault, one job -----------------------------------------------------------------------------------------
-
-
-def _aborted_by_sglang(reply: dict[str, Any]) -> dict[str, Any]:
-    meta = reply["meta_info"] | {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}
-    return reply | {"output_ids": [], "meta_info": meta}
-
-
-@pytest.mark.parametrize(
-    ("engine", "changed", "reason"),
-    [
-        ("sglang", _aborted_by_sglang, "broke off"),
-    ],
-)
-def test_a_reply_without_an_answer_is_a_failure(
-    engine: str, changed: Any, reason: str, member_on: Callable[..., ServerMember]
-) -> None:
-    server = FakeServer(engine, *tiny.cached("llama", 2, **MADE_WITH))
-    member = member_on(server, tokenizer=server.tokenizer)
-    server.fault = lambda path, before: changed
-    (reply,) = member.draft([job()])
-    assert isinstance(reply, Failure) and reason in reply.message
-    server.stop()
-
-
 # --- addresses --------------------------------------------------------------------------------------------------
 
 THROUGH = "asked through the proxy 127.0.0.1:9 (from %s), cannot be"

@@ -1,13 +1,22 @@
-"""Text and tokens: nothing is lost between them, whichever member wrote it, whatever the tokenizer."""
+"""Text and tokens: nothing is lost between them, whichever member wrote it, whatever the tokenizer.
+
+Some tokenizers have the shapes of Llama 3 and 4, Qwen, Mistral, Gemma and DeepSeek: text is split and normalized before
+merging as theirs do it, the vocabularies are small and trained here.
+"""
+
+import unicodedata
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from langchain_specfuse.core.answer import is_safe
 from langchain_specfuse.core.values import DraftJob, Sampling, Segment
 from langchain_specfuse.members.text.words import BLOCK_CHARS, PartialDraft, Words
+from tests.torture.texts import texts as hard
 
 from . import tiny
 
@@ -24,21 +33,65 @@ text = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd▁"), max_size=20),
 )
 some = settings(max_examples=max(1, settings.default.max_examples // 2))
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA_4 = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK = r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", r"[!-/:-~]?\p{L}+|\s?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def byte_level(*patterns: str, nfc: bool = False) -> Tokenizer:
+    """A byte-level BPE that splits text by these patterns first."""
+    tokenizer = Tokenizer(models.BPE())
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    if nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(tiny.CORPUS, trainer)
+    return tokenizer
+
+
+SHAPES = {
+    "Llama 3": lambda: byte_level(QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")),
+    "Llama 4": lambda: byte_level(LLAMA_4),
+    "Qwen": lambda: byte_level(QWEN, nfc=True),
+    "DeepSeek": lambda: byte_level(*DEEPSEEK),
+    "Mistral": lambda: tiny.metaspace(480),
+    "Gemma": lambda: tiny.metaspace(500, prepend="never"),
+}
+each = pytest.mark.parametrize("kind", [*KINDS, *SHAPES])
+
+
+@cache
+def words_of(kind):
+    if kind not in SHAPES:
+        return WORDS[kind]
+    return Words(PreTrainedTokenizerFast(tokenizer_object=SHAPES[kind](), clean_up_tokenization_spaces=False))
+
+
+def seen(kind, texts):
+    """The text as this tokenizer can know it: Qwen's composes characters."""
+    return unicodedata.normalize("NFC", "".join(texts)) if kind == "Qwen" else "".join(texts)
 
 
 def prompt_of(words):
     return words.encode("<|im_start|>user\nWhy is it so?<|im_end|>\n<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each
 @some
-@given(texts=st.lists(text, min_size=1, max_size=4))
+@given(texts=st.lists(text | hard, min_size=1, max_size=4))
 def test_text_of_others_is_conserved(kind, texts):
-    words = WORDS[kind]
+    words = words_of(kind)
     prompt = prompt_of(words)
     ids = words.answer_ids(ME, prompt, [Segment(one) for one in texts])
     assert ids[: len(prompt)] == prompt
-    assert words.added(prompt, ids[len(prompt) :]) == "".join(texts)
+    assert words.added(prompt, ids[len(prompt) :]) == seen(kind, texts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,12 +111,12 @@ def test_text_decoded_in_parts_is_the_text_decoded_at_once(kind, texts):
             assert head + words.text_after([*prompt, *new[:count]], new[count:])[0] == whole
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each
 @some
-@given(texts=st.lists(text, min_size=1, max_size=5), own=st.integers(0, 31))
+@given(texts=st.lists(text | hard, min_size=1, max_size=5), own=st.integers(0, 31))
 def test_own_segments_keep_their_tokens_and_the_text_stays_whole(kind, texts, own):
     """Own tokens may be any tokens of the text: here one for every byte or character."""
-    words = WORDS[kind]
+    words = words_of(kind)
     prompt = prompt_of(words)
     mine = [tuple(words.continuing(one)) if own >> k & 1 and one else None for k, one in enumerate(texts)]
     segments = [Segment(one, tokens={ME: ids} if ids else {}) for one, ids in zip(texts, mine, strict=True)]
@@ -72,7 +125,7 @@ def test_own_segments_keep_their_tokens_and_the_text_stays_whole(kind, texts, ow
     for kept in filter(None, mine):
         at = next(k for k in range(at, len(ids)) if tuple(ids[k : k + len(kept)]) == kept) + len(kept)
     if all(is_safe("".join(texts), sum(map(len, texts[:k]))) for k in range(1, len(texts))):
-        assert words.added(prompt, ids[len(prompt) :]) == "".join(texts)
+        assert words.added(prompt, ids[len(prompt) :]) == seen(kind, texts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +182,7 @@ def _table():
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     extra = [byte for byte in range(256) if byte not in plain]
     table = {byte: chr(byte) for byte in plain} | {byte: chr(256 + k) for k, byte in enumerate(extra)}
-    assert set(table.values()) == set(ByteLevel.alphabet())
+    assert set(table.values()) == set(pre_tokenizers.ByteLevel.alphabet())
     return table
 
 

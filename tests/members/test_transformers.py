@@ -61,10 +61,7 @@ def test_same_replies_alone_or_in_a_crowd(arch):
             assert tiny.difference(reply, apart.score([job])[0]) < NEAR
         for gone in [query for k, query in enumerate(queries) if turn == k + 3]:
             member.forget(gone.id)
-    assert len(member.loaded.store.open_sequences) == 3
-
-
-# --- cost -------------------------------------------------------------------------------------------------------
+    assert len(member.loaded.store.trunks) == 3
 
 
 # --- ends -------------------------------------------------------------------------------------------------------

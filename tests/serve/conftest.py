@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from chat.conftest import BLUE, WIDE, until
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,18 +19,8 @@ from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.serve import app_of
 from langchain_specfuse.serve.server import listening, server_of
 
-BLUE = "The sky is blue because the air scatters short waves more than long ones."
-WIDE = "The sky is wide because the air scatters short waves better than long ones."
 QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
 PATH = "/v1/chat/completions"
-
-
-def until(true: Callable[[], object], timeout_s: float = 30.0) -> bool:
-    """Wait until it is true."""
-    end = time.monotonic() + timeout_s
-    while not true() and time.monotonic() < end:
-        time.sleep(0.005)
-    return bool(true())
 
 
 def ensemble(*answers: Any, **options: Any) -> SpecFuseChatModel:

@@ -3,66 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
 import httpx2
 import openai
 import pytest
+from chat.conftest import GatedMember
 
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.serve import Limits
 
 from .conftest import BLUE, PATH, QUESTION, ensemble
 
-MANY = 32
-WORDS = BLUE.split()
-
-
-def script(query):
-    """A text of its own for every question."""
-    number = int(query.turns[-1].text)
-    return " ".join(WORDS[(number * 7 + k * k) % len(WORDS)] for k in range(10 + number))
-
-
-def other_script(query):
-    """Another, which agrees with the first now and then."""
-    return " ".join(word if k % 3 else "but" for k, word in enumerate(script(query).split()))
-
-
-async def streamed(client, question):
-    stream = await client.chat.completions.create(
-        model="specfuse", messages=[{"role": "user", "content": question}], stream=True
-    )
-    return [chunk.choices[0].delta.content async for chunk in stream if chunk.choices[0].delta.content]
-
-
-async def test_each_of_many_streams_is_the_answer_alone(serve):
-    endpoint = serve(ensemble(script, other_script))
-    questions = [str(number) for number in range(MANY)]
-    async with endpoint.aclient() as client:
-        together = await asyncio.gather(*(streamed(client, question) for question in questions))
-    alone = [[chunk.text for chunk in endpoint.llm.stream(question) if chunk.text] for question in questions]
-    assert together == alone
-    assert len({"".join(parts) for parts in together}) == MANY
-    assert endpoint.idle()
-
-
-class Gated(ScriptedMember):
-    """Drafts once it is allowed to."""
-
-    def __init__(self, *given, **options):
-        super().__init__(*given, **options)
-        self.go_on = threading.Event()
-
-    def draft(self, jobs):
-        assert self.go_on.wait(30)
-        return super().draft(jobs)
-
 
 async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_answered(serve):
     """The refusals come while every answer under way still waits for its first draft."""
-    gated = Gated(BLUE)
+    gated = GatedMember(BLUE, first=0)
     endpoint = serve(ensemble(gated, max_concurrency=2), limits=Limits(max_waiting=3))
     body = {"model": "specfuse", "messages": QUESTION}
     async with httpx2.AsyncClient(timeout=60) as client:
@@ -71,7 +27,7 @@ async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_ans
         refused = [await next(first) for _ in range(7)]
         assert endpoint.metric("specfuse_answers_in_flight") == 2
         assert endpoint.metric("specfuse_answers_waiting") == 3
-        gated.go_on.set()
+        gated.gate.set()
         answered = [one for one in await asyncio.gather(*asked) if one not in refused]
     assert [one.json()["choices"][0]["message"]["content"] for one in answered] == [BLUE] * 5
     assert {one.json()["error"]["code"] for one in refused} == {"rate_limit_exceeded"}
@@ -81,12 +37,12 @@ async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_ans
 
 
 def test_a_late_answer_ends_with_an_error_status_or_with_an_error_after_its_text(serve):
-    gated = Gated(BLUE)
+    gated = GatedMember(BLUE, first=0)
     endpoint = serve(ensemble(gated), limits=Limits(timeout=0.3))
     response = endpoint.ask()
     assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
     assert response.headers["x-should-retry"] == "false"
-    gated.go_on.set()
+    gated.gate.set()
     assert endpoint.idle()
 
     class Slow(ScriptedMember):

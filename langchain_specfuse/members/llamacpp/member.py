@@ -9,11 +9,12 @@ from typing import Any
 import psutil
 
 from ...errors import UsageError, advised
-from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
+from ..local.batch_group import GroupMember, MemberSettings
 from ..local.member import LocalMember
+from ..local.strands import StrandStore
 from .binding import CACHE_TYPES
 from .cache import SequenceStore
-from .loading import GgufSource, GgufWeights, load
+from .loading import GgufSource, GgufWeights, LoraAdapter, load
 
 
 class LlamaCppMember(LocalMember):
@@ -33,16 +34,8 @@ class LlamaCppMember(LocalMember):
         How many layers a GPU computes. ``"auto"``: all, if this build of llama.cpp knows a GPU here.
     ``cache_type``
         How keys and values are kept: ``"f16"``, or ``"q8_0"`` or ``"q4_0"`` for half and a quarter of the memory.
-    ``chat_template``, ``chat_template_kwargs``
-        A template instead of the file's; ``"plain"`` is for base models. Arguments for the template.
-    ``system_prompt``
-        Takes the place of the conversation's system messages.
-    ``repetition_penalty``, ``seed``
-        The member's own; members with different seeds sample differently.
-    ``thinking_tokens``
-        A reasoning model thinks before its first word, for at most this many tokens (0: never).
-    ``prefix_cache``
-        Bytes that what was read for earlier queries may take. True: a third of the cache; False: nothing is kept.
+    ``chat_template``, ``chat_template_kwargs``, ``system_prompt``, ``repetition_penalty``, ``seed``
+        As those of :class:`.TransformersMember`; so are ``thinking_tokens`` and ``prefix_cache``.
 
     It computes with ``$OMP_NUM_THREADS`` threads, by default one for each core.
     """
@@ -87,15 +80,11 @@ class LlamaCppMember(LocalMember):
     def _weights(self) -> GgufWeights:
         return load(self.source)
 
-    def _joined(self, weights: GgufWeights) -> GroupMember:
-        """Join the group of members with the same adapter: llama.cpp applies one to all that it reads at once."""
-        adapter = weights.adapter(self.adapter, self.name) if self.adapter else None
-        key = (repr(self.prefix_cache), adapter)
-        group: SharedWeights | None = weights.groups.get(key)
-        if group is None:
-            store, free = SequenceStore(weights, adapter), int(psutil.virtual_memory().available)
-            group = weights.groups[key] = SharedWeights(weights, store, free=free, prefix_cache=self.prefix_cache)
-        return GroupMember(group, adapter, self.name, self.settings)
+    def _adapter(self, weights: GgufWeights, path: str) -> LoraAdapter:
+        return weights.adapter(path, self.name)
+
+    def _store(self, weights: GgufWeights, adapter: LoraAdapter | None) -> tuple[StrandStore, int]:
+        return SequenceStore(weights, adapter), int(psutil.virtual_memory().available)
 
     def _details(self, loaded: GroupMember) -> tuple[str, int]:
         weights: GgufWeights = loaded.weights

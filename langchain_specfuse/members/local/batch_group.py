@@ -1,6 +1,6 @@
 """Members that share weights and a cache: their jobs are one batch, for whichever member they are.
 
-They may differ in adapter, prompt, seed and penalty. A pass reads rows of several members, each with its own adapter.
+They may differ in prompt, seed and penalty; those with another adapter are another group.
 Here jobs become batches: contexts that do not fit fail, long ones are read in chunks, and a batch that fails is tried
 again job by job. How a draft is written and how a model is loaded is in other files.
 """
@@ -88,7 +88,7 @@ class QueryState:
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """What sets a member apart from others with the same weights, besides an adapter."""
+    """What sets a member apart from others with the same weights and adapter."""
 
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -101,11 +101,10 @@ class MemberSettings:
 class GroupMember:
     """A loaded member: how it reads and writes its queries."""
 
-    def __init__(self, group: SharedWeights, adapter: Any, name: str, settings: MemberSettings) -> None:
+    def __init__(self, group: SharedWeights, name: str, settings: MemberSettings) -> None:
         self.group = group
         self.weights = group.weights
         self.store: StrandStore = group.store
-        self.adapter = adapter
         self.name = name
         self.settings = settings
         tokenizer, config = self.weights.tokenizer, self.weights.generation_config
@@ -124,12 +123,8 @@ class GroupMember:
         self._grammars: Vocabulary | None = None
         group.members.add(self)
 
-    @property
-    def adapter_id(self) -> int:
-        return self.adapter.id if self.adapter else 0
-
     def key(self, query_id: str) -> SequenceKey:
-        return SequenceKey(query_id, self._id, self.adapter)
+        return SequenceKey(query_id, self._id)
 
     def prompt_ids(
         self,
@@ -299,10 +294,10 @@ class SharedWeights:
         return self._all("score", jobs, self._score)
 
     def leave(self, member: GroupMember) -> None:
-        """The member frees what it holds. Prefixes stay while another member has the same adapter."""
+        """The member frees what it holds. Prefixes stay while the group has another member."""
         self.members.discard(member)
-        if not any(other.adapter is member.adapter for other in self.members):
-            self.store.prefixes.drop(member.adapter_id)
+        if not self.members:
+            self.store.prefixes.clear()
             self.store.sweep()
 
     def _all(self, work: str, jobs: Sequence[tuple[Any, Job]], answer: Answer) -> list[Any]:

@@ -21,7 +21,7 @@ from ..text.words import OVERTIME, End, Words, complete, end_at, find_end
 from .masking import DraftConstraint, cut_in_structure, masked
 from .sampling import sample
 from .scoring import end_logprobs, logprobs_of
-from .strands import Branches, Logits, SequenceKey, StrandStore
+from .strands import Logits, SequenceKey, StrandStore
 
 
 def most_tokens(job: DraftJob) -> int:
@@ -109,11 +109,7 @@ class OpenDraft:
 
     def leftover(self) -> Leftover:
         """What is known of the query's next draft."""
-        # Forced text is not sampled: where it is read in one pass depends on where the draft begins.
-        kept = self.end.kept if self.end else 0
-        forced = [at for at in (self.constraint.read if self.constraint else ()) if at >= kept]
-        known = min([len(self.tokens), *forced])
-        return Leftover(list(self.context), self.tokens[:known], self.logprobs[:known], self.sampling)
+        return Leftover(list(self.context), self.tokens, self.logprobs, self.sampling)
 
     # --- one more token -----------------------------------------------------------------------------------------
 
@@ -123,14 +119,6 @@ class OpenDraft:
             self.end, self.end_logprob = End(len(self.tokens), ended=True), end_logprobs(row[None], self.stops)[0]
         else:
             self._add(token, logprob, row)
-
-    def take_forced(self, tokens: list[int], rows: Logits) -> None:
-        """Tokens without a choice. ``rows``: the logits before each of them and after the last."""
-        assert self.constraint is not None
-        for token, logprob, row in zip(tokens, logprobs_of(rows[:-1], tokens), rows, strict=False):
-            if not self.done:
-                self.constraint.read.append(len(self.tokens))
-                self._add(token, logprob, row)
 
     def _add(self, token: int, logprob: float, row: Logits | None) -> None:
         if self.constraint is None:
@@ -201,14 +189,6 @@ class OpenDraft:
                     self.stuck(0.0)
         return mask
 
-    def forced_tokens(self) -> list[int]:
-        """Text of a call that has only one continuation."""
-        with self.guarded():
-            if self.constraint is not None and self.constraint.state.in_call and self.constraint.forced_text():
-                room = min(self.limit, max(self.job.call_tokens, self.job.segment_tokens)) - len(self.tokens)
-                return self.constraint.forced_tokens(self.words, self.ids, room)
-        return []
-
     def stuck(self, logprob: float) -> None:
         """The grammar allows no token, or not the one that was sampled: the draft is what there is so far."""
         self.end = End(complete(self.words.text_after(self.context, self.tokens)[1]))
@@ -237,7 +217,6 @@ def write_drafts(store: StrandStore, drafts: Sequence[OpenDraft]) -> None:
             rows = store.decode([draft.key for draft in writing], [draft.tokens[-1] for draft in writing])
             logits.update(zip((draft.key for draft in writing), rows, strict=True))
             continue
-        _read_forced(store, ready, logits)
         masks = {draft.key: draft.mask() for draft in ready}
         if ready := [draft for draft in ready if not draft.done]:
             _add_token(ready, logits, [masks[draft.key] for draft in ready])
@@ -259,19 +238,3 @@ def _sampling(draft: OpenDraft) -> Sampling:
     if draft.constraint is None or draft.constraint.free or draft.sampling.repetition_penalty is None:
         return draft.sampling
     return replace(draft.sampling, repetition_penalty=None)
-
-
-def _read_forced(store: StrandStore, drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Logits]) -> None:
-    """Inside a call, read text without a choice in one pass instead of token by token."""
-    runs = [(draft, tokens) for draft in drafts if (tokens := draft.forced_tokens())]
-    if not runs:
-        return
-    for draft, _ in runs:
-        store.keep_logits(draft.key, len(draft.ids), logits[draft.key])
-    found = store.read_branches([Branches(draft.key, draft.ids, [draft.ids + tokens]) for draft, tokens in runs])
-    for (draft, tokens), (rows,) in zip(runs, found, strict=True):
-        draft.take_forced(tokens, rows)
-    going = [draft for draft, _ in runs if not draft.done]
-    if going:
-        after = store.prefill([(draft.key, draft.ids) for draft in going], drafting=True)
-        logits.update(zip((draft.key for draft in going), after, strict=True))

@@ -7,18 +7,16 @@ constraint means.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...constraints import Grammar, State
-from ..text.words import Words
 from .strands import Logits
 
 FORCED_CHARS = 4
-"""From this many characters on, text with only one continuation is not drafted token by token: it is agreed without a
-vote, or read in one pass inside a call."""
+"""From this many characters on, text with only one continuation is not drafted: it is agreed without a vote."""
 MOST_REFUSED = 16
 """A mask may allow more than its grammar does. After this many wrong tokens at one place the draft ends."""
 ANY_BYTE = 256
@@ -61,8 +59,6 @@ class DraftConstraint:
     """The last token ended a call."""
     call_end: int = 0
     """Number of tokens up to the end of a call that need not be the last."""
-    read: list[int] = field(default_factory=list)
-    """Which of the draft's tokens were not picked, but read as forced text."""
     refused: int = 0
     """How often the mask has allowed a token at this place that the grammar then refused."""
     _mask: Any = None
@@ -112,13 +108,6 @@ class DraftConstraint:
         """Whether forced text begins here."""
         before, self.forced = self.forced, bool(self.forced_text())
         return self.forced and not before
-
-    def forced_tokens(self, words: Words, ids: Sequence[int], room: int) -> list[int]:
-        """The tokens of the forced text; none where it is short or the grammar disagrees."""
-        text = self.forced_text()
-        tokens = words.after(ids, text)[:room] if text else []
-        trial = self.state.fork()
-        return tokens if len(tokens) > 1 and all(trial.put(token) for token in tokens) else []
 
 
 def cut_in_structure(text: str, ends: Sequence[int], limit: int) -> int:

@@ -19,6 +19,7 @@ from ..files import preview, reasons
 from ..text.templates import Template
 from ..text.words import Words
 from .batch_group import GroupMember, MemberSettings, SharedWeights
+from .strands import StrandStore
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -33,8 +34,6 @@ class LocalMember(ABC):
     weights.
     """
 
-    spreads = True
-    """It is placed on a cluster, where members are."""
     usual: ClassVar[Mapping[str, Any]] = {}
     """Values of the source that need not be written in :attr:`spec`."""
 
@@ -129,21 +128,26 @@ class LocalMember(ABC):
 
         What is shared stays while another member has it.
         """
-        self._leave()
+        loaded, self.loaded, self._probe = self.loaded, None, None
+        if loaded is not None:
+            loaded.leave()
+            weights = loaded.weights
+            del loaded
+            weights.left()
 
     # --- what it holds ------------------------------------------------------------------------------------------
 
     @property
     def prefixes(self) -> dict[str, int]:
         """What is kept of queries that are over: the number of prefixes, their tokens and their bytes."""
-        kept = self.loaded.store.prefixes.of(self.loaded.adapter_id) if self.loaded else []
+        kept = self.loaded.store.prefixes.kept if self.loaded else []
         tokens, held = sum(len(prefix.ids) for prefix in kept), sum(prefix.bytes for prefix in kept)
         return {"prefixes": len(kept), "tokens": tokens, "bytes": held}
 
     def drop_prefixes(self) -> None:
         """Free what is kept of queries that are over. To be called on the member's worker, as everything else."""
         if self.loaded:
-            self.loaded.store.prefixes.drop(self.loaded.adapter_id)
+            self.loaded.store.prefixes.clear()
             self.loaded.store.sweep()
 
     # --- text and tokens ----------------------------------------------------------------------------------------
@@ -180,12 +184,26 @@ class LocalMember(ABC):
         """Its weights; loaded now unless another member has them."""
 
     @abstractmethod
-    def _joined(self, weights: Any) -> GroupMember:
-        """Join the group of members with these weights."""
+    def _adapter(self, weights: Any, path: str) -> Any:
+        """The one copy of this adapter."""
+
+    @abstractmethod
+    def _store(self, weights: Any, adapter: Any) -> tuple[StrandStore, int]:
+        """A cache for all that is read with this adapter, and how many bytes of memory nothing uses now."""
 
     @abstractmethod
     def _details(self, loaded: GroupMember) -> tuple[str, int]:
         """Device, precision and the like, for people; the number of parameters."""
+
+    def _joined(self, weights: Any) -> GroupMember:
+        """Join the group of members with the same adapter: an engine reads with one at a time."""
+        adapter = self._adapter(weights, self.adapter) if self.adapter else None
+        key = (repr(self.prefix_cache), adapter)
+        group: SharedWeights | None = weights.groups.get(key)
+        if group is None:
+            store, free = self._store(weights, adapter)
+            group = weights.groups[key] = SharedWeights(weights, store, free=free, prefix_cache=self.prefix_cache)
+        return GroupMember(group, self.name, self.settings)
 
     def _load(self) -> GroupMember:
         if self.loaded is not None:
@@ -200,14 +218,6 @@ class LocalMember(ABC):
         reasoning = reasons(loaded.template.chat_template, self.spec)
         self._probe = Probe(self.source.model, True, weights.context_limit, detail, calls, size, reasoning)
         return loaded
-
-    def _leave(self) -> None:
-        loaded, self.loaded, self._probe = self.loaded, None, None
-        if loaded is not None:
-            loaded.leave()
-            weights = loaded.weights
-            del loaded
-            weights.left()
 
 
 # --- checks -----------------------------------------------------------------------------------------------------

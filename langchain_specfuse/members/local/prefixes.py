@@ -6,7 +6,7 @@ Knows token ids, bytes, and the logits where a prompt ended; nothing of how a st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,8 +50,6 @@ class Prefix:
     ends: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     """Next-token logits after the first n tokens, where a prompt ended. A prompt that is asked again is not read at
     all, and its answer is the same to the bit."""
-    adapter_id: int = 0
-    """The adapter that it was read with (0: none). It is of no use with another."""
 
 
 def closest(prefixes: Iterable[Prefix], ids: list[int]) -> tuple[Prefix | None, int]:
@@ -77,9 +75,9 @@ class Prefixes:
     ``limit``: at most this many bytes. ``whole``: they cannot be cut, so a longer one does not replace a shorter one.
     """
 
-    def __init__(self, limit: int = 0, *, whole: bool = False) -> None:
-        self.limit = limit
-        self.whole = whole
+    def __init__(self) -> None:
+        self.limit = 0
+        self.whole = False
         self.shortest = SHORTEST
         self.kept: list[Prefix] = []
 
@@ -87,19 +85,14 @@ class Prefixes:
     def bytes(self) -> int:
         return sum(prefix.bytes for prefix in self.kept)
 
-    def of(self, adapter_id: int) -> list[Prefix]:
-        """Those that were read with this adapter."""
-        return [prefix for prefix in self.kept if prefix.adapter_id == adapter_id]
-
-    def keep(self, new: Prefix, copy: Callable[[], Any], room: int) -> None:
-        """Keep one more if it fits into ``room`` bytes. ``copy`` makes its data; it is only called if it is kept."""
-        room = min(room, self.limit)
-        if len(new.ids) < self.shortest or new.bytes > room or self._has(new):
-            return
+    def keep(self, new: Prefix) -> bool:
+        """Keep one more, if it is long enough and fits."""
+        if len(new.ids) < self.shortest or new.bytes > self.limit or self._has(new):
+            return False
         self.kept = [prefix for prefix in self.kept if not self._replaces(new, prefix)]
-        self.shrink(room - new.bytes, MOST - 1)
-        new.data = copy()
+        self.shrink(self.limit - new.bytes, MOST - 1)
         self.kept.append(new)
+        return True
 
     def use(self, prefix: Prefix) -> None:
         """Mark it as the most recently used, if it is one of these."""
@@ -116,19 +109,15 @@ class Prefixes:
     def clear(self) -> None:
         self.kept.clear()
 
-    def drop(self, adapter_id: int) -> None:
-        """Drop all that was read with this adapter."""
-        self.kept = [prefix for prefix in self.kept if prefix.adapter_id != adapter_id]
-
     def _has(self, new: Prefix) -> bool:
-        for old in self.of(new.adapter_id):
+        for old in self.kept:
             if new.ids == (old.ids if self.whole else old.ids[: len(new.ids)]):
                 self.use(old)
                 return True
         return False
 
     def _replaces(self, new: Prefix, old: Prefix) -> bool:
-        if self.whole or old.adapter_id != new.adapter_id:
+        if self.whole:
             return False
         lost = len(old.ids) - common_prefix(old.ids, new.ids)
         end = max(old.ends, default=0)  # where its prompt ended: a prompt that is asked again must be found

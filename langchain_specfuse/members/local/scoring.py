@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.values import Candidate
-from ..text.words import Words
+from ..text.words import Words, either
 from .strands import Logits
 
 
@@ -59,25 +59,10 @@ class CandidateTokens:
             return tuple(known)
         end = end_logprobs(logits[count : count + 1], stops)[0]
         if len(self.ids) > self.size:
-            end = either(end, math.fsum(known[count:]))
+            end = either([end, math.fsum(known[count:])])
         return (*known[:count], end)
 
     def ends(self, logits: Logits, words: Words) -> tuple[int, ...]:
-        """How many of the candidate's characters are complete after each of its new tokens.
-
-        New tokens may begin before the candidate, where its beginning is read together with the text before it.
-        """
+        """As :meth:`.Words.ends`."""
         start = len(self.ids) + 1 - len(logits)
-        text, ends = words.text_after(self.ids[:start], self.ids[start : self.size])
-        before = len(text) - len(self.candidate.text)
-        return tuple(max(0, end - before) for end in ends)
-
-
-def either(one: float, other: float) -> float:
-    """log(e^one + e^other), at most 0.
-
-    >>> round(either(math.log(0.25), math.log(0.25)), 6) == round(math.log(0.5), 6)
-    True
-    """
-    high, low = max(one, other), min(one, other)
-    return high if low == -math.inf else min(0.0, high + math.log1p(math.exp(low - high)))
+        return words.ends(self.ids[:start], self.ids[start : self.size], self.candidate.text)

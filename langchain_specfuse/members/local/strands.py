@@ -29,11 +29,10 @@ Logits: TypeAlias = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class SequenceKey:
-    """Names a sequence: a query as one member reads it, with its adapter."""
+    """Names a sequence: a query as one member reads it."""
 
     query_id: str
     member: str = ""
-    adapter: Any = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ _LOCK = threading.Lock()
 
 
 class StrandStore(ABC):
-    """Strands of all open queries of one batch group.
+    """Strands of all open queries of one batch group, all read with the same adapter.
 
     Three ways to read: ``prefill`` (the text so far), ``decode`` (one more token of a draft) and ``read_branches``
     (several continuations, for scoring). ``chunk``: at most this many tokens of a long text are read at once.
@@ -97,7 +96,6 @@ class StrandStore(ABC):
         self.device = device
         self.chunk = chunk
         self.tokens_read = 0
-        self.tokens_reused = 0
         self.found: dict[SequenceKey, int] = {}
         """Per sequence, how many tokens of the text so far were cached when it was last read."""
         self.prefixes = Prefixes()
@@ -207,7 +205,7 @@ class StrandStore(ABC):
             trunk = self.blank(keys)
         elif trunk is None:
             open_now = [Prefix(other.ids, other, ends=other.ends) for other in self.trunks.values()]
-            found, shared = closest([*self.prefixes_for(key), *open_now], ids)
+            found, shared = closest([*self.prefixes.kept, *open_now], ids)
             if found is not None:
                 self.prefixes.use(found)
             trunk = self.blank(keys)
@@ -237,7 +235,6 @@ class StrandStore(ABC):
                 self.cut(strand, known if complete else min(known, len(ids) - 1))
                 known = len(strand.ids)
             self.found[key] = max(known - self.read_ahead.pop(key, 0), 0)
-            self.tokens_reused += self.found[key]
             if known < len(ids):
                 readings.append((strand, ids[known:], 1))
         for (strand, _, _), rows in zip(readings, self.read(readings), strict=True):
@@ -281,7 +278,7 @@ class StrandStore(ABC):
     def missing(self, key: SequenceKey, ids: list[int]) -> int:
         """How many of these tokens must still be read."""
         own = [self.trunks[key], *self.branches.get(key, [])] if key in self.trunks else []
-        others = [prefix.data for prefix in self.prefixes_for(key)] + list(self.trunks.values())
+        others = [prefix.data for prefix in self.prefixes.kept] + list(self.trunks.values())
         shared = max((self._use_of(one, ids) for one in own or others), default=0)
         return len(ids) - (shared if own or shared >= self.prefixes.shortest else 0)
 
@@ -309,10 +306,7 @@ class StrandStore(ABC):
         if strand is not None:
             held = self.bytes_of(strand) + sum(row.nbytes for row in strand.ends.values())
             ends = {n: row for n, row in strand.ends.items() if n <= len(strand.ids)}
-            adapter = self.adapter_of(key)
-            prefix = Prefix(list(strand.ids), None, held, ends, adapter.id if adapter else 0)
-            self.prefixes.keep(prefix, lambda: strand, self.prefixes.limit)
-            if prefix.data is strand:
+            if self.prefixes.keep(Prefix(list(strand.ids), strand, held, ends)):
                 self.kept.append(self.trunks.pop(key))
         self.drop(key)
         self.sweep()
@@ -362,10 +356,6 @@ class StrandStore(ABC):
         return [*self.trunks.values(), *(one for some in self.branches.values() for one in some), *self.kept]
 
     @property
-    def open_sequences(self) -> list[SequenceKey]:
-        return list(self.trunks)
-
-    @property
     @abstractmethod
     def bytes_held(self) -> int:
         """What strands, prefixes and logits take."""
@@ -392,15 +382,6 @@ class StrandStore(ABC):
             if store.device == self.device:  # so it has the same worker, and is not at work now
                 store.prefixes.clear()
                 store.sweep()
-
-    def adapter_of(self, key: SequenceKey) -> Any:
-        """The adapter that this sequence is read with."""
-        return key.adapter
-
-    def prefixes_for(self, key: SequenceKey) -> list[Prefix]:
-        """The kept prefixes that this sequence may begin with."""
-        adapter = self.adapter_of(key)
-        return self.prefixes.of(adapter.id if adapter else 0)
 
     def set_budget(self, budget: int, prefix_bytes: int) -> None:
         """From now on at most ``budget`` bytes, ``prefix_bytes`` of them for prefixes. The excess is freed at once."""

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import MemberError, UsageError, advised
 from .http import Client
-
-if TYPE_CHECKING:
-    from ..chat_model import ChatModelMember
 
 LIBRARY = "library"
 """``owned_by`` in Ollama's list of models."""
 
 
-def chat_member(client: Client, model: str, owner: str, seed: int, **how: Any) -> ChatModelMember:
-    """A member that asks this server, with the client's key, authorities and time limit. ``how``: its arguments."""
-    from ..chat_model import ChatModelMember
-
-    return ChatModelMember(_chat_model(client, model, owner, seed), **how)
-
-
-def _chat_model(client: Client, model: str, owner: str, seed: int) -> Any:
+def chat_model_of(client: Client, model: str, owner: str, seed: int) -> Any:
+    """A chat model that asks this server, with the client's key, authorities and time limit."""
     address = client.address
     common: dict[str, Any] = {"model": model, "temperature": 0.0, "seed": seed}
     try:

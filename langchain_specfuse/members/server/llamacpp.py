@@ -16,9 +16,10 @@ from typing import Any
 
 from ...core.values import Constraint
 from ...errors import MemberError
+from ..text.words import either
 from .http import Client, RefusedError
 from .tokenizers import RemoteTokenizer
-from .tokens import Dialect, Drawn, Path, Request, Scorer, cached_tokens, either
+from .tokens import Dialect, Drawn, Path, Request, Scorer, cached_tokens
 
 MOST_LIKELY = 40
 """Where several tokens can end a turn, those among this many likely ones are counted."""

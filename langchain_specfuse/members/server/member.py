@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.member import Probe
-from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
+from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ...errors import MemberError, UsageError, advised
 from ..text.templates import Template
 from ..text.words import Words
 from ..threads import each, shown
-from .chat import chat_member, is_ollama
+from .chat import chat_model_of, is_ollama
 from .completions import Completions
 from .http import Address, Client, refuse_secrets
 from .llamacpp import LlamaCpp
@@ -61,18 +61,12 @@ class ServerMember:
     - ``api_key_env`` names the environment variable with the API key (``Basic ...`` is sent as it is). An address must
       not hold a key.
     - ``verify`` may name a file with the certificate authorities to trust.
+    - ``timeout`` is that of one HTTP request with its retries: the narrowest of three limits. It
+      should be shorter than ``member_timeout``, unless late members are only skipped.
     - ``max_concurrency`` requests are sent at once.
     - ``system_prompt``, ``seed``, ``chat_template``, ``chat_template_kwargs`` and ``repetition_penalty`` are as those
       of :class:`.TransformersMember`.
 
-    Three time limits:
-
-    - ``timeout`` here: one HTTP request with its retries. Then the job fails, and the member leaves the answer.
-    - ``member_timeout`` of the chat model: one reply of any member, which may take several requests. Then the member
-      leaves the answer or, with ``Method(late="skip")``, misses the round; its requests continue until their own limit.
-    - ``timeout`` of the chat model: the whole answer. Then the call raises.
-
-    Each should be shorter than the next, except that with ``late="skip"`` a short ``member_timeout`` is useful.
     """
 
     def __init__(
@@ -180,11 +174,7 @@ class ServerMember:
     def token_count(self) -> Callable[..., int]:
         """(turns, tools) -> the length of their prompt. A server that only chats has no such attribute."""
         session = self._tokens()
-
-        def count(turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> int:
-            return len(session.prompt_ids(turns, tools))
-
-        return count
+        return lambda turns, tools=(): len(session.prompt_ids(turns, tools))
 
     def _tokens(self) -> TokenSession:
         self.probe()
@@ -223,11 +213,14 @@ class ServerMember:
 
     def _probe_chat(self, client: Client, model: str, owner: str) -> Probe:
         """Join as a chat model."""
+        from ..chat_model import ChatModelMember
+
         mine = ("chat_template", "chat_template_kwargs", "repetition_penalty")
         if given := [name for name in mine if getattr(self, name)]:
             raise self._refusal(f"it only chats, without {given[0]}=", f"leave {given[0]} out")
-        how = {"name": self.name, "max_concurrency": self.max_concurrency, "system_prompt": self.system_prompt}
-        self._chat = chat_member(client, model, owner, self.seed, **how)
+        how: dict[str, Any] = {"name": self.name, "system_prompt": self.system_prompt}
+        chat_model = chat_model_of(client, model, owner, self.seed)
+        self._chat = ChatModelMember(chat_model, max_concurrency=self.max_concurrency, **how)
         probe = self._chat.probe()
         return replace(probe, model=model, detail=f"{probe.detail}, at {self.address.url}")
 

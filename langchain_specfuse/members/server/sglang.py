@@ -14,6 +14,7 @@ from typing import Any
 
 from ...core.values import Constraint
 from ...errors import MemberError, amount
+from ..text.words import either
 from .tokenizers import RemoteTokenizer, by_endpoints
 from .tokens import (
     Dialect,
@@ -23,7 +24,6 @@ from .tokens import (
     Scorer,
     cached_tokens,
     check_completed,
-    either,
     merged,
     prompts_of,
     sampling_fields,

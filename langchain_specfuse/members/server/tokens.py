@@ -32,7 +32,7 @@ from ...core.values import (
 from ...errors import MemberError, amount
 from ..text.templates import Template, with_system
 from ..text.tools import allows_prose
-from ..text.words import PartialDraft, Words
+from ..text.words import PartialDraft, Words, either
 from .http import Client
 from .tokenizers import RemoteTokenizer
 
@@ -262,18 +262,15 @@ class TokenSession:
                 by_token = row.pop() if self.dialect.stops else -math.inf
                 row = [*row, either([by_token, math.fsum(next(by_text))])]
             scores.append(tuple(row))
-        ends = tuple(map(self._ends, paths, job.candidates)) if job.query.constraint else None
+        ends = None
+        if job.query.constraint:
+            pairs = zip(paths, job.candidates, strict=True)
+            ends = tuple(self.words.ends(path.ids[: path.start], path.new, one.text) for path, one in pairs)
         return Scored(tuple(scores), Effort(read=sum(len(path.new) for path in asked)), ends)
 
     def forget(self, query_id: str) -> None:
         self._prompts.pop(query_id, None)
         self.dialect.forget(query_id)
-
-    def _ends(self, path: Path, candidate: Candidate) -> tuple[int, ...]:
-        """How many of the candidate's characters are complete after each of its new tokens."""
-        text, ends = self.words.text_after(path.ids[: path.start], path.new)
-        before = len(text) - len(candidate.text)
-        return tuple(max(0, end - before) for end in ends)
 
     def _sampling(self, job: DraftJob, position: int) -> Sampling:
         """The job's sampling with this member's penalty, and a seed that depends only on the place in the answer."""
@@ -358,18 +355,6 @@ def cached_tokens(count: Any, most: int) -> int | None:
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         return None
     return min(count, most)
-
-
-def either(logprobs: Iterable[float]) -> float:
-    """The log-probability that any of these comes, at most 0.
-
-    >>> round(math.exp(either([math.log(0.25), math.log(0.5)])), 6)
-    0.75
-    """
-    known = sorted(logprobs, reverse=True)
-    if not known or known[0] == -math.inf:
-        return -math.inf
-    return min(0.0, known[0] + math.log(math.fsum(math.exp(value - known[0]) for value in known)))
 
 
 def prompts_of(path: Path, stops: Sequence[int]) -> list[list[int]]:

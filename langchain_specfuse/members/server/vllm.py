@@ -13,9 +13,10 @@ from typing import Any
 
 from ...core.values import Constraint
 from ...errors import MemberError
+from ..text.words import either
 from .completions import Completions
 from .tokenizers import RemoteTokenizer, by_endpoints
-from .tokens import Drawn, Path, Request, Scorer, cached_tokens, either, sampling_fields
+from .tokens import Drawn, Path, Request, Scorer, cached_tokens, sampling_fields
 
 ECHO_BELOW = 150
 """In a context shorter than this an echo is cheaper than the probes (measured on a CPU: 100 to 200)."""

@@ -10,7 +10,7 @@ tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -121,6 +121,15 @@ class Words:
             ends.append(len(text))
         return text, ends
 
+    def ends(self, context: Sequence[int], new: Sequence[int], candidate: str) -> tuple[int, ...]:
+        """How many of a candidate's characters are complete after each of these tokens, at whose end it stands.
+
+        They may begin before the candidate, where its beginning is read together with the text before it.
+        """
+        text, ends = self.text_after(context, new)
+        before = len(text) - len(candidate)
+        return tuple(max(0, end - before) for end in ends)
+
     def added(self, context: Sequence[int], new: Sequence[int]) -> str:
         """The text that these tokens add, also where its last character is incomplete."""
         return self._added(*self._left(context), new)
@@ -163,6 +172,18 @@ def blocks(run: str) -> Iterator[str]:
         start = at
     if start < len(run):
         yield run[start:]
+
+
+def either(logprobs: Iterable[float]) -> float:
+    """The log-probability that any of these comes, at most 0.
+
+    >>> round(math.exp(either([math.log(0.25), math.log(0.5)])), 6)
+    0.75
+    """
+    known = sorted(logprobs, reverse=True)
+    if not known or known[0] == -math.inf:
+        return -math.inf
+    return min(0.0, known[0] + math.log(math.fsum(math.exp(value - known[0]) for value in known)))
 
 
 # --- where a draft ends -----------------------------------------------------------------------------------------

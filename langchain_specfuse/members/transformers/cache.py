@@ -155,9 +155,6 @@ class ModelCache(StrandStore):
 
     # --- memory -------------------------------------------------------------------------------------------------
 
-    def adapter_of(self, key: SequenceKey) -> Adapter | None:
-        return self.adapter
-
     def bytes_of(self, strand: Strand) -> int:
         return sum(tensor.nbytes for tensor in _tensors(strand.state))
 

@@ -14,10 +14,12 @@ import psutil
 import torch
 
 from ...errors import UsageError, advised
-from ..local.batch_group import GroupMember, MemberSettings, SharedWeights
+from ..local.batch_group import GroupMember, MemberSettings
 from ..local.member import LocalMember
+from ..local.strands import StrandStore
 from .cache import Forward, ModelCache, best_cache
 from .loading import Source, Weights, free_memory, given, load
+from .lora import Adapter
 
 _OURS = ("dtype", "torch_dtype", "revision", "trust_remote_code", "use_safetensors", "weights_only")
 """Arguments of from_pretrained that are not for ``model_kwargs``: they are ours, or would open pickled weights."""
@@ -105,8 +107,8 @@ class TransformersMember(LocalMember):
         super().forget(query_id)
 
     @torch.inference_mode()
-    def _leave(self) -> None:
-        super()._leave()
+    def unload(self) -> None:
+        super().unload()
 
     # --- loading ------------------------------------------------------------------------------------------------
 
@@ -114,17 +116,12 @@ class TransformersMember(LocalMember):
         with torch.inference_mode():
             return load(self.source, self.name)
 
-    def _joined(self, weights: Weights) -> GroupMember:
-        """Join the group of members with the same adapter: a pass is read with one."""
-        adapter = weights.adapters.get(self.adapter, self.name) if self.adapter else None
-        key = (repr(self.prefix_cache), adapter)
-        group: SharedWeights | None = weights.groups.get(key)
-        if group is None:
-            forward = Forward(weights.model, weights.adapters)
-            store = best_cache(forward, _trial_tokens(weights), self.name, adapter)
-            free = _free_bytes(weights.device)
-            group = weights.groups[key] = SharedWeights(weights, store, free=free, prefix_cache=self.prefix_cache)
-        return GroupMember(group, adapter, self.name, self.settings)
+    def _adapter(self, weights: Weights, path: str) -> Adapter:
+        return weights.adapters.get(path, self.name)
+
+    def _store(self, weights: Weights, adapter: Adapter | None) -> tuple[StrandStore, int]:
+        forward = Forward(weights.model, weights.adapters)
+        return best_cache(forward, _trial_tokens(weights), self.name, adapter), _free_bytes(weights.device)
 
     def _details(self, loaded: GroupMember) -> tuple[str, int]:
         weights, store = loaded.weights, cast("ModelCache", loaded.store)
