@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -53,7 +54,7 @@ _RESULT = TypeAdapter(Result)
 
 
 class Results:
-    """The results of one folder. Only one process should write at a time.
+    """The results of one folder. Only one process can write at a time.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -76,6 +77,7 @@ class Results:
         except OSError as error:
             wrong = UsageError(f"results cannot be written: {error}")
             raise advised(wrong, "name another folder with --out") from error
+        self._lock(self._file)
         self._file.seek(0)
         found, end = read_results(self._file.read(), self.path)
         self._file.truncate(end)
@@ -86,6 +88,18 @@ class Results:
         if self._file:
             self._file.close()
             self._file = None
+
+    def _lock(self, file: BinaryIO) -> None:
+        with suppress(ModuleNotFoundError):  # not a POSIX system
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.close()
+                self._file = None
+                busy = UsageError(f"another process is writing {self.path}")
+                raise advised(busy, "wait for it, or name another folder with --out") from error
 
     def __contains__(self, key: str) -> bool:
         return key in self._by_key

@@ -125,6 +125,13 @@ def test_a_broken_line_in_the_middle_is_refused_and_kept(tmp_path, name, value):
     assert path.read_text() == broken
 
 
+def test_two_processes_do_not_write_one_file(tmp_path):
+    with Results(tmp_path), pytest.raises(UsageError, match="another process is writing"), Results(tmp_path):
+        pass
+    with Results(tmp_path):
+        pass
+
+
 SLOW = """
 import sys, time
 from pathlib import Path
