@@ -259,21 +259,7 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
-function themes() {
-  const wish = matchMedia("(prefers-color-scheme: dark)");
-  const dark = () => (document.documentElement.dataset.theme ?? (wish.matches ? "dark" : "light")) === "dark";
-  const label = () => (part("theme").textContent = dark() ? "Light" : "Dark");
-  part("theme").addEventListener("click", () => {
-    document.documentElement.dataset.theme = dark() ? "light" : "dark";
-    label();
-  });
-  wish.addEventListener("change", label);
-  label();
-}
-
 draw(0);
 whole();
 listen();
-themes();
-part("theme").hidden = false;
 if (rounds.length) show(0);
