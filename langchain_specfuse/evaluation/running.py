@@ -7,14 +7,14 @@ after another, because one would slow down the other's clock.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, TextIO
 
 from .._version import __version__
@@ -83,52 +83,40 @@ def run(plan: Plan, results: Results, *, seen: Seen | None = None) -> list[Resul
 
 async def _run(plan: Plan, results: Results, seen: Seen) -> list[Result]:
     for system in plan.systems:
-        asked = plan.keys(system)
-        failed = {result.key for result in results.found(key for key, _, _ in asked) if result.error}
-        open = [one for one in asked if one[0] not in results or one[0] in failed]
-        done = len(asked) - len(open)
-        seen(system, done, len(asked))
-        if not open:
-            continue
-        ensemble = Ensemble(
-            [plan.members[name] for name in system.members], [plan.members[name] for name in system.verifiers]
-        )
-        await asyncio.wrap_future(ensemble.loaded())
-        await _drop_prefixes(ensemble)
-        work = [partial(_answer, plan, system, ensemble, *one) for one in open]
-        async with aclosing(_as_completed(work, plan.at_once)) as answers:
-            async for result in answers:
-                results.add(result)
-                done += 1
-                seen(system, done, len(asked))
+        await _ask(plan, system, results, seen)
     return results.found(key for system in plan.systems for key, _, _ in plan.keys(system))
 
 
-async def _as_completed(
-    work: Sequence[Callable[[], Coroutine[Any, Any, Result]]], at_once: int
-) -> AsyncGenerator[Result, None]:
-    """The results as they come, with ``at_once`` under way. A usage error stops the rest."""
-    limit = asyncio.Semaphore(at_once)
-
-    async def limited(one: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        async with limit:
-            return await one()
-
-    tasks = [asyncio.ensure_future(limited(one)) for one in work]
-    try:
-        for finished in asyncio.as_completed(tasks):
-            yield await finished
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _drop_prefixes(ensemble: Ensemble) -> None:
-    """Empty the members' prefix caches: prompts read for an earlier system would make this one look faster."""
+async def _ask(plan: Plan, system: System, results: Results, seen: Seen) -> None:
+    """Ask this system what has no result. An error, such as a usage error, stops the rest."""
+    asked = plan.keys(system)
+    failed = {result.key for result in results.found(key for key, _, _ in asked) if result.error}
+    open = [one for one in asked if one[0] not in results or one[0] in failed]
+    done = itertools.count(len(asked) - len(open))
+    seen(system, next(done), len(asked))
+    if not open:
+        return
+    ensemble = Ensemble(
+        [plan.members[name] for name in system.members], [plan.members[name] for name in system.verifiers]
+    )
+    await asyncio.wrap_future(ensemble.loaded())
     for member in ensemble.members.values():
+        # Prompts read for an earlier system would make this one look faster.
         if drop := getattr(member, "drop_prefixes", None):
             await asyncio.wrap_future(on_worker(member, drop))
+    limit = asyncio.Semaphore(plan.at_once)
+
+    async def answer(one: Asked) -> None:
+        async with limit:
+            results.add(await _answer(plan, system, ensemble, *one))
+        seen(system, next(done), len(asked))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in open:
+                group.create_task(answer(one))
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
 
 
 def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
