@@ -21,7 +21,7 @@ from .report import points_range
 from .results import Result, Results
 from .running import AT_ONCE, Plan, Seen, run
 from .statistics import difference, needed
-from .summary import Report, scores_of, summary
+from .summary import Report, common, differences, grouped, scores_of, summary
 from .systems import ENSEMBLE, System, singles
 from .tasks import Task, jsonl
 
@@ -103,14 +103,14 @@ def diagnosed(
     alone = singles(list(fit), settings)
     bounds: dict[str, Any] = {"at_once": at_once, "timeout": timeout}
     found = run(Plan(task, tuple(alone), fit, **bounds), results, seen=seen)
-    findings += [_endings(name, found) for name in fit]
-    lead = _best(found, list(fit))
-    own = {name: [one for one in found if one.system == name] for name in fit}
+    own = grouped(found)
+    findings += [_endings(name, own[name]) for name in fit]
+    lead = max(fit, key=lambda name: _rank(own[name]))
     ways = ways_of(list(fit), lead, settings, task, own) if len(fit) > 1 else []
     plan = Plan(task, (*alone, *ways), fit, **bounds)
     found = run(plan, results, seen=seen)
     report = summary(plan, found)
-    by_system = {system.name: [one for one in found if one.system == system.name] for system in plan.systems}
+    by_system = grouped(found)
     attempts = [tried(way.name, by_system[way.name], by_system[lead], len(ways)) for way in ways]
     scores = {name: mean_of(by_system[name]) for name in fit}
     calibration = calibrated(ways, attempts, lead, scores, len(task.questions)) if ways else None
@@ -120,14 +120,9 @@ def diagnosed(
     return Diagnosis(tuple(findings), report, verdict, (*mend, *advice), tuple(found), calibration)
 
 
-def _best(found: Sequence[Result], members: Sequence[str]) -> str:
-    """The member with the best score alone; among equals the faster one."""
-
-    def rank(name: str) -> tuple[float, float]:
-        own = [one for one in found if one.system == name]
-        return round(mean_of(own), 9), -math.fsum(one.work_s for one in own)
-
-    return max(members, key=rank)
+def _rank(own: Sequence[Result]) -> tuple[float, float]:
+    """The member with the best score alone leads; among equals the faster one."""
+    return round(mean_of(own), 9), -math.fsum(one.work_s for one in own)
 
 
 def mean_of(results: Sequence[Result]) -> float:
@@ -160,7 +155,7 @@ def calibrated(
 
 def _endings(name: str, found: Sequence[Result]) -> Finding:
     """Whether this member, alone, ends its answers."""
-    own = [result for result in found if result.system == name and not result.error]
+    own = [result for result in found if not result.error]
     if not own:
         return Finding(name, "answers", BAD, "no answer without an error")
     ended = sum(result.finish != "length" for result in own)
@@ -189,10 +184,9 @@ def advise(calibration: Calibration | None, by_system: Mapping[str, Sequence[Res
     hopeful, more = [], 0
     for one in calibration.tried:
         mine = scores_of(by_system[one.name])
-        pairs = [(mine[question], own[question]) for question in own if question in mine]
-        apart = difference([a for a, _ in pairs], [b for _, b in pairs])
+        apart = difference(*common(mine, own))
         hopeful += [one.name] if apart.high > ALIKE else []
-        more = max(more, needed([a - b for a, b in pairs]))
+        more = max(more, needed(differences(mine, own)))
         lines.append(
             f"{one.name.capitalize()} ({WAYS[one.name].format(lead=lead)}): {one.wins} won, {one.losses} lost against "
             f"{lead} alone, {points_range(apart)}, p = {one.p:.2g}; {one.passes:.1f} times its passes, "

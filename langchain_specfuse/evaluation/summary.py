@@ -80,9 +80,7 @@ class Report:
 
 def summary(plan: Plan, results: Sequence[Result]) -> Report:
     """The report of a plan, from the results that exist."""
-    by_system: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        by_system[result.system].append(result)
+    by_system = grouped(results)
     systems = [system for system in plan.systems if by_system[system.name]]
     scores = {system.name: scores_of(by_system[system.name]) for system in systems}
     rows = [_row(system, by_system[system.name], scores[system.name]) for system in systems]
@@ -110,6 +108,14 @@ def summary(plan: Plan, results: Sequence[Result]) -> Report:
         seeds=plan.seeds,
         about=_about(plan),
     )
+
+
+def grouped(results: Sequence[Result]) -> Mapping[str, list[Result]]:
+    """system -> its results."""
+    by_system: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        by_system[result.system].append(result)
+    return by_system
 
 
 def scores_of(results: Sequence[Result]) -> dict[str, float]:
