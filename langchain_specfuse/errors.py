@@ -17,7 +17,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
 
@@ -94,6 +95,15 @@ def meant(name: object, known: Iterable[object], otherwise: str, cutoff: float =
     """
     near = get_close_matches(str(name), [one for one in known if isinstance(one, str)], n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+def imported(module: str, what: str, extra: str) -> Any:
+    """The module of an extra, or an error that says how to install it."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        missing = UsageError(f"{what} needs {error.name}, which is not installed")
+        raise advised(missing, f'pip install "langchain-specfuse[{extra}]"') from error
 
 
 def advised(error: _E, advice: str) -> _E:

@@ -7,7 +7,6 @@ Exit codes: 0 success, 1 the ensemble failed, 2 a mistake in the call, 130 inter
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import json
 import os
@@ -24,7 +23,7 @@ from .._version import __version__
 from ..chat import options as _options
 from ..chat import output_format as _format
 from ..core.values import Query, Round, Turn
-from ..errors import MemberError, SpecFuseError, UsageError, advised
+from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
 from ..show.terminal import Paint, legend, pieces, table, visible
 from ..show.trace import Trace
 from . import choices
@@ -52,7 +51,7 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
     try:
         # A question "eval" comes after "--".
         name = words[0] if words and words[0] in SUBCOMMANDS else ""
-        module = _subcommand(name) if name else sys.modules[__name__]
+        module = imported(f"langchain_specfuse.cli.{name}", name, name) if name else sys.modules[__name__]
         given = module.parser().parse_args(words[1:] if name else words)
         with redirect_stdout(sys.stderr):  # whatever a library prints is not the answer
             good = module.run(given, members, out)
@@ -71,14 +70,6 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
             raise
         missing = isinstance(error, MemberError) and error.kind == "not_found"  # it was named in the call
         return MISUSED if isinstance(error, UsageError) or missing else FAILED
-
-
-def _subcommand(name: str) -> Any:
-    try:
-        return importlib.import_module(f"langchain_specfuse.cli.{name}")
-    except ModuleNotFoundError as error:
-        missing = UsageError(f"{name} needs {error.name}, which is not installed")
-        raise advised(missing, f'pip install "langchain-specfuse[{name}]"') from error
 
 
 def parser() -> argparse.ArgumentParser:

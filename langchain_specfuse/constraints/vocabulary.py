@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..errors import UsageError, advised
+from ..errors import imported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,11 +22,7 @@ _FRAME = "x"
 
 def llguidance() -> Any:
     """The library that reads the grammars. It belongs to an extra and is imported when the first one is read."""
-    try:
-        return importlib.import_module("llguidance")
-    except ImportError as error:
-        missing = UsageError("tools and structured output need llguidance, which is not installed")
-        raise advised(missing, 'pip install "langchain-specfuse[structured]"') from error
+    return imported("llguidance", "a tool or an output format", "structured")
 
 
 class Tokens:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UsageError, advised
+from ..errors import imported
 
 LEVEL = 0.95
 RESAMPLES = 4000
@@ -33,12 +33,7 @@ class Interval:
 
 def numpy() -> Any:
     """The library, or an error that names its extra. The commands call it before they ask the first question."""
-    try:
-        import numpy
-    except ModuleNotFoundError as error:
-        missing = UsageError("the statistics of an evaluation need numpy, which is not installed")
-        raise advised(missing, 'pip install "langchain-specfuse[eval]"') from error
-    return numpy
+    return imported("numpy", "an evaluation", "eval")
 
 
 def interval(scores: Sequence[float], *, level: float = LEVEL) -> Interval:

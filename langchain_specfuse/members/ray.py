@@ -19,7 +19,7 @@ from typing import Any
 
 from ..core.member import Probe
 from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
-from ..errors import MemberError, UsageError, advised
+from ..errors import MemberError, UsageError, advised, imported
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -286,12 +286,7 @@ def _picklable(error: Any) -> Any:
 
 
 def _ray() -> Any:
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        missing = UsageError(f"a member on a cluster needs {error.name}, which is not installed")
-        raise advised(missing, 'pip install "langchain-specfuse[ray]"') from error
-    return ray
+    return imported("ray", "a member on a cluster", "ray")
 
 
 def _connected(cluster: str, name: str) -> Any:
