@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from ..core.member import Member
 from ..core.method import Settings
 from ..core.values import Query, Round, Turn
 from ..engine.drive import Schedule
@@ -30,18 +31,16 @@ async def answered(
     kind: str, ensemble: Ensemble, turns: Sequence[Turn], settings: Settings, schedule: Schedule
 ) -> tuple[str, list[Round]]:
     """The answer, and the rounds of everything that was asked for it."""
-    alone: dict[str, list[Round]] = {}
-    for name, member in ensemble.members.items():
-        alone[name] = [one async for one in _alone(Ensemble([member]), turns, settings, schedule)]
+    members = ensemble.members
+    alone = {name: await _alone(member, turns, settings, schedule) for name, member in members.items()}
     everything = [one for rounds in alone.values() for one in rounds]
     texts = {name: "".join(one.text for one in rounds) for name, rounds in alone.items()}
     if kind == "surest":
         return texts[max(alone, key=lambda name: confidence(alone[name]))], everything
     listed = "\n\n".join(f"Answer {number}:\n{text}" for number, text in enumerate(texts.values(), 1))
     last = Turn("user", SYNTHESIS.format(question=turns[-1].text, answers=listed))
-    lead = settings.lead if settings.lead in ensemble.members else next(iter(ensemble.members))
-    writer = Ensemble([ensemble.members[str(lead)]])
-    written = [one async for one in _alone(writer, (*turns[:-1], last), settings, schedule)]
+    lead = settings.lead if settings.lead in members else next(iter(members))
+    written = await _alone(members[str(lead)], (*turns[:-1], last), settings, schedule)
     return "".join(one.text for one in written), [*everything, *written]
 
 
@@ -51,9 +50,7 @@ def confidence(rounds: Sequence[Round]) -> float:
     return math.fsum(known) / len(known) if known else -math.inf
 
 
-async def _alone(
-    ensemble: Ensemble, turns: Sequence[Turn], settings: Settings, schedule: Schedule
-) -> AsyncIterator[Round]:
+async def _alone(member: Member, turns: Sequence[Turn], settings: Settings, schedule: Schedule) -> list[Round]:
     query = Query(f"eval-{uuid.uuid4().hex}", tuple(turns))
-    async for one in ensemble.arounds(query, replace(settings, lead=None), schedule=schedule):
-        yield one
+    rounds = Ensemble([member]).arounds(query, replace(settings, lead=None), schedule=schedule)
+    return [one async for one in rounds]
