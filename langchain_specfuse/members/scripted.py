@@ -214,17 +214,11 @@ def _ends(words: Sequence[str]) -> tuple[int, ...]:
 
 def _lines_of(answer: Any) -> tuple[Line, ...]:
     """The answers of a script, in their order: one of a text or a function, as many as a list has."""
-    if (line := _line(answer)) is not None:
-        return (line,)
-    if not isinstance(answer, Sequence) or isinstance(answer, (bytes, bytearray)):
+    given = answer if isinstance(answer, list | tuple) else [answer]
+    lines = tuple(line for one in given if (line := _line(one)) is not None)
+    if not lines or len(lines) < len(given):
         raise advised(UsageError(f"a script cannot be {_shown(answer)}"), _ADVICE)
-    if not answer:
-        raise advised(UsageError("a script is an empty list"), _ADVICE)
-    lines = [_line(one) for one in answer]
-    for place, line in enumerate(lines):
-        if line is None:
-            raise advised(UsageError(f"answer {place} of a script cannot be {_shown(answer[place])}"), _ADVICE)
-    return tuple(line for line in lines if line is not None)
+    return lines
 
 
 def _line(value: Any) -> Line | None:
