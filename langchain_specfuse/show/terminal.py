@@ -32,12 +32,8 @@ class Paint:
         self._codes = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(self.names)}
 
     def by(self, name: str, text: str) -> str:
-        """The text in the member's colour."""
-        return self.coded(self.code(name), text)
-
-    def code(self, name: str) -> int:
-        """The terminal's code for a member; dim for forced text, which has no author."""
-        return self._codes.get(name, BOLD) if name else DIM
+        """The text in the member's colour; dim for forced text, which has no author."""
+        return self.coded(self._codes.get(name, BOLD) if name else DIM, text)
 
     def coded(self, code: int, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.on and text else text
