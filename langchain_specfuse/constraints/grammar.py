@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, AnyStr
 from weakref import WeakKeyDictionary
@@ -301,10 +301,7 @@ class Vocabulary:
 
     def __init__(self, words: Sequence[bytes], stop_ids: Sequence[int] = ()) -> None:
         self.tokens = Tokens(words, stop_ids)
-        self._compiled = lru_cache(maxsize=KEPT)(partial(Grammar, self.tokens))
-
-    def grammar(self, constraint: Constraint) -> Grammar:
-        return self._compiled(constraint)
+        self.grammar: Callable[[Constraint], Grammar] = lru_cache(maxsize=KEPT)(partial(Grammar, self.tokens))
 
 
 _VOCABULARIES: WeakKeyDictionary[Any, dict[Any, Vocabulary]] = WeakKeyDictionary()

@@ -12,6 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -126,13 +127,10 @@ class Template:
             fitting = with_instructions(_fitting(turns, native, constraint), text)
             return self._rendered(fitting, tools if native.tools else (), **more)
         except UsageError:
-            if not uses_tools:
-                raise
             # It knows tools, but not as they are used here: several calls at once, a result in an odd place.
-            try:
-                return self._rendered(all_as_text(turns, tools, constraint), (), **more)
-            except UsageError:
-                pass  # the first refusal says more
+            with suppress(UsageError):  # the first refusal says more
+                if uses_tools:
+                    return self._rendered(all_as_text(turns, tools, constraint), (), **more)
             raise
 
     def _rendered(self, turns: Sequence[Turn], tools: Sequence[Tool], **more: Any) -> str:
