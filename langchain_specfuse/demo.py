@@ -85,10 +85,9 @@ def cache_folder() -> Path:
         return Path(own).expanduser()
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = os.environ.get("XDG_CACHE_HOME") or "~/Library/Caches"
     else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        usual = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+        base = os.environ.get("XDG_CACHE_HOME") or usual
     return Path(base).expanduser() / "langchain-specfuse"
 
 

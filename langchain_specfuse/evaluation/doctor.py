@@ -135,17 +135,16 @@ def calibrated(
     ways: Sequence[System], attempts: Sequence[Tried], lead: str, members: Mapping[str, float], questions: int
 ) -> Calibration:
     """Who leads, and the way that was opened with the smallest p, if any."""
-    opened = [one for one in attempts if one.opened]
-    best = min(opened, key=lambda one: (one.p, one.passes)) if opened else None
-    way = next((way for way in ways if best and way.name == best.name), None)
+    opened = [(one.p, one.passes, at) for at, one in enumerate(attempts) if one.opened]
     shared: dict[str, Any] = {"lead": lead, "members": members, "questions": questions, "tried": tuple(attempts)}
-    if best is None or way is None:
+    if not opened:
         return Calibration(**shared, method={"margin": math.inf})
+    way = ways[min(opened)[2]]
     how = way.settings
     result = how.result if isinstance(how.result, str) else None
     return Calibration(
         **shared,
-        use=best.name,
+        use=way.name,
         method=how.method.changes,
         result=result,
         prior=dict(way.prior) if way.prior else None,
