@@ -242,8 +242,7 @@ def _hush() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not (sys.stderr and sys.stderr.isatty()) or {"-q", "--quiet"} & set(sys.argv):
         os.environ.setdefault("TQDM_DISABLE", "1")
+    # For terminals without Unicode; bytes that are not text are refused later.
     for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "surrogateescape")):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors=errors
-            )  # for terminals without Unicode; bytes that are not text are refused later
+            stream.reconfigure(errors=errors)
