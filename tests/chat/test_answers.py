@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.values import Draft, DraftJob
 
-from .conftest import BLUE, WIDE, asked, joined
-
-TEXTS = st.text(st.sampled_from("ab \n\t.,é天空🙂-`*") | st.characters(codec="utf-8"), min_size=1, max_size=60)
-WORDS = st.lists(
-    st.sampled_from(["one", "two", " ", "\n", "\n    ", "ab", "é", "天", "🙂", "."]), min_size=1, max_size=25
-)
+from .conftest import BLUE, asked, joined
 
 
 async def every_way(llm: SpecFuseChatModel, question: str = "Why?", **options: Any) -> list[Any]:
@@ -51,37 +43,7 @@ async def test_each_agreed_segment_is_one_chunk_and_they_join_to_the_answer(ense
     assert llm.invoke("Why?").text == "".join(chunks) == BLUE
 
 
-@given(TEXTS, TEXTS, st.integers(1, 5))
-def test_text_is_conserved_to_the_byte(one: str, other: str, segment_tokens: int) -> None:
-    members = [ScriptedMember(one, name="a"), ScriptedMember(other, name="b")]
-    llm = SpecFuseChatModel(members=members, segment_tokens=segment_tokens)
-    assert "".join(chunk.text for chunk in llm.stream("?")) == llm.invoke("?").text
-    alone = SpecFuseChatModel(members=members[:1], segment_tokens=segment_tokens)
-    assert alone.invoke("?").text == one
-
-
 # --- stop strings -----------------------------------------------------------------------------------------------
-
-
-def only_cuts(llm: SpecFuseChatModel, stop: list[str]) -> None:
-    """With stop strings the answer is the beginning of the answer without, up to the first of them; in every way."""
-    whole = llm.invoke("?").text
-    expected = whole[: min((at for one in stop if (at := whole.find(one)) >= 0), default=len(whole))]
-
-    async def asynchronously() -> list[str]:
-        return [(await llm.ainvoke("?", stop=stop)).text, "".join([c.text async for c in llm.astream("?", stop=stop)])]
-
-    seen = [llm.invoke("?", stop=stop).text, "".join(chunk.text for chunk in llm.stream("?", stop=stop))]
-    assert [*seen, *asyncio.run(asynchronously())] == [expected] * 4
-
-
-STOPS = st.lists(st.text(st.sampled_from("ab \n.é天🙂one"), min_size=1, max_size=5), min_size=1, max_size=3)
-
-
-@given(st.lists(WORDS.map("".join), min_size=1, max_size=3), STOPS, st.integers(1, 6))
-def test_a_stop_string_only_cuts_whatever_scripted_members_say(texts: list[str], stop: list[str], size: int) -> None:
-    members = [ScriptedMember(text, name=name) for text, name in zip(texts, "abc", strict=False)]
-    only_cuts(SpecFuseChatModel(members=members, segment_tokens=size), stop)
 
 
 def test_a_stop_string_does_not_change_the_vote() -> None:
@@ -105,13 +67,6 @@ async def test_a_calls_stop_strings_replace_those_of_the_model(ensemble: Any) ->
 
 
 # --- metadata and usage -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"), [({}, "stop"), ({"max_tokens": 5}, "length"), ({"stop": ["is"]}, "stop_string")]
-)
-def test_the_finish_reason_says_why_the_answer_ended(ensemble: Any, options: dict[str, Any], reason: str) -> None:
-    assert ensemble(**options).invoke("Why?").response_metadata["finish_reason"] == reason
 
 
 async def test_metadata_comes_once(ensemble: Any) -> None:
@@ -153,15 +108,6 @@ def test_usage_counts_the_winners_tokens_once_and_all_drafts_apart(ensemble: Any
     assert details["discarded"] == details["drafted"] - usage["output_tokens"]
     assert details["verified"] > 0
     assert usage["input_token_details"]["cache_read"] <= usage["input_tokens"]
-
-
-@given(st.integers(1, 30), st.integers(1, 9))
-def test_usage_never_exceeds_the_budget(max_tokens: int, segment_tokens: int) -> None:
-    members = [ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")]
-    llm = SpecFuseChatModel(members=members, max_tokens=max_tokens, segment_tokens=segment_tokens)
-    message = llm.invoke("Why?")
-    assert message.usage_metadata["output_tokens"] == min(max_tokens, len(BLUE.split()))
-    assert message.text == " ".join(BLUE.split()[:max_tokens])
 
 
 def test_the_seed_of_a_sampled_answer_is_in_its_metadata_and_repeats_it(ensemble: Any) -> None:

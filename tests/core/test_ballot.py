@@ -58,12 +58,6 @@ def test_totals_that_differ_only_by_float_rounding_are_a_tie():
     assert won.winner == "a"
 
 
-def test_without_any_vote_the_heaviest_author_wins():
-    won = ballot(a=" x", b=" y").counted({}, {"a": 0.3, "b": 0.7})
-    assert (won.winner, won.scores) == ("b", {})
-    assert won.totals == {"a": 0.5, "b": 0.5}
-
-
 def test_the_segment_carries_the_tokens_of_all_its_authors_the_winner_first():
     vote = ballot(a=Draft(" x", tokens=(1,), logprobs=SURE), b=" y", c=Draft(" x", tokens=(2, 3), logprobs=SURE))
     segment = vote.counted(read(b=[-0.1, -3.0]), {"a": 0.3, "b": 0.3, "c": 0.4}).segment
