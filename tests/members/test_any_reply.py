@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from langchain_specfuse import ScriptedMember, ServerMember, SpecFuseChatModel
+from langchain_specfuse import ServerMember
 from langchain_specfuse.core.values import KINDS, Candidate, Draft, DraftJob, Failure, Sampling, Scored, ScoreJob
 from langchain_specfuse.members.server import http
 from tests.torture.texts import broken, places_in
@@ -24,7 +24,6 @@ from . import tiny
 from .fake_server import INST_END, FakeServer
 
 ENGINES = ("vllm", "sglang", "llama.cpp")
-BLUE = "The sky is blue because the air scatters short waves more than long ones."
 HURTING = [
     float("nan"), float("inf"), -1e308, 10**30, 10**400, -1, 0, 1.5, 99999, True, None, "", "x", [], {}, "\ud800", [[]],
     [None], {"content": "x"}, "token_id:7", "token_id:-1", "token_id:99999", "nan", "\x00", [1, 2, 3],
@@ -155,27 +154,3 @@ def test_scores_are_numbers_for_every_candidate_or_a_failure(faulty: Faulty, edi
     else:
         assert isinstance(reply, Scored) and len(reply.logprobs) == 2
         assert all(isinstance(one, float) and one <= 0 for row in reply.logprobs for one in row)
-
-
-@settings(fewer, max_examples=max(1, settings.default.max_examples // 12))
-@given(edits=st.lists(changes, min_size=1, max_size=2), after=st.integers(0, 3))
-@pytest.mark.filterwarnings("ignore:served cannot score")
-def test_an_answer_goes_on_whatever_one_server_replies(faulty: Faulty, edits: list[Change], after: int) -> None:
-    faulty.reset()
-    count = after
-
-    class Later(list[Change]):
-        def __iter__(self) -> Iterator[Change]:
-            nonlocal count
-            count -= 1
-            return iter(edits if count < 0 else [])
-
-    faulty.changes = Later()
-    here = ScriptedMember(BLUE, name="here")
-    llm = SpecFuseChatModel(members=[faulty.member, here], segment_tokens=4, max_tokens=12)
-    answer = llm.invoke("Why is the sky blue?")
-    answer.text.encode()
-    json.dumps([answer.response_metadata, answer.usage_metadata], allow_nan=False)
-    assert answer.response_metadata["specfuse"]["rounds"] >= 1
-    faulty.reset()
-    assert llm.invoke("Why?").response_metadata["specfuse"]["exits"] == []

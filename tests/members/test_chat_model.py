@@ -461,11 +461,6 @@ def test_a_temperature_is_passed_on_only_where_the_answer_asks_for_one() -> None
     assert [options for _, options in model.asked[-2:]] == [{}, {"temperature": 0.7}]
 
 
-async def test_async_and_sync_write_the_same() -> None:
-    llm = SpecFuseChatModel(members=[talker()], segment_tokens=4)
-    assert (await llm.ainvoke("Why?")).text == llm.invoke("Why?").text == STORY
-
-
 def test_what_each_member_cost_is_summed_by_member() -> None:
     class Billed(Talker):
         def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:

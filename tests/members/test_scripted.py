@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from langchain.agents import create_agent
 
-from langchain_specfuse import SpecFuseChatModel, UsageError
+from langchain_specfuse import UsageError
 from langchain_specfuse.core.values import Call, Candidate, Constraint, Query, Segment, Turn
 from langchain_specfuse.members.scripted import SURE, UNSURE, ScriptedMember
 
@@ -71,7 +70,7 @@ def test_under_a_constraint_it_continues_inside_a_word_and_says_where_its_words_
 
 
 def test_a_list_has_one_text_for_each_answer_of_the_conversation():
-    member = ScriptedMember(["first", "second"])
+    member = ScriptedMember(["first", lambda query: "second"])
     turns = (ASKED, ANSWERED, ASKED, ANSWERED, ASKED)
     assert [whole(member, *turns[:n], id=str(n)) for n in (1, 3, 5)] == ["first", "second", "second"]
     assert whole(member, Turn("system", "?"), ASKED, *CALLED, id="call") == "second"
@@ -140,20 +139,6 @@ def test_an_illegal_script_is_warned_about_once_per_query(
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("langchain_specfuse", "WARNING")
     assert record.getMessage().startswith("ann: its script") and where in record.getMessage()
-
-
-@pytest.mark.parametrize("second", ["It is sunny.", lambda query: query.turns[-1].text])
-def test_an_agent_on_a_list_of_a_call_and_an_answer_ends(second: Any):
-    def weather(city: str) -> str:
-        """The weather in a city."""
-        return f"sunny in {city}"
-
-    members = [ScriptedMember([ScriptedMember.call("weather", city="Rome"), second]) for _ in range(2)]
-    agent = create_agent(SpecFuseChatModel(members=members), [weather])
-    messages = agent.invoke({"messages": [("human", "?")]}, {"recursion_limit": 10})["messages"]
-    assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
-    assert messages[2].text == "sunny in Rome"
-    assert messages[3].text in ("It is sunny.", "sunny in Rome")
 
 
 # --- votes, failures, tokens ------------------------------------------------------------------------------------
