@@ -172,6 +172,10 @@ def test_the_tables_see_wrong_imports(monkeypatch, tmp_path):
             "from langchain_specfuse import SpecFuseChatModel as A; A(members=['org/a', './a.gguf', 'http://a:1'])",
             {"torch", "transformers", "numpy"},
         ),
+        (
+            "import langchain_specfuse as s; s.SpecFuseChatModel(members=[s.ScriptedMember('x')]).invoke('?')",
+            {"torch", "transformers", "ray", "langchain", "langgraph"},
+        ),
     ],
 )
 def test_importing_loads_no_more_than_it_needs(statement, unwanted):

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from langchain_specfuse.core.values import Query
 
-from .conftest import PLAN, QUESTION, REPORT, called, caller, kinds, made, model, results, weather
+from .conftest import PLAN, QUESTION, REPORT, called, kinds, made, model, results, weather
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
@@ -51,11 +51,6 @@ def test_several_calls_at_once_are_all_made_and_answered() -> None:
     ids = [call["id"] for call in state["messages"][1].tool_calls]
     assert [message.tool_call_id for message in results(state)] == ids and len(set(ids)) == 3
     assert "sunny in Rome" in state["messages"][-1].text and "2100000" in state["messages"][-1].text
-
-
-def test_members_vote_on_different_calls() -> None:
-    state = create_agent(model(caller(city="Rome"), caller(), caller()), [weather]).invoke(QUESTION)
-    assert made(state) == [("weather", {"city": "Paris"})]
 
 
 def test_a_call_survives_a_checkpoint_where_a_person_approves_it(llm: Any) -> None:

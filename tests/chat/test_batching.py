@@ -51,6 +51,7 @@ async def test_questions_are_answered_together_and_in_order(llm: SpecFuseChatMod
     sizes = llm.members[0].sizes
     assert sum(sizes) == 4 * len(QUESTIONS)
     assert len(sizes) <= sum(sizes) / 4
+    assert llm.batch([]) == []
 
 
 async def test_max_concurrency_is_respected(llm: SpecFuseChatModel) -> None:
@@ -77,11 +78,3 @@ async def test_each_question_keeps_its_own_config(llm: SpecFuseChatModel, asynch
     _ = await llm.abatch(QUESTIONS[:5], configs) if asynchronous else llm.batch(QUESTIONS[:5], configs)
     assert [[trace.answer for trace in one.traces.values()] for one in recorders] == [[text] for text in ANSWERS[:5]]
     assert configs[0].keys() == {"callbacks", "run_name"}, "the caller's config is not changed"
-
-
-async def test_same_answer_alone_or_in_a_batch(llm: SpecFuseChatModel) -> None:
-    alone = llm.invoke(QUESTIONS[0])
-    for answers in (llm.batch(QUESTIONS), await llm.abatch(QUESTIONS)):
-        assert answers[0].text == alone.text
-        assert answers[0].response_metadata == alone.response_metadata
-    assert llm.batch([]) == []

@@ -42,14 +42,6 @@ async def test_a_refused_call_is_langchains_rate_limit_and_can_be_retried() -> N
     assert (await llm.ainvoke("second", max_waiting=0)).text == BLUE
 
 
-async def test_a_batch_larger_than_max_concurrency_is_answered_whole() -> None:
-    member = ScriptedMember(lambda query: f"It is {query.turns[-1].text}.", name="batch", device="concurrency-batch")
-    llm = SpecFuseChatModel(members=[member], max_concurrency=3)
-    questions = [str(number) for number in range(30)]
-    assert [m.text for m in llm.batch(questions)] == [f"It is {q}." for q in questions]
-    assert [m.text for m in await llm.abatch(questions)] == [f"It is {q}." for q in questions]
-
-
 def test_several_event_loops_one_after_another_and_at_once() -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="l", device="concurrency-loops")], max_concurrency=2)
     texts: list[str] = []
