@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from langchain_core.tools import tool
 from members import tiny
-from pydantic import BaseModel, Field
 
 from langchain_specfuse import SpecFuseChatModel
 from tests.constraints.walks import assert_satisfies
@@ -24,13 +23,6 @@ def get_weather(city: str, days: int = 1) -> str:
 def now() -> str:
     """Tell the time."""
     return "noon"
-
-
-class Node(BaseModel):
-    """A node."""
-
-    name: str = Field(max_length=4)
-    colour: str = Field(pattern="^(red|green)$")
 
 
 @cache

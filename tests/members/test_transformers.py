@@ -11,7 +11,6 @@ from . import tiny
 from .tiny import NEAR
 
 QUESTIONS = ["Why?", "def add(a, b):\n", "天空是蓝色的 😀"]
-STORY = "The air scatters blue light. " * 8
 
 # --- alone ------------------------------------------------------------------------------------------------------
 
