@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import Candidate, Constraint, DraftJob, Query, Sampling, ScoreJob, Segment, Turn
 from langchain_specfuse.demo import GEMMA, SMOLLM2
 
@@ -15,7 +15,7 @@ from .tiny import NEAR
 
 pytestmark = pytest.mark.real
 NAMES = [SMOLLM2.name, GEMMA.name]
-QUESTIONS = ["Why is the sky blue?", "Write a Python function that adds two numbers."]
+QUESTIONS = ["Why is the sky blue?", "Write a Python function that adds two numbers.", "List three colours. 😀"]
 PERSON = {
     "type": "object",
     "properties": {
@@ -71,6 +71,28 @@ def test_past_gemma_s_sliding_window(members):
         one.forget(query.id)
 
 
+def test_same_replies_alone_or_in_a_crowd_also_with_constraints(members):
+    member, constraint = members[NAMES[0]], Constraint("json_schema", json.dumps(PERSON))
+    queries = [*(tiny.query(text) for text in (*QUESTIONS, "Hi! " * 40)), tiny.query("Who?", constraint=constraint)]
+    jobs = [DraftJob(query, (), 6, 30, Sampling()) for query in queries]
+    together = member.draft(jobs)
+    for job in jobs:
+        member.forget(job.query.id)
+    for job, reply in zip(jobs, together, strict=True):
+        assert tiny.difference(reply, member.draft([job])[0]) < NEAR
+        member.forget(job.query.id)
+
+
+def test_text_is_conserved_between_two_tokenizers(members):
+    settings = Settings(segment_tokens=4, max_tokens=24, method=Method(exit="never"))
+    rounds = tiny.answered(list(members.values()), tiny.query(QUESTIONS[2]), settings)
+    segments, text = [round.segment for round in rounds], tiny.text_of(rounds)
+    for one in members.values():
+        prompt = one.words.encode("Answer:\n")
+        ids = one.words.answer_ids(one.name, prompt, segments)
+        assert one.words.added(prompt, ids[len(prompt) :]) == text
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_constrained_answer_parses(members, name):
     query = Query("person", (Turn("user", "Who was Marie Curie?"),), (), Constraint("json_schema", json.dumps(PERSON)))
@@ -78,3 +100,15 @@ def test_every_constrained_answer_parses(members, name):
     assert set(answer) == set(PERSON["required"]) and 1000 <= answer["born"] <= 2100
     choice = Query("choice", (Turn("user", "Is the sky blue?"),), (), Constraint("choice", '["Yes", "No, never"]'))
     assert tiny.text_of(tiny.answered([members[name]], choice, Settings(max_tokens=80))) in ("Yes", "No, never")
+
+
+def test_the_next_turn_reads_what_is_new_and_equals_a_fresh_reading(members):
+    member, query = members[NAMES[0]], tiny.query("Hello there! " * 25 + QUESTIONS[0])
+    (draft,) = member.draft([DraftJob(query, (), 6, 30, Sampling())])
+    member.forget(query.id)
+    said = Turn("assistant", f"{draft.text} and nothing else.")
+    job = DraftJob(tiny.query("And at night?", *query.turns, said), (), 2, 30, Sampling())
+    (warm,), (fresh,) = member.draft([job]), tiny.uncached(member).draft([job])
+    assert tiny.difference(warm, fresh) < NEAR
+    assert warm.effort.prompt - 40 < warm.effort.reused < warm.effort.prompt
+    member.forget(job.query.id)
