@@ -103,7 +103,7 @@ def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
 
 
 class _Listener:
-    """Functions in the place of methods, for every round, change of weights and exit."""
+    """Calls a method, or a function given in its place, for every round, change of weights and exit."""
 
     def __init__(self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None) -> None:
         given = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}

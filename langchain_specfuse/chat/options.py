@@ -88,7 +88,8 @@ class CallOptions(BaseModel):
         None, description="start no request to chat models once an answer has made this many (default: no limit)"
     )
     max_cost: Positive | None = Field(
-        None, description="start none once an answer has cost this many dollars; every chat model needs a price"
+        None,
+        description="start no request to chat models once an answer has cost this many dollars; each needs a price",
     )
     reasoning: Annotated[bool, Field(strict=True)] = Field(
         False, description="show the reasoning of the member whose draft is agreed first, before the answer"

@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
         key = name.lstrip("-").replace("-", "_")
         if key == "demo":
-            advice = "leave it out: the demo's models answer where no --members are named (DEMO=small: smaller ones)"
+            advice = "leave it out: without --members the demo's models answer (DEMO=small picks smaller ones)"
         elif key in method_options():
             advice = f"use --method {key}=VALUE"
         elif near:

@@ -121,7 +121,7 @@ def diagnosed(
 
 
 def _rank(own: Sequence[Result]) -> tuple[float, float]:
-    """The member with the best score alone leads; among equals the faster one."""
+    """The key by which the lead is chosen: its score alone, then its speed."""
     return round(mean_of(own), 9), -math.fsum(one.work_s for one in own)
 
 

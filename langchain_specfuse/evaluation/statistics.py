@@ -79,7 +79,7 @@ def _interval(values: Sequence[float], level: float, ends: tuple[float, float]) 
 
 
 def chance_of(wins: int, losses: int) -> float:
-    """The probability of so many wins or more, if wins and losses are equally likely.
+    """The probability of at least this many wins, if wins and losses are equally likely.
 
     It is below a level exactly if the one-sided Clopper-Pearson bound of wins / (wins + losses) exceeds one half.
 

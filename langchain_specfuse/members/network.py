@@ -20,7 +20,7 @@ def through_proxy(url: str) -> str:
 
 
 def on_hub(model: str, revision: str | None, member: str) -> str:
-    """What transformers should load: the same, or the model's folder in the hub's cache if the hub cannot be asked.
+    """What transformers should load: ``model`` itself, or its folder in the hub's cache if the hub cannot be asked.
 
     Asks once. transformers would ask six times for each file, which takes a minute without a network.
     """
@@ -37,7 +37,8 @@ def on_hub(model: str, revision: str | None, member: str) -> str:
             return os.path.dirname(cached)
         hub = f"the hub {constants.ENDPOINT}{through_proxy(constants.ENDPOINT)} cannot be reached ({shown(error)})"
         offline = isinstance(error, errors.OfflineModeIsEnabled)
-        why = f"{model} is no folder here and not in the hub's cache, and {'HF_HUB_OFFLINE is set' if offline else hub}"
+        why = "HF_HUB_OFFLINE is set" if offline else hub
+        why = f"{model} is neither a local folder nor in the hub's cache, and {why}"
         absent = MemberError(why, member=member, kind="not_found" if offline else "error")
-        raise advised(absent, "name a folder or a .gguf file, or make sure that the hub can be asked") from error
+        raise advised(absent, "name a folder or a .gguf file, or make sure the hub can be reached") from error
     return model

@@ -121,7 +121,7 @@ def app_of(
     async def no_such_path(request: Request, error: HTTPException) -> Response:
         path, allowed = request.url.path, (error.headers or {}).get("Allow")
         there = f"{allowed} {path:.80}" if allowed else "POST /v1/chat/completions"
-        message = f"there is no {request.method} {path!r:.80}\n-> {there} is there"
+        message = f"there is no {request.method} {path!r:.80}\n-> use {there}"
         return await refuse(request, ApiError(error.status_code, message, code="unknown_url"))
 
     return app

@@ -88,8 +88,8 @@ def test_other_types_paths_and_methods_are_refused_in_the_same_form(endpoint):
     """A web page may send text to another site without asking, but not JSON."""
     wrong(endpoint.post(GOOD, content_type="text/plain"), 415, "unsupported_media_type")
     assert endpoint.post(GOOD, content_type="Application/JSON; charset=utf-8").status_code == 200
-    assert f"-> POST {PATH} is there" in wrong(endpoint.get(PATH), 405, "unknown_url")["message"]
-    assert "-> GET /v1/models is there" in wrong(endpoint.post(GOOD, "/v1/models"), 405, "unknown_url")["message"]
+    assert f"-> use POST {PATH}" in wrong(endpoint.get(PATH), 405, "unknown_url")["message"]
+    assert "-> use GET /v1/models" in wrong(endpoint.post(GOOD, "/v1/models"), 405, "unknown_url")["message"]
     wrong(endpoint.post(GOOD, "/v1/embeddings"), 404, "unknown_url")
     wrong(endpoint.post(GOOD, PATH + "/"), 404, "unknown_url")
 

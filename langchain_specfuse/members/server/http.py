@@ -128,7 +128,7 @@ class Client:
         try:
             self._client = httpx2.Client(headers=self.headers, limits=limits, verify=self.trusted)
         except (ImportError, ValueError, httpx2.InvalidURL) as error:  # the environment names a strange proxy
-            unusable = UsageError(f"{self._server('/v1')} cannot be asked: {error}")
+            unusable = UsageError(f"{self._server('/v1')} cannot be reached: {error}")
             raise advised(unusable, 'correct or unset the proxy; for SOCKS: pip install "httpx2[socks]"') from error
 
     def close(self) -> None:
@@ -237,7 +237,7 @@ class Client:
         url = httpx2.URL(self.address.url)
         ollama = "is Ollama running? `ollama serve` starts it"
         start = ollama if url.port == 11434 else "start the server, or correct its address"
-        return advised(error, start + (f"; past the proxy: NO_PROXY={url.host}" if self._proxy else ""))
+        return advised(error, start + (f"; to bypass the proxy, set NO_PROXY={url.host}" if self._proxy else ""))
 
     def _without_key(self, text: str) -> str:
         """Without the key: a server may repeat what it was sent, and errors are shown, logged and traced."""

@@ -122,7 +122,7 @@ class Words:
         return text, ends
 
     def ends(self, context: Sequence[int], new: Sequence[int], candidate: str) -> tuple[int, ...]:
-        """How many of a candidate's characters are complete after each of these tokens, at whose end it stands.
+        """For each of these tokens, which end with the candidate: how many of its characters are complete after it.
 
         They may begin before the candidate, where its beginning is read together with the text before it.
         """

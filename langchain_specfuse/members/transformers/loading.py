@@ -274,7 +274,7 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
     if "Unrecognized configuration class" in text:
         return usage(f"{model} is not a causal language model that transformers can load", "choose another model")
     if isinstance(error, OSError):
-        advice = "check the name; without a network, the download must be complete"
+        advice = "check the name; offline, the model must already be downloaded completely"
         return failed(f"{model} was not found or could not be read: {text[:400]}", advice, "not_found")
     options = {key: value for key, value in vars(source).items() if key != "model" and value}
     advice = f"is the model complete, with its tokenizer, and can it be loaded with {options}?"
