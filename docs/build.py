@@ -36,7 +36,7 @@ import tables  # noqa: E402
 from picture import PROGRAM, drawn, photograph  # noqa: E402
 
 QUESTION = "List five things to pack for a weekend at the beach."
-ARGUMENTS = ["--max-tokens", "96"]
+ARGUMENTS = ["--lead", "none", "--max-tokens", "96"]
 RUN = DOCS / "pictures" / "run.json"
 PART = re.compile(r"(<!-- docs/build\.py: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
 
