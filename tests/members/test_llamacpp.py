@@ -57,6 +57,21 @@ def test_structured_output_and_tool_calls(smol):
     assert call["name"] == "get_weather" and set(call["args"]) == {"city", "unit"}
 
 
+def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too(monkeypatch):
+    # Threads share the cells of the cache: what earlier answers left in them would change the rounding.
+    monkeypatch.setattr(loading, "threads", lambda: 2)
+    member = LlamaCppMember(file_of(SMOLLM2), name="two", prefix_cache=False, n_gpu_layers=0)
+    try:
+        jobs = [DraftJob(tiny.query("Tell a story. " * 25), (), 12, 30, Sampling()) for _ in range(5)]
+        drafts = []
+        for job in jobs:
+            drafts += member.draft([job])
+            member.forget(job.query.id)
+        assert len({draft.logprobs for draft in drafts}) == 1
+    finally:
+        member.unload()
+
+
 # --- adapters ---------------------------------------------------------------------------------------------------
 
 

@@ -110,6 +110,9 @@ class SequenceStore(StrandStore):
         if self._context is not None:
             self._empty(strand)
             self._free.append(strand.state)
+            if len(self._free) == GRAVEYARD:  # nothing is held: the pool is filled from its first cell again
+                self._lib.llama_memory_seq_rm(self._memory, GRAVEYARD, -1, -1)
+                self._dead = 0
 
     def _empty(self, strand: Strand) -> None:
         self._bury(strand, 0)
