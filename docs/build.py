@@ -35,8 +35,8 @@ import fresh  # noqa: E402
 import tables  # noqa: E402
 from picture import PROGRAM, drawn, photograph  # noqa: E402
 
-QUESTION = "List five things to pack for a weekend at the beach."
-ARGUMENTS = ["--lead", "none", "--max-tokens", "96"]
+QUESTION = "What is the difference between weather and climate?"
+ARGUMENTS = ["--lead", "none", "--max-tokens", "80"]
 RUN = DOCS / "pictures" / "run.json"
 PART = re.compile(r"(<!-- docs/build\.py: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
 

@@ -72,7 +72,8 @@ def engines(results: Result) -> str:
         heads = (f"demo `{size}`", "tokens/s", *(f"÷ {_called(base)}" for base in bases), "first text after")
         parts.append(table(heads, rows))
         if "same_answer" in found:
-            same.append(f"`{size}`: {'the same' if found['same_answer'] else 'another'} answer as llama-server's")
+            answer = "the same answer as" if found["same_answer"] else "another answer than"
+            same.append(f"`{size}`: {answer} llama-server's")
     details = "a question of about 100 tokens, 4 to 5 bits (transformers: float32)"
     return _joined(*parts, source("benchmarks/engines", results["about"], details, *same))
 
