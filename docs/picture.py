@@ -19,7 +19,7 @@ Round = Mapping[str, Any]
 
 COLOURS = ("#56d4dd", "#f2c14e", "#d08cf0", "#7ee081", "#79a8ff", "#ff8f7e")
 TEXT, FAINT, PAPER, BAR = "#e6e6e6", "#8b949e", "#16191f", "#262b34"
-COLUMNS = 96
+COLUMNS = 102
 CHAR, LINE, SIZE, EDGE, TOP = 8.0, 20, 13, 24, 44
 SEGMENT = 50
 """The number of characters of a segment that its row of the table shows."""
@@ -37,6 +37,8 @@ class Canvas:
 
     def put(self, column: int, text: str, colour: str, *, bold: bool = False) -> None:
         """Write text at this column of the current line; its width does not depend on the reader's font."""
+        column += len(text) - len(text.lstrip())  # browsers drop spaces at the ends
+        text = text.strip()
         if not text:
             return
         x, y = EDGE + column * CHAR, TOP + self.line * LINE + 14
