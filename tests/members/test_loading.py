@@ -161,8 +161,8 @@ def test_a_folder_that_is_not_there(name):
 @pytest.mark.parametrize(
     ("answer", "kind", "said"),
     [
-        ("offline", "not_found", "not in the hub's cache, and HF_HUB_OFFLINE is set"),
-        ("", "error", "not in the hub's cache, and the hub http://127.0.0.1:.* cannot be reached"),
+        ("offline", "not_found", "nor in the hub's cache, and HF_HUB_OFFLINE is set"),
+        ("", "error", "nor in the hub's cache, and the hub http://127.0.0.1:.* cannot be reached"),
         ("404 RepoNotFound", "not_found", "not a valid model identifier"),
         ("403 GatedRepo", "not_found", "a gated repo"),
         ("404 RevisionNotFound", "not_found", "main is not a valid git identifier"),
