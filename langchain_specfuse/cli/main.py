@@ -192,7 +192,8 @@ def _question(given: argparse.Namespace) -> str:
     if text is None or text == "-":
         text = sys.stdin.read().removesuffix("\n")
     if not text.strip():
-        raise advised(UsageError(f"the question is empty, got {text!r}{taken}"), choices.EXAMPLE)
+        wrong = "there is no question" if given.question is None else f"the question is empty, got {text!r}"
+        raise advised(UsageError(wrong + taken), choices.EXAMPLE)
     return text
 
 

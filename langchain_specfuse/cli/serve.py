@@ -55,15 +55,15 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
         server = server_of(app, grace_s=given.grace)
         server.on_stop = lambda: say("stopping; answers under way may end. Once more: at once")
         root = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
-        url = f"{root}/v1"
+        where = f"{root}/v1" + ("" if given.no_page else f" for clients, {root}/ for browsers")
         names = ", ".join(names_of([*llm.members, *llm.verifiers]))
-        say(f"listening on {url}, the model is {given.name!r}; loading {names} ...")
+        say(f"listening on {where}; the model is {given.name!r}; loading {names} ...")
 
         def after_loading(loading: Future[Any]) -> None:
             if loading.exception():
                 server.should_exit = True
             else:
-                say(f"ready: {url}" + ("" if given.no_page else f" for clients, {root}/ for browsers"))
+                say(f"ready: {where}")
 
         loading = app.state.ensemble.loaded()
         loading.add_done_callback(after_loading)

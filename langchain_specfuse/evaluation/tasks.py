@@ -113,7 +113,8 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         wrong = UsageError(f"{path} cannot be read: {error}")
-        raise advised(wrong, "a task is a JSONL file in UTF-8; published tasks: docs/how-to/evaluate.md") from error
+        line = '{"input": "2 + 2?", "reference": "4"}'
+        raise advised(wrong, f"name a JSONL file in UTF-8, with a question on each line: {line}") from error
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue

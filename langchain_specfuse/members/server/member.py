@@ -61,12 +61,11 @@ class ServerMember:
     - ``api_key_env`` names the environment variable with the API key (``Basic ...`` is sent as it is). An address must
       not hold a key.
     - ``verify`` may name a file with the certificate authorities to trust.
-    - ``timeout`` is that of one HTTP request with its retries: the narrowest of three limits. It
-      should be shorter than ``member_timeout``, unless late members are only skipped.
+    - ``timeout`` is that of one HTTP request with its retries: the narrowest of three limits. It should be shorter
+      than ``member_timeout``, unless late members are only skipped.
     - ``max_concurrency`` requests are sent at once.
     - ``system_prompt``, ``seed``, ``chat_template``, ``chat_template_kwargs`` and ``repetition_penalty`` are as those
       of :class:`.TransformersMember`.
-
     """
 
     def __init__(
