@@ -50,7 +50,7 @@ def code_of(script: str) -> dict[str, str]:
 def changes(script: str, about: Mapping[str, Any]) -> list[str]:
     """The files that have changed since a result was measured; none if it is too old to say so."""
     before, now = about.get("code"), code_of(script)
-    return [] if before is None else sorted(path for path, _ in before.items() ^ now.items())
+    return [] if before is None else sorted({path for path, _ in before.items() ^ now.items()})
 
 
 def digest(source: str) -> str:

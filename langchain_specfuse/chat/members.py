@@ -322,11 +322,15 @@ def _made(arguments: dict[str, Any]) -> Member:
         what = {key: arguments[key] for key in arguments if key not in PLACEMENT}
         return RayMember(Local(**what), **where)
     except ModuleNotFoundError as error:
-        missing = UsageError(f"a member named {arguments['name']!r} needs {error.name}, which is not installed")
-        extra = "server" if on_server else "llamacpp" if is_gguf(arguments["model"]) else "transformers"
+        model, needs = str(arguments["model"]), f"needs {error.name}, which is not installed"
+        missing = UsageError(f"a member named {arguments['name']!r} {needs}")
+        extra = "server" if on_server else "llamacpp" if is_gguf(model) else "transformers"
         advice = f'pip install "langchain-specfuse[{extra}]"'
-        if extra == "transformers" and "/" not in str(arguments["model"]):
-            advice += '; if it is no hub id, name its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"'
+        if extra == "transformers":
+            advice += " (this brings PyTorch: up to several GB)"
+        if extra == "transformers" and not os.path.exists(model):
+            missing = UsageError(f"there is no file or folder {model!r}; as the name of a model on the hub it {needs}")
+            advised(missing, 'a hosted model is named with its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"')
         raise advised(missing, advice) from error
     except TypeError as error:
         wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
     """Diagnose; whether all is well."""
     from ..evaluation import Results, jsonl
-    from ..evaluation.doctor import diagnosed, own_task
+    from ..evaluation.doctor import diagnosed, own_task, refuse_few
     from ..evaluation.running import Progress
     from ..evaluation.statistics import numpy
 
@@ -51,6 +51,7 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
         error = UsageError(f"--profile {given.profile}: there is no folder {Path(given.profile).parent}")
         raise advised(error, "make the folder, or name a file in another one")
     task = jsonl(given.prompts, given.checker) if given.prompts else own_task()
+    refuse_few(task)
     options = options_of(given, max_tokens=task.max_tokens, seed=0)
     members = ensemble_of(given, stand_ins).members
     folder = Path(given.out)

@@ -216,11 +216,11 @@ def _show(rounds: Iterator[Round], given: argparse.Namespace, names: list[str], 
             done.append(item)
             text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(item))
             print(text, end="", file=out, flush=True)
-    finally:  # what has been shown stays; what follows begins on its own line
+    finally:  # also of an answer that was interrupted: what has been shown stays, and the table says who wrote it
         print(end="\n" if done else "", file=out, flush=True)
-    if not given.quiet:
-        width = shutil.get_terminal_size((110, 24)).columns
-        print("", table(done, paint, width), sep="\n", file=out)
+        if done and not given.quiet:
+            width = shutil.get_terminal_size((110, 24)).columns
+            print("", table(done, paint, width), sep="\n", file=out, flush=True)
 
 
 def _report(error: Exception) -> None:

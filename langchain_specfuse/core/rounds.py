@@ -39,10 +39,8 @@ from .values import (
 
 Loop: TypeAlias = "Generator[Ask | Round, Replies | None, None]"
 
-_ADVICE = {
-    "overflow": "shorten the conversation, or use members with a longer context",
-    "other": "what each member raised is in .failures, with its cause; try the members one by one",
-}
+OVERFLOW = "shorten the conversation, or use members with a longer context"
+FAILURES = "try the members one by one; in Python, .failures of this error has what each one raised"
 ROUNDING = 1e-3
 """How far a log-probability may be above 0 because of low precision."""
 
@@ -202,9 +200,12 @@ def without_failed(
     reasons = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
     errors = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")
     error = EnsembleError(f"no member is left to go on in round {number}: {reasons}", text=answer.text, failures=errors)
-    for note in dict.fromkeys(note for one in errors for note in getattr(one.__cause__, "__notes__", ())):
+    notes = list(dict.fromkeys(note for one in errors for note in getattr(one.__cause__, "__notes__", ())))
+    for note in notes:
         error.add_note(note)
-    raise advised(error, _ADVICE["overflow" if {e.kind for e in errors} == {"overflow"} else "other"])
+    if {one.kind for one in errors} == {"overflow"}:
+        raise advised(error, OVERFLOW)
+    raise error if notes else advised(error, FAILURES)
 
 
 def failure_of(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:

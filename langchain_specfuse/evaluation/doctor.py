@@ -62,6 +62,13 @@ def own_task() -> Task:
     return replace(jsonl(QUESTIONS), max_tokens=48)
 
 
+def refuse_few(task: Task) -> None:
+    """Refuse questions too few to conclude anything from."""
+    if len(task.questions) < FEWEST:
+        error = UsageError(f"the doctor needs at least {FEWEST} prompts, got {len(task.questions)}")
+        raise advised(error, "more prompts give more certainty; or use the built-in ones")
+
+
 def ways_of(
     members: Sequence[str], lead: str, settings: Settings, task: Task, alone: Mapping[str, Sequence[Result]]
 ) -> list[System]:
@@ -87,9 +94,7 @@ def diagnosed(
     timeout: float | None = None,
 ) -> Diagnosis:
     """Check, measure and advise. ``results`` keeps what was measured, so that a stopped run continues."""
-    if len(task.questions) < FEWEST:
-        error = UsageError(f"the doctor needs at least {FEWEST} prompts, got {len(task.questions)}")
-        raise advised(error, "more prompts give more certainty; or use the built-in ones")
+    refuse_few(task)
     findings: list[Finding] = []
     fit: dict[str, Member] = {}
     for name, member in members.items():

@@ -94,7 +94,7 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
     for number, line in json_lines(path):
         where = f"{path}:{number}"
         if "input" not in line:
-            raise advised(UsageError(f"{where} has no 'input', only {sorted(line)}"), "'input' is the question")
+            raise advised(UsageError(f"{where} has no 'input', only {sorted(line)}"), EXAMPLE)
         facts = {key: value for key, value in line.items() if key not in ("input", "reference", "id", "checker")}
         name = str(number if line.get("id") is None else line["id"])
         if lines.setdefault(name, number) != number:

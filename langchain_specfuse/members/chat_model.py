@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
@@ -48,9 +49,10 @@ from ..core.values import (
     Turn,
 )
 from ..errors import MemberError, UsageError, advised
+from .network import to_reach
 from .text.templates import all_as_text, with_system
 from .text.thinking import parted
-from .threads import each
+from .threads import each, shown
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -78,6 +80,8 @@ REFUSED = ("content_filter", "refusal", "safety")
 INPUTS = {"image": "image_inputs", "file": "pdf_inputs", "audio": "audio_inputs", "video": "video_inputs"}
 """Kinds of attachments, and what a chat model's ``profile`` says of them."""
 _WORD = re.compile(r"\s*\S+|\s+\Z")
+_UNREACHED = {"ConnectError", "ConnectionError", "ModelConnectionError", "APIConnectionError"}
+"""Classes of the errors of httpx, Python, langchain-core and the providers' clients."""
 _KINDS = {"ModelTimeoutError": "timeout", "ContextOverflowError": "overflow", "ModelNotFoundError": "not_found"}
 
 
@@ -268,9 +272,7 @@ class ChatModelMember:
                     counted = used.get("input_tokens", 0), used.get("output_tokens", 0)
                     yield Piece(text, thought, "", counted, _least_of(chunk.response_metadata))
         except Exception as raised:
-            kind = next((_KINDS[one.__name__] for one in type(raised).__mro__ if one.__name__ in _KINDS), "error")
-            kind = "timeout" if isinstance(raised, TimeoutError) else kind
-            raise MemberError(f"{type(raised).__name__}: {raised}"[:400], member=self.name, kind=kind) from raised
+            raise _member_error(raised, self.name) from raised
         finally:
             chunks.close()  # type: ignore[union-attr]
         if not begun:
@@ -507,6 +509,23 @@ def _thought_in(chunk: AIMessageChunk) -> str:
     found = "".join(str(block.get("reasoning", "")) for block in chunk.content_blocks if block["type"] == "reasoning")
     fields = (chunk.additional_kwargs.get(name) for name in ("reasoning_content", "reasoning"))
     return found or next((field for field in fields if isinstance(field, str)), "")
+
+
+def _member_error(raised: Exception, name: str) -> MemberError:
+    """A chat model's error as its member's. If no server was reached, it says which."""
+    classes = {one.__name__ for one in type(raised).__mro__}
+    kind = next((_KINDS[one] for one in _KINDS if one in classes), "error")
+    kind = "timeout" if isinstance(raised, TimeoutError) else kind
+    error = MemberError(shown(raised), member=name, kind=kind)
+    if kind != "error" or not classes & _UNREACHED:
+        return error
+    try:
+        address = urlsplit(str(raised.request.url))  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):  # httpx raises the latter if there is none
+        return advised(error, "check the network connection, and the address that the chat model was given")
+    url = f"{address.scheme}://{address.hostname}" + (f":{address.port}" if address.port else "")
+    error = MemberError(f"its server at {url} cannot be reached ({shown(raised)})", member=name)
+    return advised(error, to_reach(url))
 
 
 def _finish_of(metadata: Mapping[str, Any]) -> str:

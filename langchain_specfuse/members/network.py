@@ -19,6 +19,17 @@ def through_proxy(url: str) -> str:
     return f", asked through the proxy {proxies[kind].rpartition('@')[2]} (from {kind.upper()}_PROXY),"
 
 
+def to_reach(url: str) -> str:
+    """Advice where this address cannot be reached."""
+    address = urlsplit(url)
+    start = "start the server, or correct its address"
+    if address.scheme == "https":
+        start = "check the network connection, or correct the server's address"
+    if address.port == 11434:
+        start = "is Ollama running? `ollama serve` starts it"
+    return start + (f"; to bypass the proxy, set NO_PROXY={address.hostname}" if through_proxy(url) else "")
+
+
 def on_hub(model: str, revision: str | None, member: str) -> str:
     """What transformers should load: ``model`` itself, or its folder in the hub's cache if the hub cannot be asked.
 

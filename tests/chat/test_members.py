@@ -166,6 +166,13 @@ def test_a_mistaken_name_is_refused_before_transformers_is_imported(
     assert said in str(error.value) and advice in error.value.__notes__[0]
 
 
+def test_a_mistyped_name_without_transformers_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "langchain_specfuse.members.transformers.member", None)
+    with pytest.raises(UsageError, match=r"there is no file or folder 'qwem'; .* is not installed") as error:
+        SpecFuseChatModel(members=["qwem"]).invoke("Who?")
+    assert "ollama:" in error.value.__notes__[0] and '[transformers]" (this brings PyTorch' in error.value.__notes__[1]
+
+
 def test_a_member_class_without_its_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "langchain_specfuse.members.server.member", None)
     monkeypatch.delitem(vars(langchain_specfuse), "ServerMember", raising=False)

@@ -196,6 +196,16 @@ def test_ctrl_c_exits_with_130_and_no_traceback_and_the_page_is_written(tmp_path
     assert len(run_in(page)["rounds"]) == 1 and run_in(page)["error"] == "interrupted"
 
 
+def test_ctrl_c_leaves_the_rounds_so_far_in_the_table():
+    code = SLOW.replace(', "--quiet"', "")
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        while not process.stdout.readline().startswith("a b c"):
+            process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED and re.search(r"^1 +a ", out, re.MULTILINE)
+
+
 EARLY = """
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

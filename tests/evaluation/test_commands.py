@@ -98,6 +98,7 @@ def test_a_mistake_in_the_call_exits_with_2_and_says_what(call, argv, tmp_path):
     (tmp_path / "bare.jsonl").write_text('{"input": "1 + 1?"}\n' * 20)
     code, out, err = call(*argv)
     assert (code, out) == (MISUSED, "") and "error: " in err and "Traceback" not in err
+    assert "few.jsonl" not in argv or "results in" not in err  # it has not begun
 
 
 def test_doctor_prints_findings_numbers_and_advice(call, tmp_path):

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from langchain_core.exceptions import ModelTimeoutError
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_ollama import ChatOllama
 from langchain_openai import ChatOpenAI
 
 from langchain_specfuse import ChatModelMember, EnsembleError, ScriptedMember, SpecFuseChatModel, UsageError
@@ -274,6 +276,17 @@ def test_a_thought_without_end_is_cancelled_and_the_others_finish(thought: Any) 
 def test_a_thought_that_used_up_the_providers_tokens_is_a_failure() -> None:
     (reply,) = ChatModelMember(talker(thought="<think>so", script="", finish="length"), name="a").draft([draft_job()])
     assert isinstance(reply, Failure) and "up to its own max_tokens" in reply.message
+
+
+@pytest.mark.parametrize(
+    "made", [ChatOllama, partial(ChatOpenAI, api_key="none", max_retries=0)], ids=["ollama", "openai"]
+)
+def test_a_server_that_is_not_there_is_named_with_what_to_do(made: Any) -> None:
+    url = "http://127.0.0.1:9"
+    llm = SpecFuseChatModel(members=[made(model="m", base_url=f"{url}/v1")])
+    with pytest.raises(EnsembleError, match=f"its server at {url} cannot be reached .*Conn") as raised:
+        llm.invoke("Why?")
+    assert raised.value.__notes__ == ["-> start the server, or correct its address"]
 
 
 # --- images and files -------------------------------------------------------------------------------------------

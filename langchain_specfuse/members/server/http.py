@@ -23,7 +23,7 @@ from weakref import WeakSet
 import httpx2
 
 from ...errors import MemberError, UsageError, advised
-from ..network import through_proxy
+from ..network import through_proxy, to_reach
 from ..threads import SHOWN
 
 log = logging.getLogger("langchain_specfuse")
@@ -234,10 +234,7 @@ class Client:
         message = f"{self._server(path)} {how} ({why}), tried up to {RETRIES + 1} times"
         error = MemberError(message, member=self.member, kind=kind)
         error.__cause__ = failure
-        url = httpx2.URL(self.address.url)
-        ollama = "is Ollama running? `ollama serve` starts it"
-        start = ollama if url.port == 11434 else "start the server, or correct its address"
-        return advised(error, start + (f"; to bypass the proxy, set NO_PROXY={url.host}" if self._proxy else ""))
+        return advised(error, to_reach(self.address.url))
 
     def _without_key(self, text: str) -> str:
         """Without the key: a server may repeat what it was sent, and errors are shown, logged and traced."""
