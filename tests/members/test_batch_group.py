@@ -1,8 +1,10 @@
 """Members of one base are in memory once and work in one batch; each replies as with weights of its own."""
 
 import gc
+import math
 import random
 import threading
+import time
 
 import pytest
 import torch
@@ -124,6 +126,14 @@ def test_under_a_constraint(kind, family):
     made, query = family(), tiny.query(constraint=BOUND[kind])
     made.scores(query, (), made.drafts(query))
     assert made.worst < NEAR
+
+
+def test_a_batch_counts_the_time_that_it_took_once(family):
+    members = family().members
+    members[0].probe()
+    since = time.perf_counter()
+    replies = members[0].draft([job for _, job in draft_jobs(members, tiny.query("Why?"))])
+    assert 0 < math.fsum(reply.effort.seconds for reply in replies) <= time.perf_counter() - since
 
 
 def test_members_may_penalise_and_end_their_turns_differently(tmp_path):

@@ -432,7 +432,7 @@ class SharedWeights:
     def _share(self, batch: list[_Item], before: int, since: float, began: float) -> Effort:
         """Each job's share of what the batch has cost."""
         read = (self.store.tokens_read - before) // len(batch)
-        return Effort(read, seconds=time.perf_counter() - since, began=began)
+        return Effort(read, seconds=(time.perf_counter() - since) / len(batch), began=began)
 
 
 def cache_bytes(free: int, prefix_cache: bool | int) -> tuple[int, int]:
