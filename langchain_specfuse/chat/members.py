@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urldefrag, urlsplit
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import Runnable
 
 from ..core.member import Member, Probe
 from ..engine.ensemble import Ensemble
@@ -69,6 +70,10 @@ def checked_member(given: Given) -> Given:
         expected = "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an object like Member"
         error = UsageError(f"a member is {expected}, got {given!r:.80} ({type(given).__name__})")
         made = f"that is a class: make an object of it, {given.__name__}(...)" if isinstance(given, type) else ""
+        if isinstance(given, Runnable):
+            made = (
+                "pass the chat model itself, and its settings when it is made: ChatOllama(model='qwen3', num_ctx=8192)"
+            )
         raise advised(error, made or "a model that is already loaded: TransformersMember(model, tokenizer)")
     return given
 

@@ -200,7 +200,7 @@ class SpanBuilder:
 
     def _last_work(self, member: str, round: Round | None = None) -> str:
         """What a failed member was doing: one that had drafted in this round failed in scoring."""
-        drafted = round is not None and member in round.efforts.get("draft", {})
+        drafted = round is not None and member in round.drafts
         return "score" if member in self._verifiers or drafted else "draft"
 
     def _inputs(self, number: int, weights: Mapping[str, float], left: Sequence[str] = ()) -> dict[str, Any]:

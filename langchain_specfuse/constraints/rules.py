@@ -23,6 +23,7 @@ SPELLING = {
 }
 """JSON has one spelling: members cannot fill an answer with white space, and equal strings are equal text. ``u`` is not
 among the escapes, because half of one at the end of a draft would have to become an unintended character."""
+_FENCE = re.compile(r"\A\s*(?:```\w*(?:\s|\Z)|`{1,2}\Z)")
 _STRINGS = re.compile(r'("(?:[^"\\]|\\.)*+(?:"|\\?\Z))', re.DOTALL)
 
 
@@ -143,13 +144,18 @@ def _arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def respaced(constraint: Constraint | None, answer: str, draft: str) -> str:
-    """The draft of a member that no mask held, spaced as the grammar wants it; unchanged if it need not be JSON.
+    """The draft of a member that no mask held, spaced as the grammar wants it and without the fence that many models
+    put around JSON; unchanged if it need not be JSON.
 
     >>> respaced(Constraint("json"), "{", '\\n  "a":[1,2],\\n  "b c" : " , "')
     '"a": [1, 2], "b c": " , "'
+    >>> respaced(Constraint("json"), "", '```json\\n{"a"'), respaced(Constraint("json"), "", "```js")
+    ('{"a"', '')
     """
     if constraint is None or constraint.kind not in ("json", "json_schema"):
         return draft
+    if not answer:
+        draft = _FENCE.sub("", draft)
     parts = _STRINGS.split(answer + draft)
     parts[::2] = [re.sub(r"[,:]", r"\g<0> ", re.sub(r"[ \t\r\n]+", "", part)) for part in parts[::2]]
     return "".join(parts)[len(answer) :]

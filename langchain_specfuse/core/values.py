@@ -271,6 +271,8 @@ class Failure:
     """One of ``KINDS``, or ``late``."""
     message: str
     cause: BaseException | None = field(default=None, compare=False, repr=False)
+    effort: Effort = field(default=Effort(), compare=False, repr=False)
+    """What it cost before it failed, as far as known."""
 
     @classmethod
     def of(cls, error: BaseException, message: str = "") -> Failure:

@@ -13,6 +13,7 @@ Paper: members vote by likelihood alone; hosted models do not report the likelih
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import logging
@@ -128,7 +129,7 @@ class ChatModelMember:
         self.max_concurrency, self.system_prompt, self.price = max_concurrency, system_prompt, _checked_price(price)
         self.thinking_tokens = thinking_tokens
         self._way: str | None = None
-        """How it continues a text; None: not tried yet, or in vain."""
+        """How it continues a text; empty: it cannot; None: not tried yet."""
         self._trial = Effort()
         """What trials have cost that no reply has told yet."""
         self._streams: dict[str, Stream] = {}
@@ -140,10 +141,12 @@ class ChatModelMember:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Whatever distinguishes this member's answers from another's, as plain JSON."""
+        """Whatever distinguishes this member's answers from another's, as plain JSON. ``key``: of all that LangChain's
+        own cache distinguishes."""
+        key = hashlib.sha256(self.model._get_llm_string().encode()).hexdigest()[:16]
         known = {key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")}
         own = {"system_prompt": self.system_prompt, "thinking_tokens": self.thinking_tokens}
-        return {"chat_model": type(self.model).__name__, **own, **known}
+        return {"chat_model": type(self.model).__name__, **own, **known, "key": key}
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
@@ -177,13 +180,17 @@ class ChatModelMember:
 
     # --- drafts -------------------------------------------------------------------------------------------------
 
-    def _draft(self, job: DraftJob) -> Draft:
+    def _draft(self, job: DraftJob) -> Draft | Failure:
         since = time.perf_counter(), time.time()
         answer = "".join(segment.text for segment in job.answer)
         stream = self._streams.get(job.query.id)
         if stream is None or stream.sampling != job.sampling or not stream.leads_to(answer):
             self.forget(job.query.id)
-            stream = self._streams[job.query.id] = self._opened(job, answer)
+            try:
+                stream = self._streams[job.query.id] = self._opened(job, answer)
+            except MemberError as error:
+                spent, self._trial = self._trial, Effort()
+                return replace(Failure.of(error, str(error)), effort=replace(spent, cost=self._cost_of(spent)))
         before = stream.words
         wanted = min(job.segment_tokens, job.max_tokens)
         text, ended = stream.after(answer, wanted, job.max_tokens)
@@ -199,13 +206,26 @@ class ChatModelMember:
         self._refuse_if_spent(job)
         messages = self._messages(query.turns, query.tools, query.constraint)
         options = {"temperature": job.sampling.temperature} if job.sampling.temperature > 0 else {}
-        if not answer:
+        # Text that nobody wrote is what the wanted form demands of every answer.
+        demanded = query.constraint is not None and not any(segment.tokens for segment in job.answer)
+        if demanded or not answer:
             said = self._said(messages, options)
-            return Stream(said, "", _words_in(messages), query.constraint, sampling=job.sampling)
-        self._way = self._way or self._found_way()
+            stream = Stream(said, "", _words_in(messages), query.constraint, sampling=job.sampling)
+            if stream.leads_to(answer):
+                return stream
+            stream.close()
+            self._trial += stream.used()
         if self._way is None:
-            error = MemberError("it cannot continue text that other members wrote", member=self.name)
-            raise advised(error, f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')")
+            self._way = self._found_way()
+        if not self._way:
+            able = f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')"
+            what = "it cannot continue text that other members wrote"
+            if demanded:
+                what = (
+                    f"its reply did not begin with {answer!r:.80}, as the wanted form does, and it cannot continue that"
+                )
+                able = "put a member beside it that can, such as a .gguf file"
+            raise advised(MemberError(what, member=self.name), able)
         sent = _words_in(messages) + len(words_of(answer))
         said = self._continued(messages, answer, self._way, options)
         return Stream(said, answer, sent, query.constraint, sampling=job.sampling)
@@ -287,8 +307,8 @@ class ChatModelMember:
             raise MemberError(f"the provider stopped the reply (finish reason: {finish})", member=self.name)
         yield Piece("", "", finish or "stop")
 
-    def _found_way(self) -> str | None:
-        """The first way in which the model goes on counting. It need not be greedy for that."""
+    def _found_way(self) -> str:
+        """The first way in which the model goes on counting, if any. It need not be greedy for that."""
         refusal = None
         for way in WAYS:
             pieces = self._continued(self._messages(TRIAL), TRIAL_BEGUN, way, {})
@@ -304,7 +324,7 @@ class ChatModelMember:
                 return way
         if refusal is not None:  # it may be over the next time, such as a rate limit
             raise refusal
-        return None
+        return ""
 
     # --- ballots ------------------------------------------------------------------------------------------------
 

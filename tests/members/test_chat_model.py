@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import ModelTimeoutError
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
@@ -201,6 +202,33 @@ def test_a_trial_that_was_refused_decides_nothing_and_what_it_cost_is_told() -> 
     assert isinstance(reply, Failure) and "429 rate limit" in reply.message
     draft = drafted(member, job)
     assert draft.text == " blue because air" and draft.effort.requests == 2
+
+
+def test_a_trial_in_vain_is_made_once_and_paid_by_the_answer_that_made_it() -> None:
+    model = talker(way="no", script="The sky is green.")
+    llm = SpecFuseChatModel(members=[model, ScriptedMember(STORY, name="b")], lead="b", method=Method(sure=1.1))
+    used = []
+    for _ in range(3):
+        before = len(model.asked)
+        usage = llm.invoke("Why?").response_metadata["specfuse"]["usage"]
+        used.append((len(model.asked) - before, usage["Talker"]["requests"]))
+    assert [asked for asked, _ in used] == [requests for _, requests in used]
+    assert used[0][0] > used[1][0] == used[2][0]
+
+
+WRITTEN = ['{"ok": true}', '{\n "ok":true}', '```json\n{"ok": true}\n```']
+
+
+@pytest.mark.parametrize("segment", ["draft", "answer"])
+@pytest.mark.parametrize("written", WRITTEN, ids=["plain", "spaced", "fenced"])
+def test_one_that_cannot_continue_writes_the_object_that_it_is_asked_for(written: str, segment: str) -> None:
+    model = talker(way="no", script=written)
+    llm = SpecFuseChatModel(members=[model], segment=segment)
+    schema = {"title": "Said", "type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    assert llm.with_structured_output(schema).invoke("Is it?") == {"ok": True} and len(model.asked) == 1
+    with pytest.raises(EnsembleError, match=r"did not begin with '{\"ok\":'") as raised:
+        SpecFuseChatModel(members=[talker(way="no")]).with_structured_output(schema).invoke("Is it?")
+    assert raised.value.__notes__ == ["-> put a member beside it that can, such as a .gguf file"]
 
 
 def test_it_writes_whole_answers() -> None:
@@ -443,6 +471,18 @@ def test_a_chat_model_object_is_a_member_and_stays_the_same_one() -> None:
     assert ensemble_for([model]) is ensemble and isinstance(ensemble.members["FakeListChatModel"], ChatModelMember)
     llm = SpecFuseChatModel(members=[model])
     assert llm.invoke("What colour is the sky?").text == "Blue."
+
+
+@pytest.mark.parametrize("changed", [{"base_url": "http://b/v1"}, {"top_p": 0.5}, {"extra_body": {"a": 1}}])
+def test_caches_tell_chat_models_of_different_settings_apart(changed: Any) -> None:
+    def key(**given: Any) -> str:
+        model = ChatOpenAI(**{"model": "m", "base_url": "http://a/v1", "api_key": "x", **given})
+        return SpecFuseChatModel(members=[model])._get_llm_string()
+
+    assert key() == key(api_key="y") != key(**changed)
+    one, other = (SpecFuseChatModel(members=[FakeListChatModel(responses=[said])]) for said in ("one", "two"))
+    one.cache = other.cache = InMemoryCache()
+    assert (one.invoke("Which?").text, other.invoke("Which?").text) == ("one", "two")
 
 
 def test_names_of_providers_are_chat_models_and_nothing_else_is() -> None:
