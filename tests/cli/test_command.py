@@ -200,10 +200,12 @@ def test_ctrl_c_leaves_the_rounds_so_far_in_the_table():
     code = SLOW.replace(', "--quiet"', "")
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with process:
-        while not process.stdout.readline().startswith("a b c"):
-            process.send_signal(signal.SIGINT)
+        legend, blank = process.stdout.readline(), process.stdout.readline()
+        shown = process.stdout.read(len("a b c d e f g h i j"))
+        process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
-    assert process.returncode == INTERRUPTED and re.search(r"^1 +a ", out, re.MULTILINE)
+    assert (process.returncode, legend, blank, shown) == (INTERRUPTED, "■ a\n", "\n", "a b c d e f g h i j")
+    assert re.search(r"^1 +a ", out, re.MULTILINE)
 
 
 EARLY = """
