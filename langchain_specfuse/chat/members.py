@@ -335,7 +335,7 @@ def _made(arguments: dict[str, Any]) -> Member:
             advice += " (this brings PyTorch: up to several GB)"
         if extra == "transformers" and not os.path.exists(model):
             missing = UsageError(f"there is no file or folder {model!r}; as the name of a model on the hub it {needs}")
-            advised(missing, 'a hosted model is named with its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"')
+            advised(missing, 'a chat model is named with its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"')
         raise advised(missing, advice) from error
     except TypeError as error:
         wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")

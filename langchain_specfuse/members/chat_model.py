@@ -22,6 +22,7 @@ import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -125,6 +126,7 @@ class ChatModelMember:
             error = UsageError(f"thinking_tokens must be a whole number of at least 1, got {thinking_tokens!r}")
             raise advised(error, "switch reasoning off in the chat model itself: ChatOllama(..., reasoning=False)")
         self._known = dict(self.model._get_ls_params())
+        self._key = _key_of(self.model)
         self.name = name or name_of(self.model)
         self.max_concurrency, self.system_prompt, self.price = max_concurrency, system_prompt, _checked_price(price)
         self.thinking_tokens = thinking_tokens
@@ -141,12 +143,10 @@ class ChatModelMember:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Whatever distinguishes this member's answers from another's, as plain JSON. ``key``: of all that LangChain's
-        own cache distinguishes."""
-        key = hashlib.sha256(self.model._get_llm_string().encode()).hexdigest()[:16]
+        """Whatever distinguishes this member's answers from another's, as plain JSON. ``key``: of all its settings."""
         known = {key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")}
         own = {"system_prompt": self.system_prompt, "thinking_tokens": self.thinking_tokens}
-        return {"chat_model": type(self.model).__name__, **own, **known, "key": key}
+        return {"chat_model": type(self.model).__name__, **own, **known, "key": self._key}
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
@@ -529,6 +529,16 @@ def _thought_in(chunk: AIMessageChunk) -> str:
     found = "".join(str(block.get("reasoning", "")) for block in chunk.content_blocks if block["type"] == "reasoning")
     fields = (chunk.additional_kwargs.get(name) for name in ("reasoning_content", "reasoning"))
     return found or next((field for field in fields if isinstance(field, str)), "")
+
+
+def _key_of(model: BaseChatModel) -> str:
+    """A digest of the settings with which a chat model was given, without secrets. LangChain's own key alone has only
+    the class of a ChatOllama."""
+    own = {}
+    for name in sorted(type(model).model_fields.keys() - BaseChatModel.model_fields.keys()):
+        with suppress(TypeError, ValueError):  # a secret or a client is no JSON
+            own[name] = json.dumps(getattr(model, name), sort_keys=True)
+    return hashlib.sha256(json.dumps([model._get_llm_string(), own]).encode()).hexdigest()[:16]
 
 
 def _member_error(raised: Exception, name: str) -> MemberError:

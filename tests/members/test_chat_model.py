@@ -473,13 +473,21 @@ def test_a_chat_model_object_is_a_member_and_stays_the_same_one() -> None:
     assert llm.invoke("What colour is the sky?").text == "Blue."
 
 
-@pytest.mark.parametrize("changed", [{"base_url": "http://b/v1"}, {"top_p": 0.5}, {"extra_body": {"a": 1}}])
-def test_caches_tell_chat_models_of_different_settings_apart(changed: Any) -> None:
+ALIKE = [(ChatOpenAI, one) for one in ({"base_url": "http://b"}, {"top_p": 0.5}, {"extra_body": {"a": 1}})]
+ALIKE += [(ChatOllama, one) for one in ({"base_url": "http://b"}, {"top_p": 0.5}, {"num_ctx": 512}, {"stop": ["."]})]
+
+
+@pytest.mark.parametrize(("kind", "changed"), ALIKE)
+def test_caches_tell_chat_models_of_different_settings_apart(kind: Any, changed: Any) -> None:
     def key(**given: Any) -> str:
-        model = ChatOpenAI(**{"model": "m", "base_url": "http://a/v1", "api_key": "x", **given})
+        model = kind(**{"model": "m", "base_url": "http://a", **given})
         return SpecFuseChatModel(members=[model])._get_llm_string()
 
-    assert key() == key(api_key="y") != key(**changed)
+    secret = [{"api_key": key} for key in ("x", "y")] if kind is ChatOpenAI else [{}, {}]
+    assert key(**secret[0]) == key(**secret[1]) != key(**secret[0], **changed)
+
+
+def test_caches_tell_answers_of_different_chat_models_apart() -> None:
     one, other = (SpecFuseChatModel(members=[FakeListChatModel(responses=[said])]) for said in ("one", "two"))
     one.cache = other.cache = InMemoryCache()
     assert (one.invoke("Which?").text, other.invoke("Which?").text) == ("one", "two")
