@@ -294,8 +294,11 @@ class Clock:
         spent, self._since = now - self._since, now
         self.began.setdefault(phase, time.time() - spent)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
-        known = {n: r.effort for n, r in replies.items() if isinstance(r, Draft | Scored | Failure)}
-        efforts = {n: one for n, one in known.items() if one.requests or not isinstance(replies[n], Failure)}
+        efforts = {
+            n: r.effort
+            for n, r in replies.items()
+            if isinstance(r, Draft | Scored) or (isinstance(r, Failure) and r.effort.requests)
+        }
         self.budget.spend(efforts.values())
         known = self.efforts.get(phase, {})
         self.efforts[phase] = known | {n: known[n] + effort if n in known else effort for n, effort in efforts.items()}

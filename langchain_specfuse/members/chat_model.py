@@ -218,14 +218,14 @@ class ChatModelMember:
         if self._way is None:
             self._way = self._found_way()
         if not self._way:
-            able = f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')"
             what = "it cannot continue text that other members wrote"
+            advice = f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')"
             if demanded:
                 what = (
-                    f"its reply did not begin with {answer!r:.80}, as the wanted form does, and it cannot continue that"
+                    f"its reply did not begin with {answer!r:.80}, which every answer must, and it cannot continue it"
                 )
-                able = "put a member beside it that can, such as a .gguf file"
-            raise advised(MemberError(what, member=self.name), able)
+                advice = "put a member beside it that can, such as a .gguf file"
+            raise advised(MemberError(what, member=self.name), advice)
         sent = _words_in(messages) + len(words_of(answer))
         said = self._continued(messages, answer, self._way, options)
         return Stream(said, answer, sent, query.constraint, sampling=job.sampling)
@@ -532,11 +532,10 @@ def _thought_in(chunk: AIMessageChunk) -> str:
 
 
 def _key_of(model: BaseChatModel) -> str:
-    """A digest of the settings with which a chat model was given, without secrets. LangChain's own key alone has only
-    the class of a ChatOllama."""
+    """A digest of a chat model's settings. LangChain's own key is not enough: of a ChatOllama it has only the class."""
     own = {}
     for name in sorted(type(model).model_fields.keys() - BaseChatModel.model_fields.keys()):
-        with suppress(TypeError, ValueError):  # a secret or a client is no JSON
+        with suppress(TypeError, ValueError):  # a SecretStr or a client is no JSON
             own[name] = json.dumps(getattr(model, name), sort_keys=True)
     return hashlib.sha256(json.dumps([model._get_llm_string(), own]).encode()).hexdigest()[:16]
 

@@ -473,24 +473,26 @@ def test_a_chat_model_object_is_a_member_and_stays_the_same_one() -> None:
     assert llm.invoke("What colour is the sky?").text == "Blue."
 
 
-ALIKE = [(ChatOpenAI, one) for one in ({"base_url": "http://b"}, {"top_p": 0.5}, {"extra_body": {"a": 1}})]
-ALIKE += [(ChatOllama, one) for one in ({"base_url": "http://b"}, {"top_p": 0.5}, {"num_ctx": 512}, {"stop": ["."]})]
+SETTINGS = [{}, {"base_url": "http://b"}, {"top_p": 0.5}, {"stop": ["."]}, {"seed": 1}]
 
 
-@pytest.mark.parametrize(("kind", "changed"), ALIKE)
-def test_caches_tell_chat_models_of_different_settings_apart(kind: Any, changed: Any) -> None:
-    def key(**given: Any) -> str:
-        model = kind(**{"model": "m", "base_url": "http://a", **given})
-        return SpecFuseChatModel(members=[model])._get_llm_string()
-
-    secret = [{"api_key": key} for key in ("x", "y")] if kind is ChatOpenAI else [{}, {}]
-    assert key(**secret[0]) == key(**secret[1]) != key(**secret[0], **changed)
-
-
-def test_caches_tell_answers_of_different_chat_models_apart() -> None:
+@pytest.mark.parametrize("made", [ChatOllama, partial(ChatOpenAI, api_key="x")], ids=["ollama", "openai"])
+def test_caches_tell_chat_models_of_different_settings_apart(made: Any) -> None:
+    models = [made(**{"model": "m", "base_url": "http://a", **settings}) for settings in SETTINGS]
+    keys = [SpecFuseChatModel(members=[model])._get_llm_string() for model in models]
+    assert len(set(keys)) == len(SETTINGS)
+    if isinstance(made, partial):  # who pays changes no answer
+        other = made(model="m", base_url="http://a", api_key="y")
+        assert SpecFuseChatModel(members=[other])._get_llm_string() == keys[0]
     one, other = (SpecFuseChatModel(members=[FakeListChatModel(responses=[said])]) for said in ("one", "two"))
     one.cache = other.cache = InMemoryCache()
     assert (one.invoke("Which?").text, other.invoke("Which?").text) == ("one", "two")
+
+
+def test_a_model_that_was_bound_is_refused_with_advice() -> None:
+    with pytest.raises(UsageError, match="a member is") as error:
+        checked_member(talker().bind(stop=["."]))
+    assert "pass it itself" in error.value.__notes__[0]
 
 
 def test_names_of_providers_are_chat_models_and_nothing_else_is() -> None:
