@@ -159,11 +159,11 @@ def test_a_calibration_that_does_not_fit_is_refused(tmp_path):
         if text is not None:
             file.write_text(text)
         with pytest.raises(UsageError, match=said) as error:
-            SpecFuseChatModel(members=members, calibration=str(file)).invoke("2 + 3?")
+            SpecFuseChatModel(members=members, calibration=str(file))
         assert "doctor" in error.value.__notes__[0]
     Calibration("eve", {"eve": 1.0, "bob": 0.1}, 40).save(file)
     with pytest.raises(UsageError, match="was made for eve, bob, but the members are ann, bob"):
-        SpecFuseChatModel(members=members, calibration=str(file)).invoke("2 + 3?")
+        SpecFuseChatModel(members=members, calibration=str(file))
 
 
 # --- questions --------------------------------------------------------------------------------------------------
