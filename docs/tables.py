@@ -95,7 +95,7 @@ def numbers(results: Result) -> str:
                 shown += f"; {speeds['all'] / speeds[kind]:.2f} times if all draft" if "led" in speeds else ""
                 rows[kind] = (f"{name} alone in llama-server", f"`{size}`", shown)
             elif kind == "whole":
-                shown = f"its first text in {ways['all']['first_s'] / one['first_s']:.2f} of the time"
+                shown = f"first text in {ways['all']['first_s'] / one['first_s']:.2f} times the time"
                 rows[kind] = ("the members' whole answers, then a vote", f"`{size}`", shown)
             elif kind == "transformers":
                 shown = f"{speeds['all'] / speeds[kind]:.1f} times the tokens/s"

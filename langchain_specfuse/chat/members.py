@@ -71,7 +71,7 @@ def checked_member(given: Given) -> Given:
         error = UsageError(f"a member is {expected}, got {given!r:.80} ({type(given).__name__})")
         made = f"that is a class: make an object of it, {given.__name__}(...)" if isinstance(given, type) else ""
         if isinstance(given, Runnable):
-            made = "give it its settings when you make it, and pass it itself: ChatOllama(model='qwen3', num_ctx=8192)"
+            made = "pass the chat model itself, with its settings, no chain: ChatOllama(model='qwen3', num_ctx=8192)"
         raise advised(error, made or "a model that is already loaded: TransformersMember(model, tokenizer)")
     return given
 

@@ -157,7 +157,7 @@ def of_model(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
         log.warning("%s is ignored: %s", name, _IGNORED[name])
     chosen = checked({name: value for name, value in given.items() if name not in _IGNORED}, known)
     check_names(chosen)
-    if chosen.get("calibration"):  # read now, so that a missing or foreign file is told at once
+    if chosen.get("calibration"):  # read now, so that a wrong file is refused at once
         calibrated(defaults() | chosen, names_of(chosen["members"]))
     return chosen
 

@@ -143,7 +143,7 @@ class ChatModelMember:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Whatever distinguishes this member's answers from another's, as plain JSON. ``key``: of all its settings."""
+        """What distinguishes its answers from other members', as plain JSON. ``key``: a digest of all settings."""
         known = {key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")}
         own = {"system_prompt": self.system_prompt, "thinking_tokens": self.thinking_tokens}
         return {"chat_model": type(self.model).__name__, **own, **known, "key": self._key}
@@ -206,7 +206,7 @@ class ChatModelMember:
         self._refuse_if_spent(job)
         messages = self._messages(query.turns, query.tools, query.constraint)
         options = {"temperature": job.sampling.temperature} if job.sampling.temperature > 0 else {}
-        # Text that nobody wrote is what the wanted form demands of every answer.
+        # The wanted form demands the text so far; no member wrote it.
         demanded = query.constraint is not None and not any(segment.tokens for segment in job.answer)
         if demanded or not answer:
             said = self._said(messages, options)
@@ -221,10 +221,8 @@ class ChatModelMember:
             what = "it cannot continue text that other members wrote"
             advice = f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')"
             if demanded:
-                what = (
-                    f"its reply did not begin with {answer!r:.80}, which every answer must, and it cannot continue it"
-                )
-                advice = "put a member beside it that can, such as a .gguf file"
+                what = f"its reply did not begin with {answer!r:.80}, as answers must, and it cannot continue a text"
+                advice = "add a member that can continue a text, such as a .gguf file"
             raise advised(MemberError(what, member=self.name), advice)
         sent = _words_in(messages) + len(words_of(answer))
         said = self._continued(messages, answer, self._way, options)

@@ -228,7 +228,7 @@ def test_one_that_cannot_continue_writes_the_object_that_it_is_asked_for(written
     assert llm.with_structured_output(schema).invoke("Is it?") == {"ok": True} and len(model.asked) == 1
     with pytest.raises(EnsembleError, match=r"did not begin with '{\"ok\":'") as raised:
         SpecFuseChatModel(members=[talker(way="no")]).with_structured_output(schema).invoke("Is it?")
-    assert raised.value.__notes__ == ["-> put a member beside it that can, such as a .gguf file"]
+    assert raised.value.__notes__ == ["-> add a member that can continue a text, such as a .gguf file"]
 
 
 def test_it_writes_whole_answers() -> None:
@@ -492,7 +492,7 @@ def test_caches_tell_chat_models_of_different_settings_apart(made: Any) -> None:
 def test_a_model_that_was_bound_is_refused_with_advice() -> None:
     with pytest.raises(UsageError, match="a member is") as error:
         checked_member(talker().bind(stop=["."]))
-    assert "pass it itself" in error.value.__notes__[0]
+    assert "pass the chat model itself" in error.value.__notes__[0]
 
 
 def test_names_of_providers_are_chat_models_and_nothing_else_is() -> None:
