@@ -22,7 +22,8 @@ def opening_hours(place: Literal["library", "museum", "swimming pool"]) -> str:
 def tool_first(request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]) -> ModelResponse:
     """First the models must call a tool, then they must answer in a sentence.
 
-    Models of this size cannot decide that for themselves. Larger ones can: leave this middleware out.
+    Models of this size cannot decide that for themselves: they would repeat the call without end. Larger ones can
+    decide: leave this middleware out.
     """
     if request.messages[-1].type != "tool":
         return handler(request.override(tool_choice="any"))

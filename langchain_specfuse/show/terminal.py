@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..core.values import Round
+from ..core.values import Departure, Round
 from ..errors import amount
 
 COLOURS = (36, 33, 35, 32, 34, 31)
@@ -79,8 +79,13 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
             asked = ", ".join(f"{name} {value:+.2f}" for name, value in item.evidence.items())
             lines.append(paint.coded(DIM, f"   {item.lead} was unsure; evidence for others: {asked}"))
         lines += [paint.coded(DIM, f"   late in {phase}: {', '.join(late)}") for phase, late in item.late.items()]
-        lines += [paint.coded(BOLD, f"   {left.member} left ({left.kind}): {left.reason}") for left in item.left]
+        lines += [paint.coded(BOLD, f"   {line}") for left in item.left for line in departed(left)]
     return "\n".join([*lines, "", _summary(rounds, paint)])
+
+
+def departed(left: Departure) -> list[str]:
+    """That a member left and why, and what to do about it, if that is known."""
+    return [f"{left.member} left ({left.kind}): {left.reason}", *getattr(left.cause, "__notes__", ())]
 
 
 def _row(item: Round, names: Sequence[str]) -> list[str]:

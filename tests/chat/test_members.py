@@ -132,7 +132,7 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
     assert error.value.__notes__ == ["-> did you mean 'dtype'?"]
     with pytest.raises(UsageError) as error:
         SpecFuseChatModel(members=[{"model": "org/x", "colour": "red"}]).invoke("Who?")
-    assert "the arguments of TransformersMember" in error.value.__notes__[0]
+    assert "the keys of a member's dict are model, tokenizer, " in error.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,9 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
         ("localhost:8000", "'localhost:8000' is no model", "'http://localhost:8000'"),
         ("gpu.example.org:8000/v1#m", "is no model", "begins with http"),
         ("./nowhere", "/nowhere does not exist", "name a folder with a model"),
+        ("htp://localhost:8000", "LangChain knows no provider 'htp'", "begins with http:// or https://"),
+        ("models\\one", "one does not exist", "name a folder with a model"),
+        ("empty", "empty holds no model", "name a folder that save_pretrained wrote"),
         ("./model.bin", "is a file, but not a .gguf file", "name a .gguf file"),
     ],
 )
@@ -158,6 +161,7 @@ def test_a_mistaken_name_is_refused_before_transformers_is_imported(
     name: str, said: str, advice: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "one.gguf").write_bytes(b"GGUF")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "langchain_specfuse.members.transformers.member", None)

@@ -54,6 +54,9 @@ def test_prints_a_legend_then_the_answer_then_the_rounds(ask):
     assert err == "langchain-specfuse: loading alpha, beta, gamma ...\n"
     by = [ScriptedMember(TEXT, name="a"), ScriptedMember(OTHER, name="b", fails_in=2)]
     assert "b left (error): RuntimeError: scripted failure" in ask("Why?", by=by)[1]
+    by = [ScriptedMember(TEXT, name="a"), ScriptedMember(OTHER, name="b", fails_in=2)]
+    left = "langchain-specfuse: b left (error): RuntimeError: scripted failure\n"
+    assert ask("Why?", "-q", by=by) == (FINE, f"{TEXT}\n", left)
     assert "a stop string appeared" in ask("Why?", "--stop", "scatters")[1]
     assert "the budget was used up" in ask("Why?", "--max-tokens", "4")[1]
 

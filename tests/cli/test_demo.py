@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
 import subprocess
 import threading
@@ -82,6 +84,17 @@ def test_a_folder_that_cannot_be_written_to_is_told(fetched, tmp_path):
     with pytest.raises(UsageError, match="cannot keep the weights of M") as refused:
         demo.file_of(WEIGHTS)
     assert "SPECFUSE_CACHE" in refused.value.__notes__[0]
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(fetched):
+    with pytest.raises(UsageError, match="No space left on device") as refused:
+        demo.file_of(replace(WEIGHTS, size=10**18))
+    assert refused.value.__notes__[0].startswith("-> free 2100000000.0 GB there") and not fetched
+
+
+def test_weights_are_fetched_where_standard_error_is_no_file(fetched):
+    with contextlib.redirect_stderr(io.StringIO()):
+        assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
 
 
 def test_what_is_missing_or_unknown_is_told(monkeypatch):

@@ -19,12 +19,10 @@ from typing import Any
 import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
-from ..files import config_length
+from ..files import config_length, refuse_unsafe
 from ..network import on_hub
 from .cache import is_out_of_memory
 from .lora import Adapters
-
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Source:
             error = MemberError(f"{self.model} {what}", kind="not_found")
             raise advised(error, "name a folder with *.safetensors, or a hub id; .gguf is for LlamaCppMember")
         if looks_local:
-            _refuse_unsafe(path)
+            refuse_unsafe(path)
             return str(path)
         return self.model
 
@@ -226,24 +224,6 @@ def _refuse_holes(info: Mapping[str, Any], model: str, member: str) -> None:
         shown = ", ".join(sorted(holes)[:3]) + (", ..." if len(holes) > 3 else "")
         error = MemberError(f"{model} lacks {len(holes)} of its weights, or has them wrong: {shown}", member=member)
         raise advised(error, "the checkpoint is not complete, or belongs to another config.json: copy it again")
-
-
-def _refuse_unsafe(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
-    ggufs = sorted(file.name for file in folder.glob("*.gguf"))
-    if pickled:
-        error = UsageError(
-            f"{folder} has only pickled weights ({', '.join(pickled[:3])}): loading them could run any code"
-        )
-        raise advised(error, "convert them once: model.save_pretrained(folder, safe_serialization=True)")
-    if ggufs:
-        error = UsageError(f"{folder} has no *.safetensors, but GGUF files: {', '.join(ggufs[:3])}")
-        raise advised(error, f"name the file itself, which llama.cpp reads: {folder / ggufs[0]}")
-    if not (folder / "config.json").exists():
-        missing = MemberError(f"{folder} holds no model: neither config.json nor *.safetensors", kind="not_found")
-        raise advised(missing, "name a folder that save_pretrained wrote")
 
 
 def _explained(error: Exception, source: Source, member: str) -> Exception:
