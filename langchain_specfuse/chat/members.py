@@ -108,7 +108,7 @@ def _refuse_mistaken(model: str, name: str) -> None:
     elif get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
         right, error = path.with_suffix(".gguf"), UsageError(f"there is no model {model!r}")
         advice = f"did you mean {str(right)!r}?" if right.exists() else "name an existing file that ends in .gguf"
-    elif re.fullmatch(r"([./~\\]|[A-Za-z]:[\\/]).*|.*/.*/.*|.*\\.*|.*(/|\.safetensors)", model) and not path.exists():
+    elif re.fullmatch(r"([./~]|[A-Za-z]:/).*|.*/.*/.*|.*\\.*|.*(/|\.safetensors)", model) and not path.exists():
         error = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
         advice = "name a folder with a model, a .gguf file or a hub id"
     else:

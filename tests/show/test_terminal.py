@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from langchain_specfuse.core.values import Departure, Draft, Round, Segment
+from langchain_specfuse.errors import MemberError, advised
 from langchain_specfuse.show.terminal import Paint, pieces, table
 
 
@@ -24,17 +25,19 @@ def test_every_piece_has_its_author_and_nothing_is_lost():
 
 
 def test_the_table_names_what_happened_in_a_round():
-    gone = Departure("c", "exit", "won too little", 1)
+    cause = advised(MemberError("no connection"), "start the server")
+    gone = Departure("c", "error", "no connection", 1, cause)
     late = {"draft": ("b", "c"), "verify": ("b",)}
     item = replace(a_round("Blue", "Blue"), late=late, looped=("b",), left=(gone,), finish="length")
     item = replace(item, lead="a", evidence={"b": -0.5})
     lines = table([item], Paint(["a", "b", "c"], on=False)).splitlines()
-    assert [line.strip() for line in lines[2:7]] == [
+    assert [line.strip() for line in lines[2:8]] == [
         "loops, not eligible: b",
         "a was unsure; evidence for others: b -0.50",
         "late in draft: b, c",
         "late in verify: b",
-        "c left (exit): won too little",
+        "c left (error): no connection",
+        "-> start the server",
     ]
     assert lines[-1].startswith("1 round (a 1), 0 tokens in 0.0 s") and lines[-1].endswith("the budget was used up")
     assert Paint(["a"], on=True).by("", "x") == "\x1b[2mx\x1b[0m", "forced text is dim"
