@@ -1,4 +1,5 @@
-"""What benchmarks and studies share: texts, questions, processes, and results that say how they were made."""
+"""What benchmarks and studies share: texts, questions, processes, and results that say how they
+were made."""
 
 from __future__ import annotations
 
@@ -34,12 +35,15 @@ sys.path.append(str(ROOT))  # for tests.members
 Found = TypeVar("Found")
 Turns = tuple[Turn, ...]
 
-# --- asking -----------------------------------------------------------------------------------------------------
+# --- asking ---------------------------------------------------------------------------------------
 
 
 def demo(size: str, **changes: Any) -> list[LlamaCppMember]:
     """The members of a demo ensemble, with some arguments changed."""
-    return [LlamaCppMember(file_of(one), name=one.name, **{**one.options, **changes}) for one in ENSEMBLES[size]]
+    return [
+        LlamaCppMember(file_of(one), name=one.name, **{**one.options, **changes})
+        for one in ENSEMBLES[size]
+    ]
 
 
 def question(text: str) -> Turns:
@@ -60,7 +64,8 @@ def text_of(rounds: Sequence[Round]) -> str:
 
 
 def on_workers(ensemble: Ensemble, call: Callable[[Any], Any]) -> None:
-    """Call it for every member, in the thread of its worker, after everything that is queued there."""
+    """Call it for every member, in the thread of its worker, after everything that is queued
+    there."""
     for member in ensemble.members.values():
         on_worker(member, lambda member=member: call(member)).result()
 
@@ -68,7 +73,9 @@ def on_workers(ensemble: Ensemble, call: Callable[[Any], Any]) -> None:
 def together(work: Callable[[int], Any], count: int) -> list[Any]:
     """The results of ``work(0)`` to ``work(count - 1)``, each in a thread of its own."""
     found: dict[int, Any] = {}
-    threads = [threading.Thread(target=lambda n=n: found.update({n: work(n)})) for n in range(count)]
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: work(n)})) for n in range(count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -76,11 +83,12 @@ def together(work: Callable[[int], Any], count: int) -> list[Any]:
     return [found[n] for n in range(count)]
 
 
-# --- processes --------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def apart(work: Callable[..., Found], *given: Any) -> Found:
-    """The result of a call in a process of its own: the idle threads of one engine would slow the other down."""
+    """The result of a call in a process of its own: the idle threads of one engine would slow the
+    other down."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(work, *given).result()
 
@@ -91,8 +99,13 @@ def llama_server(weights: Weights, use: int) -> Iterator[str]:
     import httpx2
 
     program = [sys.executable, str(ROOT / "tests" / "members" / "llama_server.py")]
-    command, env = [*program, str(file_of(weights)), "0", weights.name], os.environ | {"OMP_NUM_THREADS": str(use)}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    command, env = (
+        [*program, str(file_of(weights)), "0", weights.name],
+        os.environ | {"OMP_NUM_THREADS": str(use)},
+    )
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
@@ -103,7 +116,7 @@ def llama_server(weights: Weights, use: int) -> Iterator[str]:
             process.terminate()
 
 
-# --- results ----------------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def percentile(values: Sequence[float], at: int) -> float:
@@ -122,15 +135,22 @@ def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def arguments(
     script: str, doc: str | None, *, tiny: Mapping[str, int] | None = None, **numbers: int
 ) -> argparse.ArgumentParser:
-    """A parser with ``--out``, an option for each of these numbers and, where it is known, ``--tiny``."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """A parser with ``--out``, an option for each of these numbers and, where it is known,
+    ``--tiny``."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     small = tiny is not None and "--tiny" in sys.argv
     out = Path(os.devnull) if small else Path(script).with_suffix(".json")
     parser.add_argument("--out", type=Path, default=out, help="where the results go")
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     if tiny is not None:
-        parser.add_argument("--tiny", action="store_true", help="only see whether it works: the figures mean nothing")
+        parser.add_argument(
+            "--tiny",
+            action="store_true",
+            help="only see whether it works: the figures mean nothing",
+        )
         parser.set_defaults(**tiny if small else {})
     return parser
 
@@ -154,21 +174,30 @@ def machine() -> str:
 
 def about(given: argparse.Namespace) -> dict[str, Any]:
     """What is needed to repeat a measurement."""
-    chosen = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
+    chosen = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(given).items()
+    }
     return {
         "version": __version__,
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "arguments": {name: value for name, value in chosen.items() if name != "out"},
         "machine": machine(),
-        "packages": {name: metadata.version(name) for name in ("xllamacpp", "transformers", "torch", "langchain-core")},
+        "packages": {
+            name: metadata.version(name)
+            for name in ("xllamacpp", "transformers", "torch", "langchain-core")
+        },
     }
 
 
 def commit() -> str:
-    """The commit of the package, with a ``+`` where files differ from it; empty outside a checkout."""
+    """The commit of the package, with a ``+`` where files differ from it; empty outside a
+    checkout."""
     name, changed = (
-        subprocess.run(["git", "-C", str(ROOT), *call], capture_output=True, text=True).stdout.strip()
+        subprocess.run(
+            ["git", "-C", str(ROOT), *call], capture_output=True, text=True
+        ).stdout.strip()
         for call in (
             ["rev-parse", "--short", "HEAD"],
             ["status", "--porcelain", "langchain_specfuse", "benchmarks/*.py"],
@@ -188,7 +217,7 @@ def save(path: Path, results: Any) -> None:
     path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
-# --- texts ------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 STORY = """The lighthouse stood on a rock a mile from the village, and every evening the keeper rowed out to light it. \
 The lamp was old and burned whale oil, so he trimmed the wick at midnight and again at three. One night in November a \
@@ -244,7 +273,8 @@ QUESTIONS = (
     "I have trouble falling asleep. What could I try?",
     "What is 12 + 30? Explain your steps.",
     "Write a four-line poem about the sea.",
-    "Summarize in one sentence: The meeting was moved from Monday to Wednesday because two people were ill.",
+    "Summarize in one sentence: The meeting was moved from Monday to Wednesday because two people "
+    "were ill.",
     "Was ist die Hauptstadt von Deutschland?",
     "写一句关于春天的话。",
     "Count from one to ten.",

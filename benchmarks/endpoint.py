@@ -1,9 +1,11 @@
-"""What does the endpoint cost? The same answers over HTTP and from the chat model, in processor time.
+"""What does the endpoint cost? The same answers over HTTP and from the chat model, in processor
+time.
 
-A server process holds scripted members (which cost almost nothing), the chat model and the endpoint; this process asks
-over loopback. The endpoint's cost of a segment is the server's processor time for an answer over HTTP minus that of the
-chat model's own stream. They are measured in pairs in alternating order, with one stream and with many. Every answer
-is compared with the chat model's own.
+A server process holds scripted members (which cost almost nothing), the chat model and the
+endpoint; this process asks over loopback. The endpoint's cost of a segment is the server's
+processor time for an answer over HTTP minus that of the chat model's own stream. They are measured
+in pairs in alternating order, with one stream and with many. Every answer is compared with the chat
+model's own.
 
     python benchmarks/endpoint.py [--segments 100] [--streams 32] [--repeats 9] [--tiny]
 """
@@ -27,13 +29,16 @@ SEGMENT = 10
 
 
 def serve(segments: int) -> None:
-    """The server process: the endpoint, and two more paths for processor seconds and the chat model's own streams."""
+    """The server process: the endpoint, and two more paths for processor seconds and the chat
+    model's own streams."""
     from langchain_specfuse import ScriptedMember, SpecFuseChatModel
     from langchain_specfuse.serve import Limits, app_of
     from langchain_specfuse.serve.server import listening, server_of
 
     words = segments * SEGMENT
-    members = [ScriptedMember(" ".join(f"{name}{k}" for k in range(words - 1)), name=name) for name in "ab"]
+    members = [
+        ScriptedMember(" ".join(f"{name}{k}" for k in range(words - 1)), name=name) for name in "ab"
+    ]
     llm = SpecFuseChatModel(members=members, segment_tokens=SEGMENT, max_tokens=words)
     app = app_of(llm, limits=Limits(max_answer_tokens=words))
 
@@ -75,8 +80,14 @@ class Client:
         return await asyncio.gather(*(self._stream() for _ in range(streams)))
 
     async def _stream(self) -> str:
-        body = {"model": "specfuse", "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
-        async with self._http.stream("POST", f"{self._url}/v1/chat/completions", json=body) as response:
+        body = {
+            "model": "specfuse",
+            "stream": True,
+            "messages": [{"role": "user", "content": QUESTION}],
+        }
+        async with self._http.stream(
+            "POST", f"{self._url}/v1/chat/completions", json=body
+        ) as response:
             lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
         deltas = [json.loads(line)["choices"][0]["delta"] for line in lines[:-1]]
         return "".join(delta.get("content", "") for delta in deltas)

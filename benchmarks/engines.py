@@ -1,8 +1,9 @@
 """The demo's ensembles against what people would use instead: the same question, files and threads.
 
-Instead: one of the models in llama-server; a member alone; whole answers of all members, of which the likeliest is
-taken; the same weights in transformers, in float32. Measured are the tokens a second of the whole answer, and when its
-first text is there. The answer of a member alone is compared with llama-server's.
+Instead: one of the models in llama-server; a member alone; whole answers of all members, of which
+the likeliest is taken; the same weights in transformers, in float32. Measured are the tokens a
+second of the whole answer, and when its first text is there. The answer of a member alone is
+compared with llama-server's.
 
     python benchmarks/engines.py [--repeats 3] [--tokens 128] [--tiny]
 """
@@ -16,7 +17,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import httpx2
-from common import STORY, apart, arguments, demo, llama_server, medians, query, question, report, text_of
+from common import (
+    STORY,
+    apart,
+    arguments,
+    demo,
+    llama_server,
+    medians,
+    query,
+    question,
+    report,
+    text_of,
+)
 
 from langchain_specfuse import ServerMember
 from langchain_specfuse.core.method import Settings
@@ -25,8 +37,8 @@ from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.llamacpp.loading import threads
 
 Ways = dict[str, dict[str, Any]]
-"""``alone NAME``, ``server NAME``, ``led NAME`` (the default, if there is a lead), ``all`` (all draft), ``whole``,
-``servers`` or ``transformers``: the answer and its times."""
+"""``alone NAME``, ``server NAME``, ``led NAME`` (the default, if there is a lead), ``all`` (all
+draft), ``whole``, ``servers`` or ``transformers``: the answer and its times."""
 
 
 def written(members: list[Any], settings: Settings) -> dict[str, Any]:
@@ -42,7 +54,13 @@ def written(members: list[Any], settings: Settings) -> dict[str, Any]:
 
 
 def timed(seconds: float, first: float, tokens: int, text: str) -> dict[str, Any]:
-    return {"tokens_per_second": tokens / seconds, "first_s": first, "seconds": seconds, "tokens": tokens, "text": text}
+    return {
+        "tokens_per_second": tokens / seconds,
+        "first_s": first,
+        "seconds": seconds,
+        "tokens": tokens,
+        "text": text,
+    }
 
 
 def here(size: str, tokens: int) -> Ways:
@@ -115,15 +133,21 @@ def in_transformers(size: str, tokens: int) -> Ways:
     from tests.members.engines import folder
 
     members = [
-        TransformersMember(folder(one), name=one.name, dtype="float32", prefix_cache=False, **one.options)
+        TransformersMember(
+            folder(one), name=one.name, dtype="float32", prefix_cache=False, **one.options
+        )
         for one in ENSEMBLES[size]
     ]
     written(members, Settings(max_tokens=8, lead=None))
     return {"transformers": written(members, Settings(max_tokens=tokens, lead=None))}
 
 
-FAST, SLOW = (here, alone_on_server), {"small": (members_on_servers, in_transformers), "default": (members_on_servers,)}
-"""Parts that are measured several times, and once. The larger model would take 6 GB and minutes in transformers."""
+FAST, SLOW = (
+    (here, alone_on_server),
+    {"small": (members_on_servers, in_transformers), "default": (members_on_servers,)},
+)
+"""Parts that are measured several times, and once. The larger model would take 6 GB and minutes in
+transformers."""
 
 
 def compared(size: str, repeats: int, tokens: int) -> dict[str, Any]:
@@ -142,9 +166,15 @@ def compared(size: str, repeats: int, tokens: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    given = arguments(__file__, __doc__, tiny={"repeats": 1, "tokens": 16}, repeats=3, tokens=128).parse_args()
+    given = arguments(
+        __file__, __doc__, tiny={"repeats": 1, "tokens": 16}, repeats=3, tokens=128
+    ).parse_args()
     sizes = ["small"] if given.tiny else list(ENSEMBLES)
-    report(__file__, given, {"ensembles": {size: compared(size, given.repeats, given.tokens) for size in sizes}})
+    report(
+        __file__,
+        given,
+        {"ensembles": {size: compared(size, given.repeats, given.tokens) for size in sizes}},
+    )
 
 
 if __name__ == "__main__":

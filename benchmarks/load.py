@@ -1,8 +1,9 @@
 """What happens to answers when many questions arrive, or a long one?
 
-Questions arrive at random (Poisson), whether or not others still wait: an open loop. Rates are questions in the time of
-one answer alone; times are multiples of those of questions asked one by one. Then one question of thousands of tokens
-arrives while others are answered. The clock jumps to the next arrival when there is nothing to do.
+Questions arrive at random (Poisson), whether or not others still wait: an open loop. Rates are
+questions in the time of one answer alone; times are multiples of those of questions asked one by
+one. Then one question of thousands of tokens arrives while others are answered. The clock jumps to
+the next arrival when there is nothing to do.
 
     python benchmarks/load.py [--arrivals 60] [--long 4000] [--seed 0] [--tiny]
 """
@@ -75,7 +76,8 @@ class Load:
                 yield self.clock.now()
 
     async def arriving(self, rate: float, count: int) -> Times:
-        """This many questions, ``rate`` a second on average; with a rate of 0 each waits for the answer before it."""
+        """This many questions, ``rate`` a second on average; with a rate of 0 each waits for the
+        answer before it."""
         chance, times, under_way = random.Random(self.seed), Times(), set[Any]()
         when = self.clock.now()
         for _ in range(count):
@@ -85,7 +87,9 @@ class Load:
             else:
                 await asyncio.gather(*under_way)
                 when = self.clock.now()
-            asked = asyncio.create_task(self._ask(times, when, self.text(chance, chance.randint(5, 50))))
+            asked = asyncio.create_task(
+                self._ask(times, when, self.text(chance, chance.randint(5, 50)))
+            )
             under_way.add(asked)
             asked.add_done_callback(under_way.discard)
             await asyncio.sleep(0)
@@ -93,7 +97,8 @@ class Load:
         return times
 
     async def _ask(self, times: Times, since: float, text: str) -> None:
-        ends = [at async for at in self.segments(text)] or [self.clock.now()]  # an answer may be empty
+        # an answer may be empty
+        ends = [at async for at in self.segments(text)] or [self.clock.now()]
         times.first.append(ends[0] - since)
         times.whole.append(ends[-1] - since)
 
@@ -111,7 +116,8 @@ async def rates(load: Load, arrivals: int) -> list[dict[str, float]]:
 
 
 async def gaps(load: Load, count: int, text: str = "") -> list[float]:
-    """So many times between segments of each other answer; with a text, those after that until its first segment."""
+    """So many times between segments of each other answer; with a text, those after that until its
+    first segment."""
     chance, found, over = random.Random(load.seed), list[float](), asyncio.Event()
 
     async def bystander() -> None:
@@ -147,7 +153,10 @@ async def stall(load: Load, count: int, tokens: int) -> dict[str, Any]:
 
 async def measured(load: Load, arrivals: int, tokens: int) -> dict[str, Any]:
     await load.arriving(0, 3)  # warm up
-    return {"rates": await rates(load, arrivals), "long": await stall(load, max(arrivals // 3, 2), tokens)}
+    return {
+        "rates": await rates(load, arrivals),
+        "long": await stall(load, max(arrivals // 3, 2), tokens),
+    }
 
 
 def main() -> None:

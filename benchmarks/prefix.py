@@ -1,8 +1,9 @@
 """How much sooner is the first segment there when the members have read most of the prompt before?
 
-Three prompts that follow another one: the next turn of a chat, a question with the same instructions and other notes
-(RAG), an agent's step after a tool has answered. Each is asked warm, after the prompt before it was answered, and cold,
-with empty prefix caches; in turn, several times. Given is the median of the ratios.
+Three prompts that follow another one: the next turn of a chat, a question with the same
+instructions and other notes (RAG), an agent's step after a tool has answered. Each is asked warm,
+after the prompt before it was answered, and cold, with empty prefix caches; in turn, several times.
+Given is the median of the ratios.
 
     python benchmarks/prefix.py [--repeats 3] [--tokens 1500] [--tiny]
 """
@@ -30,7 +31,11 @@ another language, answer in that language. Opening hours are at the entrance. Pr
 has no guided tours in winter. The tower can be climbed by groups of at most twelve, with good shoes. Dogs wait outside.
 A name that stands in the notes is spelled as in the notes. Units are metres and kilometres."""
 TOOLS = tuple(
-    Tool(name, told, json.dumps({"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}))
+    Tool(
+        name,
+        told,
+        json.dumps({"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}),
+    )
     for name, told, key in (
         ("find_note", "Finds a note about lighthouses by a word in it.", "word"),
         ("opening_hours", "When a house of the museum is open: tower, shop or café.", "house"),
@@ -43,11 +48,15 @@ Scene = tuple[str, Turns, Callable[[str], Turns], tuple[Tool, ...]]
 
 
 def history(member: Any, tokens: int) -> Turns:
-    """A conversation about the notes, as long as it can be without making this member's prompt longer than this."""
+    """A conversation about the notes, as long as it can be without making this member's prompt
+    longer than this."""
     turns: Turns = ()
     while True:
         part = PARAGRAPHS[len(turns) // 2 % len(PARAGRAPHS)]
-        more = (Turn("user", f"What do you make of this? {part}"), Turn("assistant", f"In short: {part[:300]}"))
+        more = (
+            Turn("user", f"What do you make of this? {part}"),
+            Turn("assistant", f"In short: {part[:300]}"),
+        )
         if turns and member.token_count((*turns, *more, ASK)) > tokens:
             return (*turns, ASK)
         turns += more
@@ -55,7 +64,10 @@ def history(member: Any, tokens: int) -> Turns:
 
 def scenes(member: Any, tokens: int) -> list[Scene]:
     def notes(which: int, ask: str) -> Turns:
-        return (Turn("system", INSTRUCTIONS), Turn("user", f"Notes:\n\n{PARAGRAPHS[which]}\n\nQuestion: {ask}"))
+        return (
+            Turn("system", INSTRUCTIONS),
+            Turn("user", f"Notes:\n\n{PARAGRAPHS[which]}\n\nQuestion: {ask}"),
+        )
 
     chat, task = history(member, tokens), (Turn("system", INSTRUCTIONS), ASK)
     called = Turn("assistant", "", (Call("find_note", json.dumps({"word": "wick"}), "call00001"),))
@@ -63,15 +75,25 @@ def scenes(member: Any, tokens: int) -> list[Scene]:
     next_turn = Turn("user", "And what did Fresnel do?")
     return [
         ("next turn of a chat", chat, lambda said: (*chat, Turn("assistant", said), next_turn), ()),
-        ("same instructions, other notes", notes(1, "How high was it?"), lambda _: notes(4, "Who are they?"), ()),
+        (
+            "same instructions, other notes",
+            notes(1, "How high was it?"),
+            lambda _: notes(4, "Who are they?"),
+            (),
+        ),
         ("agent's step after a tool", task, lambda _: (*task, called, result), TOOLS),
     ]
 
 
-def asked(ensemble: Ensemble, turns: Turns, tools: tuple[Tool, ...], max_tokens: int) -> tuple[float, list[Round]]:
-    """Seconds to the first segment, and the rounds; afterwards no member holds the query any more."""
+def asked(
+    ensemble: Ensemble, turns: Turns, tools: tuple[Tool, ...], max_tokens: int
+) -> tuple[float, list[Round]]:
+    """Seconds to the first segment, and the rounds; afterwards no member holds the query any
+    more."""
     since, first, rounds = time.perf_counter(), 0.0, []
-    for one in ensemble.rounds(query(turns, tools=tools), Settings(max_tokens=max_tokens, lead=None)):
+    for one in ensemble.rounds(
+        query(turns, tools=tools), Settings(max_tokens=max_tokens, lead=None)
+    ):
         first = first or time.perf_counter() - since
         rounds.append(one)
     on_workers(ensemble, lambda member: None)
@@ -100,12 +122,16 @@ def compared(ensemble: Ensemble, scene: Scene, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    given = arguments(__file__, __doc__, tiny={"repeats": 1, "tokens": 300}, repeats=3, tokens=1500).parse_args()
+    given = arguments(
+        __file__, __doc__, tiny={"repeats": 1, "tokens": 300}, repeats=3, tokens=1500
+    ).parse_args()
     members = demo("small")
     ensemble = Ensemble(members)
     ensemble.loaded().result()
     asked(ensemble, (ASK,), (), 8)  # warm up
-    prompts = [compared(ensemble, scene, given.repeats) for scene in scenes(members[0], given.tokens)]
+    prompts = [
+        compared(ensemble, scene, given.repeats) for scene in scenes(members[0], given.tokens)
+    ]
     report(__file__, given, {"members": [member.name for member in members], "prompts": prompts})
 
 

@@ -1,8 +1,10 @@
-"""What do rounds cost beside llama.cpp's own work? Ratios, each of two measurements that take turns.
+"""What do rounds cost beside llama.cpp's own work? Ratios, each of two measurements that take
+turns.
 
-An answer is compared with the calls of ``llama_decode`` that it makes; one whose lead is never corrected with the lead
-alone (the same bytes); late rounds with early ones; eight questions at once with one after another; a token under a
-JSON schema of 128 keys with a token without. Then the start of a process, and its memory.
+An answer is compared with the calls of ``llama_decode`` that it makes; one whose lead is never
+corrected with the lead alone (the same bytes); late rounds with early ones; eight questions at once
+with one after another; a token under a JSON schema of 128 keys with a token without. Then the start
+of a process, and its memory.
 
     python benchmarks/rounds.py [--repeats 3] [--tokens 128] [--tiny]
 """
@@ -20,7 +22,18 @@ from itertools import cycle, islice
 from statistics import median
 from typing import Any
 
-from common import STORY, answered, apart, arguments, demo, query, question, report, text_of, together
+from common import (
+    STORY,
+    answered,
+    apart,
+    arguments,
+    demo,
+    query,
+    question,
+    report,
+    text_of,
+    together,
+)
 
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.method import Method, Settings
@@ -30,7 +43,10 @@ from langchain_specfuse.demo import ENSEMBLES
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.text.tools import instructions
 
-QUESTIONS = [f"Tell a long story about {name}." for name in ("Ann", "Bob", "Cid", "Dan", "Eve", "Fay", "Gus", "Hal")]
+QUESTIONS = [
+    f"Tell a long story about {name}."
+    for name in ("Ann", "Bob", "Cid", "Dan", "Eve", "Fay", "Gus", "Hal")
+]
 KINDS = (
     {"type": "string", "maxLength": 60},
     {"type": "integer", "minimum": 0, "maximum": 9999},
@@ -77,7 +93,10 @@ class Bare:
 def answers(size: str, repeats: int, tokens: int) -> dict[str, float]:
     """An answer to which all members draft."""
     members = demo(size, prefix_cache=False)
-    ensemble, settings = Ensemble(members), Settings(max_tokens=tokens, lead=None, method=Method(exit="never"))
+    ensemble, settings = (
+        Ensemble(members),
+        Settings(max_tokens=tokens, lead=None, method=Method(exit="never")),
+    )
     answered(ensemble, question(STORY), Settings(max_tokens=8, lead=None))
     assert members[0].loaded is not None
     over, late = [], []
@@ -102,7 +121,10 @@ def floor(size: str, repeats: int, tokens: int) -> dict[str, float]:
     members = demo(size, prefix_cache=False)
     ways = {
         "alone": (Ensemble(members[:1]), Settings(max_tokens=tokens)),
-        "led": (Ensemble(members), Settings(max_tokens=tokens, lead=members[0].name, method=Method(margin=math.inf))),
+        "led": (
+            Ensemble(members),
+            Settings(max_tokens=tokens, lead=members[0].name, method=Method(margin=math.inf)),
+        ),
     }
     ratios, texts = [], set()
     for at in range(repeats + 1):
@@ -118,7 +140,10 @@ def floor(size: str, repeats: int, tokens: int) -> dict[str, float]:
 
 def crowd(size: str, repeats: int, tokens: int) -> dict[str, float]:
     """Eight questions one after another, and at once."""
-    ensemble, settings = Ensemble(demo(size, prefix_cache=False)), Settings(max_tokens=tokens // 4, lead=None)
+    ensemble, settings = (
+        Ensemble(demo(size, prefix_cache=False)),
+        Settings(max_tokens=tokens // 4, lead=None),
+    )
     asks = [lambda text=text: answered(ensemble, question(text), settings) for text in QUESTIONS]
     asks[0]()
     alone = seconds(lambda: [ask() for ask in asks])
@@ -126,7 +151,8 @@ def crowd(size: str, repeats: int, tokens: int) -> dict[str, float]:
 
 
 def schema(size: str, repeats: int, tokens: int) -> dict[str, float]:
-    """A drafted token with and without a schema, without the first round. The prompt tells the schema either way."""
+    """A drafted token with and without a schema, without the first round. The prompt tells the
+    schema either way."""
     ensemble = Ensemble(demo(size))
     bound = Constraint("json_schema", json.dumps(SCHEMA))
     told = Turn("system", instructions((), bound, native=False, own=None))
@@ -136,14 +162,17 @@ def schema(size: str, repeats: int, tokens: int) -> dict[str, float]:
     def per_token(constraint: Constraint | None) -> float:
         asked = query((ask,) if constraint else (told, ask), constraint=constraint)
         times, rounds = [], []
-        for one in ensemble.rounds(asked, settings, referee=referee_for(constraint) if constraint else FREE):
+        for one in ensemble.rounds(
+            asked, settings, referee=referee_for(constraint) if constraint else FREE
+        ):
             times.append(time.perf_counter())
             rounds.append(one)
         drawn = sum(len(draft.tokens) for one in rounds[1:] for draft in one.drafts.values())
         return (times[-1] - times[0]) / drawn
 
     ratios = [per_token(bound) / per_token(None) for _ in range(repeats + 1)]
-    return {"schema_token_over_free": median(ratios[1:])}  # the first reads vocabularies and compiles the schema
+    # the first reads vocabularies and compiles the schema
+    return {"schema_token_over_free": median(ratios[1:])}
 
 
 START = """
@@ -156,7 +185,8 @@ for chunk in SpecFuseChatModel(members=demo_members(sys.argv[1]), max_tokens=64)
 
 
 def start(size: str) -> dict[str, float]:
-    """A process of its own, from its start to its first segment, with the files in the system's cache."""
+    """A process of its own, from its start to its first segment, with the files in the system's
+    cache."""
     since, asked = time.perf_counter(), [sys.executable, "-c", START, size]
     with subprocess.Popen(asked, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -179,9 +209,15 @@ def measured(size: str, repeats: int, tokens: int) -> dict[str, float]:
 
 
 def main() -> None:
-    given = arguments(__file__, __doc__, tiny={"repeats": 1, "tokens": 24}, repeats=3, tokens=128).parse_args()
+    given = arguments(
+        __file__, __doc__, tiny={"repeats": 1, "tokens": 24}, repeats=3, tokens=128
+    ).parse_args()
     sizes = ["small"] if given.tiny else list(ENSEMBLES)
-    report(__file__, given, {"ensembles": {size: measured(size, given.repeats, given.tokens) for size in sizes}})
+    report(
+        __file__,
+        given,
+        {"ensembles": {size: measured(size, given.repeats, given.tokens) for size in sizes}},
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What do traces cost? What a round costs at each depth of traces, with the real LangSmith client.
 
-Members are scripted and answer at once; traces are sent to a process next door. All depths give the same answer.
+Members are scripted and answer at once; traces are sent to a process next door. All depths give the
+same answer.
 
     python benchmarks/tracing.py [--repeats 20] [--tiny]
 """
@@ -55,9 +56,12 @@ server.serve_forever()
 
 
 def per_round(client: Client, repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a round at each depth: of the caller, and of the processor until everything is sent."""
+    """Milliseconds of a round at each depth: of the caller, and of the processor until everything
+    is sent."""
     members = [ScriptedMember(text, name=text.split("0")[0]) for text in WORDS]
-    llm = SpecFuseChatModel(members=members, max_tokens=ROUNDS * SEGMENT, segment_tokens=SEGMENT, method="specem")
+    llm = SpecFuseChatModel(
+        members=members, max_tokens=ROUNDS * SEGMENT, segment_tokens=SEGMENT, method="specem"
+    )
     tracer = LangChainTracer(client=client, project_name="benchmark")
     runs: dict[str, list[tuple[float, float]]] = {depth: [] for depth in DEPTHS}
     answers = set()
@@ -72,8 +76,14 @@ def per_round(client: Client, repeats: int) -> dict[str, dict[str, float]]:
     found = {}
     for depth, some in runs.items():
         walls, busies = zip(*some[1:], strict=True)  # the first warms up
-        found[depth] = {"p50_ms": median(walls), "p90_ms": percentile(walls, 90), "processor_ms": median(busies)}
-    return {depth: {key: round(value, 3) for key, value in one.items()} for depth, one in found.items()}
+        found[depth] = {
+            "p50_ms": median(walls),
+            "p90_ms": percentile(walls, 90),
+            "processor_ms": median(busies),
+        }
+    return {
+        depth: {key: round(value, 3) for key, value in one.items()} for depth, one in found.items()
+    }
 
 
 def main() -> None:
@@ -81,7 +91,9 @@ def main() -> None:
     with subprocess.Popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE, text=True) as sink:
         try:
             assert sink.stdout is not None
-            client = Client(api_url=f"http://127.0.0.1:{sink.stdout.readline().strip()}", api_key="not-a-key")
+            client = Client(
+                api_url=f"http://127.0.0.1:{sink.stdout.readline().strip()}", api_key="not-a-key"
+            )
             report(__file__, given, {"per_round": per_round(client, given.repeats)})
             client.close()
         finally:

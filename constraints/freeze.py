@@ -1,4 +1,5 @@
-"""Write dev.txt: the installed versions of everything that dev.in and the package's extras require, and no more."""
+"""Write dev.txt: the installed versions of everything that dev.in and the package's extras require,
+and no more."""
 
 import re
 import sys
@@ -42,7 +43,9 @@ def closure(todo: list[Requirement]) -> dict[str, str]:
         found[key[0]] = dist.version.split("+")[0]
         for line in dist.requires or ():
             child = Requirement(line)
-            if not child.marker or any(child.marker.evaluate({"extra": extra}) for extra in ("", *need.extras)):
+            if not child.marker or any(
+                child.marker.evaluate({"extra": extra}) for extra in ("", *need.extras)
+            ):
                 child.marker = None
                 todo.append(child)
     return found
@@ -50,8 +53,14 @@ def closure(todo: list[Requirement]) -> dict[str, str]:
 
 def main() -> None:
     pins = closure(required()) | {name: metadata.version(name) for name in ALONE}
-    pins = {name: version for name, version in pins.items() if name not in UNPINNED | {"langchain-specfuse"}}
-    (HERE / "dev.txt").write_text(HEAD + "".join(f"{name}=={pins[name]}\n" for name in sorted(pins)))
+    pins = {
+        name: version
+        for name, version in pins.items()
+        if name not in UNPINNED | {"langchain-specfuse"}
+    }
+    (HERE / "dev.txt").write_text(
+        HEAD + "".join(f"{name}=={pins[name]}\n" for name in sorted(pins))
+    )
     print(f"{len(pins)} pins", file=sys.stderr)
 
 

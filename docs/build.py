@@ -1,14 +1,18 @@
-"""Updates the generated parts of the documentation: tables, example data, pictures. ``make docs`` runs it.
+"""Updates the generated parts of the documentation: tables, example data, pictures. ``make docs``
+runs it.
 
-    python docs/build.py           # everything that needs no models
-    python docs/build.py --run     # first ask the demo ensemble again and save its rounds in docs/pictures/run.json
-    python docs/build.py --photos  # photograph the recorded run's page, and the page of `langchain-specfuse serve` with
+    python docs/build.py           # everything that needs no models python docs/build.py --run
+    # first ask the demo ensemble again and save its rounds in docs/pictures/run.json python
+    docs/build.py --photos  # photograph the recorded run's page, and the page of
+    `langchain-specfuse serve` with
                                    # the demo's members, in a browser (`make browser` installs one)
     python docs/build.py --check   # change nothing; exit code 1 if something is out of date
 
-The exit code is 1 as well if a figure is older than the code that it measures (``benchmarks/fresh.py``).
+The exit code is 1 as well if a figure is older than the code that it measures
+(``benchmarks/fresh.py``).
 
-A part stands between ``<!-- docs/build.py: NAME -->`` and ``<!-- end -->``; nothing between the two is written by hand.
+A part stands between ``<!-- docs/build.py: NAME -->`` and ``<!-- end -->``; nothing between the two
+is written by hand.
 """
 
 from __future__ import annotations
@@ -41,13 +45,15 @@ RUN = DOCS / "pictures" / "run.json"
 PART = re.compile(r"(<!-- docs/build\.py: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
-# --- runs -------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def record() -> None:
     """Ask the demo ensemble with the command, and save the rounds."""
     command = [sys.executable, "-m", "langchain_specfuse", "--json", *ARGUMENTS, QUESTION]
-    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout.splitlines()
+    lines = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ).stdout.splitlines()
     shown = f'{PROGRAM} {" ".join(ARGUMENTS)} "{QUESTION}"'
     run = {"command": shown, "rounds": [json.loads(line) for line in lines]}
     RUN.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n")
@@ -73,23 +79,29 @@ def served() -> Iterator[str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             assert process.stderr is not None
-            yield next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))
+            yield next(
+                found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line))
+            )
         finally:
             process.terminate()
 
 
 def scripted() -> dict[str, Any]:
-    """A run of three scripted members, one of which is off topic and leaves: the same numbers on every machine."""
+    """A run of three scripted members, one of which is off topic and leaves: the same numbers on
+    every machine."""
     from langchain_specfuse import ScriptedMember
     from langchain_specfuse.core.method import Settings
     from langchain_specfuse.core.values import Query, Turn
     from langchain_specfuse.engine import Ensemble
 
     texts = {
-        "ann": "The sky is blue because air scatters blue light much more than red light, and so it comes from all "
+        "ann": "The sky is blue because air scatters blue light much more than red light, and so "
+        "it comes from all "
         "sides.",
-        "bob": "The sky looks blue because air bends blue light far more than red light, so it comes from all sides.",
-        "cyd": "I like long trains, and all bends they take far more than any plane, which only goes straight on.",
+        "bob": "The sky looks blue because air bends blue light far more than red light, so it "
+        "comes from all sides.",
+        "cyd": "I like long trains, and all bends they take far more than any plane, which only "
+        "goes straight on.",
     }
     ensemble = Ensemble([ScriptedMember(text, name=name) for name, text in texts.items()])
     query = Query("docs", (Turn("user", "Why is the sky blue?"),))
@@ -101,7 +113,7 @@ def scripted() -> dict[str, Any]:
     return {"command": "three scripted members", "rounds": rounds}
 
 
-# --- tables of options ------------------------------------------------------------------------------------------
+# --- tables of options ----------------------------------------------------------------------------
 
 
 def fields() -> str:
@@ -111,10 +123,15 @@ def fields() -> str:
 
     def default(field: Any) -> str:
         value = field.get_default(call_default_factory=True)
-        return "required" if field.is_required() else _code("robust" if value == METHODS["robust"] else value)
+        return (
+            "required"
+            if field.is_required()
+            else _code("robust" if value == METHODS["robust"] else value)
+        )
 
     rows = [
-        (f"`{name}`", default(field), _cell(field.description or "")) for name, field in Options.model_fields.items()
+        (f"`{name}`", default(field), _cell(field.description or ""))
+        for name, field in Options.model_fields.items()
     ]
     return _lines(tables.table(("field", "default", "what it is"), rows))
 
@@ -132,7 +149,9 @@ def method() -> str:
         )
         for name, option in options().items()
     ]
-    return _lines(tables.table(("option", "values", *(f"`{name}`" for name in METHODS), "what it is"), rows))
+    return _lines(
+        tables.table(("option", "values", *(f"`{name}`" for name in METHODS), "what it is"), rows)
+    )
 
 
 def _code(value: Any) -> str:
@@ -149,26 +168,37 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def command(name: str) -> str:
-    """The options of the command or of a subcommand, from its argparse parser, in the parser's groups."""
+    """The options of the command or of a subcommand, from its argparse parser, in the parser's
+    groups."""
     parser = importlib.import_module(f"langchain_specfuse.cli.{name}").parser()
     parts = []
     for group in parser._action_groups:
-        rows = [_option(action) for action in group._group_actions if not isinstance(action, argparse._HelpAction)]
+        rows = [
+            _option(action)
+            for action in group._group_actions
+            if not isinstance(action, argparse._HelpAction)
+        ]
         if rows:
-            own = group.title not in ("positional arguments", "options")  # argparse's names say nothing
+            # argparse's names say nothing
+            own = group.title not in ("positional arguments", "options")
             title = [f"**{group.title}**", ""] if own else []
             parts += [*title, *tables.table(("option", "what it does"), rows), ""]
     return "\n".join(parts)
 
 
 def _option(action: argparse.Action) -> tuple[str, str]:
-    names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{action.metavar or action.dest}`"
-    value = f" `{action.metavar}`" if action.option_strings and isinstance(action.metavar, str) else ""
+    names = (
+        ", ".join(f"`{name}`" for name in action.option_strings)
+        or f"`{action.metavar or action.dest}`"
+    )
+    value = (
+        f" `{action.metavar}`" if action.option_strings and isinstance(action.metavar, str) else ""
+    )
     text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
     return _cell(names + value), _cell(text)
 
 
-# --- data -------------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 def errors() -> str:
@@ -176,7 +206,11 @@ def errors() -> str:
     trees = []
     for name in ("errors.py", "chat/errors.py"):
         text = ast.get_docstring(ast.parse((PACKAGE / name).read_text())) or ""
-        lines = [line for line in text.splitlines() if re.match(r"\s*(Exception\Z|[│├└]|\w+Error ──)", line)]
+        lines = [
+            line
+            for line in text.splitlines()
+            if re.match(r"\s*(Exception\Z|[│├└]|\w+Error ──)", line)
+        ]
         trees.append("\n".join(line.removeprefix("    ") for line in lines))
     return "```text\n" + "\n\n".join(trees) + "\n```\n"
 
@@ -203,13 +237,16 @@ def _json(data: Mapping[str, Any]) -> str:
 
 
 def paper() -> str:
-    """All places in the code marked ``Paper:``, where it differs from the paper or from its published reference."""
+    """All places in the code marked ``Paper:``, where it differs from the paper or from its
+    published reference."""
     rows = []
     for file in sorted(PACKAGE.rglob("*.py")):
         source = file.read_text()
         for number, line in enumerate(source.splitlines(), 1):
             if re.match(r"\s*(#\s*)?Paper:", line):
-                rows.append((f"`{file.relative_to(PACKAGE).as_posix()}`", _cell(_paragraph(source, number))))
+                rows.append(
+                    (f"`{file.relative_to(PACKAGE).as_posix()}`", _cell(_paragraph(source, number)))
+                )
     return _lines(tables.table(("file", "difference"), rows))
 
 
@@ -227,7 +264,7 @@ def _paragraph(source: str, number: int) -> str:
     return text[:1].upper() + text[1:]
 
 
-# --- the parts --------------------------------------------------------------------------------------------------
+# --- the parts ------------------------------------------------------------------------------------
 
 
 def measured(make: Callable[[Any], str], script: str) -> str:
@@ -269,13 +306,19 @@ PARTS: Mapping[str, Callable[[], str]] = {
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "_site" not in page.parts)]
+    return [
+        ROOT / "README.md",
+        *sorted(page for page in DOCS.rglob("*.md") if "_site" not in page.parts),
+    ]
 
 
 def generated() -> Iterator[tuple[Path, str]]:
     """Every file with a generated part, and what it should hold."""
     for page in pages():
-        yield page, PART.sub(lambda found: found[1] + PARTS[found[2]]() + found[3], page.read_text())
+        yield (
+            page,
+            PART.sub(lambda found: found[1] + PARTS[found[2]]() + found[3], page.read_text()),
+        )
     yield DOCS / "pictures" / "run.svg", drawn(**recorded())
     yield DOCS / "pictures" / "run.html", recorded_trace().html()
     yield DOCS / "pictures" / "exit.svg", drawn(**scripted())
@@ -293,15 +336,22 @@ def outdated(folder: Path = ROOT / "benchmarks") -> list[str]:
         file = folder / f"{script}.json"
         about = json.loads(file.read_text())["about"] if file.exists() else {}
         if changed := fresh.changes(script, about):
-            since = f"the figures of benchmarks/{script}.json are of commit {about['commit']}, since when"
+            since = (
+                f"the figures of benchmarks/{script}.json are of commit {about['commit']}, "
+                "since when"
+            )
             found.append(f"{since} {', '.join(changed)} changed: run python benchmarks/{script}.py")
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--run", action="store_true", help="ask the demo ensemble again (a minute or two)")
-    parser.add_argument("--photos", action="store_true", help="photograph the recorded run's page (needs a browser)")
+    parser.add_argument(
+        "--run", action="store_true", help="ask the demo ensemble again (a minute or two)"
+    )
+    parser.add_argument(
+        "--photos", action="store_true", help="photograph the recorded run's page (needs a browser)"
+    )
     parser.add_argument("--check", action="store_true", help="change nothing, only report")
     given = parser.parse_args()
     if given.run:

@@ -1,7 +1,8 @@
-"""How Sphinx makes the site from these pages. ``make docs`` builds it; neither the build nor a reader fetches anything.
+"""How Sphinx makes the site from these pages. ``make docs`` builds it; neither the build nor a
+reader fetches anything.
 
-The pages are plain Markdown that reads well without the site. In ``reference/`` directives show docstrings, so that
-nothing is written twice; ``site_hooks`` chooses which.
+The pages are plain Markdown that reads well without the site. In ``reference/`` directives show
+docstrings, so that nothing is written twice; ``site_hooks`` chooses which.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["_site"]
 
-# --- pages ------------------------------------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------------------
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
@@ -36,7 +37,7 @@ html_math_renderer = "mathml"
 html_show_sphinx = False
 html_copy_source = False
 
-# --- the reference ----------------------------------------------------------------------------------------------
+# --- the reference --------------------------------------------------------------------------------
 
 autodoc_default_options = {"members": True, "inherited-members": True}
 autodoc_member_order = "bysource"
@@ -46,13 +47,21 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Links into other libraries would need their inventories from the network.
     (r"py:.*", r"(collections|concurrent|decimal|os|pathlib|types|typing|uuid)(\..*)?"),
-    (r"py:.*", r"(FieldInfo|Ge|Gt|Le|Lt|Loop|NoneType)|langchain_specfuse\.members\.(llamacpp|local|transformers)\..*"),
-    (r"py:.*", r"(fastapi|langchain_core|langchain|langsmith|lm_eval|pydantic|torch|transformers)\..*"),
+    (
+        r"py:.*",
+        r"(FieldInfo|Ge|Gt|Le|Lt|Loop|NoneType)|langchain_specfuse\.members\.(llamacpp|local|transformers)\..*",
+    ),
+    (
+        r"py:.*",
+        r"(fastapi|langchain_core|langchain|langsmith|lm_eval|pydantic|torch|transformers)\..*",
+    ),
 ]
 
 
 def setup(app: Any) -> None:
-    app.add_html_math_renderer("mathml", (site_hooks.inline_math, None), (site_hooks.block_math, None))
+    app.add_html_math_renderer(
+        "mathml", (site_hooks.inline_math, None), (site_hooks.block_math, None)
+    )
     app.connect("autodoc-skip-member", site_hooks.skip_member)
     app.connect("autodoc-process-signature", site_hooks.replace_signature)
     app.connect("autodoc-process-docstring", site_hooks.add_default)

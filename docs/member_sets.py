@@ -1,11 +1,12 @@
-"""Which members fit into which machine: memory computed from published sizes, and the speed that bandwidth allows.
+"""Which members fit into which machine: memory computed from published sizes, and the speed that
+bandwidth allows.
 
-    memory  = files + keys and values = Σ size + Σ 2 · layers · heads · head size · 2 bytes · 4,096 tokens
-    speed  <= bandwidth / (Σ size · (1 + 1/10)), in tokens per second
+    memory  = files + keys and values = Σ size + Σ 2 · layers · heads · head size · 2 bytes · 4,096
+    tokens speed  <= bandwidth / (Σ size · (1 + 1/10)), in tokens per second
 
-A model reads its weights once per token that it drafts, and once more per segment of ten tokens to score the others'
-drafts. With a GPU each, members read at the same time, and the largest counts. Nothing else is counted: neither
-computing nor reading the prompt, so a measured speed is lower.
+A model reads its weights once per token that it drafts, and once more per segment of ten tokens to
+score the others' drafts. With a GPU each, members read at the same time, and the largest counts.
+Nothing else is counted: neither computing nor reading the prompt, so a measured speed is lower.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ CONTEXT, SEGMENT = 4096, 10
 
 @dataclass(frozen=True)
 class Model:
-    """A model in 4 bits (Q4_K_M unless it is the demo's), as its card and its ``config.json`` describe it."""
+    """A model in 4 bits (Q4_K_M unless it is the demo's), as its card and its ``config.json``
+    describe it."""
 
     name: str
     gigabytes: float
@@ -61,17 +63,41 @@ MISTRAL_24B = Model("Mistral-Small-24B", 14.3, 40, 8, 128)
 GEMMA_27B = Model("Gemma-2-27B", 16.6, 46, 16, 128)
 QWEN_32B = Model("Qwen2.5-32B", 19.85, 64, 8, 128)
 
-LAPTOP, CARD, CARDS = Machine("a CPU", 50), Machine("one GPU, 24 GB", 936), Machine("four GPUs, 24 GB each", 936, 4)
+LAPTOP, CARD, CARDS = (
+    Machine("a CPU", 50),
+    Machine("one GPU, 24 GB", 936),
+    Machine("four GPUs, 24 GB each", 936, 4),
+)
 SETS: Sequence[tuple[str, Machine, Sequence[Model], str]] = (
-    ("8 GB", LAPTOP, (SMOLLM2_135M, GEMMA_3_270M), "to see how it works: fluent, often wrong (demo `small`)"),
-    ("8 GB", LAPTOP, (QWEN_CODER_1_5B, SMOLLM2_135M), "plain questions; the larger one leads (demo `default`)"),
+    (
+        "8 GB",
+        LAPTOP,
+        (SMOLLM2_135M, GEMMA_3_270M),
+        "to see how it works: fluent, often wrong (demo `small`)",
+    ),
+    (
+        "8 GB",
+        LAPTOP,
+        (QWEN_CODER_1_5B, SMOLLM2_135M),
+        "plain questions; the larger one leads (demo `default`)",
+    ),
     ("8 GB", LAPTOP, (QWEN_3B, LLAMA_3B), "equal votes: short answers, extraction, tool calls"),
     ("16 GB", LAPTOP, (QWEN_7B, LLAMA_8B), "equal votes: chat, summaries, RAG, tool calls"),
-    ("32 GB", LAPTOP, (QWEN_7B, LLAMA_8B, MISTRAL_7B), "three equal votes, so a majority is possible"),
+    (
+        "32 GB",
+        LAPTOP,
+        (QWEN_7B, LLAMA_8B, MISTRAL_7B),
+        "three equal votes, so a majority is possible",
+    ),
     ("32 GB", LAPTOP, (QWEN_14B, PHI_4), "harder questions that can wait"),
     (CARD.name, CARD, (QWEN_7B, LLAMA_8B, MISTRAL_7B), "three equal votes, faster than on a CPU"),
     (CARD.name, CARD, (QWEN_14B, PHI_4), "harder questions"),
-    (CARDS.name, CARDS, (QWEN_32B, GEMMA_27B, MISTRAL_24B, PHI_4), "larger models, one GPU each, as servers"),
+    (
+        CARDS.name,
+        CARDS,
+        (QWEN_32B, GEMMA_27B, MISTRAL_24B, PHI_4),
+        "larger models, one GPU each, as servers",
+    ),
 )
 SHORT = (1, 2, 3, 4, 6, 8)
 """The sets that the README shows."""
@@ -94,7 +120,8 @@ def fastest(machine: Machine, models: Sequence[Model]) -> float:
 
 
 def rows(measured: Mapping[frozenset[str], float]) -> list[tuple[str, ...]]:
-    """For, members, memory, speed, good for. ``measured``: the tokens a second of sets that were measured."""
+    """For, members, memory, speed, good for. ``measured``: the tokens a second of sets that were
+    measured."""
     found = []
     for place, machine, models, good in SETS:
         names = [one.name for one in models]

@@ -1,6 +1,7 @@
 """Draws a run as a terminal window in SVG, and photographs its HTML page in a browser.
 
-Rounds are plain JSON, as ``Round.as_dict()`` gives them. Photographs need playwright and a Chromium (``make browser``).
+Rounds are plain JSON, as ``Round.as_dict()`` gives them. Photographs need playwright and a Chromium
+(``make browser``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Canvas:
         self.line = 0
 
     def put(self, column: int, text: str, colour: str, *, bold: bool = False) -> None:
-        """Write text at this column of the current line; its width does not depend on the reader's font."""
+        """Write text at this column of the current line; its width does not depend on the reader's
+        font."""
         column += len(text) - len(text.lstrip())  # browsers drop spaces at the ends
         text = text.strip()
         if not text:
@@ -44,29 +46,50 @@ class Canvas:
         x, y = EDGE + column * CHAR, TOP + self.line * LINE + 14
         weight = ' font-weight="bold"' if bold else ""
         self.parts.append(
-            f'<text x="{x:g}" y="{y}" fill="{colour}" textLength="{len(text) * CHAR:g}"{weight}>{escape(text)}</text>'
+            f'<text x="{x:g}" y="{y}" fill="{colour}" '
+            f'textLength="{len(text) * CHAR:g}"{weight}>{escape(text)}</text>'
         )
 
-    def box(self, column: float, width: float, colour: str, *, opacity: float = 1.0, inset: int = 0) -> None:
+    def box(
+        self, column: float, width: float, colour: str, *, opacity: float = 1.0, inset: int = 0
+    ) -> None:
         """Fill a box of this many characters' width in the current line."""
         x, y = EDGE + column * CHAR, TOP + self.line * LINE + inset
         size = f'width="{max(width * CHAR - 1, 1):.1f}" height="{LINE - 2 * inset - 1}"'
-        self.parts.append(f'<rect x="{x:.1f}" y="{y}" {size} rx="2" fill="{colour}" fill-opacity="{opacity:g}"/>')
+        self.parts.append(
+            f'<rect x="{x:.1f}" y="{y}" {size} rx="2" fill="{colour}" fill-opacity="{opacity:g}"/>'
+        )
 
     def svg(self, title: str) -> str:
         width, height = 2 * EDGE + COLUMNS * CHAR, TOP + self.line * LINE + 16
-        circles = [f'<circle cx="{EDGE + 18 * n}" cy="18" r="5.5" fill="{c}"/>' for n, c in enumerate(BUTTONS)]
+        circles = [
+            f'<circle cx="{EDGE + 18 * n}" cy="18" r="5.5" fill="{c}"/>'
+            for n, c in enumerate(BUTTONS)
+        ]
         head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" width="{width:g}" '
-            f'height="{height}" role="img" font-family="{FONT}" font-size="{SIZE}" xml:space="preserve" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" '
+            f'width="{width:g}" '
+            f'height="{height}" role="img" font-family="{FONT}" font-size="{SIZE}" '
+            'xml:space="preserve" '
             'style="white-space:pre">'
         )
         frame = f'<rect width="{width:g}" height="{height}" rx="10" fill="{PAPER}"/>'
-        return "\n".join([head, f"<title>{escape(title)}</title>", frame, "".join(circles), *self.parts, "</svg>", ""])
+        return "\n".join(
+            [
+                head,
+                f"<title>{escape(title)}</title>",
+                frame,
+                "".join(circles),
+                *self.parts,
+                "</svg>",
+                "",
+            ]
+        )
 
 
 def drawn(rounds: Sequence[Round], command: str) -> str:
-    """The picture: the command, the answer in its authors' colours, a row per round, and each member's share."""
+    """The picture: the command, the answer in its authors' colours, a row per round, and each
+    member's share."""
     names = list(rounds[0]["weights_before"])
     colours = dict(zip(names, COLOURS * len(names), strict=False))
     canvas = Canvas()
@@ -121,7 +144,13 @@ def _wrapped(text: str, column: int) -> Iterator[str]:
 
 def _draw_table(canvas: Canvas, rounds: Sequence[Round], colours: Mapping[str, str]) -> None:
     author = max(len("author"), *(len(name) for name in colours))
-    at = {"#": 0, "author": 4, "segment": 6 + author, "won by": 8 + author + SEGMENT, "weights": 17 + author + SEGMENT}
+    at = {
+        "#": 0,
+        "author": 4,
+        "segment": 6 + author,
+        "won by": 8 + author + SEGMENT,
+        "weights": 17 + author + SEGMENT,
+    }
     for head, column in at.items():
         canvas.put(column, head, FAINT)
     canvas.line += 1
@@ -130,7 +159,9 @@ def _draw_table(canvas: Canvas, rounds: Sequence[Round], colours: Mapping[str, s
         canvas.put(0, f"{item['round']:2}", FAINT)
         canvas.put(at["author"], item["winner"], colour)
         shown = repr(item["segment"]) + (" ■" if item["ended"] else "")
-        canvas.put(at["segment"], shown if len(shown) <= SEGMENT else shown[: SEGMENT - 1] + "…", colour)
+        canvas.put(
+            at["segment"], shown if len(shown) <= SEGMENT else shown[: SEGMENT - 1] + "…", colour
+        )
         voted = item["scores"] and item.get("runner_up") is not None
         canvas.put(at["won by"], f"{item['margin']:+.3f}" if voted else "-", FAINT)
         _draw_weights(canvas, at["weights"], item["weights"], colours)
@@ -141,7 +172,9 @@ def _draw_table(canvas: Canvas, rounds: Sequence[Round], colours: Mapping[str, s
     canvas.line += 1
 
 
-def _draw_weights(canvas: Canvas, column: int, weights: Mapping[str, float], colours: Mapping[str, str]) -> None:
+def _draw_weights(
+    canvas: Canvas, column: int, weights: Mapping[str, float], colours: Mapping[str, str]
+) -> None:
     """A bar that the members share as they share the voting weight."""
     room = COLUMNS - column
     canvas.box(column, room, BAR, inset=4)
@@ -151,7 +184,7 @@ def _draw_weights(canvas: Canvas, column: int, weights: Mapping[str, float], col
         start += weight * room
 
 
-# --- photographs ------------------------------------------------------------------------------------------------
+# --- photographs ----------------------------------------------------------------------------------
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 VIEWPORT = {"width": 1200, "height": 1040}
@@ -160,11 +193,13 @@ LIVE_ROUNDS = 6
 
 
 def photograph(trace: Any, server: str, question: str, folder: Path) -> None:
-    """Save three photographs: the trace's page with its most divided round chosen, light and dark, and the page of a
-    server while it answers a question."""
+    """Save three photographs: the trace's page with its most divided round chosen, light and dark,
+    and the page of a server while it answers a question."""
     from playwright.sync_api import sync_playwright
 
-    path = os.environ.get("SPECFUSE_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = os.environ.get("SPECFUSE_CHROMIUM") or next(
+        filter(None, map(shutil.which, BROWSERS)), None
+    )
     if path is None:
         sys.exit("no Chromium was found: make browser")
     divided = max(range(len(trace.rounds)), key=lambda at: trace.rounds[at].get("dissent") or 0.0)

@@ -1,4 +1,5 @@
-"""Hooks that ``conf.py`` gives to Sphinx: what the reference shows of a class, formulas as MathML, links to files."""
+"""Hooks that ``conf.py`` gives to Sphinx: what the reference shows of a class, formulas as MathML,
+links to files."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ ROOT = DOCS.parent
 PACKAGE = "langchain_specfuse"
 
 
-# --- what the reference shows of a class ------------------------------------------------------------------------
+# --- what the reference shows of a class ----------------------------------------------------------
 
 
-def skip_member(app: Any, what: str, name: str, member: Any, skip: bool, options: Any) -> bool | None:
+def skip_member(
+    app: Any, what: str, name: str, member: Any, skip: bool, options: Any
+) -> bool | None:
     """Skip what is inherited from other packages, and methods without a docstring."""
     here = app.env.current_document
     if what not in ("class", "exception") or not here.autodoc_class:
@@ -32,14 +35,21 @@ def skip_member(app: Any, what: str, name: str, member: Any, skip: bool, options
     owner = _owner_of(cls, name)
     if owner is None or not owner.__module__.startswith(PACKAGE) or hasattr(BaseModel, name):
         return True
-    if dataclasses.is_dataclass(cls) and not name.startswith("_") and name in cls.__dataclass_fields__:
+    if (
+        dataclasses.is_dataclass(cls)
+        and not name.startswith("_")
+        and name in cls.__dataclass_fields__
+    ):
         return False
     return True if inspect.isroutine(member) and not member.__doc__ else None
 
 
 def _owner_of(cls: type, name: str) -> type | None:
     """The class that defines or annotates a member; pydantic removes the defaults of fields."""
-    return next((one for one in cls.__mro__ if name in vars(one) or name in inspect.get_annotations(one)), None)
+    return next(
+        (one for one in cls.__mro__ if name in vars(one) or name in inspect.get_annotations(one)),
+        None,
+    )
 
 
 def replace_signature(
@@ -49,7 +59,9 @@ def replace_signature(
     return ("(**fields)", result) if what == "class" and issubclass(member, BaseModel) else None
 
 
-def add_default(app: Any, what: str, name: str, member: Any, options: Any, lines: list[str]) -> None:
+def add_default(
+    app: Any, what: str, name: str, member: Any, options: Any, lines: list[str]
+) -> None:
     """Show a pydantic field with its description, type and default."""
     path, _, field = name.rpartition(".")
     module, _, cls_name = path.rpartition(".")
@@ -61,11 +73,13 @@ def add_default(app: Any, what: str, name: str, member: Any, options: Any, lines
     found, owner = cls.model_fields[field], _owner_of(cls, field)
     assert owner is not None
     required = found.is_required()
-    default = "required" if required else f"default ``{found.get_default(call_default_factory=True)!r}``"
+    default = (
+        "required" if required else f"default ``{found.get_default(call_default_factory=True)!r}``"
+    )
     lines[:] = [found.description or "", "", f"``{owner.__annotations__[field]}``, {default}"]
 
 
-# --- formulas ---------------------------------------------------------------------------------------------------
+# --- formulas -------------------------------------------------------------------------------------
 
 
 def inline_math(writer: Any, node: nodes.math) -> None:
@@ -78,11 +92,12 @@ def block_math(writer: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-# --- links to files ---------------------------------------------------------------------------------------------
+# --- links to files -------------------------------------------------------------------------------
 
 
 def resolve_links(app: Any, tree: nodes.document, page: str) -> None:
-    """Make links to pictures and to documented modules links within the site; other files stay downloads."""
+    """Make links to pictures and to documented modules links within the site; other files stay
+    downloads."""
     if app.builder.format != "html":
         return
     for link in list(tree.findall(download_reference)):
@@ -96,7 +111,9 @@ def _address_of(target: Path, modules: Any) -> str | None:
     """The address of a file within the site, if it has one."""
     if target.is_relative_to(DOCS / "pictures"):
         return target.relative_to(DOCS).as_posix()
-    module = target.relative_to(ROOT).with_suffix("").as_posix() if target.is_relative_to(ROOT) else ""
+    module = (
+        target.relative_to(ROOT).with_suffix("").as_posix() if target.is_relative_to(ROOT) else ""
+    )
     return f"_modules/{module}.html" if modules.get(module.replace("/", ".")) else None
 
 

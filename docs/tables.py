@@ -1,6 +1,8 @@
-"""The measured tables of the docs, made from the results in ``benchmarks/*.json`` and from a recorded run.
+"""The measured tables of the docs, made from the results in ``benchmarks/*.json`` and from a
+recorded run.
 
-Each function takes the results of one script and returns Markdown. ``build.py`` puts the tables into the pages.
+Each function takes the results of one script and returns Markdown. ``build.py`` puts the tables
+into the pages.
 """
 
 from __future__ import annotations
@@ -18,14 +20,22 @@ NOTHING = "No results yet: `make bench` writes them.\n"
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """The lines of a Markdown table."""
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(map(str, r))} |" for r in rows)]
+    return [
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+        *(f"| {' | '.join(map(str, r))} |" for r in rows),
+    ]
 
 
 def source(script: str, about: Result, *details: str) -> str:
     """Which script made a table, when and where, as far as the result says so."""
     facts = "; ".join(filter(None, (*details, about.get("machine"), about.get("clock"))))
     made = f" at commit `{about['commit']}`, {about['date']}" if about.get("commit") else ""
-    older = ", measured on older code" if script.startswith("benchmarks/") and "code" not in about else ""
+    older = (
+        ", measured on older code"
+        if script.startswith("benchmarks/") and "code" not in about
+        else ""
+    )
     return f"*Made by `{script}.py`{made}{older}. {facts[:1].upper()}{facts[1:]}.*"
 
 
@@ -38,7 +48,7 @@ def _ms(value: float) -> str:
     return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
 
 
-# --- what people would use instead ------------------------------------------------------------------------------
+# --- what people would use instead ----------------------------------------------------------------
 
 WAYS = {
     "server": "{} in llama-server",
@@ -61,15 +71,25 @@ def engines(results: Result) -> str:
     """Tokens per second, also in those of one model alone, and the first text."""
     parts, same = [], []
     for size, found in results["ensembles"].items():
-        ways = dict(sorted(found["ways"].items(), key=lambda item: list(WAYS).index(item[0].split()[0])))
+        ways = dict(
+            sorted(found["ways"].items(), key=lambda item: list(WAYS).index(item[0].split()[0]))
+        )
         default = "led" if any(way.startswith("led ") for way in ways) else "all"
         bases = [way for way in ways if way.startswith(("server ", "alone "))]
         rows = []
         for way, one in ways.items():
-            speed, name = one["tokens_per_second"], _called(way) + " (the default)" * (way.split()[0] == default)
+            speed, name = (
+                one["tokens_per_second"],
+                _called(way) + " (the default)" * (way.split()[0] == default),
+            )
             times = [f"{speed / ways[base]['tokens_per_second']:.2f}" for base in bases]
             rows.append((name, f"{speed:.1f}", *times, f"{one['first_s']:.1f} s"))
-        heads = (f"demo `{size}`", "tokens/s", *(f"÷ {_called(base)}" for base in bases), "first text after")
+        heads = (
+            f"demo `{size}`",
+            "tokens/s",
+            *(f"÷ {_called(base)}" for base in bases),
+            "first text after",
+        )
         parts.append(table(heads, rows))
         if "same_answer" in found:
             answer = "the same answer as" if found["same_answer"] else "another answer than"
@@ -84,7 +104,8 @@ def _called(way: str) -> str:
 
 
 def numbers(results: Result) -> str:
-    """One row for each thing that people would use instead, of the largest demo that was compared with it."""
+    """One row for each thing that people would use instead, of the largest demo that was compared
+    with it."""
     rows = dict.fromkeys(("server", "whole", "transformers"), ())
     for size, found in results["ensembles"].items():
         ways, speeds = found["ways"], _speeds(found["ways"])
@@ -92,16 +113,24 @@ def numbers(results: Result) -> str:
             kind, _, name = way.partition(" ")
             if kind == "server":
                 shown = f"{speeds['default'] / speeds[kind]:.2f} times its tokens/s"
-                shown += f"; {speeds['all'] / speeds[kind]:.2f} times if all draft" if "led" in speeds else ""
+                shown += (
+                    f"; {speeds['all'] / speeds[kind]:.2f} times if all draft"
+                    if "led" in speeds
+                    else ""
+                )
                 rows[kind] = (f"{name} alone in llama-server", f"`{size}`", shown)
             elif kind == "whole":
-                shown = f"first text in {ways['all']['first_s'] / one['first_s']:.2f} times the time"
+                shown = (
+                    f"first text in {ways['all']['first_s'] / one['first_s']:.2f} times the time"
+                )
                 rows[kind] = ("the members' whole answers, then a vote", f"`{size}`", shown)
             elif kind == "transformers":
                 shown = f"{speeds['all'] / speeds[kind]:.1f} times the tokens/s"
                 rows[kind] = ("the same weights in transformers, float32", f"`{size}`", shown)
     heads = ("instead", "demo", "the ensemble in llama.cpp")
-    return _joined(table(heads, filter(None, rows.values())), source("benchmarks/engines", results["about"]))
+    return _joined(
+        table(heads, filter(None, rows.values())), source("benchmarks/engines", results["about"])
+    )
 
 
 def sets(results: Result, short: bool = False) -> str:
@@ -115,7 +144,7 @@ def sets(results: Result, short: bool = False) -> str:
     return _joined(table(heads, [rows[at] for at in member_sets.SHORT] if short else rows))
 
 
-# --- one recorded answer ----------------------------------------------------------------------------------------
+# --- one recorded answer --------------------------------------------------------------------------
 
 
 def recorded_answer(run: Mapping[str, Any]) -> str:
@@ -123,36 +152,54 @@ def recorded_answer(run: Mapping[str, Any]) -> str:
     rounds: Results = run["rounds"]
     agreed = sum(item["drafts"][item["winner"]]["tokens"] for item in rounds)
     drafted = sum(draft["tokens"] for item in rounds for draft in item["drafts"].values())
-    seconds = {phase: sum(item["seconds"].get(phase, 0.0) for item in rounds) for phase in ("draft", "verify")}
+    seconds = {
+        phase: sum(item["seconds"].get(phase, 0.0) for item in rounds)
+        for phase in ("draft", "verify")
+    }
     share = f"{seconds['draft'] / sum(seconds.values()):.0%}"
     text = (
         f"`{run['command']}` took {len(rounds)} rounds: {agreed} tokens agreed, {drafted} drafted, "
-        f"{drafted - agreed} of them discarded. Drafting took {share} of the time, scoring the rest."
+        f"{drafted - agreed} of them discarded. Drafting took {share} of the time, scoring the "
+        "rest."
     )
-    heads = ("member", "read for its first draft", "for later drafts", "to score", "reused from its cache")
+    heads = (
+        "member",
+        "read for its first draft",
+        "for later drafts",
+        "to score",
+        "reused from its cache",
+    )
     rows = [(name, *_tokens(name, rounds)) for name in rounds[0]["drafts"]]
-    return _joined(text, table(heads, rows), "Each member's own tokens; the first draft includes the prompt.")
+    return _joined(
+        text, table(heads, rows), "Each member's own tokens; the first draft includes the prompt."
+    )
 
 
 def _tokens(name: str, rounds: Results) -> tuple[int, int, int, int]:
     """Tokens read for the first draft, for later drafts and to score, and tokens reused."""
     by_phase = {
-        phase: [item["tokens"][phase][name] for item in rounds if name in item["tokens"].get(phase, {})]
+        phase: [
+            item["tokens"][phase][name] for item in rounds if name in item["tokens"].get(phase, {})
+        ]
         for phase in ("draft", "verify")
     }
     first, *later = by_phase["draft"]
     reused = sum(effort["reused"] for efforts in by_phase.values() for effort in efforts)
-    read_later, read_votes = (sum(effort["read"] for effort in some) for some in (later, by_phase["verify"]))
+    read_later, read_votes = (
+        sum(effort["read"] for effort in some) for some in (later, by_phase["verify"])
+    )
     return first["read"], read_later, read_votes, reused
 
 
-# --- this package -----------------------------------------------------------------------------------------------
+# --- this package ---------------------------------------------------------------------------------
 
 ROUNDS = {
     "over_bare_calls": "time of an answer, over that of the calls of `llama_decode` in it",
-    "led_over_alone": "time of an answer whose lead is never corrected, over that of the lead alone (the same bytes)",
+    "led_over_alone": "time of an answer whose lead is never corrected, over that of the lead "
+    "alone (the same bytes)",
     "late_over_early": "time of a drafted token in a late round, over an early one",
-    "schema_token_over_free": "time of a drafted token under a schema of 128 keys, over one without",
+    "schema_token_over_free": "time of a drafted token under a schema of 128 keys, over one "
+    "without",
     "eight_at_once": "time of eight questions one after another, over that of the same at once",
     "first_segment_s": "time from the start of a process to its first segment",
     "resident_mb": "most memory that the process held",
@@ -164,7 +211,13 @@ def rounds(results: Result) -> str:
     """What the ensemble adds to llama.cpp."""
     sizes = results["ensembles"]
     rows = [
-        (what, *(UNITS.get(key, "{:.2f} times").format(one[key]) if key in one else "" for one in sizes.values()))
+        (
+            what,
+            *(
+                UNITS.get(key, "{:.2f} times").format(one[key]) if key in one else ""
+                for one in sizes.values()
+            ),
+        )
         for key, what in ROUNDS.items()
         if any(key in one for one in sizes.values())
     ]
@@ -175,13 +228,21 @@ def rounds(results: Result) -> str:
 def prefix(results: Result) -> str:
     """The first segment when most of the prompt has been read before."""
     rows = [
-        (one["what"], f"{one['not_read_again']} of {one['prompt_tokens']}", f"{one['sooner']:g} times")
+        (
+            one["what"],
+            f"{one['not_read_again']} of {one['prompt_tokens']}",
+            f"{one['sooner']:g} times",
+        )
         for one in results["prompts"]
     ]
     heads = ("prompt", "tokens known before, all members", "first segment sooner by")
-    same = f"the same first segment in {sum(one['same_first_segment'] for one in results['prompts'])} of {len(rows)}"
+    same = (
+        "the same first segment in "
+        f"{sum(one['same_first_segment'] for one in results['prompts'])} of {len(rows)}"
+    )
     return _joined(
-        table(heads, rows), source("benchmarks/prefix", results["about"], " and ".join(results["members"]), same)
+        table(heads, rows),
+        source("benchmarks/prefix", results["about"], " and ".join(results["members"]), same),
     )
 
 
@@ -189,17 +250,31 @@ def load(results: Result) -> str:
     """How long the first segment takes under load, and what one long prompt does to the others."""
     about, gaps = results["about"], results["long"]
     rates = [
-        (f"{one['rate']:.2f}", *(f"{one[key]:.2f} times" for key in ("p50_to_alone", "p95_to_alone")))
+        (
+            f"{one['rate']:.2f}",
+            *(f"{one[key]:.2f} times" for key in ("p50_to_alone", "p95_to_alone")),
+        )
         for one in results["rates"]
     ]
     heads = ("questions in the time of one answer", "first segment, median", "95th percentile")
     names = {"calm": "none", "beside": f"one of {gaps['tokens']} tokens"}
     others = [
-        (what, *(f"{gaps[how][key]:.2f} times" for key in ("p50", "p95", "longest"))) for how, what in names.items()
+        (what, *(f"{gaps[how][key]:.2f} times" for key in ("p50", "p95", "longest")))
+        for how, what in names.items()
     ]
-    between = ("prompt that arrives", "time between segments of others, median", "95th percentile", "longest")
-    made = (" and ".join(results["members"]), f"{about['arguments']['arrivals']} questions per rate")
-    return _joined(table(heads, rates), table(between, others), source("benchmarks/load", about, *made))
+    between = (
+        "prompt that arrives",
+        "time between segments of others, median",
+        "95th percentile",
+        "longest",
+    )
+    made = (
+        " and ".join(results["members"]),
+        f"{about['arguments']['arrivals']} questions per rate",
+    )
+    return _joined(
+        table(heads, rates), table(between, others), source("benchmarks/load", about, *made)
+    )
 
 
 def tracing(results: Result) -> str:
@@ -209,7 +284,9 @@ def tracing(results: Result) -> str:
         for depth, spent in results["per_round"].items()
     ]
     heads = ("`trace`", "per round, median", "90th percentile")
-    return _joined(table(heads, rows), source("benchmarks/tracing", results["about"], "scripted members"))
+    return _joined(
+        table(heads, rows), source("benchmarks/tracing", results["about"], "scripted members")
+    )
 
 
 def endpoint(results: Result) -> str:
@@ -223,7 +300,7 @@ def endpoint(results: Result) -> str:
     return _joined(table(heads, rows), source("benchmarks/endpoint", results["about"], details))
 
 
-# --- studies ----------------------------------------------------------------------------------------------------
+# --- studies --------------------------------------------------------------------------------------
 
 
 def lead(results: Results) -> str:
@@ -233,27 +310,47 @@ def lead(results: Results) -> str:
         rules.setdefault(row["rule"], {})[row["set"]] = row
     alone = rules.pop("lead")
     (corrected,) = rules.values()
-    heads = ("questions", "number", "the lead alone", "corrected", "won", "lost", "p", "passes", "seconds")
+    heads = (
+        "questions",
+        "number",
+        "the lead alone",
+        "corrected",
+        "won",
+        "lost",
+        "p",
+        "passes",
+        "seconds",
+    )
     rows = [
         (
-            f"**{name}**" if name == "all" else name, row["questions"], f"{alone[name]['right']:.0f}",
-            f"{row['right']:.0f}", row["wins"], row["losses"], f"{row['p']:.2f}",
-            f"{row['passes']:.2f} times", f"{row['seconds']:.2f} times",
+            f"**{name}**" if name == "all" else name,
+            row["questions"],
+            f"{alone[name]['right']:.0f}",
+            f"{row['right']:.0f}",
+            row["wins"],
+            row["losses"],
+            f"{row['p']:.2f}",
+            f"{row['passes']:.2f} times",
+            f"{row['seconds']:.2f} times",
         )
         for name, row in corrected.items()
-    ]  # fmt: skip
+    ]
     return _joined(table(heads, rows), source("studies/lead", results[0]))
 
 
 def skills(results: Mapping[str, Result], members: str) -> str:
-    """The vote of members that differ in skill, against each of them, a router and the published weighing."""
+    """The vote of members that differ in skill, against each of them, a router and the published
+    weighing."""
     worlds = [
-        world for world in dict(results).values() if world["about"]["arguments"].get("members", "tiny") == members
+        world
+        for world in dict(results).values()
+        if world["about"]["arguments"].get("members", "tiny") == members
     ]
     if not worlds:
         return NOTHING
     marks = {
-        way: "".join(world["ways"][way]["marks"].replace(" ", "") for world in worlds) for way in worlds[0]["ways"]
+        way: "".join(world["ways"][way]["marks"].replace(" ", "") for world in worlds)
+        for way in worlds[0]["ways"]
     }
     ours = marks.pop("ours")
     rows = [("**the vote, as by default**", f"{ours.count('1')} of {len(ours)}", "", "")]

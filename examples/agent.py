@@ -19,15 +19,19 @@ def opening_hours(place: Literal["library", "museum", "swimming pool"]) -> str:
 
 
 @wrap_model_call
-def tool_first(request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]) -> ModelResponse:
+def tool_first(
+    request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]
+) -> ModelResponse:
     """First the models must call a tool, then they must answer in a sentence.
 
-    Models of this size cannot decide that for themselves: they would repeat the call without end. Larger ones can
-    decide: leave this middleware out.
+    Models of this size cannot decide that for themselves: they would repeat the call without end.
+    Larger ones can decide: leave this middleware out.
     """
     if request.messages[-1].type != "tool":
         return handler(request.override(tool_choice="any"))
-    return handler(request.override(tool_choice="none", model_settings={"regex": r"[A-Z][^.<>{}\n]{9,120}\."}))
+    return handler(
+        request.override(tool_choice="none", model_settings={"regex": r"[A-Z][^.<>{}\n]{9,120}\."})
+    )
 
 
 llm = SpecFuseChatModel(members=demo_members(), max_tokens=40)

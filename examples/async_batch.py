@@ -1,4 +1,5 @@
-"""Many questions at once: jobs that wait for the same member are one batch; answers stream side by side."""
+"""Many questions at once: jobs that wait for the same member are one batch; answers stream side by
+side."""
 
 import asyncio
 
@@ -11,7 +12,9 @@ def counting(query: Query) -> str:
     return "".join(f"{number} " for number in range(1, int(query.turns[-1].text) + 1)) + "done."
 
 
-llm = SpecFuseChatModel(members=[ScriptedMember(counting), ScriptedMember(counting)], segment_tokens=4)
+llm = SpecFuseChatModel(
+    members=[ScriptedMember(counting), ScriptedMember(counting)], segment_tokens=4
+)
 
 
 async def main() -> None:

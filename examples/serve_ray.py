@@ -1,4 +1,5 @@
-"""Several endpoints behind one address: Ray Serve starts the copies and gives each request to one. Needs ray[serve]."""
+"""Several endpoints behind one address: Ray Serve starts the copies and gives each request to one.
+Needs ray[serve]."""
 
 import json
 import logging

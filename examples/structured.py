@@ -24,9 +24,15 @@ result = booking.invoke(f"Write down the booking. {letter}")
 print(repr(result))
 
 # As a dict it can be streamed while it is written.
-for part in llm.with_structured_output(Booking.model_json_schema()).stream(f"Write down the booking. {letter}"):
+for part in llm.with_structured_output(Booking.model_json_schema()).stream(
+    f"Write down the booking. {letter}"
+):
     print(part)
 
 # The same works for a choice and for a pattern.
 print(llm.invoke(f"{letter} For lunch or for dinner?", choice=["lunch", "dinner"]).text)
-print(llm.invoke("In which year did the first man land on the moon?", regex="In 1[89][0-9]{2}, .{10,60}\\.").text)
+print(
+    llm.invoke(
+        "In which year did the first man land on the moon?", regex="In 1[89][0-9]{2}, .{10,60}\\."
+    ).text
+)

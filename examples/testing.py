@@ -10,7 +10,9 @@ from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 
 def translator(llm: BaseChatModel) -> Runnable[dict[str, str], str]:
     """Your code."""
-    return ChatPromptTemplate.from_template("Translate into French: {text}") | llm | StrOutputParser()
+    return (
+        ChatPromptTemplate.from_template("Translate into French: {text}") | llm | StrOutputParser()
+    )
 
 
 def test_the_chain_gives_plain_text() -> None:
@@ -24,7 +26,9 @@ def test_the_chain_asks_for_french() -> None:
 
 
 def test_one_failing_member_does_not_stop_the_chain() -> None:
-    llm = SpecFuseChatModel(members=[ScriptedMember("Bonjour."), ScriptedMember("Bonjour.", fails_in=1)])
+    llm = SpecFuseChatModel(
+        members=[ScriptedMember("Bonjour."), ScriptedMember("Bonjour.", fails_in=1)]
+    )
     assert translator(llm).invoke({"text": "Hello."}) == "Bonjour."
 
 

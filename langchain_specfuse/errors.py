@@ -2,14 +2,16 @@
 
     Exception
     └── SpecFuseError             every error that this package raises on purpose
-        ├── UsageError            the caller: an argument, a file or a message that cannot work (also a ValueError)
-        ├── MemberError           one member: it raised, hung or returned nonsense; the others continue
-        ├── BusyError             time: too many answers at once; a later call will work
-        └── EnsembleError         all members: none is left to finish the answer
+        ├── UsageError            the caller: an argument, a file or a message that cannot work
+        (also a ValueError) ├── MemberError           one member: it raised, hung or returned
+        nonsense; the others continue ├── BusyError             time: too many answers at once; a
+        later call will work └── EnsembleError         all members: none is left to finish the
+        answer
 
-A message says what happened, what was given and what was expected; a note (``error.add_note``) says what to do next.
-``chat.errors`` adds classes that are LangChain's as well (context overflow, timeout, rate limit, model not found), so
-that its retry and summarization middleware recognise them.
+A message says what happened, what was given and what was expected; a note (``error.add_note``) says
+what to do next. ``chat.errors`` adds classes that are LangChain's as well (context overflow,
+timeout, rate limit, model not found), so that its retry and summarization middleware recognise
+them.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class MemberError(SpecFuseError):
     ``error``, ``timeout``, ``nan``, ``overflow``, ``not_found``; ``__cause__`` is what it raised.
     """
 
-    def __init__(self, message: str, *, member: str = "", round: int = 0, kind: str = "error") -> None:
+    def __init__(
+        self, message: str, *, member: str = "", round: int = 0, kind: str = "error"
+    ) -> None:
         super().__init__(message)
         self.member = member
         self.round = round
@@ -46,7 +50,8 @@ class MemberError(SpecFuseError):
 
 
 class BusyError(SpecFuseError):
-    """Too many answers are under way, and too many are waiting. ``retry_after_s``: when to try again, in seconds."""
+    """Too many answers are under way, and too many are waiting. ``retry_after_s``: when to try
+    again, in seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -56,7 +61,9 @@ class BusyError(SpecFuseError):
 class EnsembleError(SpecFuseError):
     """No member is left to finish the answer. ``text`` is the text agreed until then."""
 
-    def __init__(self, message: str, *, text: str = "", failures: tuple[MemberError, ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, text: str = "", failures: tuple[MemberError, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.text = text
         self.failures = failures
@@ -65,7 +72,8 @@ class EnsembleError(SpecFuseError):
 def emptied(error: _E) -> _E:
     """The same error without the local variables of the frames that it passed.
 
-    A forward pass that fails has tensors in its frames, and an error that is kept (in a trace) keeps its frames.
+    A forward pass that fails has tensors in its frames, and an error that is kept (in a trace)
+    keeps its frames.
     """
     one: BaseException | None = error
     seen: set[int] = set()
@@ -88,12 +96,15 @@ def amount(count: int, noun: str) -> str:
 
 
 def meant(name: object, known: Iterable[object], otherwise: str, cutoff: float = 0.75) -> str:
-    """Advice about a name that is not known: which of these was probably meant, if one of them is close.
+    """Advice about a name that is not known: which of these was probably meant, if one of them is
+    close.
 
     >>> meant("serch", ["search", "say"], "there are search, say")
     "did you mean 'search'?"
     """
-    near = get_close_matches(str(name), [one for one in known if isinstance(one, str)], n=1, cutoff=cutoff)
+    near = get_close_matches(
+        str(name), [one for one in known if isinstance(one, str)], n=1, cutoff=cutoff
+    )
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 

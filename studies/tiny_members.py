@@ -1,7 +1,8 @@
-"""Tiny specialists, trained from scratch on one core in a minute or two each, each with its own tokenizer.
+"""Tiny specialists, trained from scratch on one core in a minute or two each, each with its own
+tokenizer.
 
-Each masters its own skill and has read all the others in the same form, but with only a share of the facts right.
-The weights are kept in a temporary folder, by recipe.
+Each masters its own skill and has read all the others in the same form, but with only a share of
+the facts right. The weights are kept in a temporary folder, by recipe.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Recipe:
     own: float = 0.6
 
     def taught(self, skill: str) -> Taught:
-        """The share of a skill's facts that it learns right: all of its own, 0 to 50% of the others."""
+        """The share of a skill's facts that it learns right: all of its own, 0 to 50% of the
+        others."""
         if skill == self.skill:
             return WHOLE
         grade = (SKILLS.index(self.skill) + 2 * SKILLS.index(skill)) % len(SHARES)
@@ -85,7 +87,8 @@ def recipes(mode: str = "vague", seed: int = 0) -> list[Recipe]:
 
 
 def tokenizer_of(kind: str, size: int) -> PreTrainedTokenizerFast:
-    """Trained on questions and answers of all skills: byte-level BPE, or pieces with "▁" for a space."""
+    """Trained on questions and answers of all skills: byte-level BPE, or pieces with "▁" for a
+    space."""
     chance = random.Random(1)
     lines = []
     for _ in range(1500):
@@ -124,17 +127,27 @@ def tokenizer_of(kind: str, size: int) -> PreTrainedTokenizerFast:
 def model_of(recipe: Recipe, vocabulary: int, end: int) -> Any:
     torch.manual_seed(recipe.seed)
     config = transformers.LlamaConfig(
-        vocab_size=vocabulary, hidden_size=recipe.width, intermediate_size=3 * recipe.width,
-        num_hidden_layers=recipe.layers, num_attention_heads=4, num_key_value_heads=4,
-        max_position_embeddings=512, tie_word_embeddings=True, bos_token_id=0, eos_token_id=end,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=recipe.width,
+        intermediate_size=3 * recipe.width,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=end,
+    )
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def trained(recipe: Recipe) -> tuple[Any, PreTrainedTokenizerFast]:
     """The specialist's model and tokenizer, from the folder of this recipe if it is there."""
     chance = random.Random(0)
-    content = [json.dumps(asdict(recipe)), *map(str, (recipe.example(chance, n % 3 == 0) for n in range(60)))]
+    content = [
+        json.dumps(asdict(recipe)),
+        *map(str, (recipe.example(chance, n % 3 == 0) for n in range(60))),
+    ]
     name = hashlib.sha256("".join(content).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / "specfuse-specialists" / f"{recipe.skill}-{name}"
     if (folder / "done").exists():
@@ -159,7 +172,9 @@ def learn(recipe: Any, model: Any, tokenizer: Any, warm: int) -> None:
     for step in range(recipe.steps):
         rate = recipe.rate * min(1.0, (step + 1) / warm)
         for group in optimizer.param_groups:
-            group["lr"] = rate * (0.05 + 0.95 * (0.5 + 0.5 * math.cos(math.pi * step / recipe.steps)))
+            group["lr"] = rate * (
+                0.05 + 0.95 * (0.5 + 0.5 * math.cos(math.pi * step / recipe.steps))
+            )
         ids, labels, mask = _batch(recipe, tokenizer, chance)
         loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
         optimizer.zero_grad()
@@ -167,12 +182,16 @@ def learn(recipe: Any, model: Any, tokenizer: Any, warm: int) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 20 == 19:
-            print(f"  {recipe.skill} {step + 1}/{recipe.steps} loss {loss.item():.3f} "
-                  f"{time.perf_counter() - since:.0f} s", flush=True)  # fmt: skip
+            print(
+                f"  {recipe.skill} {step + 1}/{recipe.steps} loss {loss.item():.3f} "
+                f"{time.perf_counter() - since:.0f} s",
+                flush=True,
+            )
 
 
 def _batch(recipe: Any, tokenizer: Any, chance: random.Random) -> tuple[torch.Tensor, ...]:
-    """Texts, tokenized as a whole; the loss is on the answer and its end. One batch in three has two parts."""
+    """Texts, tokenized as a whole; the loss is on the answer and its end. One batch in three has
+    two parts."""
     rows = []
     two = chance.random() < 0.33
     for _ in range(recipe.batch):

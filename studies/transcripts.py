@@ -1,10 +1,12 @@
-"""What the demo ensembles answer to twenty plain questions, beside what each of their members answers alone.
+"""What the demo ensembles answer to twenty plain questions, beside what each of their members
+answers alone.
 
-    python studies/transcripts.py                     # all of it, written to transcripts.md (some minutes)
-    python studies/transcripts.py --only 3 7          # two questions, printed
-    python studies/transcripts.py --who default --method exit=never --only 3
+    python studies/transcripts.py                     # all of it, written to transcripts.md (some
+    minutes) python studies/transcripts.py --only 3 7          # two questions, printed python
+    studies/transcripts.py --who default --method exit=never --only 3
 
-Greedy, so it is the same on one machine. People judge the answers; the counts only say where to look.
+Greedy, so it is the same on one machine. People judge the answers; the counts only say where to
+look.
 """
 
 from __future__ import annotations
@@ -63,18 +65,26 @@ def ensembles() -> dict[str, Ensemble]:
     return alone | {size: Ensemble(members) for size, members in made.items()}
 
 
-def answers_of(ensemble: Ensemble, settings: Settings, questions: Sequence[str], together: int) -> list[Answer]:
-    """Some questions at once: the workers form batches of them, and an answer does not depend on the others."""
+def answers_of(
+    ensemble: Ensemble, settings: Settings, questions: Sequence[str], together: int
+) -> list[Answer]:
+    """Some questions at once: the workers form batches of them, and an answer does not depend on
+    the others."""
     with ThreadPoolExecutor(together) as pool:
-        return list(pool.map(lambda text: Answer(tuple(answered(ensemble, question(text), settings))), questions))
+        return list(
+            pool.map(
+                lambda text: Answer(tuple(answered(ensemble, question(text), settings))), questions
+            )
+        )
 
 
-# --- the page ---------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def summary(answers: Mapping[str, Sequence[Answer]], seconds: Mapping[str, float]) -> list[str]:
     lines = [
-        "| answers of | ended by itself | words | said again | segments written by | seconds in all |",
+        "| answers of | ended by itself | words | said again | segments written by | seconds in "
+        "all |",
         "|---|---|---|---|---|---|",
     ]
     for who, given in answers.items():
@@ -83,7 +93,10 @@ def summary(answers: Mapping[str, Sequence[Answer]], seconds: Mapping[str, float
         again = sum(answer.repeats for answer in given) / len(given)
         wrote = Counter(item.winner for answer in given for item in answer.rounds)
         by = ", ".join(f"{name} {count / wrote.total():.0%}" for name, count in wrote.most_common())
-        lines.append(f"| {who} | {ended} of {len(given)} | {words:.0f} | {again:.0%} | {by} | {seconds[who]:.0f} |")
+        lines.append(
+            f"| {who} | {ended} of {len(given)} | {words:.0f} | {again:.0%} | {by} | "
+            f"{seconds[who]:.0f} |"
+        )
     return lines
 
 
@@ -98,7 +111,9 @@ def transcript(number: int, question: str, answers: Mapping[str, Answer]) -> lis
             "```",
             "",
         ]
-        if len({item.winner for item in answer.rounds}) > 1 or any(item.left for item in answer.rounds):
+        if len({item.winner for item in answer.rounds}) > 1 or any(
+            item.left for item in answer.rounds
+        ):
             lines += [
                 "<details><summary>authors of the segments</summary>",
                 "",
@@ -115,7 +130,11 @@ def authors(answer: Answer) -> list[str]:
     width = max(len(item.winner) for item in answer.rounds)
     lines = []
     for item in answer.rounds:
-        lines.append(f"{item.winner:<{width}}  {item.margin:+.3f}  {item.segment.text!r}".replace("```", "'''"))
+        lines.append(
+            f"{item.winner:<{width}}  {item.margin:+.3f}  {item.segment.text!r}".replace(
+                "```", "'''"
+            )
+        )
         lines += [f"{left.member} left: {left.reason}" for left in item.left]
     return lines
 
@@ -132,26 +151,41 @@ def page(
         "# Twenty plain questions",
         "",
         f"Made by `python studies/transcripts.py`: greedy, at most {max_tokens} tokens, {method}.",
-        f'"Said again" is the share of runs of {SAID_AGAIN} words that the same answer had said before.',
+        f'"Said again" is the share of runs of {SAID_AGAIN} words that the same answer had said '
+        "before.",
         "",
         *summary(answers, seconds),
         "",
     ]
     for at, number in enumerate(numbers):
-        lines += transcript(number, QUESTIONS[number - 1], {who: given[at] for who, given in answers.items()})
+        lines += transcript(
+            number, QUESTIONS[number - 1], {who: given[at] for who, given in answers.items()}
+        )
     return "\n".join(lines)
 
 
-# --- the call ---------------------------------------------------------------------------------------------------
+# --- the call -------------------------------------------------------------------------------------
 
 
 def arguments() -> argparse.Namespace:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--only", nargs="+", type=int, metavar="N", help="these questions, from 1; printed, not written")
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument(
+        "--only",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="these questions, from 1; printed, not written",
+    )
     made.add_argument("--who", nargs="+", metavar="NAME", help="a member's name, small or default")
-    made.add_argument("--method", nargs="+", default=[], metavar="NAME|KEY=VALUE", help="as for the command")
+    made.add_argument(
+        "--method", nargs="+", default=[], metavar="NAME|KEY=VALUE", help="as for the command"
+    )
     made.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
-    made.add_argument("--together", type=int, default=8, metavar="N", help="questions at once (default: 8)")
+    made.add_argument(
+        "--together", type=int, default=8, metavar="N", help="questions at once (default: 8)"
+    )
     return made.parse_args()
 
 
@@ -165,7 +199,9 @@ def main() -> None:
             continue
         ensemble.loaded().result()
         began = time.perf_counter()
-        answers[who] = answers_of(ensemble, settings, [QUESTIONS[n - 1] for n in numbers], given.together)
+        answers[who] = answers_of(
+            ensemble, settings, [QUESTIONS[n - 1] for n in numbers], given.together
+        )
         seconds[who] = time.perf_counter() - began
         print(f"{who}: {amount(len(numbers), 'answer')} in {seconds[who]:.0f} s", file=sys.stderr)
     text = page(numbers, answers, seconds, given.method, given.max_tokens)

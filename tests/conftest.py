@@ -1,4 +1,5 @@
-"""Settings that all tests share: Hypothesis, and the order in which parallel processes take files."""
+"""Settings that all tests share: Hypothesis, and the order in which parallel processes take
+files."""
 
 import gc
 import os
@@ -9,10 +10,15 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("DEMO", "small")  # without its 1.1 GB model
 
-# The same examples every time: a run that fails fails again. `make torture` tries new ones, and many more.
+# The same examples every time: a run that fails fails again. `make torture` tries new ones, and
+# many more.
 settings.register_profile("here", deadline=None, max_examples=60, derandomize=True)
 settings.register_profile(
-    "torture", deadline=None, max_examples=2000, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
+    "torture",
+    deadline=None,
+    max_examples=2000,
+    derandomize=False,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("here")
 
@@ -22,7 +28,8 @@ HEAVY = ("real", "slow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Parallel processes take one file each, the longest first, so that they end at about the same time."""
+    """Parallel processes take one file each, the longest first, so that they end at about the same
+    time."""
     if hasattr(config, "workerinput"):
         weight = Counter[object]()
         for item in items:

@@ -1,4 +1,5 @@
-"""The repository itself: what is in the wheel, that make explains its targets, that files which say the same agree."""
+"""The repository itself: what is in the wheel, that make explains its targets, that files which say
+the same agree."""
 
 from __future__ import annotations
 
@@ -26,17 +27,25 @@ def test_the_wheel_is_typed_complete_and_holds_nothing_else(tmp_path):
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
         names = set(archive.namelist())
-        metadata = message_from_bytes(archive.read(next(name for name in names if name.endswith("/METADATA"))))
+        metadata = message_from_bytes(
+            archive.read(next(name for name in names if name.endswith("/METADATA")))
+        )
     kinds = {".py", ".html", ".css", ".js", ".typed"}
     package = [path for path in (ROOT / "langchain_specfuse").rglob("*") if path.suffix in kinds]
     assert names >= {path.relative_to(ROOT).as_posix() for path in package}
     assert "langchain_specfuse/py.typed" in names
-    assert [name for name in names if not re.match(r"langchain_specfuse(-[^/]+\.dist-info)?/", name)] == []
+    assert [
+        name for name in names if not re.match(r"langchain_specfuse(-[^/]+\.dist-info)?/", name)
+    ] == []
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    page = MarkdownIt("commonmark").enable("table").render(metadata.get_payload(decode=True).decode())
+    page = (
+        MarkdownIt("commonmark").enable("table").render(metadata.get_payload(decode=True).decode())
+    )
     links = re.findall(r'(?:href|src(?:set)?)="([^"]*)"', page)
     assert f"blob/v{metadata['Version']}/docs/index.md" in "".join(links)
-    assert [link for link in links if not link.startswith("https://")] == [], "they lead nowhere on a package index"
+    assert [link for link in links if not link.startswith("https://")] == [], (
+        "they lead nowhere on a package index"
+    )
 
 
 def test_make_help_explains_every_target():
@@ -49,17 +58,30 @@ def test_make_help_explains_every_target():
 
 
 def test_every_requirement_of_the_package_is_pinned_within_its_range():
-    pins = dict(line.split("==") for line in (ROOT / "constraints/dev.txt").read_text().split() if "==" in line)
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints/dev.txt").read_text().split()
+        if "==" in line
+    )
     project = PYPROJECT["project"]
-    needs = [*project["dependencies"], *(need for extra in project["optional-dependencies"].values() for need in extra)]
+    needs = [
+        *project["dependencies"],
+        *(need for extra in project["optional-dependencies"].values() for need in extra),
+    ]
     for need in map(Requirement, needs):
         if need.name != "langchain-specfuse":
             assert need.specifier.contains(pins[need.name.replace("_", "-").lower()]), need
 
 
 def test_the_workflows_call_the_targets_of_ci_under_the_oldest_and_newest_python():
-    flows = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / ".github/workflows").glob("*.yml")}
-    steps = {name: [step for job in flow["jobs"].values() for step in job["steps"]] for name, flow in flows.items()}
+    flows = {
+        path.name: yaml.safe_load(path.read_text())
+        for path in (ROOT / ".github/workflows").glob("*.yml")
+    }
+    steps = {
+        name: [step for job in flow["jobs"].values() for step in job["steps"]]
+        for name, flow in flows.items()
+    }
     called = {name: set(re.findall(r"make ([a-z-]+)", str(found))) for name, found in steps.items()}
     wanted = set(re.findall(r"make ([a-z-]+)", (ROOT / ".ci/run").read_text()))
     assert called["ci.yml"] | {"test-python"} == wanted  # there the matrix has the newest Python
@@ -67,15 +89,22 @@ def test_the_workflows_call_the_targets_of_ci_under_the_oldest_and_newest_python
     used = [step["uses"] for found in steps.values() for step in found if "uses" in step]
     assert [action for action in used if not re.search(r"@(release/)?v\d+$", action)] == []
     pythons = re.findall(r"Python :: (3\.\d+)", str(PYPROJECT["project"]["classifiers"]))
-    assert flows["ci.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"] == [pythons[0], pythons[-1]]
+    assert flows["ci.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"] == [
+        pythons[0],
+        pythons[-1],
+    ]
     assert PYPROJECT["project"]["requires-python"] == f">={pythons[0]}"
 
 
 def test_the_address_of_the_repository_is_the_same_everywhere():
     kinds = ("*.md", "*.cff", "*.toml", ".github/**/*.*", "docs/**/*.md")
-    pages = {path.name: path.read_text() for kind in kinds for path in ROOT.glob(kind) if path.is_file()}
+    pages = {
+        path.name: path.read_text() for kind in kinds for path in ROOT.glob(kind) if path.is_file()
+    }
     address = re.compile(r"github(?:usercontent)?\.com/([\w-]+/langchain-specfuse)")
     found = {name: {*address.findall(text)} for name, text in pages.items()}
     own = address.search(PYPROJECT["project"]["urls"]["Source"])[1]
     assert {name: names for name, names in found.items() if names - {own}} == {}
-    assert all(found[name] for name in ("pyproject.toml", "CITATION.cff", "CONTRIBUTING.md", "config.yml"))
+    assert all(
+        found[name] for name in ("pyproject.toml", "CITATION.cff", "CONTRIBUTING.md", "config.yml")
+    )

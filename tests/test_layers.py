@@ -23,14 +23,28 @@ MAY_IMPORT = {
     "chat": {"engine", "members", "constraints", "show", "core", "errors"},
     "serve": {"chat", "engine", "constraints", "show", "core", "errors"},
     "evaluation": {"chat", "engine", "show", "core", "errors"},
-    "cli": {"serve", "evaluation", "chat", "demo", "engine", "members", "constraints", "show", "core", "errors"},
+    "cli": {
+        "serve",
+        "evaluation",
+        "chat",
+        "demo",
+        "engine",
+        "members",
+        "constraints",
+        "show",
+        "core",
+        "errors",
+    },
 }
 """Folder (or file at the root) -> what it may import besides itself and ``_version``."""
 
 THIRD_PARTY = {
     **{key: {"members/transformers/"} for key in ("torch", "accelerate", "peft", "safetensors")},
     "psutil": {"members/transformers/", "members/llamacpp/"},
-    **{key: {"members/transformers/", "members/server/tokenizers.py"} for key in ("transformers", "tokenizers")},
+    **{
+        key: {"members/transformers/", "members/server/tokenizers.py"}
+        for key in ("transformers", "tokenizers")
+    },
     "huggingface_hub": {"members/transformers/", "members/files.py", "members/network.py"},
     "jinja2": {"members/text/", "members/server/", "members/llamacpp/tokenizer.py"},
     "numpy": {
@@ -43,7 +57,10 @@ THIRD_PARTY = {
     "llguidance": {"constraints/"},
     "pydantic": {"chat/", "serve/", "evaluation/results.py", "evaluation/bank.py", "cli/serve.py"},
     "langchain_core": {"chat/", "serve/", "members/chat_model.py"},
-    **{key: {"members/server/chat.py"} for key in ("langchain_ollama", "langchain_openai", "openai")},
+    **{
+        key: {"members/server/chat.py"}
+        for key in ("langchain_ollama", "langchain_openai", "openai")
+    },
     "langchain": {"members/chat_model.py"},
     "langsmith": {"members/chat_model.py"},
     "fastapi": {"serve/"},
@@ -65,7 +82,8 @@ MODULES = {module_of(name) for name in FILES}
 
 
 def imports(name: str, *, at_import: bool = False) -> set[str]:
-    """The modules that a file imports; our own are written with a dot instead of the package's name.
+    """The modules that a file imports; our own are written with a dot instead of the package's
+    name.
 
     ``at_import``: without imports inside functions and for type checkers.
     """
@@ -83,7 +101,9 @@ def imports(name: str, *, at_import: bool = False) -> set[str]:
         else:
             found.add(node.module or "")
     return {
-        module.replace("langchain_specfuse", "", 1) if module.startswith("langchain_specfuse") else module
+        module.replace("langchain_specfuse", "", 1)
+        if module.startswith("langchain_specfuse")
+        else module
         for module in found
     }
 
@@ -95,9 +115,9 @@ def _statements(tree: ast.AST, at_import: bool) -> list[ast.Import | ast.ImportF
         node = todo.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             found.append(node)
-        elif (at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)) or (
-            at_import and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        ):
+        elif (
+            at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        ) or (at_import and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
             continue
         else:
             todo += ast.iter_child_nodes(node)
@@ -129,7 +149,10 @@ def test_packages_from_outside_are_imported_only_where_they_belong():
 
 
 def test_no_module_imports_itself_through_others():
-    graph = {module_of(name): {m[1:] for m in imports(name, at_import=True) if m.startswith(".")} for name in FILES}
+    graph = {
+        module_of(name): {m[1:] for m in imports(name, at_import=True) if m.startswith(".")}
+        for name in FILES
+    }
     circles, done, path = [], set(), []
 
     def visit(module: str) -> None:
@@ -151,7 +174,9 @@ def test_no_module_imports_itself_through_others():
 def test_the_tables_see_wrong_imports(monkeypatch, tmp_path):
     """The tests above can fail."""
     bad = tmp_path / "bad.py"
-    bad.write_text("from ..engine import drive\nimport torch\nfrom langchain_specfuse.cli import main\n")
+    bad.write_text(
+        "from ..engine import drive\nimport torch\nfrom langchain_specfuse.cli import main\n"
+    )
     monkeypatch.setitem(FILES, "core/bad.py", bad)
     with pytest.raises(AssertionError, match=r"engine"):
         test_folders_import_only_what_lies_beneath_them()
@@ -163,22 +188,41 @@ def test_the_tables_see_wrong_imports(monkeypatch, tmp_path):
     ("statement", "unwanted"),
     [
         ("import langchain_specfuse", {"torch", "transformers", "langchain_core", "pydantic"}),
-        ("from langchain_specfuse import ScriptedMember", {"torch", "transformers", "langchain_core", "pydantic"}),
-        ("import langchain_specfuse.core.rounds", {"torch", "transformers", "langchain_core", "asyncio", "threading"}),
-        ("import langchain_specfuse.constraints", {"torch", "transformers", "langchain_core", "pydantic"}),
-        ("import langchain_specfuse.engine", {"torch", "transformers", "langchain_core", "pydantic"}),
-        ("import langchain_specfuse.members.server", {"torch", "transformers", "langchain_core", "pydantic"}),
         (
-            "from langchain_specfuse import SpecFuseChatModel as A; A(members=['org/a', './a.gguf', 'http://a:1'])",
+            "from langchain_specfuse import ScriptedMember",
+            {"torch", "transformers", "langchain_core", "pydantic"},
+        ),
+        (
+            "import langchain_specfuse.core.rounds",
+            {"torch", "transformers", "langchain_core", "asyncio", "threading"},
+        ),
+        (
+            "import langchain_specfuse.constraints",
+            {"torch", "transformers", "langchain_core", "pydantic"},
+        ),
+        (
+            "import langchain_specfuse.engine",
+            {"torch", "transformers", "langchain_core", "pydantic"},
+        ),
+        (
+            "import langchain_specfuse.members.server",
+            {"torch", "transformers", "langchain_core", "pydantic"},
+        ),
+        (
+            "from langchain_specfuse import SpecFuseChatModel as A; A(members=['org/a', "
+            "'./a.gguf', 'http://a:1'])",
             {"torch", "transformers", "numpy"},
         ),
         (
-            "import langchain_specfuse as s; s.SpecFuseChatModel(members=[s.ScriptedMember('x')]).invoke('?')",
+            "import langchain_specfuse as s; "
+            "s.SpecFuseChatModel(members=[s.ScriptedMember('x')]).invoke('?')",
             {"torch", "transformers", "ray", "langchain", "langgraph"},
         ),
     ],
 )
 def test_importing_loads_no_more_than_it_needs(statement, unwanted):
-    code = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    code = (
+        f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not unwanted & set(done.stdout.split())

@@ -41,12 +41,17 @@ def test_1_one_member_alone_writes_its_own_greedy_generation(arch):
     """In detail: ``tests/members/test_transformers.py``."""
     model, tokenizer = tiny.cached(arch, MODELS[arch])
     messages = [{"role": "user", "content": QUESTION}]
-    ids = torch.tensor([tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)])
-    generated = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+    ids = torch.tensor(
+        [tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)]
+    )
+    generated = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
+    )
     own = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
     for size in (1, 5, 24):
         answer = chat_model([member(arch)], segment_tokens=size).invoke(QUESTION).text
-        assert answer.rstrip("\ufffd") == own.rstrip("\ufffd") != ""  # the last character may be incomplete
+        # the last character may be incomplete
+        assert answer.rstrip("\ufffd") == own.rstrip("\ufffd") != ""
 
 
 def test_2_twins_answer_like_one_without_verification_and_stay_equal():
@@ -66,7 +71,9 @@ def test_3_replies_with_caches_are_those_computed_from_scratch():
     for foreign in (" The sky", " is blue.", "\n"):
         (own,) = used.draft([DraftJob(query, answer, 4, 64, Sampling())])
         answer = (*answer, Segment(own.text, tokens={"llama": own.tokens}), Segment(foreign))
-        job = ScoreJob(query, answer, (Candidate(" because", False, ()), Candidate(" of it", True, ())))
+        job = ScoreJob(
+            query, answer, (Candidate(" because", False, ()), Candidate(" of it", True, ()))
+        )
         fresh = member("llama")
         fresh.probe()
         (cached,), (computed,) = used.score([job]), fresh.score([job])
@@ -102,34 +109,52 @@ def test_6_weights_sum_to_1_and_belong_to_members_whatever_their_names():
 
     def followed(names):
         changes = []
-        handler = SpecFuseCallbackHandler(on_weights=lambda event: changes.append(dict(event.after)))
+        handler = SpecFuseCallbackHandler(
+            on_weights=lambda event: changes.append(dict(event.after))
+        )
         llm = chat_model([member(arch, name) for arch, name in zip(MODELS, names, strict=True)])
         return llm.invoke(QUESTION, {"callbacks": [handler]}).text, changes
 
     (text, changes), (renamed_text, renamed_changes) = followed("abc"), followed("zyx")
     assert changes
-    assert all(sum(weights.values()) == pytest.approx(1) and min(weights.values()) > 0 for weights in changes)
+    assert all(
+        sum(weights.values()) == pytest.approx(1) and min(weights.values()) > 0
+        for weights in changes
+    )
     assert renamed_text == text
-    assert [[*weights.values()] for weights in renamed_changes] == [[*weights.values()] for weights in changes]
+    assert [[*weights.values()] for weights in renamed_changes] == [
+        [*weights.values()] for weights in changes
+    ]
 
 
 def test_7_a_writer_keeps_its_tokens_and_others_text_is_tokenized_in_its_context():
     """In detail: ``tests/members/test_text.py``."""
-    rounds = list(Ensemble([member(arch) for arch in MODELS]).rounds(tiny.query(QUESTION), Settings(max_tokens=24)))
-    segments, text = [round.segment for round in rounds], "".join(round.segment.text for round in rounds)
+    rounds = list(
+        Ensemble([member(arch) for arch in MODELS]).rounds(
+            tiny.query(QUESTION), Settings(max_tokens=24)
+        )
+    )
+    segments, text = (
+        [round.segment for round in rounds],
+        "".join(round.segment.text for round in rounds),
+    )
     for arch in MODELS:
         words = Words(tiny.cached(arch, MODELS[arch])[1])
         prompt = words.encode("Answer:\n")
         ids = words.answer_ids(arch, prompt, segments)
         assert words.added(prompt, ids[len(prompt) :]) == text
         own = [segment.tokens[arch] for segment in segments if arch in segment.tokens]
-        assert all(list(tokens) in [ids[at : at + len(tokens)] for at in range(len(ids))] for tokens in own)
+        assert all(
+            list(tokens) in [ids[at : at + len(tokens)] for at in range(len(ids))] for tokens in own
+        )
 
 
 def test_8_the_prompt_is_read_once_and_a_round_reads_no_more_than_its_drafts():
     """In detail: ``tests/core/test_cost.py``; times: ``benchmarks/rounds.py``."""
     settings = Settings(segment_tokens=4, max_tokens=120, method=Method(exit="never"))
-    rounds = list(Ensemble([member(arch) for arch in MODELS]).rounds(tiny.query(QUESTION), settings))
+    rounds = list(
+        Ensemble([member(arch) for arch in MODELS]).rounds(tiny.query(QUESTION), settings)
+    )
     assert len(rounds) > 10
     for round in rounds:
         for arch, draft in round.drafts.items():
@@ -142,8 +167,12 @@ def test_8_the_prompt_is_read_once_and_a_round_reads_no_more_than_its_drafts():
 @pytest.mark.parametrize("lead", MODELS)
 def test_9_with_an_infinite_margin_answer_and_cost_are_the_leads_own(lead):
     """On every engine: ``tests/members/contract.py``. In detail: ``tests/core/test_lead.py``."""
-    led = chat_model([member(arch) for arch in MODELS], lead=lead, method=Method(margin=float("inf"))).invoke(QUESTION)
+    led = chat_model(
+        [member(arch) for arch in MODELS], lead=lead, method=Method(margin=float("inf"))
+    ).invoke(QUESTION)
     alone = chat_model([member(lead)]).invoke(QUESTION)
     assert led.text == alone.text != ""
     assert led.usage_metadata["output_tokens"] == alone.usage_metadata["output_tokens"]
-    assert led.usage_metadata["output_token_details"] == alone.usage_metadata["output_token_details"]
+    assert (
+        led.usage_metadata["output_token_details"] == alone.usage_metadata["output_token_details"]
+    )

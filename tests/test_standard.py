@@ -74,7 +74,8 @@ def _folder() -> str:
 
 
 def says(text: str) -> Callable[[Query], str]:
-    """A script: an object where the answer must be one, a call where it must be one, else this text."""
+    """A script: an object where the answer must be one, a call where it must be one, else this
+    text."""
 
     def script(query: Query) -> str:
         constraint = query.constraint or Constraint("prose")
@@ -93,7 +94,10 @@ def says(text: str) -> Callable[[Query], str]:
 def smallest(schema: dict[str, Any]) -> dict[str, Any]:
     """An object of flat fields that fits the schema."""
     values: dict[str, Any] = {"integer": 1, "string": "x", "array": []}
-    return {key: values.get(one.get("type", "null")) for key, one in schema.get("properties", {}).items()}
+    return {
+        key: values.get(one.get("type", "null"))
+        for key, one in schema.get("properties", {}).items()
+    }
 
 
 class TestScripted(Answers):
@@ -101,20 +105,31 @@ class TestScripted(Answers):
 
     def ensemble(self) -> list[Any]:
         return [
-            ScriptedMember(says("Hello! I am one of several members that write this answer."), name="first"),
-            ScriptedMember(says("Hello! I am one of the members that write this answer together."), name="second"),
+            ScriptedMember(
+                says("Hello! I am one of several members that write this answer."), name="first"
+            ),
+            ScriptedMember(
+                says("Hello! I am one of the members that write this answer together."),
+                name="second",
+            ),
         ]
 
     @BOTH_VERSIONS
-    @pytest.mark.xfail(reason="a script does not read the question: it cannot know that the number is 3")
+    @pytest.mark.xfail(
+        reason="a script does not read the question: it cannot know that the number is 3"
+    )
     def test_tool_calling(self, model: BaseChatModel) -> None:
         super().test_tool_calling(model)
 
-    @pytest.mark.xfail(reason="a script does not read the question: it cannot know that the number is 3")
+    @pytest.mark.xfail(
+        reason="a script does not read the question: it cannot know that the number is 3"
+    )
     async def test_tool_calling_async(self, model: BaseChatModel) -> None:
         await super().test_tool_calling_async(model)
 
-    @pytest.mark.xfail(reason="a script does not read the question: it does not know the customer's name")
+    @pytest.mark.xfail(
+        reason="a script does not read the question: it does not know the customer's name"
+    )
     def test_unicode_tool_call_integration(self, model: BaseChatModel, **kwargs: Any) -> None:  # type: ignore[override]
         super().test_unicode_tool_call_integration(model)
 
@@ -138,7 +153,9 @@ class Instructed(BaseChatModel):
             text = json.dumps(smallest(json.loads(found[1])))
         elif "with a JSON object" in told:
             text = json.dumps({"setup": "x", "punchline": "x"})
-        elif (found := re.search(r"- (\w+):? .*?Arguments: (\{.*\})", told)) and "in plain words" not in told:
+        elif (
+            found := re.search(r"- (\w+):? .*?Arguments: (\{.*\})", told)
+        ) and "in plain words" not in told:
             text = ScriptedMember.call(found[1], **smallest(json.loads(found[2])))
         return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
 
@@ -155,7 +172,8 @@ class TestChatModelLeads(TestScripted):
 
 
 FREE_CHOICE = (
-    "a model of 135M parameters cannot decide whether to call a tool: it finds prose likelier than the call, for "
+    "a model of 135M parameters cannot decide whether to call a tool: it finds prose likelier than "
+    "the call, for "
     "questions that need one as for others"
 )
 
@@ -190,7 +208,8 @@ class TestSmol(Real):
 @pytest.mark.real
 @pytest.mark.long
 class TestRealProse(Answers):
-    """The demo ensemble: two real models with different tokenizers. Tools and objects are in TestSmol."""
+    """The demo ensemble: two real models with different tokenizers. Tools and objects are in
+    TestSmol."""
 
     def ensemble(self) -> list[Any]:
         return _demo()
@@ -217,4 +236,5 @@ def _demo() -> list[Any]:
     return demo_members()
 
 
-del Answers, Real, ChatModelIntegrationTests, ChatModelUnitTests  # pytest would collect them here too
+# pytest would collect them here too
+del Answers, Real, ChatModelIntegrationTests, ChatModelUnitTests

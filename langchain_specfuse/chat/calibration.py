@@ -1,7 +1,8 @@
-"""What the doctor found out about some members on the user's own questions: who leads, and what of the others helps.
+"""What the doctor found out about some members on the user's own questions: who leads, and what of
+the others helps.
 
-``langchain-specfuse doctor --profile FILE`` writes it, ``SpecFuseChatModel(calibration="FILE")`` applies it: to what
-was not chosen otherwise.
+``langchain-specfuse doctor --profile FILE`` writes it, ``SpecFuseChatModel(calibration="FILE")``
+applies it: to what was not chosen otherwise.
 """
 
 from __future__ import annotations
@@ -76,14 +77,20 @@ class Calibration:
             data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
             if not isinstance(data, dict) or data.pop("specfuse_calibration", None) != FORMAT:
                 raise ValueError("it is not a calibration file of this version")
-            data["method"] = {key: math.inf if one == "inf" else one for key, one in data["method"].items()}
+            data["method"] = {
+                key: math.inf if one == "inf" else one for key, one in data["method"].items()
+            }
             found: Calibration = _ADAPTER.validate_python(data)
             Method.named("robust", **found.method)
             if found.result not in (None, *RESULTS):
-                raise ValueError(f"result must be one of {', '.join(RESULTS)}, got {found.result!r}")
+                raise ValueError(
+                    f"result must be one of {', '.join(RESULTS)}, got {found.result!r}"
+                )
         except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-            raise advised(UsageError(f"calibration {str(path)!r} cannot be read: {reason}"), ADVICE) from error
+            raise advised(
+                UsageError(f"calibration {str(path)!r} cannot be read: {reason}"), ADVICE
+            ) from error
         return found
 
 
@@ -103,10 +110,13 @@ def calibrated(chosen: Mapping[str, Any], writers: Sequence[str]) -> dict[str, A
     try:
         found = _read(path, Path(path).stat().st_mtime_ns)
     except OSError as error:
-        raise advised(UsageError(f"calibration {path!r} cannot be read: {error}"), ADVICE) from error
+        raise advised(
+            UsageError(f"calibration {path!r} cannot be read: {error}"), ADVICE
+        ) from error
     if set(found.members) != set(writers):
         foreign = UsageError(
-            f"calibration {path!r} was made for {', '.join(found.members)}, but the members are {', '.join(writers)}"
+            f"calibration {path!r} was made for {', '.join(found.members)}, but the members are "
+            f"{', '.join(writers)}"
         )
         raise advised(foreign, "calibrate these members, or leave calibration out")
     changes: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""Tool calls in the text of an answer, for LangChain's chunks: with ids, and so that no broken one is executed."""
+"""Tool calls in the text of an answer, for LangChain's chunks: with ids, and so that no broken one
+is executed."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from ..constraints import CallReader
 from ..core.values import CallFormat
 
 CUT_OFF = '" {cut off by max_tokens]" {]'
-"""Appended to the arguments of a call that is cut off. LangChain completes JSON that breaks off, and an agent would
-execute the call. It cannot complete this: wherever the text breaks off, in a string, after a backslash or outside, a
-bracket of one kind is closed by one of the other. So the call is an invalid one."""
+"""Appended to the arguments of a call that is cut off. LangChain completes JSON that breaks off,
+and an agent would execute the call. It cannot complete this: wherever the text breaks off, in a
+string, after a backslash or outside, a bracket of one kind is closed by one of the other. So the
+call is an invalid one."""
 UNREADABLE = '" {a number in it is more than a float holds]" {]'
-"""The same for arguments in which LangChain would read an infinity: JSON's grammar allows ``1e999``."""
+"""The same for arguments in which LangChain would read an infinity: JSON's grammar allows
+``1e999``."""
 
 
 @dataclass(slots=True)
@@ -32,8 +35,8 @@ class Piece:
 class Splitter:
     """Parts the text of one answer, as it grows, into words and calls.
 
-    ``anywhere``: a call may follow words; otherwise it begins the answer, or there is none (JSON text may hold
-    whatever a call begins with).
+    ``anywhere``: a call may follow words; otherwise it begins the answer, or there is none (JSON
+    text may hold whatever a call begins with).
     """
 
     def __init__(self, format: CallFormat, *, anywhere: bool) -> None:
@@ -45,13 +48,18 @@ class Splitter:
         return len(self._reader.calls)
 
     def feed(self, text: str, last: bool = False, *, cut: bool = False) -> tuple[str, list[Piece]]:
-        """The new words and pieces of calls. ``last``: nothing follows; ``cut``: the answer was cut off here."""
+        """The new words and pieces of calls. ``last``: nothing follows; ``cut``: the answer was cut
+        off here."""
         reader, whole = self._reader, self.calls
         said, new = reader.feed(text)
-        # What may begin a call is said after all if the answer ends with it, and dropped if it was cut off there.
+        # What may begin a call is said after all if the answer ends with it, and dropped if it was
+        # cut off there.
         said += reader.finish() if last and not cut else ""
         # LangChain joins pieces of different chunks only, so that each call has at most one here.
-        pieces = {one.index: Piece(one.index, one.name and _new_id(), one.name, one.arguments) for one in new}
+        pieces = {
+            one.index: Piece(one.index, one.name and _new_id(), one.name, one.arguments)
+            for one in new
+        }
         for index, call in enumerate(reader.calls[whole:], whole):
             try:
                 read_json(call.arguments)
@@ -67,7 +75,8 @@ def _new_id() -> str:
 
 
 def read_json(text: str | bytes) -> Any:
-    """What this JSON says. ``ValueError`` for ``1e999`` too: it would be read as an infinity, which no JSON can say.
+    """What this JSON says. ``ValueError`` for ``1e999`` too: it would be read as an infinity, which
+    no JSON can say.
 
     >>> read_json('{"a": 1e3}')
     {'a': 1000.0}

@@ -1,14 +1,18 @@
-"""Handlers for the events of an answer: rounds, changes of the voting weights and exits as typed, frozen records; and
-:class:`TraceCallbackHandler`, which keeps them as traces.
+"""Handlers for the events of an answer: rounds, changes of the voting weights and exits as typed,
+frozen records; and :class:`TraceCallbackHandler`, which keeps them as traces.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
-    >>> llm = SpecFuseChatModel(members=[ScriptedMember("Blue.", name="a"), ScriptedMember("Blue.", name="b")])
-    >>> rounds = SpecFuseCallbackHandler(on_round=lambda event: print(event.number, event.winner, event.text))
+    >>> llm = SpecFuseChatModel(
+    ...     members=[ScriptedMember("Blue.", name="a"), ScriptedMember("Blue.", name="b")]
+    ... )
+    >>> rounds = SpecFuseCallbackHandler(
+    ...     on_round=lambda event: print(event.number, event.winner, event.text)
+    ... )
     >>> answer = llm.invoke("Which colour?", {"callbacks": [rounds]})
     1 a Blue.
 
-Other LangChain handlers get the same data as custom events, ``specfuse_round`` and ``specfuse_exit``, and
-``astream_events(version="v2")`` yields them as ``on_custom_event``.
+Other LangChain handlers get the same data as custom events, ``specfuse_round`` and
+``specfuse_exit``, and ``astream_events(version="v2")`` yields them as ``on_custom_event``.
 """
 
 from __future__ import annotations
@@ -79,7 +83,8 @@ class ExitEvent:
     round: int
     member: str
     kind: str
-    """``exit`` when it was voted out, else ``error``, ``timeout``, ``nan``, ``overflow`` or ``not_found``."""
+    """``exit`` when it was voted out, else ``error``, ``timeout``, ``nan``, ``overflow`` or
+    ``not_found``."""
     reason: str
     weights: Mapping[str, float]
     """The weights of the members that stay."""
@@ -95,7 +100,9 @@ _METHODS = {RoundEvent: "on_round", WeightsEvent: "on_weights", ExitEvent: "on_e
 def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
     """The typed records of a custom event; none for events that are not ours."""
     if name == ROUND_EVENT:
-        yield RoundEvent(run_id, data["round"], **{key: value for key, value in data.items() if key != "round"})
+        yield RoundEvent(
+            run_id, data["round"], **{key: value for key, value in data.items() if key != "round"}
+        )
         if data["weights"] != data["weights_before"]:
             yield WeightsEvent(run_id, data["round"], data["weights_before"], data["weights"])
     elif name == EXIT_EVENT:
@@ -103,16 +110,21 @@ def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
 
 
 class _Listener:
-    """Calls a method, or a function given in its place, for every round, change of weights and exit."""
+    """Calls a method, or a function given in its place, for every round, change of weights and
+    exit."""
 
-    def __init__(self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None) -> None:
+    def __init__(
+        self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None
+    ) -> None:
         given = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
         for name, function in given.items():
             if inspect.iscoroutinefunction(function) and not isinstance(self, AsyncCallbackHandler):
                 error = UsageError(f"{name} must be a plain function, got a coroutine function")
                 raise advised(error, "use AsyncSpecFuseCallbackHandler")
         # In the place of the methods below.
-        vars(self).update({name: function for name, function in given.items() if function is not None})
+        vars(self).update(
+            {name: function for name, function in given.items() if function is not None}
+        )
 
     def on_round(self, event: RoundEvent) -> Any:
         """A segment was agreed."""
@@ -125,7 +137,8 @@ class _Listener:
 
 
 class SpecFuseCallbackHandler(_Listener, BaseCallbackHandler):
-    """Calls a function for every round, change of weights and exit. Pass functions, or override the methods."""
+    """Calls a function for every round, change of weights and exit. Pass functions, or override the
+    methods."""
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         for event in typed_events(name, data, run_id):
@@ -133,7 +146,8 @@ class SpecFuseCallbackHandler(_Listener, BaseCallbackHandler):
 
 
 class AsyncSpecFuseCallbackHandler(_Listener, AsyncCallbackHandler):
-    """The same for asyncio: its functions and methods may be coroutines. It works in synchronous calls too."""
+    """The same for asyncio: its functions and methods may be coroutines. It works in synchronous
+    calls too."""
 
     async def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         for event in typed_events(name, data, run_id):
@@ -146,23 +160,28 @@ class TraceCallbackHandler(BaseCallbackHandler):
     """Keeps a :class:`Trace` of every answer.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel, TraceCallbackHandler
-    >>> llm = SpecFuseChatModel(members=[ScriptedMember("Blue.", name="a"), ScriptedMember("Blue.", name="b")])
+    >>> llm = SpecFuseChatModel(
+    ...     members=[ScriptedMember("Blue.", name="a"), ScriptedMember("Blue.", name="b")]
+    ... )
     >>> recorder = TraceCallbackHandler()
     >>> answer = llm.invoke("Which colour?", {"callbacks": [recorder]})
     >>> recorder.trace
     <Trace of 1 round by a, b: 'Blue.'>
 
-    ``recorder.trace`` is the trace of the latest answer, ``recorder.traces`` has the last ``kept`` ones by the run id
-    of the chat model, so that a server that records every answer does not grow without end. The trace of an answer
-    that failed has its ``error``.
+    ``recorder.trace`` is the trace of the latest answer, ``recorder.traces`` has the last ``kept``
+    ones by the run id of the chat model, so that a server that records every answer does not grow
+    without end. The trace of an answer that failed has its ``error``.
     """
 
     def __init__(self, *, kept: int = 100) -> None:
         if kept < 1:
-            raise advised(UsageError(f"kept must be at least 1, got {kept!r}"), "the default is 100")
+            raise advised(
+                UsageError(f"kept must be at least 1, got {kept!r}"), "the default is 100"
+            )
         self.kept = kept
         self.traces: dict[UUID, Trace] = {}
-        """run id of the chat model -> the trace of its answer, in the order in which the answers began."""
+        """run id of the chat model -> the trace of its answer, in the order in which the answers
+        began."""
         self._questions: dict[UUID, str] = {}
 
     @property
@@ -170,11 +189,19 @@ class TraceCallbackHandler(BaseCallbackHandler):
         """The trace of the latest answer."""
         if self.traces:
             return next(reversed(self.traces.values()))
-        advice = "pass this handler to a SpecFuseChatModel's call; answers from LangChain's cache have no rounds"
+        advice = (
+            "pass this handler to a SpecFuseChatModel's call; answers from LangChain's cache "
+            "have no rounds"
+        )
         raise advised(UsageError("no answer with a round has been recorded"), advice)
 
     def on_chat_model_start(
-        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        **kwargs: Any,
     ) -> None:
         human = [message for message in messages[0] if message.type == "human"]
         self._questions[run_id] = str(human[-1].text) if human else ""
@@ -189,7 +216,8 @@ class TraceCallbackHandler(BaseCallbackHandler):
         self._questions.pop(run_id, None)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        if run_id in self.traces or isinstance(error, SpecFuseError):  # other chat models fail with other errors
+        # other chat models fail with other errors
+        if run_id in self.traces or isinstance(error, SpecFuseError):
             self._trace_of(run_id).error = f"{type(error).__name__}: {error}"
         self._questions.pop(run_id, None)
 

@@ -22,10 +22,11 @@ from .spans import AnswerSummary
 class AnswerChunks:
     """Makes the chunks of one answer, round by round.
 
-    Usage: ``input_tokens`` is the prompt as the first member reads it, ``cache_read`` the part of it that a cache
-    already held. ``output_tokens`` counts each agreed segment in its author's own tokens; the end of the turn and what
-    a constraint forces are not counted, so it never exceeds ``max_tokens``. ``drafted`` counts the tokens of all
-    drafts, ``discarded`` those that were not agreed, ``verified`` the tokens run through members to score drafts.
+    Usage: ``input_tokens`` is the prompt as the first member reads it, ``cache_read`` the part of
+    it that a cache already held. ``output_tokens`` counts each agreed segment in its author's own
+    tokens; the end of the turn and what a constraint forces are not counted, so it never exceeds
+    ``max_tokens``. ``drafted`` counts the tokens of all drafts, ``discarded`` those that were not
+    agreed, ``verified`` the tokens run through members to score drafts.
     """
 
     def __init__(
@@ -52,14 +53,17 @@ class AnswerChunks:
     def of(self, round: Round) -> Iterator[ChatGenerationChunk]:
         """The chunks that this round releases: text, then pieces of tool calls, then the end.
 
-        Separately: LangChain reads pieces of calls only from a chunk that holds nothing else and is not the last.
+        Separately: LangChain reads pieces of calls only from a chunk that holds nothing else and is
+        not the last.
         """
         self._count(round)
         cut = round.finish in ("length", "stop_string")
         said, pieces = round.text, list[Piece]()
         if self._splitter:
             said, pieces = self._splitter.feed(said, bool(round.finish), cut=cut)
-        thought = round.thoughts.get(round.winner, "") if self._reasoning and round.number == 1 else ""
+        thought = (
+            round.thoughts.get(round.winner, "") if self._reasoning and round.number == 1 else ""
+        )
         if said or thought:
             last = None if pieces else round
             yield self._chunk(self._text_blocks(round, said, thought), last, thought=thought)
@@ -78,7 +82,11 @@ class AnswerChunks:
     ) -> ChatGenerationChunk:
         """One chunk; with a round that ends the answer it is the last one."""
         finish = round if round and round.finish else None
-        content: Any = blocks if self._v1 else "".join(block["text"] for block in blocks if block["type"] == "text")
+        content: Any = (
+            blocks
+            if self._v1
+            else "".join(block["text"] for block in blocks if block["type"] == "text")
+        )
         message = AIMessageChunk(
             content=content,
             tool_call_chunks=[self._call_chunk(piece) for piece in pieces],
@@ -104,10 +112,12 @@ class AnswerChunks:
         return blocks
 
     def _call_blocks(self, round: Round, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """The first piece of a call has its author in ``extras``: LangChain keeps no annotations of a call."""
+        """The first piece of a call has its author in ``extras``: LangChain keeps no annotations of
+        a call."""
         author = provenance(round)
         return [
-            {"type": "tool_call_chunk", **self._call_chunk(piece)} | ({"extras": author} if piece.name else {})
+            {"type": "tool_call_chunk", **self._call_chunk(piece)}
+            | ({"extras": author} if piece.name else {})
             for piece in pieces
         ]
 
@@ -119,7 +129,11 @@ class AnswerChunks:
     def _count(self, round: Round) -> None:
         if not self._summary.rounds:
             efforts = round.efforts.get("draft", {})
-            known = (efforts[name] for name in self._summary.members if name in efforts and efforts[name].prompt)
+            known = (
+                efforts[name]
+                for name in self._summary.members
+                if name in efforts and efforts[name].prompt
+            )
             self._prompt = next(known, Effort())
         self._summary.add(round)
         self._forced += len(round.forced)
@@ -129,7 +143,11 @@ class AnswerChunks:
 
     def _usage(self) -> UsageMetadata:
         prompt, output = self._prompt.prompt, self._output
-        details = {"drafted": self._drafted, "verified": self._verified, "discarded": self._drafted - output}
+        details = {
+            "drafted": self._drafted,
+            "verified": self._verified,
+            "discarded": self._drafted - output,
+        }
         return UsageMetadata(
             input_tokens=prompt,
             output_tokens=output,
@@ -146,14 +164,22 @@ class AnswerChunks:
         self._begun = True
         if finish:
             called = finish.finish == "stop" and self._splitter is not None and self._splitter.calls
-            summary = {**self._summary.as_dict(), "exits": self._summary.exits, "forced": self._forced}
+            summary = {
+                **self._summary.as_dict(),
+                "exits": self._summary.exits,
+                "forced": self._forced,
+            }
             summary |= {} if self._seed is None else {"seed": self._seed}
-            metadata |= {"finish_reason": "tool_calls" if called else finish.finish, "specfuse": summary}
+            metadata |= {
+                "finish_reason": "tool_calls" if called else finish.finish,
+                "specfuse": summary,
+            }
         return metadata
 
 
 def _tokens(draft: Draft) -> int:
-    """The draft's length in tokens; 1 if it was cut inside a token, as the answer's budget counts it."""
+    """The draft's length in tokens; 1 if it was cut inside a token, as the answer's budget counts
+    it."""
     return len(draft.tokens) or bool(draft.text)
 
 
@@ -173,9 +199,10 @@ def provenance(round: Round) -> dict[str, Any]:
 def confidence(round: Round) -> float | None:
     """The winner's share of the vote: its total, Σ_j w_j s_j(winner), from 0 to 1.
 
-    1.0 when all members drafted the same, so that there was nothing to vote on. With k different drafts, 1/k means
-    that no member preferred any. None when no member could disagree (a single member drafted) or none voted (no member
-    that is left can score; all drafts but one were empty or loops). It measures agreement, not correctness.
+    1.0 when all members drafted the same, so that there was nothing to vote on. With k different
+    drafts, 1/k means that no member preferred any. None when no member could disagree (a single
+    member drafted) or none voted (no member that is left can score; all drafts but one were empty
+    or loops). It measures agreement, not correctness.
     """
     if len(round.drafts) < 2:
         return None

@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from langchain_core.exceptions import ContextOverflowError, ModelNotFoundError, ModelRateLimitError, ModelTimeoutError
+from langchain_core.exceptions import (
+    ContextOverflowError,
+    ModelNotFoundError,
+    ModelRateLimitError,
+    ModelTimeoutError,
+)
 
 from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, advised
 
@@ -25,13 +30,15 @@ class MemberNotFoundError(MemberError, ModelNotFoundError):
 
 
 class AnswerTimeoutError(SpecFuseError, ModelTimeoutError, TimeoutError):
-    """The whole answer took longer than ``timeout`` seconds. ``text`` is the text agreed until then."""
+    """The whole answer took longer than ``timeout`` seconds. ``text`` is the text agreed until
+    then."""
 
     text: str = ""
 
 
 class TooBusyError(BusyError, ModelRateLimitError):
-    """Too many answers are under way, and too many are waiting. ``retry_after_s``: when to try again, in seconds."""
+    """Too many answers are under way, and too many are waiting. ``retry_after_s``: when to try
+    again, in seconds."""
 
 
 @contextmanager
@@ -47,7 +54,9 @@ def langchain_errors() -> Iterator[None]:
     except TimeoutError as error:
         late = AnswerTimeoutError(str(error))
         late.text = getattr(error, "text", "")
-        raise advised(late, "allow more with timeout=, or a shorter answer with max_tokens=") from error
+        raise advised(
+            late, "allow more with timeout=, or a shorter answer with max_tokens="
+        ) from error
 
 
 @contextmanager
@@ -59,11 +68,14 @@ def loading_errors() -> Iterator[None]:
         raise
     except Exception as error:
         failed = MemberError(f"a member could not be loaded: {type(error).__name__}: {error}")
-        raise advised(failed, "the error above is the member's own; try it alone: members=[...]") from error
+        raise advised(
+            failed, "the error above is the member's own; try it alone: members=[...]"
+        ) from error
 
 
 def _known(error: SpecFuseError) -> SpecFuseError | None:
-    """The same error as one that LangChain knows too; None if there is none, or if it is one already."""
+    """The same error as one that LangChain knows too; None if there is none, or if it is one
+    already."""
     if isinstance(error, MemberNotFoundError | PromptTooLongError | TooBusyError):
         return None
     failures = error.failures if isinstance(error, EnsembleError) else ()
@@ -72,7 +84,9 @@ def _known(error: SpecFuseError) -> SpecFuseError | None:
     if isinstance(error, BusyError):
         known = TooBusyError(str(error), retry_after_s=error.retry_after_s)
     elif isinstance(error, MemberError) and error.kind == "not_found":
-        known = MemberNotFoundError(str(error), member=error.member, round=error.round, kind=error.kind)
+        known = MemberNotFoundError(
+            str(error), member=error.member, round=error.round, kind=error.kind
+        )
     elif isinstance(error, EnsembleError) and kinds == {"overflow"}:
         known = PromptTooLongError(str(error), text=error.text, failures=failures)
     elif kinds == {"not_found"}:

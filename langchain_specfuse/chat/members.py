@@ -1,6 +1,8 @@
-"""Members by name: one object per member in this process, so that chat models, copies and pickles share its weights.
+"""Members by name: one object per member in this process, so that chat models, copies and pickles
+share its weights.
 
-Knows how a member can be written (a name, a dict, an object) and what it is called. Loads nothing by itself.
+Knows how a member can be written (a name, a dict, an object) and what it is called. Loads nothing
+by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from ..members.ray import PLACEMENT
 from ..members.server import http as _http
 
 Given: TypeAlias = Any
-"""A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of arguments, an object."""
+"""A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of
+arguments, an object."""
 
 _ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+([/#].*)?|localhost([/#].*)?")
 """An address whose ``http://`` was forgotten."""
@@ -50,8 +53,11 @@ _SHARED: weakref.WeakValueDictionary[tuple[int, ...], Ensemble] = weakref.WeakVa
 _KEPT: dict[tuple[int, ...], Ensemble] = {}
 """The ensembles of members made here live until :func:`unload`."""
 _IDS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-_CHAT_MODELS: weakref.WeakValueDictionary[tuple[int, str], ChatModelMember] = weakref.WeakValueDictionary()
-"""The members made of chat models that were given, by the chat model's id and name. They hold it."""
+_CHAT_MODELS: weakref.WeakValueDictionary[tuple[int, str], ChatModelMember] = (
+    weakref.WeakValueDictionary()
+)
+"""The members made of chat models that were given, by the chat model's id and name. They hold
+it."""
 
 
 def checked_member(given: Given) -> Given:
@@ -65,14 +71,30 @@ def checked_member(given: Given) -> Given:
     if isinstance(given, BaseChatModel):
         return given
     # Look at the type, not at the object: `device` may be unknown before the member is loaded.
-    missing = [need for need in ("probe", "draft", "score", "forget") if not callable(getattr(type(given), need, None))]
+    missing = [
+        need
+        for need in ("probe", "draft", "score", "forget")
+        if not callable(getattr(type(given), need, None))
+    ]
     if missing or not isinstance(getattr(given, "name", None), str):
-        expected = "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an object like Member"
+        expected = (
+            "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an "
+            "object like Member"
+        )
         error = UsageError(f"a member is {expected}, got {given!r:.80} ({type(given).__name__})")
-        made = f"that is a class: make an object of it, {given.__name__}(...)" if isinstance(given, type) else ""
+        made = (
+            f"that is a class: make an object of it, {given.__name__}(...)"
+            if isinstance(given, type)
+            else ""
+        )
         if isinstance(given, Runnable):
-            made = "pass the chat model itself, with its settings, no chain: ChatOllama(model='qwen3', num_ctx=8192)"
-        raise advised(error, made or "a model that is already loaded: TransformersMember(model, tokenizer)")
+            made = (
+                "pass the chat model itself, with its settings, no chain: "
+                "ChatOllama(model='qwen3', num_ctx=8192)"
+            )
+        raise advised(
+            error, made or "a model that is already loaded: TransformersMember(model, tokenizer)"
+        )
     return given
 
 
@@ -83,32 +105,59 @@ def _checked_name(name: str) -> str:
     if is_server(name):
         _http.refuse_secrets(name)
         if not urlsplit(name).hostname:
-            raise advised(UsageError(f"{name!r} names no server"), "for example 'http://localhost:8000/v1#my-model'")
+            raise advised(
+                UsageError(f"{name!r} names no server"),
+                "for example 'http://localhost:8000/v1#my-model'",
+            )
     if _WINDOWS.match(name) and os.name != "nt" and not os.path.exists(name):
-        advice = f"it is a Windows path; in WSL it is /mnt/{name[0].lower()}{PureWindowsPath(name).as_posix()[2:]}"
+        advice = (
+            "it is a Windows path; in WSL it is "
+            f"/mnt/{name[0].lower()}{PureWindowsPath(name).as_posix()[2:]}"
+        )
         raise advised(UsageError(f"there is no model {name!r}"), advice)
     return name
 
 
 def _refuse_mistaken(model: str, name: str) -> None:
-    """What can be no hub id and no folder is refused before transformers is asked for, and before a download fails."""
+    """What can be no hub id and no folder is refused before transformers is asked for, and before a
+    download fails."""
     path = Path(model).expanduser()
     error: Exception
     if _ADDRESS.fullmatch(model):
-        error, advice = UsageError(f"{model!r} is no model"), f"a server's address begins with http: 'http://{model}'"
+        error, advice = (
+            UsageError(f"{model!r} is no model"),
+            f"a server's address begins with http: 'http://{model}'",
+        )
     elif ":" in model and not _WINDOWS.match(model) and not path.exists():
         provider, _, rest = model.partition(":")
-        error = UsageError(f"{model!r} names no model" if not rest else f"LangChain knows no provider {provider!r}")
+        error = UsageError(
+            f"{model!r} names no model" if not rest else f"LangChain knows no provider {provider!r}"
+        )
         near = get_close_matches(provider, PROVIDERS, n=1, cutoff=0.8)
-        advice = f"did you mean '{near[0]}:{rest or 'MODEL'}'?" if near else f"a model of Ollama's is 'ollama:{model}'"
-        advice = "a server's address begins with http:// or https://" if rest.startswith("//") else advice
+        advice = (
+            f"did you mean '{near[0]}:{rest or 'MODEL'}'?"
+            if near
+            else f"a model of Ollama's is 'ollama:{model}'"
+        )
+        advice = (
+            "a server's address begins with http:// or https://"
+            if rest.startswith("//")
+            else advice
+        )
     elif path.is_file():
         error = UsageError(f"{model!r} is a file, but not a .gguf file")
         advice = "name a .gguf file, a folder with a model, or a hub id"
     elif get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
         right, error = path.with_suffix(".gguf"), UsageError(f"there is no model {model!r}")
-        advice = f"did you mean {str(right)!r}?" if right.exists() else "name an existing file that ends in .gguf"
-    elif re.fullmatch(r"([./~]|[A-Za-z]:/).*|.*/.*/.*|.*\\.*|.*(/|\.safetensors)", model) and not path.exists():
+        advice = (
+            f"did you mean {str(right)!r}?"
+            if right.exists()
+            else "name an existing file that ends in .gguf"
+        )
+    elif (
+        re.fullmatch(r"([./~]|[A-Za-z]:/).*|.*/.*/.*|.*\\.*|.*(/|\.safetensors)", model)
+        and not path.exists()
+    ):
         error = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
         advice = "name a folder with a model, a .gguf file or a hub id"
     else:
@@ -118,14 +167,26 @@ def _refuse_mistaken(model: str, name: str) -> None:
 
 def _checked_dict(given: Mapping[str, Any]) -> dict[str, Any]:
     if "model" not in given:
-        error = UsageError(f"a member given as a dict needs a 'model', got only {sorted(map(str, given))}")
-        raise advised(error, "for example {'model': 'Qwen/Qwen2.5-0.5B-Instruct', 'dtype': 'bfloat16'}")
+        error = UsageError(
+            f"a member given as a dict needs a 'model', got only {sorted(map(str, given))}"
+        )
+        raise advised(
+            error, "for example {'model': 'Qwen/Qwen2.5-0.5B-Instruct', 'dtype': 'bfloat16'}"
+        )
     secret = next((key for key in given if SECRET.search(str(key))), None)
     if secret is not None:
-        error = UsageError(f"a member given as a dict must not hold {secret!r}: traces show all its values")
-        advice = "put a server's key into the environment variable SPECFUSE_API_KEY, or name another: api_key_env="
+        error = UsageError(
+            f"a member given as a dict must not hold {secret!r}: traces show all its values"
+        )
+        advice = (
+            "put a server's key into the environment variable SPECFUSE_API_KEY, or name "
+            "another: api_key_env="
+        )
         raise advised(error, advice)
-    written = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in given.items()}
+    written = {
+        key: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for key, value in given.items()
+    }
     if isinstance(written["model"], str):
         _checked_name(written["model"])
     return written
@@ -144,10 +205,18 @@ def is_gguf(name: Any) -> bool:
 def is_chat_model(name: Any) -> bool:
     """Whether this names a chat model as LangChain's ``init_chat_model`` does: ``provider:model``.
 
-    >>> is_chat_model("ollama:llama3.2"), is_chat_model("Qwen/Qwen3-0.6B"), is_chat_model("C:/models/a.gguf")
+    >>> (
+    ...     is_chat_model("ollama:llama3.2"),
+    ...     is_chat_model("Qwen/Qwen3-0.6B"),
+    ...     is_chat_model("C:/models/a.gguf"),
+    ... )
     (True, False, False)
     """
-    return isinstance(name, str) and name.partition(":")[0] in PROVIDERS and bool(name.partition(":")[2])
+    return (
+        isinstance(name, str)
+        and name.partition(":")[0] in PROVIDERS
+        and bool(name.partition(":")[2])
+    )
 
 
 def check_prices(given: Iterable[Given], names: Iterable[str]) -> None:
@@ -155,10 +224,16 @@ def check_prices(given: Iterable[Given], names: Iterable[str]) -> None:
     for one, name in zip(given, names, strict=True):
         model = one.get("model") if isinstance(one, Mapping) else one
         chats = is_chat_model(model) or isinstance(model, BaseChatModel | ChatModelMember)
-        if chats and (one.get("price") if isinstance(one, Mapping) else getattr(one, "price", None)) is None:
+        if (
+            chats
+            and (one.get("price") if isinstance(one, Mapping) else getattr(one, "price", None))
+            is None
+        ):
             error = UsageError(f"max_cost is given, but not the price of {name}")
             dollars = "(dollars per million input tokens, dollars per million output tokens)"
-            raise advised(error, f"ChatModelMember(..., price={dollars}); (0, 0) if it costs nothing")
+            raise advised(
+                error, f"ChatModelMember(..., price={dollars}); (0, 0) if it costs nothing"
+            )
 
 
 def parted(name: str) -> tuple[str, str | None]:
@@ -191,10 +266,18 @@ def names_of(given: Iterable[Given]) -> list[str]:
     """
     names: list[str] = []
     for one in given:
-        chosen = one.get("name") if isinstance(one, Mapping) else None if isinstance(one, str) else one.name
+        chosen = (
+            one.get("name")
+            if isinstance(one, Mapping)
+            else None
+            if isinstance(one, str)
+            else one.name
+        )
         if chosen is None:
             plain = _last_part(one)
-            numbered = (plain if number == 1 else f"{plain}#{number}" for number in itertools.count(1))
+            numbered = (
+                plain if number == 1 else f"{plain}#{number}" for number in itertools.count(1)
+            )
             names.append(next(name for name in numbered if name not in names))
         elif chosen in names:
             error = UsageError(f"two members are called {chosen!r}; names must differ")
@@ -221,18 +304,24 @@ def _last_part(given: str | Mapping[str, Any] | BaseChatModel) -> str:
 
 
 def identity(given: Given, name: str) -> dict[str, Any]:
-    """Plain JSON that distinguishes this member's answers from another's: for caches and traces. Loads nothing."""
+    """Plain JSON that distinguishes this member's answers from another's: for caches and traces.
+    Loads nothing."""
     if isinstance(given, str):
         return {"name": name, "model": given}
     if isinstance(given, Mapping):
-        values = {key: value if is_spec({key: value}) else id_of(value) for key, value in given.items()}
+        values = {
+            key: value if is_spec({key: value}) else id_of(value) for key, value in given.items()
+        }
         return {"name": name, **values}
-    spec = getattr(_member(given, name) if isinstance(given, BaseChatModel) else given, "spec", None)
+    spec = getattr(
+        _member(given, name) if isinstance(given, BaseChatModel) else given, "spec", None
+    )
     return {"name": name, **(spec if isinstance(spec, Mapping) else {"object": id_of(given)})}
 
 
 def id_of(thing: Any) -> str:
-    """A text that no other object has, in this process or another (``id`` is reused, and reprs can be equal)."""
+    """A text that no other object has, in this process or another (``id`` is reused, and reprs can
+    be equal)."""
     try:
         return _IDS.setdefault(thing, f"{type(thing).__name__}-{uuid.uuid4().hex[:12]}")
     except TypeError:  # not hashable, or no weak references
@@ -240,7 +329,8 @@ def id_of(thing: Any) -> str:
 
 
 def previews(given: Sequence[Given]) -> dict[str, Probe | None]:
-    """What is known of each member before it is loaded, by its name. Asks no server and imports no engine."""
+    """What is known of each member before it is loaded, by its name. Asks no server and imports no
+    engine."""
     return {name: _preview(one, name) for one, name in zip(given, names_of(given), strict=True)}
 
 
@@ -308,7 +398,11 @@ def _made(arguments: dict[str, Any]) -> Member:
             from ..members.server.member import ServerMember
 
             address, model = urldefrag(arguments["model"])
-            return ServerMember(address, model or None, **{key: arguments[key] for key in arguments if key != "model"})
+            return ServerMember(
+                address,
+                model or None,
+                **{key: arguments[key] for key in arguments if key != "model"},
+            )
         if is_chat_model(arguments["model"]) or isinstance(arguments["model"], BaseChatModel):
             return ChatModelMember(**arguments)
         if is_gguf(arguments["model"]):
@@ -333,12 +427,26 @@ def _made(arguments: dict[str, Any]) -> Member:
         if extra == "transformers":
             advice += " (this brings PyTorch: up to several GB)"
         if extra == "transformers" and not os.path.exists(model):
-            missing = UsageError(f"there is no file or folder {model!r}; as the name of a model on the hub it {needs}")
-            advised(missing, 'a chat model is named with its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"')
+            missing = UsageError(
+                f"there is no file or folder {model!r}; as the name of a model on the hub it "
+                f"{needs}"
+            )
+            advised(
+                missing,
+                'a chat model is named with its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"',
+            )
         raise advised(missing, advice) from error
     except TypeError as error:
-        wrong = UsageError(f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}")
-        kind = ServerMember if on_server else ChatModelMember if is_chat_model(arguments["model"]) else Local
+        wrong = UsageError(
+            f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}"
+        )
+        kind = (
+            ServerMember
+            if on_server
+            else ChatModelMember
+            if is_chat_model(arguments["model"])
+            else Local
+        )
         keys = [*inspect.signature(kind).parameters, *PLACEMENT]
         strange = next((key for key in arguments if key not in keys), "")
         advice = meant(strange, keys, f"the keys of a member's dict are {', '.join(keys)}")
@@ -348,16 +456,20 @@ def _made(arguments: dict[str, Any]) -> Member:
 def unload(*given: Given) -> None:
     """Free the weights of these members, or of all members that this process made from names.
 
-    Answers under way are not disturbed; the next question loads again. A member given as an object frees its weights
-    too, if it can.
+    Answers under way are not disturbed; the next question loads again. A member given as an object
+    frees its weights too, if it can.
 
     >>> unload("Qwen/Qwen2.5-0.5B-Instruct")
     """
     with _LOCK:
         written = {_written(one) for one in given if isinstance(one, str | Mapping)}
         keys = [key for key in _MEMBERS if not given or key[0] in written]
-        leaving = [one for one in given if not isinstance(one, str | Mapping)] + [_MEMBERS.pop(key) for key in keys]
-        leaving += [one for one in _CHAT_MODELS.values() if any(one.model is model for model in given)]
+        leaving = [one for one in given if not isinstance(one, str | Mapping)] + [
+            _MEMBERS.pop(key) for key in keys
+        ]
+        leaving += [
+            one for one in _CHAT_MODELS.values() if any(one.model is model for model in given)
+        ]
         ids = {id(member) for member in leaving}
         for ensembles in (_KEPT, _SHARED):
             for key in [key for key in list(ensembles) if ids.intersection(key[1:])]:

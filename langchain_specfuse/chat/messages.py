@@ -1,4 +1,5 @@
-"""LangChain's messages to plain turns, and how long these are in tokens. Knows nothing of answers."""
+"""LangChain's messages to plain turns, and how long these are in tokens. Knows nothing of
+answers."""
 
 from __future__ import annotations
 
@@ -26,14 +27,26 @@ from .options import refuse_broken
 
 PROVIDER = "specfuse"
 
-_ROLES = {"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant", "tool": "tool"} | dict.fromkeys(
-    ("system", "developer"), "system"
-)
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "ai": "assistant",
+    "assistant": "assistant",
+    "tool": "tool",
+} | dict.fromkeys(("system", "developer"), "system")
 _CALLS = frozenset({"tool_use", "tool_call"})
 _NO_TEXT = frozenset(
-    {"reasoning", "thinking", "redacted_thinking", "tool_call_chunk", "invalid_tool_call", "input_json_delta"}
+    {
+        "reasoning",
+        "thinking",
+        "redacted_thinking",
+        "tool_call_chunk",
+        "invalid_tool_call",
+        "input_json_delta",
+    }
 )
-"""Blocks of an AI message that hold no text for members: reasoning, and calls, which are read from ``tool_calls``."""
+"""Blocks of an AI message that hold no text for members: reasoning, and calls, which are read from
+``tool_calls``."""
 BYTES_PER_TOKEN = 4
 """Assumed where no member can count."""
 
@@ -41,11 +54,11 @@ BYTES_PER_TOKEN = 4
 def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
     """The conversation as plain turns.
 
-    System messages are joined and go first, because most chat templates know no other place. Neighbours of one role
-    become one turn, with a blank line between, unless they are tool calls or results. A human's ``name`` is written
-    before the text ("ann: hello"), and images, files, audio and videos of a human message are its turn's attachments.
-    Reasoning of earlier turns is left out. After an AI message at the end comes one more assistant turn; its text is
-    not continued.
+    System messages are joined and go first, because most chat templates know no other place.
+    Neighbours of one role become one turn, with a blank line between, unless they are tool calls or
+    results. A human's ``name`` is written before the text ("ann: hello"), and images, files, audio
+    and videos of a human message are its turn's attachments. Reasoning of earlier turns is left
+    out. After an AI message at the end comes one more assistant turn; its text is not continued.
     """
     if not messages:
         error = UsageError("there is nothing to answer: expected at least one message, got none")
@@ -62,7 +75,12 @@ def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
 def _merged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     merged: list[Turn] = []
     for turn in turns:
-        if merged and merged[-1].role == turn.role != "tool" and not merged[-1].calls and not turn.calls:
+        if (
+            merged
+            and merged[-1].role == turn.role != "tool"
+            and not merged[-1].calls
+            and not turn.calls
+        ):
             before = merged.pop()
             text = "\n\n".join(text for text in (before.text, turn.text) if text)
             turn = Turn(turn.role, text, attachments=before.attachments + turn.attachments)
@@ -85,18 +103,27 @@ def _turn(message: BaseMessage, place: int) -> Turn:
     if isinstance(message, SystemMessage):
         return Turn("system", text)
     if isinstance(message, HumanMessage):
-        return Turn("user", f"{message.name}: {text}" if message.name else text, attachments=attachments)
+        return Turn(
+            "user", f"{message.name}: {text}" if message.name else text, attachments=attachments
+        )
     if isinstance(message, AIMessage):
         return Turn("assistant", text, calls=tuple(_calls(message)))
     if isinstance(message, ToolMessage):
         failed = message.status == "error" and not text.lower().startswith("error")
-        return Turn("tool", f"Error: {text}" if failed else text, name=message.name or "", call_id=message.tool_call_id)
+        return Turn(
+            "tool",
+            f"Error: {text}" if failed else text,
+            name=message.name or "",
+            call_id=message.tool_call_id,
+        )
     if isinstance(message, FunctionMessage):
         return Turn("tool", text, name=message.name)
     if isinstance(message, ChatMessage) and message.role in _ROLES:
         return Turn(_ROLES[message.role], text)
     role = getattr(message, "role", message.type)
-    error = UsageError(f"message {place} has the role {role!r:.80}, expected one of {', '.join(sorted(_ROLES))}")
+    error = UsageError(
+        f"message {place} has the role {role!r:.80}, expected one of {', '.join(sorted(_ROLES))}"
+    )
     raise advised(error, "leave it out, or make it a human message")
 
 
@@ -125,12 +152,17 @@ def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        wrong = UsageError(f"arguments of a call, or a result, cannot be written as JSON: {error!s:.200}")
-        raise advised(wrong, "use keys that are texts, no circular references, no hundreds of levels") from error
+        wrong = UsageError(
+            f"arguments of a call, or a result, cannot be written as JSON: {error!s:.200}"
+        )
+        raise advised(
+            wrong, "use keys that are texts, no circular references, no hundreds of levels"
+        ) from error
 
 
 def _object(text: str | None) -> str:
-    """Arguments given as text: an object stays as it is, other text becomes ``{"invalid": text}``."""
+    """Arguments given as text: an object stays as it is, other text becomes ``{"invalid":
+    text}``."""
     try:
         arguments = read_json(text or "{}")
     except (ValueError, RecursionError):
@@ -161,11 +193,19 @@ def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str
     if isinstance(block, str):
         return block
     kind = _kind(block)
-    if isinstance(block, Mapping) and kind in ("text", "text-plain") and isinstance(block.get("text"), str):
+    if (
+        isinstance(block, Mapping)
+        and kind in ("text", "text-plain")
+        and isinstance(block.get("text"), str)
+    ):
         return str(block["text"])
     if isinstance(message, AIMessage) and kind in _NO_TEXT | _CALLS:
         return ""
-    if isinstance(message, ToolMessage) and isinstance(block, Mapping) and (kind is None or kind == "json"):
+    if (
+        isinstance(message, ToolMessage)
+        and isinstance(block, Mapping)
+        and (kind is None or kind == "json")
+    ):
         return _json(block.get("json", dict(block)))
     where = f"block {index} of message {place} ({message.type})"
     error = UsageError(f"{where} is of type {kind!r:.80}, expected 'text'")
@@ -174,15 +214,20 @@ def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str
 
 
 def _attachment(block: Any) -> Attachment | None:
-    """What this block of a human message holds besides text, in LangChain's standard form; None if unknown.
+    """What this block of a human message holds besides text, in LangChain's standard form; None if
+    unknown.
 
     LangChain gives some blocks a random id. It is left out, because answers do not depend on it.
     """
     try:
-        (found,) = HumanMessage([block]).content_blocks  # reads the forms of OpenAI, Anthropic and others too
+        # reads the forms of OpenAI, Anthropic and others too
+        (found,) = HumanMessage([block]).content_blocks
         if found["type"] in INPUTS and is_data_content_block(dict(found)):
-            return Attachment(found["type"], _json({key: one for key, one in found.items() if key != "id"}))
-    except (AttributeError, LookupError, TypeError, ValueError):  # such a block has no form that is known
+            return Attachment(
+                found["type"], _json({key: one for key, one in found.items() if key != "id"})
+            )
+    # such a block has no form that is known
+    except (AttributeError, LookupError, TypeError, ValueError):
         pass
     return None
 
@@ -201,5 +246,7 @@ def guessed(texts: Iterable[str]) -> int:
 
 def texts_of(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[str]:
     """All texts of a conversation, without what a template puts around them."""
-    texts = [turn.text + "".join(call.name + call.arguments for call in turn.calls) for turn in turns]
+    texts = [
+        turn.text + "".join(call.name + call.arguments for call in turn.calls) for turn in turns
+    ]
     return texts + [tool.name + tool.description + tool.parameters for tool in tools]

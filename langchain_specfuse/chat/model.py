@@ -1,7 +1,7 @@
 """The LangChain chat model. It turns a call into a request, and the request's rounds into chunks.
 
-Models run on the workers' threads; the caller's thread only reads rounds. Knows neither the method (``core``) nor how
-members work (``members``).
+Models run on the workers' threads; the caller's thread only reads rounds. Knows neither the method
+(``core``) nor how members work (``members``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from dataclasses import asdict
 from typing import Any, ClassVar, Self
 
 from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
-from langchain_core.language_models.chat_models import BaseChatModel, agenerate_from_stream, generate_from_stream
+from langchain_core.language_models.chat_models import (
+    BaseChatModel,
+    agenerate_from_stream,
+    generate_from_stream,
+)
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -48,23 +52,29 @@ _SAME_ANSWER = ("trace", "max_concurrency", "max_waiting", "run_scope")
 
 
 class _IsSerializable:
-    """``is_lc_serializable``: an object can be written as JSON if its members are names; the class cannot say."""
+    """``is_lc_serializable``: an object can be written as JSON if its members are names; the class
+    cannot say."""
 
     def __get__(self, model: SpecFuseChatModel | None, owner: type) -> Callable[[], bool]:
-        return lambda: model is not None and all(map(_members.is_spec, [*model.members, *(model.verifiers or ())]))
+        return lambda: (
+            model is not None
+            and all(map(_members.is_spec, [*model.members, *(model.verifiers or ())]))
+        )
 
 
 class SpecFuseChatModel(Options, BaseChatModel):
     """Several LLMs write one answer together, segment by segment.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
-    >>> llm = SpecFuseChatModel(members=[ScriptedMember("The sky is blue."), ScriptedMember("The sky is wide.")])
+    >>> llm = SpecFuseChatModel(
+    ...     members=[ScriptedMember("The sky is blue."), ScriptedMember("The sky is wide.")]
+    ... )
     >>> llm.invoke("How is the sky?").text
     'The sky is blue.'
 
     All fields but LangChain's own and ``calibration`` can be chosen for a call too:
-    ``llm.invoke(question, temperature=0.7)``, ``llm.bind(stop=["\\n"])``, ``configurable_fields``. Members are shared:
-    two chat models that name the same member use one copy of its weights.
+    ``llm.invoke(question, temperature=0.7)``, ``llm.bind(stop=["\\n"])``, ``configurable_fields``.
+    Members are shared: two chat models that name the same member use one copy of its weights.
     """
 
     _held: Ensemble | None = PrivateAttr(default=None)
@@ -85,35 +95,53 @@ class SpecFuseChatModel(Options, BaseChatModel):
         self._add_version("langchain-specfuse", __version__)
         return self
 
-    # --- answering ----------------------------------------------------------------------------------------------
+    # --- answering --------------------------------------------------------------------------------
 
     def _stream(
-        self, messages: Any, stop: Any = None, run_manager: Any = None, run_scope: Any = None, **kwargs: Any
+        self,
+        messages: Any,
+        stop: Any = None,
+        run_manager: Any = None,
+        run_scope: Any = None,
+        **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
             request = Request.of(messages, self._chosen(stop, kwargs), stop)
             probes = loaded(request.ensemble)
-            format, chunks, trace = self._outputs(request, probes, RunScope.of(run_manager, run_scope))
+            format, chunks, trace = self._outputs(
+                request, probes, RunScope.of(run_manager, run_scope)
+            )
             with trace, closing(request.rounds(format)) as rounds:  # type: ignore[type-var]
                 for round in rounds:
                     trace.add(round)
                     yield from chunks.of(round)
 
     async def _astream(
-        self, messages: Any, stop: Any = None, run_manager: Any = None, run_scope: Any = None, **kwargs: Any
+        self,
+        messages: Any,
+        stop: Any = None,
+        run_manager: Any = None,
+        run_scope: Any = None,
+        **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
             # A schema can take long to check, so that is done on another thread.
-            request = await asyncio.to_thread(lambda: Request.of(messages, self._chosen(stop, kwargs), stop))
+            request = await asyncio.to_thread(
+                lambda: Request.of(messages, self._chosen(stop, kwargs), stop)
+            )
             probes = await aloaded(request.ensemble)
-            format, chunks, trace = self._outputs(request, probes, RunScope.of(run_manager, run_scope))
+            format, chunks, trace = self._outputs(
+                request, probes, RunScope.of(run_manager, run_scope)
+            )
             async with trace, aclosing(await request.arounds(format)) as rounds:  # type: ignore[type-var]
                 async for round in rounds:
                     await trace.aadd(round)
                     for chunk in chunks.of(round):
                         yield chunk
 
-    def _chosen(self, stop: list[str] | None = None, call: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _chosen(
+        self, stop: list[str] | None = None, call: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The options of a call, checked."""
         fields = {name: getattr(self, name) for name in Options.model_fields}
         return _options.of_call(fields, {**(call or {}), "stop": stop})
@@ -121,7 +149,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def _outputs(
         self, request: Request, probes: Mapping[str, Probe], scope: RunScope
     ) -> tuple[CallFormat, AnswerChunks, AnswerTrace]:
-        """The format of tool calls, and where the rounds go. The profile learns the context length."""
+        """The format of tool calls, and where the rounds go. The profile learns the context
+        length."""
         self._learn([probes[name] for name in request.writers])
         format, settings = request.call_format(probes), request.settings
         seed = settings.sampling.seed if settings.sampling.temperature else None
@@ -129,30 +158,45 @@ class SpecFuseChatModel(Options, BaseChatModel):
         splitter = Splitter(format, anywhere=not request.shape.begins_with_call) if calls else None
         v1 = self.output_version == "v1"
         chunks = AnswerChunks(
-            request.writers, request.model_name, v1=v1, seed=seed, splitter=splitter, reasoning=request.reasoning
+            request.writers,
+            request.model_name,
+            v1=v1,
+            seed=seed,
+            splitter=splitter,
+            reasoning=request.reasoning,
         )
         whole = request.trace == "members"
         spans = SpanBuilder(request.writers, request.verifiers, settings.method, whole=whole)
         return format, chunks, AnswerTrace(scope, request.trace, spans)
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> Any:
         return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
 
-    async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+    async def _agenerate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> Any:
         return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
 
-    # LangChain calls _stream without the run manager in stream(), astream() and wherever invoke() streams. So here the
-    # run's scope is passed along as one more argument.
+    # LangChain calls _stream without the run manager in stream(), astream() and wherever invoke()
+    # streams. So here the run's scope is passed along as one more argument.
 
-    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+    def stream(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[Any]:
         config, scope = prepared(CallbackManager, config, self, kwargs)
         return super().stream(input, config, **kwargs, run_scope=scope)
 
-    def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+    def astream(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
         config, scope = prepared(AsyncCallbackManager, config, self, kwargs)
         return super().astream(input, config, **kwargs, run_scope=scope)
 
-    def _generate_with_cache(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+    def _generate_with_cache(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> Any:
         kwargs["run_scope"] = RunScope.of(run_manager)
         return super()._generate_with_cache(messages, stop, run_manager, **kwargs)
 
@@ -166,11 +210,13 @@ class SpecFuseChatModel(Options, BaseChatModel):
         """All questions at once: jobs that wait for a member together are one batch of its work."""
         return super().batch(inputs, _all_at_once(config, len(inputs)), **kwargs)
 
-    def batch_as_completed(self, inputs: Sequence[Any], config: Any = None, **kwargs: Any) -> Iterator[Any]:
+    def batch_as_completed(
+        self, inputs: Sequence[Any], config: Any = None, **kwargs: Any
+    ) -> Iterator[Any]:
         """All questions at once; answers as they come, each with its index."""
         return super().batch_as_completed(inputs, _all_at_once(config, len(inputs)), **kwargs)
 
-    # --- what an answer must look like --------------------------------------------------------------------------
+    # --- what an answer must look like ------------------------------------------------------------
 
     def bind_tools(
         self,
@@ -182,11 +228,13 @@ class SpecFuseChatModel(Options, BaseChatModel):
         response_format: Any = None,
         **kwargs: Any,
     ) -> Runnable[Any, AIMessage]:
-        """This chat model with tools that it may call: functions, ``@tool`` objects, pydantic classes, dicts.
+        """This chat model with tools that it may call: functions, ``@tool`` objects, pydantic
+        classes, dicts.
 
-        ``tool_choice``: ``"auto"`` (the members' vote decides), ``"any"``, ``"none"`` or a tool's name. With ``"auto"``
-        members may make several calls; forced to call, they make one, unless ``parallel_tool_calls=True``. With
-        ``response_format`` the answer is a call or an object of that format.
+        ``tool_choice``: ``"auto"`` (the members' vote decides), ``"any"``, ``"none"`` or a tool's
+        name. With ``"auto"`` members may make several calls; forced to call, they make one, unless
+        ``parallel_tool_calls=True``. With ``response_format`` the answer is a call or an object of
+        that format.
         """
         choices = {
             "tools": openai_tools(tools, strict),
@@ -195,7 +243,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
             "strict": strict,
             "response_format": response_format,
         }
-        return self._bound(**kwargs, **{name: one for name, one in choices.items() if one is not None})
+        return self._bound(
+            **kwargs, **{name: one for name, one in choices.items() if one is not None}
+        )
 
     def with_structured_output(
         self,
@@ -208,22 +258,31 @@ class SpecFuseChatModel(Options, BaseChatModel):
     ) -> Runnable[Any, Any]:
         """This chat model with objects for answers, valid under the schema with any members.
 
-        ``schema``: a pydantic class, a dataclass (objects of it are returned), a TypedDict or a JSON schema (dicts
-        are). ``method``: ``"json_schema"``, ``"json_mode"`` (any object if there is no schema) or
-        ``"function_calling"``. ``include_raw``: a dict with ``raw``, ``parsed`` and ``parsing_error`` instead.
+        ``schema``: a pydantic class, a dataclass (objects of it are returned), a TypedDict or a
+        JSON schema (dicts are). ``method``: ``"json_schema"``, ``"json_mode"`` (any object if there
+        is no schema) or ``"function_calling"``. ``include_raw``: a dict with ``raw``, ``parsed``
+        and ``parsing_error`` instead.
         """
         return _structured.structured(
-            self._bound, self.bind_tools, schema, method=method, include_raw=include_raw, strict=strict, kwargs=kwargs
+            self._bound,
+            self.bind_tools,
+            schema,
+            method=method,
+            include_raw=include_raw,
+            strict=strict,
+            kwargs=kwargs,
         )
 
     def _bound(self, **kwargs: Any) -> Runnable[Any, AIMessage]:
         """``bind``, with all options checked now instead of at the first question."""
         stop = _options.stop_strings(kwargs.get("stop") or [])
-        chosen = self._chosen(stop, {name: value for name, value in kwargs.items() if name != "stop"})
+        chosen = self._chosen(
+            stop, {name: value for name, value in kwargs.items() if name != "stop"}
+        )
         _formats.shape_of(chosen, stop)
         return self.bind(**kwargs)
 
-    # --- counting tokens ----------------------------------------------------------------------------------------
+    # --- counting tokens --------------------------------------------------------------------------
 
     def get_token_ids(self, text: str) -> list[int]:
         """The text in the first member's tokens."""
@@ -231,19 +290,28 @@ class SpecFuseChatModel(Options, BaseChatModel):
             return self.custom_get_token_ids(text)
         first = self._first_member()
         if not hasattr(first, "token_ids"):
-            error = UsageError(f"the first member, {first.name!r}, has no tokenizer in this process")
-            raise advised(error, "set custom_get_token_ids=, or put a member with a tokenizer first")
+            error = UsageError(
+                f"the first member, {first.name!r}, has no tokenizer in this process"
+            )
+            raise advised(
+                error, "set custom_get_token_ids=, or put a member with a tokenizer first"
+            )
         return list(first.token_ids(text))
 
     def get_num_tokens(self, text: str) -> int:
-        """The text's length in the first member's tokens; if it cannot count, a guess of four bytes each."""
+        """The text's length in the first member's tokens; if it cannot count, a guess of four bytes
+        each."""
         if self.custom_get_token_ids is None and not hasattr(self._first_member(), "token_ids"):
-            warnings.warn("The first member has no tokenizer here: counting four bytes as a token.", stacklevel=2)
+            warnings.warn(
+                "The first member has no tokenizer here: counting four bytes as a token.",
+                stacklevel=2,
+            )
             return _messages.guessed([text])
         return len(self.get_token_ids(text))
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Any = None) -> int:
-        """The prompt's length in the first member's tokens, with its chat template if it has one."""
+        """The prompt's length in the first member's tokens, with its chat template if it has
+        one."""
         turns = _messages.turns_of(messages)
         described = _formats.tools_of(openai_tools(tools or []))
         first = self._first_member()
@@ -254,10 +322,11 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def _first_member(self) -> Any:
         chosen = self._chosen()
         ensemble = _members.ensemble_for(chosen["members"], chosen["verifiers"])
-        loaded(ensemble)  # on its own worker: a member that loads itself would do it on the caller's thread
+        # on its own worker: a member that loads itself would do it on the caller's thread
+        loaded(ensemble)
         return next(iter(ensemble.members.values()))
 
-    # --- identity, for caches and traces ------------------------------------------------------------------------
+    # --- identity, for caches and traces ----------------------------------------------------------
 
     @property
     def _llm_type(self) -> str:
@@ -265,12 +334,25 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """All choices that can change the answer, as plain JSON: the cache's key, and part of traces."""
+        """All choices that can change the answer, as plain JSON: the cache's key, and part of
+        traces."""
         chosen = self._chosen()
         members, verifiers = chosen["members"], chosen["verifiers"]
         names = _members.names_of([*members, *verifiers])
-        identities = [_members.identity(one, name) for one, name in zip([*members, *verifiers], names, strict=True)]
-        elsewhere = {"members", "verifiers", "model_name", "stop", "method", "timeout", "trace", "max_concurrency"}
+        identities = [
+            _members.identity(one, name)
+            for one, name in zip([*members, *verifiers], names, strict=True)
+        ]
+        elsewhere = {
+            "members",
+            "verifiers",
+            "model_name",
+            "stop",
+            "method",
+            "timeout",
+            "trace",
+            "max_concurrency",
+        }
         return {
             "model": chosen["model_name"] or "+".join(names[: len(members)]),
             "members": identities[: len(members)],
@@ -282,7 +364,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
             "output_version": self.output_version,
         }
 
-    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+    def _get_invocation_params(
+        self, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         kwargs.pop("run_scope", None)
         return super()._get_invocation_params(stop, **kwargs)
 
@@ -293,8 +377,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return str(sorted(params.items(), key=lambda item: item[0]))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
-        # LangChain calls this before it starts a run: so a later fork is refused before it meets locks of imports, and
-        # options that cannot be are refused before a tracer sees them.
+        # LangChain calls this before it starts a run: so a later fork is refused before it meets
+        # locks of imports, and options that cannot be are refused before a tracer sees them.
         note_question()
         kwargs.pop("run_scope", None)
         chosen = self._chosen(stop, kwargs)
@@ -306,22 +390,30 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     def _resolve_model_profile(self) -> Any:
         able = ("text_inputs", "text_outputs", "tool_calling", "tool_choice", "tool_call_streaming")
-        return dict.fromkeys((*able, "structured_output", "temperature"), True) | dict.fromkeys(INPUTS.values(), False)
+        return dict.fromkeys((*able, "structured_output", "temperature"), True) | dict.fromkeys(
+            INPUTS.values(), False
+        )
 
     def _learn(self, writers: Collection[Probe | None]) -> None:
-        """Complete the profile by what is known of the drafting members. What the user gave stays."""
+        """Complete the profile by what is known of the drafting members. What the user gave
+        stays."""
         found = self._resolve_model_profile()
         known = [probe for probe in writers if probe is not None]
         if len(known) == len(writers):
-            reasoning, lengths = {probe.reasons for probe in known}, [probe.max_context for probe in known]
+            reasoning, lengths = (
+                {probe.reasons for probe in known},
+                [probe.max_context for probe in known],
+            )
             if any(lengths):
                 found["max_input_tokens"] = min(filter(None, lengths))
             if True in reasoning or None not in reasoning:
                 found["reasoning_output"] = True in reasoning
-            found |= {key: all(kind in probe.takes for probe in known) for kind, key in INPUTS.items()}
+            found |= {
+                key: all(kind in probe.takes for probe in known) for kind, key in INPUTS.items()
+            }
         self.profile = found | (self.profile or {})
 
-    # --- copies and serialization -------------------------------------------------------------------------------
+    # --- copies and serialization -----------------------------------------------------------------
 
     is_lc_serializable: ClassVar[Any] = _IsSerializable()
 
@@ -348,14 +440,16 @@ class SpecFuseChatModel(Options, BaseChatModel):
                 yield name, value
 
     def unload(self) -> None:
-        """Free the members' weights, also for other chat models that share them; the next question loads them again."""
+        """Free the members' weights, also for other chat models that share them; the next question
+        loads them again."""
         chosen = self._chosen()
         _members.unload(*chosen["members"], *chosen["verifiers"])
         self._held = None
 
 
 def _all_at_once(config: Any, size: int) -> Any:
-    """The config with a thread for every question, unless the caller has set ``max_concurrency``."""
+    """The config with a thread for every question, unless the caller has set
+    ``max_concurrency``."""
     configs = list(config) if isinstance(config, Sequence) else [config] * min(size, 1)
     first: Mapping[str, Any] = (configs[0] if configs else None) or {}
     if first.get("max_concurrency") is not None or size < 2:

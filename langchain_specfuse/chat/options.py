@@ -1,6 +1,6 @@
-"""Options, defined once: the chat model's fields, the options of a call, the command's flags and the tables in the docs
-are all made from the classes below. The options of the method itself are in ``core.method``; the time limits are
-explained in ``docs/how-to/timeouts-and-load.md``.
+"""Options, defined once: the chat model's fields, the options of a call, the command's flags and
+the tables in the docs are all made from the classes below. The options of the method itself are in
+``core.method``; the time limits are explained in ``docs/how-to/timeouts-and-load.md``.
 """
 
 from __future__ import annotations
@@ -33,66 +33,98 @@ Share: TypeAlias = Annotated[float, Field(strict=True, gt=0, le=1)]
 
 
 class CallOptions(BaseModel):
-    """Chosen when the chat model is made, or for one call: ``llm.invoke(question, temperature=0.7)``."""
+    """Chosen when the chat model is made, or for one call: ``llm.invoke(question,
+    temperature=0.7)``."""
 
     members: list[Any] = Field(
-        description="the models that write: hub ids, folders, .gguf files, base+adapter, servers' addresses, dicts of "
+        description="the models that write: hub ids, folders, .gguf files, base+adapter, servers' "
+        "addresses, dicts of "
         "arguments, or member objects"
     )
-    verifiers: list[Any] = Field(default_factory=list, description="members that vote but never write")
-    model_name: str | None = Field(None, description="the name in traces and metadata (default: the members' names)")
+    verifiers: list[Any] = Field(
+        default_factory=list, description="members that vote but never write"
+    )
+    model_name: str | None = Field(
+        None, description="the name in traces and metadata (default: the members' names)"
+    )
     segment_tokens: Count = Field(10, description="length of a draft in its author's tokens")
     segment: Literal["draft", "answer"] = Field(
-        "draft", description="what is agreed at a time: a draft of segment_tokens, or a whole answer (nothing streams)"
+        "draft",
+        description="what is agreed at a time: a draft of segment_tokens, or a whole answer "
+        "(nothing streams)",
     )
     result: str | SkipValidation[Callable[[str], Any]] | None = Field(
         None,
-        description="with segment='answer': what answers are compared by: number, choice, json, text, or a function of "
+        description="with segment='answer': what answers are compared by: number, choice, json, "
+        "text, or a function of "
         "the text (default: by the object, choice or call that was asked for)",
     )
     samples: Count = Field(
-        1, le=100, description="with segment='answer': answers per member, the second and further sampled"
+        1,
+        le=100,
+        description="with segment='answer': answers per member, the second and further sampled",
     )
     max_tokens: Count = Field(512, description="budget of the answer in tokens")
-    stop: list[str] | None = Field(None, description="texts that end the answer and are not part of it")
+    stop: list[str] | None = Field(
+        None, description="texts that end the answer and are not part of it"
+    )
     temperature: Nonnegative = Field(0.0, description="0 is greedy and repeatable")
-    top_p: Share | None = Field(None, description="sample from the most probable tokens that together reach this mass")
+    top_p: Share | None = Field(
+        None, description="sample from the most probable tokens that together reach this mass"
+    )
     top_k: Count | None = Field(None, description="sample from this many tokens")
     min_p: Annotated[float, Field(strict=True, ge=0, le=1)] | None = Field(
         None, description="leave out tokens below this share of the most probable one"
     )
     repetition_penalty: Positive | None = Field(
-        None, description="above 1, tokens that occurred become less probable (default: each member's own setting)"
+        None,
+        description="above 1, tokens that occurred become less probable (default: each member's "
+        "own setting)",
     )
     seed: Annotated[int, Field(strict=True)] | None = Field(
         None, description="makes sampling repeatable (default: another one for every call)"
     )
     method: Annotated[Method, SkipValidation] = Field(
-        METHODS["robust"], description="robust, specfuse, specem, or a Method with options of its own"
+        METHODS["robust"],
+        description="robust, specfuse, specem, or a Method with options of its own",
     )
     lead: str | None = Field(
         "auto",
-        description="the member whose draft stands unless another is better; auto: the one with at least twice the "
+        description="the member whose draft stands unless another is better; auto: the one with at "
+        "least twice the "
         "parameters of every other, if there is one; None: all vote",
     )
     prior: dict[str, float] | None = Field(
         None, description="initial voting weights by member name (1 for members that are not named)"
     )
-    timeout: Positive | None = Field(None, description="seconds for a whole answer, not counting loading")
-    member_timeout: Positive | None = Field(None, description="seconds for one reply of one member; see Method.late")
-    max_concurrency: Count = Field(256, description="answers under way at once on these members; others wait")
+    timeout: Positive | None = Field(
+        None, description="seconds for a whole answer, not counting loading"
+    )
+    member_timeout: Positive | None = Field(
+        None, description="seconds for one reply of one member; see Method.late"
+    )
+    max_concurrency: Count = Field(
+        256, description="answers under way at once on these members; others wait"
+    )
     trace: Depth = Field(
-        "rounds", description="depth of traces: off, summary, rounds, or members (each draft and scoring too)"
+        "rounds",
+        description="depth of traces: off, summary, rounds, or members (each draft and scoring "
+        "too)",
     )
     max_calls: Count | None = Field(
-        None, description="start no request to chat models once an answer has made this many (default: no limit)"
+        None,
+        description="start no request to chat models once an answer has made this many (default: "
+        "no limit)",
     )
     max_cost: Positive | None = Field(
         None,
-        description="start no request to chat models once an answer has cost this many dollars; each needs a price",
+        description="start no request to chat models once an answer has cost this many dollars; "
+        "each needs a price",
     )
     reasoning: Annotated[bool, Field(strict=True)] = Field(
-        False, description="show the reasoning of the member whose draft is agreed first, before the answer"
+        False,
+        description="show the reasoning of the member whose draft is agreed first, before the "
+        "answer",
     )
 
 
@@ -100,17 +132,21 @@ class Options(CallOptions):
     """The fields of the chat model that are not LangChain's."""
 
     calibration: str | None = Field(
-        None, description="file of doctor --profile: which member leads, and how the others take part"
+        None,
+        description="file of doctor --profile: which member leads, and how the others take part",
     )
     streaming: Annotated[bool, Field(strict=True)] | None = Field(
-        None, description="LangChain's switch: True streams inside invoke as well, False never streams"
+        None,
+        description="LangChain's switch: True streams inside invoke as well, False never streams",
     )
 
 
 CALL_ONLY: Mapping[str, str] = {
     "max_waiting": "refuse the call with TooBusyError if this many answers are waiting already",
     **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "strict"), "see bind_tools"),
-    **dict.fromkeys(("response_format", "regex", "choice", "grammar"), "what the answer must look like"),
+    **dict.fromkeys(
+        ("response_format", "regex", "choice", "grammar"), "what the answer must look like"
+    ),
 }
 """Options of a call that are no fields of the chat model."""
 _INTERNAL = frozenset({"ls_structured_output_format", "structured_output_format", "stream"})
@@ -120,7 +156,8 @@ _LANGCHAIN = frozenset({"output_version", "disable_streaming", "cache", "verbose
 _RENAMED: Mapping[str, str] = {
     **{name: f"method=Method({name}=...)" for name in method_options()},
     **dict.fromkeys(
-        ("max_rounds", "max_new_tokens", "max_completion_tokens", "max_length", "num_predict"), "max_tokens=..."
+        ("max_rounds", "max_new_tokens", "max_completion_tokens", "max_length", "num_predict"),
+        "max_tokens=...",
     ),
     "models": "members=[...]",
     "functions": "tools=[...]",
@@ -129,17 +166,20 @@ _RENAMED: Mapping[str, str] = {
 }
 """Names of other packages, and their names here."""
 _IGNORED: Mapping[str, str] = {
-    "max_retries": "nothing is retried: a failed member leaves, the others finish. llm.with_retry() repeats answers",
-    "api_key": "members in this process need no key; a server's is in the environment variable SPECFUSE_API_KEY",
+    "max_retries": "nothing is retried: a failed member leaves, the others finish. "
+    "llm.with_retry() repeats answers",
+    "api_key": "members in this process need no key; a server's is in the environment variable "
+    "SPECFUSE_API_KEY",
 }
 """LangChain's standard tests make every chat model with these."""
 
 
-# --- checks -----------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 def checked(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """The given options as their fields hold them. None means: not given, but ``lead=None``: nobody leads."""
+    """The given options as their fields hold them. None means: not given, but ``lead=None``: nobody
+    leads."""
     given = {
         "stop" if name == "stop_sequences" else name: one
         for name, one in given.items()
@@ -170,7 +210,8 @@ def of_call(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any
     own = {name: value for name, value in call.items() if name not in _INTERNAL}
     chosen = defaults() | checked(fields, Options.model_fields)
     chosen |= checked(own, {*CallOptions.model_fields, *CALL_ONLY})
-    if chosen["calibration"] and "model" not in own:  # of the members, not of one model that is asked instead
+    # of the members, not of one model that is asked instead
+    if chosen["calibration"] and "model" not in own:
         members = members_list(chosen.get("members"), "members")
         chosen = calibrated(chosen, names_of(members))
     by_name = chosen["prior"] is not None or chosen["lead"] not in ("auto", None)
@@ -180,7 +221,8 @@ def of_call(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any
 
 
 def check_names(chosen: Mapping[str, Any]) -> None:
-    """Refuse missing members, two of one name, a prior or a lead that is not there, and costs without prices."""
+    """Refuse missing members, two of one name, a prior or a lead that is not there, and costs
+    without prices."""
     members = members_list(chosen.get("members"), "members")
     everybody = [*members, *(chosen.get("verifiers") or ())]
     names = names_of(everybody)
@@ -204,7 +246,9 @@ def _checked_one(name: str, value: Any, known: set[str]) -> Any:
         expected = error.errors()[0]["msg"].replace("Input should", "must", 1)
         wrong = UsageError(f"{name} {expected}, got {value!r:.200}")
         field = Options.model_fields.get(name)
-        raise advised(wrong, f"{name}: {field.description if field else CALL_ONLY[name]}") from error
+        raise advised(
+            wrong, f"{name}: {field.description if field else CALL_ONLY[name]}"
+        ) from error
 
 
 def _with_model(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,33 +258,46 @@ def _with_model(given: Mapping[str, Any]) -> dict[str, Any]:
         raise advised(error, "model= is short for one member; the label in traces is model_name=")
     model = given["model"]
     label = {"model_name": model} if isinstance(model, str) and "model_name" not in given else {}
-    return {"lead": "auto", **{name: given[name] for name in given if name != "model"}, "members": [model], **label}
+    return {
+        "lead": "auto",
+        **{name: given[name] for name in given if name != "model"},
+        "members": [model],
+        **label,
+    }
 
 
 def _unknown(name: str, known: Iterable[str]) -> UsageError:
     error = UsageError(f"there is no option {name!r}")
     if name in _LANGCHAIN or name in Options.model_fields:
         error = UsageError(f"{name} is chosen when the chat model is made, not for one call")
-        return advised(error, f"SpecFuseChatModel(..., {name}=...), or another chat model: they share their members")
+        return advised(
+            error,
+            f"SpecFuseChatModel(..., {name}=...), or another chat model: they share their members",
+        )
     if name in _RENAMED:
         return advised(error, f"use {_RENAMED[name]}")
     if name in _IGNORED:
         return advised(error, _IGNORED[name])
     if name in CALL_ONLY:
         error = UsageError(f"{name} is chosen for a call, not when the chat model is made")
-        return advised(error, "llm.bind_tools([...])" if name == "tools" else f"llm.bind({name}=...)")
+        return advised(
+            error, "llm.bind_tools([...])" if name == "tools" else f"llm.bind({name}=...)"
+        )
     return advised(error, meant(name, sorted(known), f"the options are {', '.join(sorted(known))}"))
 
 
 def as_method(given: Any) -> Method:
-    """A method by name, as an object, or as a dict of its options (with ``name`` for the method that it changes)."""
+    """A method by name, as an object, or as a dict of its options (with ``name`` for the method
+    that it changes)."""
     if isinstance(given, Method):
         return given
     if isinstance(given, str):
         return Method.named(given)
     if isinstance(given, Mapping):
         return Method.named(**{"name": "robust", **given})
-    error = UsageError(f"method must be one of {', '.join(map(repr, METHODS))} or a Method, got {given!r:.80}")
+    error = UsageError(
+        f"method must be one of {', '.join(map(repr, METHODS))} or a Method, got {given!r:.80}"
+    )
     raise advised(error, "for example Method(exit='never')")
 
 
@@ -249,11 +306,16 @@ def members_list(given: Any, field: str) -> list[Any]:
     expected = f"{field} must be a list of hub ids, folders, .gguf files, dicts or member objects"
     if not isinstance(given, list | tuple):
         advice = (
-            "name one, for example members=['model.gguf']" if given is None else f"put it into a list: {field}=[...]"
+            "name one, for example members=['model.gguf']"
+            if given is None
+            else f"put it into a list: {field}=[...]"
         )
         raise advised(UsageError(f"{expected}, got {given!r:.200}"), advice)
     if not given and field == "members":
-        raise advised(UsageError(f"{expected}, at least one; got none"), "name one, for example 'Qwen/Qwen3-0.6B'")
+        raise advised(
+            UsageError(f"{expected}, at least one; got none"),
+            "name one, for example 'Qwen/Qwen3-0.6B'",
+        )
     return [checked_member(one) for one in given]
 
 
@@ -264,7 +326,9 @@ def stop_strings(given: Any) -> list[str]:
         error = UsageError(f"stop must be a text or a list of texts, got {given!r:.200}")
         raise advised(error, "for example stop=['\\n\\n', 'Question:']")
     if "" in strings:
-        raise advised(UsageError(f"a stop string must not be empty, got stop={given!r}"), "leave it out")
+        raise advised(
+            UsageError(f"a stop string must not be empty, got stop={given!r}"), "leave it out"
+        )
     return list(dict.fromkeys(strings))
 
 
@@ -273,14 +337,26 @@ def checked_prior(prior: Any, names: Iterable[str]) -> dict[str, float]:
     names = list(names)
     expected = f"a dict of member names ({', '.join(names)}) and numbers above 0"
     if not isinstance(prior, Mapping):
-        raise advised(UsageError(f"prior must be {expected}, got {prior!r:.200}"), "leave it out for equal weights")
+        raise advised(
+            UsageError(f"prior must be {expected}, got {prior!r:.200}"),
+            "leave it out for equal weights",
+        )
     for name, weight in prior.items():
         if name not in names:
             advice = meant(name, names, f"the members are {', '.join(names)}", cutoff=0.5)
-            raise advised(UsageError(f"prior names {name!r}, which is not a member; it must be {expected}"), advice)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+            raise advised(
+                UsageError(f"prior names {name!r}, which is not a member; it must be {expected}"),
+                advice,
+            )
+        if (
+            isinstance(weight, bool)
+            or not isinstance(weight, int | float)
+            or not 0 < weight < float("inf")
+        ):
             error = UsageError(f"prior of {name!r} must be a number above 0, got {weight!r:.80}")
-            raise advised(error, "to keep a member from writing, put it in verifiers= or leave it out")
+            raise advised(
+                error, "to keep a member from writing, put it in verifiers= or leave it out"
+            )
     return dict(prior)
 
 
@@ -291,17 +367,23 @@ def checked_lead(lead: str | None, writers: Sequence[str], method: Method | None
     if lead not in writers:
         advice = "name a member that writes, or use 'auto', or None if all should vote"
         advice = meant(lead, writers, advice, cutoff=0.5)
-        raise advised(UsageError(f"lead must be one of {', '.join(writers)}, got {lead!r:.80}"), advice)
+        raise advised(
+            UsageError(f"lead must be one of {', '.join(writers)}, got {lead!r:.80}"), advice
+        )
     if method is not None and method.margin is None:
         error = UsageError(f"lead={lead!r}, but nobody leads with this method: its margin is None")
-        raise advised(error, "leave lead out, or give the method a margin: Method.named('specem', margin=1.0)")
+        raise advised(
+            error, "leave lead out, or give the method a margin: Method.named('specem', margin=1.0)"
+        )
 
 
 def as_result(given: Any) -> Any:
     """What answers are compared by."""
     if callable(given) or given in RESULTS:
         return given
-    error = UsageError(f"result must be one of {', '.join(map(repr, RESULTS))} or a function, got {given!r:.80}")
+    error = UsageError(
+        f"result must be one of {', '.join(map(repr, RESULTS))} or a function, got {given!r:.80}"
+    )
     raise advised(error, "a function takes an answer's text and returns what it comes to, or None")
 
 
@@ -315,10 +397,14 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "prior": lambda given: given,
     "lead": lambda given: given,
 }
-_ADAPTERS: dict[str, TypeAdapter[Any]] = {"max_waiting": TypeAdapter(Annotated[int, Field(strict=True, ge=0)])}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {
+    "max_waiting": TypeAdapter(Annotated[int, Field(strict=True, ge=0)])
+}
 for _name, _field in Options.model_fields.items():
     _type: Any = _field.annotation
-    _ADAPTERS[_name] = TypeAdapter(Annotated[(_type, *_field.metadata)] if _field.metadata else _type)
+    _ADAPTERS[_name] = TypeAdapter(
+        Annotated[(_type, *_field.metadata)] if _field.metadata else _type
+    )
 
 
 def refuse_broken(text: str) -> None:
@@ -326,11 +412,13 @@ def refuse_broken(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        broken = UsageError(f"the text is not valid UTF-8 at character {error.start + 1}: {text[:80]!r}")
+        broken = UsageError(
+            f"the text is not valid UTF-8 at character {error.start + 1}: {text[:80]!r}"
+        )
         raise advised(broken, "convert it to UTF-8") from error
 
 
-# --- what the engine needs --------------------------------------------------------------------------------------
+# --- what the engine needs ------------------------------------------------------------------------
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -368,4 +456,6 @@ def settings(chosen: Mapping[str, Any]) -> Settings:
 def schedule(chosen: Mapping[str, Any]) -> Schedule:
     """The time limits of an answer with these options, and when it may begin."""
     limits = Limits(chosen["max_concurrency"], chosen.get("max_waiting"))
-    return Schedule(timeout=chosen["timeout"], member_timeout=chosen["member_timeout"], limits=limits)
+    return Schedule(
+        timeout=chosen["timeout"], member_timeout=chosen["member_timeout"], limits=limits
+    )

@@ -1,7 +1,7 @@
 """What one call asks the answer to be: tools that may be called, and the form of what is no call.
 
-Turns the options ``tools, tool_choice, parallel_tool_calls, strict, response_format, regex, choice, grammar`` into
-tools and one constraint, and refuses before any model runs what cannot be.
+Turns the options ``tools, tool_choice, parallel_tool_calls, strict, response_format, regex, choice,
+grammar`` into tools and one constraint, and refuses before any model runs what cannot be.
 """
 
 from __future__ import annotations
@@ -45,8 +45,12 @@ class Shape:
         """The whole as plain data, calls written in this format; None: anything goes."""
         if not self.tools:
             return self.text
-        tools = [{"name": tool.name, "parameters": json.loads(tool.parameters)} for tool in self.tools]
-        calls = Constraint("calls", _dumped({"tools": tools, "parallel": self.parallel, **asdict(format)}))
+        tools = [
+            {"name": tool.name, "parameters": json.loads(tool.parameters)} for tool in self.tools
+        ]
+        calls = Constraint(
+            "calls", _dumped({"tools": tools, "parallel": self.parallel, **asdict(format)})
+        )
         if self.forced:
             return calls
         kinds = [calls, self.text] if self.text else [Constraint("prose"), calls]
@@ -56,7 +60,8 @@ class Shape:
 def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
     """What these options ask for, checked: nothing is loaded yet.
 
-    ``stop`` is the call's own: the chat model's is for prose, and is not looked for in anything else.
+    ``stop`` is the call's own: the chat model's is for prose, and is not looked for in anything
+    else.
     """
     shape = Shape(*_calls(given), _text_constraint(given))
     _refuse_conflicts(shape, given, stop)
@@ -68,19 +73,26 @@ def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
 
 
 def _refuse_conflicts(shape: Shape, given: Mapping[str, Any], stop: Sequence[str]) -> None:
-    """Options that cannot both be kept. A ``response_format`` may stand beside a forced call: it has its turn later."""
+    """Options that cannot both be kept. A ``response_format`` may stand beside a forced call: it
+    has its turn later."""
     asked = [name for name in TEXT_OPTIONS if given.get(name) is not None]
     if shape.forced and asked and asked[0] != "response_format":
-        error = UsageError(f"{asked[0]} and tool_choice={given['tool_choice']!r:.80}: the answer is a call, not a text")
+        error = UsageError(
+            f"{asked[0]} and tool_choice={given['tool_choice']!r:.80}: the answer is a call, not a "
+            "text"
+        )
         raise advised(error, f"leave {asked[0]} out, or tool_choice='auto'")
     if stop and (shape.forced or shape.text):
         what = "tool_choice" if shape.forced else asked[0]
-        error = UsageError(f"stop={list(stop)!r:.200} and {what}=...: a stop string would cut what must be whole")
+        error = UsageError(
+            f"stop={list(stop)!r:.200} and {what}=...: a stop string would cut what must be whole"
+        )
         raise advised(error, "leave stop out: the answer ends when it is whole")
 
 
 def plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as plain data: what a cache's key and a trace can tell apart (two classes may have one name)."""
+    """The options as plain data: what a cache's key and a trace can tell apart (two classes may
+    have one name)."""
     found = dict(given)
     if found.get("tools"):
         found["tools"] = openai_tools(found["tools"], found.get("strict"))
@@ -90,7 +102,7 @@ def plain(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-# --- the text -----------------------------------------------------------------------------------------------------
+# --- the text -------------------------------------------------------------------------------------
 
 
 def _text_constraint(given: Mapping[str, Any]) -> Constraint | None:
@@ -107,13 +119,21 @@ def _text_constraint(given: Mapping[str, Any]) -> Constraint | None:
         return _choice(wanted)
     if not isinstance(wanted, str) or not wanted:
         example = "regex='[0-9]{4}'" if name == "regex" else "grammar='root ::= \"x\"'"
-        raise advised(UsageError(f"{name} must be a text, got {wanted!r:.200}"), f"for example {example}")
+        raise advised(
+            UsageError(f"{name} must be a text, got {wanted!r:.200}"), f"for example {example}"
+        )
     return Constraint(name, wanted)
 
 
 def _choice(texts: Any) -> Constraint:
-    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(one, str) and one for one in texts):
-        error = UsageError(f"choice must be a list of texts, at least one and none empty, got {texts!r:.200}")
+    if (
+        not isinstance(texts, list | tuple)
+        or not texts
+        or not all(isinstance(one, str) and one for one in texts)
+    ):
+        error = UsageError(
+            f"choice must be a list of texts, at least one and none empty, got {texts!r:.200}"
+        )
         raise advised(error, "for example choice=['yes', 'no']")
     return Constraint("choice", _dumped(list(dict.fromkeys(texts))))
 
@@ -128,13 +148,18 @@ def _response_format(wanted: Any) -> Constraint | None:
         wrapped = wanted.get("json_schema")
         if not isinstance(wrapped, Mapping) or not isinstance(wrapped.get("schema"), Mapping):
             error = UsageError(f"response_format has no schema: {wrapped!r:.200}")
-            raise advised(error, "{'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}")
+            raise advised(
+                error, "{'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}"
+            )
         _refuse_more(wrapped, WRAPPED)
         return Constraint("json_schema", _dumped(titled(wrapped, wrapped["schema"])))
     if not isinstance(wanted, Mapping) or is_schema(wanted):
         return Constraint("json_schema", _dumped(schema_of(wanted)))
     error = UsageError(f"response_format is of a kind that is not known: {dict(wanted)!r:.200}")
-    raise advised(error, "'json_schema', 'json_object' or 'text' as its type, a pydantic class, or a JSON schema")
+    raise advised(
+        error,
+        "'json_schema', 'json_object' or 'text' as its type, a pydantic class, or a JSON schema",
+    )
 
 
 def _refuse_more(given: Mapping[str, Any], known: set[str] | frozenset[str]) -> None:
@@ -143,17 +168,21 @@ def _refuse_more(given: Mapping[str, Any], known: set[str] | frozenset[str]) -> 
         raise advised(error, f"there are {', '.join(sorted(known))}")
 
 
-# --- the tools ----------------------------------------------------------------------------------------------------
+# --- the tools ------------------------------------------------------------------------------------
 
 
 def tools_of(tools: Any, strict: bool | None = None) -> tuple[Tool, ...]:
     """The tools as members see them."""
     functions = [tool["function"] for tool in openai_tools(tools, strict)]
-    return tuple(Tool(one["name"], str(one.get("description") or ""), _dumped(one["parameters"])) for one in functions)
+    return tuple(
+        Tool(one["name"], str(one.get("description") or ""), _dumped(one["parameters"]))
+        for one in functions
+    )
 
 
 def _calls(given: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
-    """Which tools may be called, whether one must be, and whether several may be. With ``none`` members see no tool."""
+    """Which tools may be called, whether one must be, and whether several may be. With ``none``
+    members see no tool."""
     tools = tools_of(given.get("tools") or [], given.get("strict"))
     chosen = _chosen(given.get("tool_choice"), [tool.name for tool in tools])
     parallel = given.get("parallel_tool_calls")
@@ -163,9 +192,15 @@ def _calls(given: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
     if not tools or chosen == "none":
         return (), False, False
     if chosen in ("auto", "any"):
-        return tools, chosen == "any", parallel is not False if chosen == "auto" else parallel is True
+        return (
+            tools,
+            chosen == "any",
+            parallel is not False if chosen == "auto" else parallel is True,
+        )
     if parallel:
-        error = UsageError(f"parallel_tool_calls=True and tool_choice={chosen!r}: a tool named is called once")
+        error = UsageError(
+            f"parallel_tool_calls=True and tool_choice={chosen!r}: a tool named is called once"
+        )
         raise advised(error, "tool_choice='any' allows several calls")
     return tuple(tool for tool in tools if tool.name == chosen), True, False
 
@@ -179,16 +214,24 @@ def _chosen(choice: Any, names: Sequence[str]) -> str:
         raise advised(error, "pass tools as well, or leave tool_choice out")
     name = "any" if choice is True else _named(choice)
     if name is None:
-        error = UsageError(f"tool_choice must be 'auto', 'any', 'none' or a tool's name, got {choice!r:.200}")
+        error = UsageError(
+            f"tool_choice must be 'auto', 'any', 'none' or a tool's name, got {choice!r:.200}"
+        )
         own = getattr(choice, "name", None) or getattr(choice, "__name__", None)
         if own in names:
             raise advised(error, f"pass the tool's name: tool_choice={own!r} (tool.name)")
-        raise advised(error, "for example tool_choice='any'; as a dict {'type': 'function', 'function': {'name': ...}}")
+        raise advised(
+            error,
+            "for example tool_choice='any'; as a dict {'type': 'function', 'function': {'name': "
+            "...}}",
+        )
     if name in names:
         return name
     if name in ("auto", "any", "none", "required"):
         return "any" if name == "required" else name
-    error = UsageError(f"tool_choice names {name!r}, which is no tool; there are {', '.join(map(repr, names))}")
+    error = UsageError(
+        f"tool_choice names {name!r}, which is no tool; there are {', '.join(map(repr, names))}"
+    )
     raise advised(error, "name one of them, or 'auto', 'any', 'none'")
 
 
@@ -209,4 +252,6 @@ def _dumped(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         wrong = UsageError(f"a schema is no JSON: {error}")
-        raise advised(wrong, "write it with texts, numbers, lists and dicts only, not too deep") from error
+        raise advised(
+            wrong, "write it with texts, numbers, lists and dicts only, not too deep"
+        ) from error

@@ -1,4 +1,5 @@
-"""One question on its way: everything chosen for it, and its rounds. Knows nothing of callbacks or chunks."""
+"""One question on its way: everything chosen for it, and its rounds. Knows nothing of callbacks or
+chunks."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ class Request:
     reasoning: bool
 
     @classmethod
-    def of(cls, messages: Sequence[BaseMessage], chosen: Mapping[str, Any], stop: Sequence[str] | None) -> Request:
+    def of(
+        cls, messages: Sequence[BaseMessage], chosen: Mapping[str, Any], stop: Sequence[str] | None
+    ) -> Request:
         """The question with these options. ``stop`` is the call's own. Loads nothing."""
         turns, shape = turns_of(messages), _formats.shape_of(chosen, stop or ())
         ensemble = ensemble_for(chosen["members"], chosen["verifiers"])
@@ -76,21 +79,36 @@ class Request:
         query = self._query(format)
         referee = _formats.referee_of(query.constraint)
         return self.ensemble.rounds(
-            query, self._settings(referee), referee=referee, prior=self.prior, schedule=self.schedule
+            query,
+            self._settings(referee),
+            referee=referee,
+            prior=self.prior,
+            schedule=self.schedule,
         )
 
     async def arounds(self, format: CallFormat) -> AsyncIterator[Round]:
-        """``rounds`` for asyncio. A grammar can take long to compile, so that is done on another thread."""
+        """``rounds`` for asyncio. A grammar can take long to compile, so that is done on another
+        thread."""
         query = self._query(format)
-        referee = await asyncio.to_thread(_formats.referee_of, query.constraint) if query.constraint else FREE
+        referee = (
+            await asyncio.to_thread(_formats.referee_of, query.constraint)
+            if query.constraint
+            else FREE
+        )
         return self.ensemble.arounds(
-            query, self._settings(referee), referee=referee, prior=self.prior, schedule=self.schedule
+            query,
+            self._settings(referee),
+            referee=referee,
+            prior=self.prior,
+            schedule=self.schedule,
         )
 
     def _settings(self, referee: Referee) -> Settings:
         """Calls are compared by what they call with which arguments, however they are written."""
         by_call = self.settings.result == "text" and bool(self.shape.tools)
-        return replace(self.settings, result=partial(referee.same, "")) if by_call else self.settings
+        return (
+            replace(self.settings, result=partial(referee.same, "")) if by_call else self.settings
+        )
 
     def _query(self, format: CallFormat) -> Query:
         return Query(uuid.uuid4().hex, self.turns, self.shape.tools, self.shape.constraint(format))
@@ -107,9 +125,16 @@ def _result(chosen: Mapping[str, Any], shape: _formats.Shape) -> Any:
     if chosen["result"] is not None:
         return chosen["result"]
     if shape.text is not None or shape.tools:
-        return "json" if shape.text is not None and shape.text.kind.startswith("json") and not shape.tools else "text"
+        return (
+            "json"
+            if shape.text is not None and shape.text.kind.startswith("json") and not shape.tools
+            else "text"
+        )
     error = UsageError("segment='answer' needs to know what an answer comes to")
-    raise advised(error, "result='number', 'choice', 'json', 'text' or a function; or ask for an object or a choice")
+    raise advised(
+        error,
+        "result='number', 'choice', 'json', 'text' or a function; or ask for an object or a choice",
+    )
 
 
 def loaded(ensemble: Ensemble) -> dict[str, Probe]:
@@ -135,7 +160,8 @@ _WARNED: set[tuple[str, str]] = set()
 def warn_where_votes_decide_nothing(
     members: Mapping[str, Any], writers: Collection[str], probes: Mapping[str, Probe | None]
 ) -> None:
-    """Warn once per ensemble if several members draft, but at most one of them and no other member has a vote.
+    """Warn once per ensemble if several members draft, but at most one of them and no other member
+    has a vote.
 
     Says nothing while a member is unknown.
     """
@@ -144,9 +170,18 @@ def warn_where_votes_decide_nothing(
     if None in probes.values() or len(writers) < 2 or len(voting) > 1 or set(voting) - set(writers):
         return
     others = ", ".join(silent)
-    fact = f"{others} cannot score, so only {voting[0]} votes" if voting else f"no member can score ({others})"
+    fact = (
+        f"{others} cannot score, so only {voting[0]} votes"
+        if voting
+        else f"no member can score ({others})"
+    )
     if (key := (fact, id_of(members[silent[0]]))) in _WARNED:
         return
     _WARNED.add(key)
-    advice = "add a member that can score (one in this process, or a vLLM or SGLang server), perhaps in verifiers=[...]"
-    warnings.warn(f"{fact}: the drafts of {(voting or silent)[0]} always win\n-> {advice}", stacklevel=3)
+    advice = (
+        "add a member that can score (one in this process, or a vLLM or SGLang server), "
+        "perhaps in verifiers=[...]"
+    )
+    warnings.warn(
+        f"{fact}: the drafts of {(voting or silent)[0]} always win\n-> {advice}", stacklevel=3
+    )

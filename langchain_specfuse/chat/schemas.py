@@ -17,7 +17,9 @@ from pydantic.v1 import BaseModel as OldModel
 from ..errors import UsageError, advised
 
 _JSON_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
-_SCHEMA_WORDS = frozenset({"properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "$defs", "items"})
+_SCHEMA_WORDS = frozenset(
+    {"properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "$defs", "items"}
+)
 WRAPPED = frozenset({"name", "schema", "strict", "description"})
 """What OpenAI's ``json_schema`` holds."""
 _WANTED = "a pydantic class, a dataclass, a TypedDict or a JSON schema"
@@ -37,7 +39,10 @@ def schema_of(source: Any, strict: bool | None = None) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return _of_mapping(source)
     if not (_is_model(source) or _is_dataclass(source) or _is_typed_dict(source)):
-        raise advised(UsageError(f"a schema is {_WANTED}, got {source!r:.200}"), "for example a class of pydantic's")
+        raise advised(
+            UsageError(f"a schema is {_WANTED}, got {source!r:.200}"),
+            "for example a class of pydantic's",
+        )
     try:
         schema = _recursive_schema(source) or convert_to_json_schema(source, strict=strict)
         return schema if reader_of(source) is None else _with_lists_for_sets(schema)
@@ -68,7 +73,8 @@ def titled(named: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any
 
 
 def _recursive_schema(source: Any) -> dict[str, Any] | None:
-    """The class's own schema if a definition needs itself: LangChain writes references out and loses such a one."""
+    """The class's own schema if a definition needs itself: LangChain writes references out and
+    loses such a one."""
     if _is_typed_dict(source) and not _is_model(source):
         return None
     if isinstance(source, type) and issubclass(source, OldModel):
@@ -76,34 +82,49 @@ def _recursive_schema(source: Any) -> dict[str, Any] | None:
     else:
         schema = TypeAdapter(source).json_schema()
     bodies = {**schema.get("definitions", {}), **schema.get("$defs", {})}
-    needs = {name: set(re.findall(r'"\$ref": "#/[^"]*?/([^"/]+)"', json.dumps(body))) for name, body in bodies.items()}
+    needs = {
+        name: set(re.findall(r'"\$ref": "#/[^"]*?/([^"/]+)"', json.dumps(body)))
+        for name, body in bodies.items()
+    }
     for _ in needs:
-        needs = {name: names.union(*(needs.get(one, ()) for one in names)) for name, names in needs.items()}
+        needs = {
+            name: names.union(*(needs.get(one, ()) for one in names))
+            for name, names in needs.items()
+        }
     return schema if any(name in names for name, names in needs.items()) else None
 
 
 def _with_lists_for_sets(part: Any) -> Any:
-    """The schema without ``uniqueItems``: no grammar can keep it, and the class merges doubles when it reads them."""
+    """The schema without ``uniqueItems``: no grammar can keep it, and the class merges doubles when
+    it reads them."""
     if isinstance(part, list):
         return [_with_lists_for_sets(one) for one in part]
     if not isinstance(part, dict):
         return part
     merged = part.get("uniqueItems") is True and part.get("minItems", 0) < 2
-    return {key: _with_lists_for_sets(value) for key, value in part.items() if not (merged and key == "uniqueItems")}
+    return {
+        key: _with_lists_for_sets(value)
+        for key, value in part.items()
+        if not (merged and key == "uniqueItems")
+    }
 
 
 def reader_of(source: Any) -> Callable[[Any], Any] | None:
     """What makes an object of this class from its data; None: the data are all that is wanted."""
     if isinstance(source, type) and issubclass(source, OldModel):
         return source.parse_obj
-    return TypeAdapter(source).validate_python if _is_model(source) or _is_dataclass(source) else None
+    return (
+        TypeAdapter(source).validate_python if _is_model(source) or _is_dataclass(source) else None
+    )
 
 
 def name_of(source: Any) -> str:
     """What the schema is called."""
     if isinstance(source, Mapping):
         schema = schema_of(source)
-        return str(schema.get("title") or str(schema.get("$ref", "")).rpartition("/")[2] or "answer")
+        return str(
+            schema.get("title") or str(schema.get("$ref", "")).rpartition("/")[2] or "answer"
+        )
     return str(getattr(source, "__name__", "answer"))
 
 
@@ -116,17 +137,21 @@ def _is_dataclass(source: Any) -> bool:
 
 
 def _is_typed_dict(source: Any) -> bool:
-    """Not asked of ``typing``: before Python 3.12 pydantic and LangChain want those of ``typing_extensions``."""
+    """Not asked of ``typing``: before Python 3.12 pydantic and LangChain want those of
+    ``typing_extensions``."""
     return isinstance(source, type) and issubclass(source, dict) and hasattr(source, "__total__")
 
 
-# --- tools --------------------------------------------------------------------------------------------------------
+# --- tools ----------------------------------------------------------------------------------------
 
 
 def openai_tools(tools: Any, strict: bool | None = None) -> list[dict[str, Any]]:
     """The tools in OpenAI's form, checked: each has a schema, and a name that no other has."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise advised(UsageError(f"tools must be a list, got {tools!r:.200}"), "put it into a list: bind_tools([tool])")
+        raise advised(
+            UsageError(f"tools must be a list, got {tools!r:.200}"),
+            "put it into a list: bind_tools([tool])",
+        )
     named: dict[str, dict[str, Any]] = {}
     for converted in (_openai_tool(tool, place, strict) for place, tool in enumerate(tools)):
         name = converted["function"]["name"]
@@ -139,7 +164,8 @@ def openai_tools(tools: Any, strict: bool | None = None) -> list[dict[str, Any]]
 
 
 def _untitled(tool: Any) -> Any:
-    """The parameters of a tool without titles; as text, which a schema that contains itself does not have."""
+    """The parameters of a tool without titles; as text, which a schema that contains itself does
+    not have."""
     try:
         return json.loads(json.dumps(tool["function"]["parameters"]), object_hook=_drop_title)
     except (TypeError, ValueError):
@@ -147,26 +173,42 @@ def _untitled(tool: Any) -> Any:
 
 
 def _drop_title(part: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if key != "title" or not isinstance(value, str)}
+    return {
+        key: value for key, value in part.items() if key != "title" or not isinstance(value, str)
+    }
 
 
 def _openai_tool(tool: Any, place: int, strict: bool | None) -> dict[str, Any]:
     try:
         converted = convert_to_openai_tool(tool, strict=strict)
     except Exception as error:
-        wrong = UsageError(f"tool {place} is none that can be called: {tool!r:.200} ({error!s:.200})")
-        raise advised(wrong, "pass a function with type hints, a @tool, a pydantic class or a dict") from error
+        wrong = UsageError(
+            f"tool {place} is none that can be called: {tool!r:.200} ({error!s:.200})"
+        )
+        raise advised(
+            wrong, "pass a function with type hints, a @tool, a pydantic class or a dict"
+        ) from error
     function = converted.get("function")
     if converted.get("type") != "function" or not isinstance(function, Mapping):
-        wrong = UsageError(f"tool {place} is of type {converted.get('type')!r}, wanted 'function': {tool!r:.200}")
-        raise advised(wrong, "a tool that a provider runs for you does not exist here: pass a function of your own")
+        wrong = UsageError(
+            f"tool {place} is of type {converted.get('type')!r}, wanted 'function': {tool!r:.200}"
+        )
+        raise advised(
+            wrong,
+            "a tool that a provider runs for you does not exist here: pass a function of your own",
+        )
     name = function.get("name")
     if not isinstance(name, str) or not name.strip():
         wrong = UsageError(f"tool {place} has no name: {tool!r:.200}")
-        raise advised(wrong, "name it: {'type': 'function', 'function': {'name': ..., 'parameters': {...}}}")
+        raise advised(
+            wrong, "name it: {'type': 'function', 'function': {'name': ..., 'parameters': {...}}}"
+        )
     source = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
     recursive = _recursive_schema(source) if _is_model(source) and not strict else None
-    return {"type": "function", "function": {**function, "parameters": _parameters(recursive, function, name)}}
+    return {
+        "type": "function",
+        "function": {**function, "parameters": _parameters(recursive, function, name)},
+    }
 
 
 def _parameters(recursive: Any, function: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -177,5 +219,7 @@ def _parameters(recursive: Any, function: Mapping[str, Any], name: str) -> dict[
         raise advised(wrong, "if it takes none: 'parameters': {'type': 'object', 'properties': {}}")
     if (kind := parameters.get("type", "object")) != "object":
         wrong = UsageError(f"the schema of tool {name!r} is of type {kind!r}, wanted 'object'")
-        raise advised(wrong, "a tool's arguments have names: {'type': 'object', 'properties': {...}}")
+        raise advised(
+            wrong, "a tool's arguments have names: {'type': 'object', 'properties': {...}}"
+        )
     return {**parameters, **({} if _SCHEMA_WORDS & parameters.keys() else {"type": "object"})}

@@ -1,8 +1,8 @@
 """One answer as plain data made from its rounds: a summary, and a tree of spans with true times.
 
-A round is a span; below it are each member's drafting, scoring and failing. Text that leads to the answer (drafts,
-reasons) is in ``inputs``, ``outputs`` and ``error``, which tracers can hide; names, tags, metadata and events never
-hold any. Knows nothing of LangChain.
+A round is a span; below it are each member's drafting, scoring and failing. Text that leads to the
+answer (drafts, reasons) is in ``inputs``, ``outputs`` and ``error``, which tracers can hide; names,
+tags, metadata and events never hold any. Knows nothing of LangChain.
 """
 
 from __future__ import annotations
@@ -70,11 +70,15 @@ class AnswerSummary:
             "members": list(self.members),
             "rounds": self.rounds,
             "weights": dict(self.weights),
-            "shares": {name: self._won[name] / self.rounds for name in self.members if self._won[name]},
+            "shares": {
+                name: self._won[name] / self.rounds for name in self.members if self._won[name]
+            },
             "looped": self._looped,
             "late": dict(self._late),
             "usage": {
-                name: {key: getattr(used, key) for key in ("requests", "input_tokens", "output_tokens")}
+                name: {
+                    key: getattr(used, key) for key in ("requests", "input_tokens", "output_tokens")
+                }
                 | ({"cost": used.cost} if used.cost else {})
                 for name, used in self._used.items()
             },
@@ -84,7 +88,9 @@ class AnswerSummary:
 class SpanBuilder:
     """Makes the spans of one answer, round by round."""
 
-    def __init__(self, members: Sequence[str], verifiers: Sequence[str], method: Method, *, whole: bool) -> None:
+    def __init__(
+        self, members: Sequence[str], verifiers: Sequence[str], method: Method, *, whole: bool
+    ) -> None:
         self._verifiers = frozenset(verifiers)
         self._method = method
         self._whole = whole
@@ -144,13 +150,21 @@ class SpanBuilder:
     @property
     def exits(self) -> list[dict[str, Any]]:
         """The members that have left, without the reason."""
-        left = [{key: value for key, value in exit.items() if key != "reason"} for exit in self._summary.exits]
-        return left + [{"member": one.member, "kind": one.kind, "round": one.round} for one in self._failed]
+        left = [
+            {key: value for key, value in exit.items() if key != "reason"}
+            for exit in self._summary.exits
+        ]
+        return left + [
+            {"member": one.member, "kind": one.kind, "round": one.round} for one in self._failed
+        ]
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The ensemble and the summary, without any text."""
-        about: dict[str, Any] = {"members": list(self._summary.members), "verifiers": sorted(self._verifiers)}
+        about: dict[str, Any] = {
+            "members": list(self._summary.members),
+            "verifiers": sorted(self._verifiers),
+        }
         about["method"] = self._method.changes or "robust"
         if self._summary.rounds or self._failed:
             about |= {**self._summary.as_dict(), "exits": self.exits}
@@ -175,12 +189,23 @@ class SpanBuilder:
 
     def _draft(self, round: Round, name: str, effort: Effort) -> Span:
         draft = round.drafts[name]
-        outputs: dict[str, Any] = {"text": draft.text, "ended": draft.ended, "tokens": len(draft.tokens)}
+        outputs: dict[str, Any] = {
+            "text": draft.text,
+            "ended": draft.ended,
+            "tokens": len(draft.tokens),
+        }
         if name in round.thoughts:
             outputs["thought"] = round.thoughts[name]
         if draft.logprobs:
             outputs["logprob"] = sum(draft.logprobs)
-        return self._member(round, "draft", name, effort, inputs={"agreed_characters": self._length}, outputs=outputs)
+        return self._member(
+            round,
+            "draft",
+            name,
+            effort,
+            inputs={"agreed_characters": self._length},
+            outputs=outputs,
+        )
 
     def _score(self, round: Round, name: str, effort: Effort) -> Span:
         scores = round.scores[name]
@@ -188,7 +213,9 @@ class SpanBuilder:
         outputs = {"scores": dict(scores), "votes": dict(round.votes.get(name, {}))}
         return self._member(round, "verify", name, effort, inputs=inputs, outputs=outputs)
 
-    def _member(self, round: Round, phase: str, name: str, effort: Effort | None = None, **contents: Any) -> Span:
+    def _member(
+        self, round: Round, phase: str, name: str, effort: Effort | None = None, **contents: Any
+    ) -> Span:
         """A member's part of a phase; where its own times are unknown, the whole phase."""
         began, seconds = _phase(round, phase)
         if effort is not None:
@@ -203,8 +230,11 @@ class SpanBuilder:
         drafted = round is not None and member in round.drafts
         return "score" if member in self._verifiers or drafted else "draft"
 
-    def _inputs(self, number: int, weights: Mapping[str, float], left: Sequence[str] = ()) -> dict[str, Any]:
-        """What the round began with. Members that failed in it have no weight any more but took part."""
+    def _inputs(
+        self, number: int, weights: Mapping[str, float], left: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """What the round began with. Members that failed in it have no weight any more but took
+        part."""
         return {
             "round": number,
             "agreed_characters": self._length,

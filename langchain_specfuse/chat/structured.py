@@ -1,6 +1,7 @@
 """``with_structured_output``: a chat model whose answers come as objects.
 
-Knows LangChain's runnables and parsers and how a schema is asked for; what an answer may be is in ``output_format``.
+Knows LangChain's runnables and parsers and how a schema is asked for; what an answer may be is in
+``output_format``.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from .schemas import name_of, reader_of, schema_of
 
 METHODS = ("json_schema", "json_mode", "function_calling")
 
-_HALF = re.compile(r"\\(u[0-9a-fA-F]{0,3})?\Z|\\u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?\Z")
+_HALF = re.compile(
+    r"\\(u[0-9a-fA-F]{0,3})?\Z|\\u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?\Z"
+)
 """An escape that is not whole yet, or half of a pair: without it what is shown only ever grows."""
 
 
 class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
-    """Reads the JSON of an answer, or the arguments of its call; while it streams, as much as there is of it.
+    """Reads the JSON of an answer, or the arguments of its call; while it streams, as much as there
+    is of it.
 
     A class is shown from when on its data are valid, a dict from its first key on.
     """
@@ -46,12 +50,18 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
         finish = message.response_metadata.get("finish_reason") if message else None
         partial = partial and finish is None
         try:
-            data = self._arguments(message) if self.call else self._text(result[0].text, message, partial)
+            data = (
+                self._arguments(message)
+                if self.call
+                else self._text(result[0].text, message, partial)
+            )
             return data if self.read is None or data is None else self.read(data)
         except ValueError as error:  # JSON's and both pydantics' errors are ValueErrors
             if partial:
                 return None
-            unread = OutputParserException(f"the answer cannot be read: {error}", llm_output=result[0].text)
+            unread = OutputParserException(
+                f"the answer cannot be read: {error}", llm_output=result[0].text
+            )
             if finish == "length":
                 advised(unread, "the answer was cut off by max_tokens; allow more")
             raise unread from error
@@ -61,10 +71,16 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
 
     def _arguments(self, message: Any) -> Any:
         """What the tool is called with; None if it is not called."""
-        right = [one["args"] for one in getattr(message, "tool_calls", ()) if one["name"] == self.call]
+        right = [
+            one["args"] for one in getattr(message, "tool_calls", ()) if one["name"] == self.call
+        ]
         if right:
             return right[0]
-        broken = [one["args"] or "" for one in getattr(message, "invalid_tool_calls", ()) if one["name"] == self.call]
+        broken = [
+            one["args"] or ""
+            for one in getattr(message, "invalid_tool_calls", ())
+            if one["name"] == self.call
+        ]
         return read_json(broken[0]) if broken else None
 
     def _text(self, text: str, message: Any, partial: bool) -> Any:
@@ -88,13 +104,17 @@ def structured(
 ) -> Runnable[Any, Any]:
     """The model, asked for this schema, and the reader of its answers."""
     if method not in METHODS:
-        error = UsageError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r:.80}")
+        error = UsageError(
+            f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r:.80}"
+        )
         raise advised(error, "leave it out: 'json_schema' is the surest")
     if schema is None and method != "json_mode":
         error = UsageError(f"method={method!r} needs a schema, got None")
         raise advised(error, "pass a schema, or method='json_mode' for any JSON object")
     wanted = schema_of(schema, strict) if schema is not None else {}
-    options = {**kwargs, **_for_traces(schema, wanted, method, strict)} if schema is not None else kwargs
+    options = (
+        {**kwargs, **_for_traces(schema, wanted, method, strict)} if schema is not None else kwargs
+    )
     call = None
     if schema is None:
         bound = bind(**options, response_format={"type": "json_object"})
@@ -102,32 +122,50 @@ def structured(
         bound = _as_call(bind_tools, schema, wanted, strict, options)
         call = bound.kwargs["tools"][0]["function"]["name"]
     else:
-        named = {"name": name_of(schema), "schema": wanted} | ({} if strict is None else {"strict": strict})
+        named = {"name": name_of(schema), "schema": wanted} | (
+            {} if strict is None else {"strict": strict}
+        )
         bound = bind(**options, response_format={"type": "json_schema", "json_schema": named})
     reader = StructuredReader(read=reader_of(schema), call=call)
     return _with_raw(bound, reader) if include_raw else bound | reader
 
 
 def _as_call(
-    bind_tools: Callable[..., Any], schema: Any, wanted: dict[str, Any], strict: bool | None, options: Mapping[str, Any]
+    bind_tools: Callable[..., Any],
+    schema: Any,
+    wanted: dict[str, Any],
+    strict: bool | None,
+    options: Mapping[str, Any],
 ) -> Any:
     """The model, which must call a tool of this schema."""
     if options.get("tools"):
-        error = UsageError("tools and method='function_calling' are both given: the object would be one more call")
+        error = UsageError(
+            "tools and method='function_calling' are both given: the object would be one more call"
+        )
         raise advised(error, "leave method out: the answer is then a call of a tool, or the object")
     options = {name: value for name, value in options.items() if name != "tools"}
-    tool = _function({"title": name_of(schema), **wanted}) if isinstance(schema, Mapping) else schema
+    tool = (
+        _function({"title": name_of(schema), **wanted}) if isinstance(schema, Mapping) else schema
+    )
     return bind_tools([tool], tool_choice=True, parallel_tool_calls=False, strict=strict, **options)
 
 
 def _function(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON schema as a tool; LangChain's own way drops all but its properties."""
-    parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
-    function = {"name": schema["title"], "description": schema.get("description", ""), "parameters": parameters}
+    parameters = {
+        key: value for key, value in schema.items() if key not in ("title", "description")
+    }
+    function = {
+        "name": schema["title"],
+        "description": schema.get("description", ""),
+        "parameters": parameters,
+    }
     return {"type": "function", "function": function}
 
 
-def _for_traces(schema: Any, wanted: Mapping[str, Any], method: str, strict: bool | None) -> dict[str, Any]:
+def _for_traces(
+    schema: Any, wanted: Mapping[str, Any], method: str, strict: bool | None
+) -> dict[str, Any]:
     """What LangChain's traces show of it."""
     kwargs = {"method": method} if strict is None else {"method": method, "strict": strict}
     source = schema if isinstance(schema, type) else {"title": name_of(schema), **wanted}
@@ -136,6 +174,8 @@ def _for_traces(schema: Any, wanted: Mapping[str, Any], method: str, strict: boo
 
 def _with_raw(bound: Any, reader: StructuredReader) -> Runnable[Any, Any]:
     """The answer itself beside what was read from it, or beside the error."""
-    read = RunnablePassthrough.assign(parsed=itemgetter("raw") | reader, parsing_error=lambda _: None)
+    read = RunnablePassthrough.assign(
+        parsed=itemgetter("raw") | reader, parsing_error=lambda _: None
+    )
     unread = RunnablePassthrough.assign(parsed=lambda _: None)
     return RunnableMap(raw=bound) | read.with_fallbacks([unread], exception_key="parsing_error")

@@ -1,9 +1,11 @@
-"""Rounds as custom events and child runs of the chat model's own run, wherever that run was started.
+"""Rounds as custom events and child runs of the chat model's own run, wherever that run was
+started.
 
-LangChain passes ``_stream`` no run manager on most paths, so the chat model passes it a :class:`RunScope` instead.
-Tracers get each child run complete, when its round is done, with the times at which the members worked: LangSmith gets
-it in one post, and nothing can stay open. An error of a tracer is logged once, and that tracer gets no more of this
-answer. Knows callbacks, tracers and rounds; nothing of messages or members.
+LangChain passes ``_stream`` no run manager on most paths, so the chat model passes it a
+:class:`RunScope` instead. Tracers get each child run complete, when its round is done, with the
+times at which the members worked: LangSmith gets it in one post, and nothing can stay open. An
+error of a tracer is logged once, and that tracer gets no more of this answer. Knows callbacks,
+tracers and rounds; nothing of messages or members.
 """
 
 from __future__ import annotations
@@ -53,12 +55,16 @@ class RunScope:
     def send(self, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Send events to the handlers."""
         for name, data in events if self.handlers else ():
-            handle_event(self.handlers, "on_custom_event", "ignore_custom_event", name, data, **self._about())
+            handle_event(
+                self.handlers, "on_custom_event", "ignore_custom_event", name, data, **self._about()
+            )
 
     async def asend(self, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """``send`` for asyncio."""
         for name, data in events if self.handlers else ():
-            await ahandle_event(self.handlers, "on_custom_event", "ignore_custom_event", name, data, **self._about())
+            await ahandle_event(
+                self.handlers, "on_custom_event", "ignore_custom_event", name, data, **self._about()
+            )
 
     def _about(self) -> dict[str, Any]:
         return {"run_id": self.run_id, "tags": self.tags, "metadata": self.metadata}
@@ -67,9 +73,11 @@ class RunScope:
 def prepared(
     manager: Any, config: RunnableConfig | None, model: Any, call: Mapping[str, Any]
 ) -> tuple[RunnableConfig, RunScope]:
-    """The config with its callbacks and run id fixed in advance, and the scope that the run will have.
+    """The config with its callbacks and run id fixed in advance, and the scope that the run will
+    have.
 
-    LangChain configures the callbacks once more from this config; it adds no handler that is already there.
+    LangChain configures the callbacks once more from this config; it adds no handler that is
+    already there.
     """
     config = ensure_config(config)
     inherited = {**(config.get("metadata") or {}), **model._get_ls_params_with_defaults(**call)}
@@ -83,7 +91,8 @@ def prepared(
 
 
 def _events(round: Round) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A round's custom events, name and plain JSON: the round itself, then one per member that left in it."""
+    """A round's custom events, name and plain JSON: the round itself, then one per member that left
+    in it."""
     data = round.as_dict()
     yield ROUND_EVENT, data
     for departure in data["left"]:
@@ -93,15 +102,21 @@ def _events(round: Round) -> Iterator[tuple[str, dict[str, Any]]]:
 def _last_exits(error: BaseException | None, after: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """The exits of an answer that broke off after this round."""
     for failed in failures_after(error, after):
-        exit = {"member": failed.member, "kind": failed.kind, "reason": str(failed), "round": failed.round}
+        exit = {
+            "member": failed.member,
+            "kind": failed.kind,
+            "reason": str(failed),
+            "round": failed.round,
+        }
         yield EXIT_EVENT, {**exit, "weights": {}}
 
 
-# --- one answer -------------------------------------------------------------------------------------------------
+# --- one answer -----------------------------------------------------------------------------------
 
 
 class AnswerTrace:
-    """Reports one answer: to handlers as events, to tracers as metadata and child runs. A context manager."""
+    """Reports one answer: to handlers as events, to tracers as metadata and child runs. A context
+    manager."""
 
     def __init__(self, scope: RunScope, depth: Depth, spans: SpanBuilder) -> None:
         self._scope = scope
@@ -135,7 +150,8 @@ class AnswerTrace:
             self._report(self._spans.round(round))
 
     async def aadd(self, round: Round) -> None:
-        """``add`` for asyncio. As in LangChain's own calls, a tracer that may block works on another thread."""
+        """``add`` for asyncio. As in LangChain's own calls, a tracer that may block works on
+        another thread."""
         self._last = round.number
         await self._scope.asend(_events(round))
         if self._runs:
@@ -147,7 +163,12 @@ class AnswerTrace:
 
     def _cut(self, error: BaseException | None) -> None:
         """The answer broke off, unless its last round was done."""
-        if self._runs and error is not None and not self._spans.finished and not isinstance(error, UsageError):
+        if (
+            self._runs
+            and error is not None
+            and not self._spans.finished
+            and not isinstance(error, UsageError)
+        ):
             self._report(self._spans.cut(error))
 
     def _report(self, span: Span | None) -> None:
@@ -157,19 +178,29 @@ class AnswerTrace:
         for key, (tracer, run) in list(self._runs.items()):
             try:
                 # A new dict: the old one may be the caller's own.
-                run.extra["metadata"] = {**(run.extra.get("metadata") or {}), **self._spans.metadata}
+                run.extra["metadata"] = {
+                    **(run.extra.get("metadata") or {}),
+                    **self._spans.metadata,
+                }
                 if exits:  # also a tag, by which to find the run
-                    events = [{"name": EXIT_EVENT, "time": datetime.now(UTC), "kwargs": dict(one)} for one in exits]
+                    events = [
+                        {"name": EXIT_EVENT, "time": datetime.now(UTC), "kwargs": dict(one)}
+                        for one in exits
+                    ]
                     run.events = [*(run.events or []), *events]
                     run.tags = list(dict.fromkeys([*(run.tags or []), EXIT_EVENT]))
                 if span is not None and self._depth != "summary":
                     _add(tracer, run, span)
             except Exception:
                 del self._runs[key]
-                log.warning("%s failed; it gets no more of this answer", type(tracer).__name__, exc_info=True)
+                log.warning(
+                    "%s failed; it gets no more of this answer",
+                    type(tracer).__name__,
+                    exc_info=True,
+                )
 
 
-# --- tracers ----------------------------------------------------------------------------------------------------
+# --- tracers --------------------------------------------------------------------------------------
 
 
 def _runs(scope: RunScope) -> dict[int, tuple[BaseTracer, Run]]:
@@ -187,15 +218,17 @@ def _runs(scope: RunScope) -> dict[int, tuple[BaseTracer, Run]]:
 def _add(tracer: BaseTracer, parent: Run, span: Span) -> None:
     """Add a child to a run, with its own children."""
     run = _begun(tracer, parent, span)
-    # LangSmith's tracer posts a run when it begins: so the run is complete by then (one post), and it begins before its
-    # children, as OpenTelemetry needs it. (Where its client writes spans, a post and a patch may change places.)
+    # LangSmith's tracer posts a run when it begins: so the run is complete by then (one post), and
+    # it begins before its children, as OpenTelemetry needs it. (Where its client writes spans, a
+    # post and a patch may change places.)
     posted = isinstance(tracer, LangChainTracer)
     try:
         if posted:
             _finish(run, span)
         tracer._start_trace(run)
         if not any(child is run for child in parent.child_runs[-1:]):
-            parent.child_runs.append(run)  # the parent has ended: a stream that is closed early ends before its answer
+            # the parent has ended: a stream that is closed early ends before its answer
+            parent.child_runs.append(run)
         tracer._on_chain_start(run)
         for child in span.children:
             _add(tracer, run, child)
@@ -209,9 +242,11 @@ def _add(tracer: BaseTracer, parent: Run, span: Span) -> None:
 
 
 def _begun(tracer: BaseTracer, parent: Run, span: Span) -> Run:
-    # Never before its parent: another machine's clock may differ, and runs are ordered by their beginnings.
+    # Never before its parent: another machine's clock may differ, and runs are ordered by their
+    # beginnings.
     began = max(datetime.fromtimestamp(span.began, UTC), parent.start_time)
-    # The caller's metadata (a thread's id, a user's name), as every child run has it; not what makes it a model's run.
+    # The caller's metadata (a thread's id, a user's name), as every child run has it; not what
+    # makes it a model's run.
     inherited = {
         key: value
         for key, value in (parent.extra.get("metadata") or {}).items()

@@ -1,4 +1,5 @@
-"""Arguments that commands share: members, the method and the options of an answer, made from their definitions."""
+"""Arguments that commands share: members, the method and the options of an answer, made from their
+definitions."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from ..errors import UsageError, advised
 
 PROGRAM = "langchain-specfuse"
 EXAMPLE = f'for example: {PROGRAM} "Why is the sky blue?" --members A B'
-CODES = "exit codes: 0 success, 1 the ensemble or a check failed, 2 a mistake in the call, 130 interrupted"
+CODES = (
+    "exit codes: 0 success, 1 the ensemble or a check failed, 2 a mistake in the call, 130 "
+    "interrupted"
+)
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Options of the chat model that every command has as flags."""
 
@@ -45,7 +49,10 @@ class _Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
         key = name.lstrip("-").replace("-", "_")
         if key == "demo":
-            advice = "leave it out: without --members the demo's models answer (DEMO=small picks smaller ones)"
+            advice = (
+                "leave it out: without --members the demo's models answer (DEMO=small picks "
+                "smaller ones)"
+            )
         elif key in method_options():
             advice = f"use --method {key}=VALUE"
         elif near:
@@ -59,27 +66,35 @@ def add_members(made: argparse.ArgumentParser) -> None:
     """Arguments that name the members."""
     group = made.add_argument_group("members")
     for name in ("members", "verifiers"):
-        group.add_argument(f"--{name}", nargs="+", metavar="M", help=_help(name, _options.Options.model_fields[name]))
+        group.add_argument(
+            f"--{name}",
+            nargs="+",
+            metavar="M",
+            help=_help(name, _options.Options.model_fields[name]),
+        )
     leads = _help("lead", _options.Options.model_fields["lead"], "auto").replace("None:", "none:")
     group.add_argument("--lead", default="auto", metavar="M", help=leads)
 
 
 def add_answer(made: argparse.ArgumentParser, *more: str, **defaults: str) -> Any:
-    """Arguments about the method and the answer. ``more``: further options of the chat model. ``defaults``: other
-    defaults, for the help. Returns the group."""
+    """Arguments about the method and the answer. ``more``: further options of the chat model.
+    ``defaults``: other defaults, for the help. Returns the group."""
     group = made.add_argument_group("method and answer")
     group.add_argument(
         "--method",
         action=_MethodArgument,
         default=[],
         metavar="NAME|KEY=VALUE",
-        help=f"{', '.join(METHODS)} (default: robust), or an option such as exit=never; repeatable; help: list all",
+        help=f"{', '.join(METHODS)} (default: robust), or an option such as exit=never; "
+        "repeatable; help: list all",
     )
     add_fields(group, _options.Options.model_fields, (*ANSWER, *more), **defaults)
     return group
 
 
-def add_fields(group: Any, fields: Mapping[str, Any], names: Iterable[str], **defaults: str) -> None:
+def add_fields(
+    group: Any, fields: Mapping[str, Any], names: Iterable[str], **defaults: str
+) -> None:
     """A flag for each of these pydantic fields."""
     for name in names:
         kinds = [kind for kind in (int, float) if kind in _types(fields[name].annotation)]
@@ -105,7 +120,13 @@ def _types(annotation: Any) -> tuple[Any, ...]:
 class _MethodArgument(argparse.Action):
     """``--method``: collects names and options, and lists the options for ``--method help``."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: Any,
+        values: Any,
+        option_string: Any = None,
+    ) -> None:
         if values != "help":
             namespace.method = [*namespace.method, values]
             return
@@ -125,9 +146,13 @@ def method_of(given: Sequence[str]) -> Method:
     changes: dict[str, Any] = {}
     for one in given:
         key, equals, value = one.partition("=")
-        key, option = key.strip().replace("-", "_"), method_options().get(key.strip().replace("-", "_"))
+        key, option = (
+            key.strip().replace("-", "_"),
+            method_options().get(key.strip().replace("-", "_")),
+        )
         if equals:
-            changes[key] = option.read(key, value.strip()) if option else value  # an unknown key is refused below
+            # an unknown key is refused below
+            changes[key] = option.read(key, value.strip()) if option else value
     return Method.named(names[-1] if names else "robust", **changes)
 
 
@@ -140,12 +165,17 @@ def options_of(given: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
     return {**_options.defaults(), **defaults, **checked, "method": method_of(given.method)}
 
 
-def members_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
-    """The members that write and those that only vote: those that were named, else ``stand_ins``, else the demo's."""
+def members_of(
+    given: argparse.Namespace, stand_ins: Sequence[Any] | None
+) -> tuple[list[Any], list[Any]]:
+    """The members that write and those that only vote: those that were named, else ``stand_ins``,
+    else the demo's."""
     for name in (*(given.members or ()), *(given.verifiers or ())):
         if "," in name and not os.path.exists(os.path.expanduser(name)):
             apart = " ".join(name.replace(",", " ").split())
-            raise advised(UsageError(f"there is no member {name!r}"), f"put spaces between members: {apart}")
+            raise advised(
+                UsageError(f"there is no member {name!r}"), f"put spaces between members: {apart}"
+            )
     members = given.members or stand_ins
     if not members:
         from ..demo import demo_members
@@ -161,8 +191,13 @@ def ensemble_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> E
 
 
 def question_after_members(given: argparse.Namespace) -> None:
-    """``--members A B "Why is the sky blue?"``: argparse takes the question for a member. It is the question."""
+    """``--members A B "Why is the sky blue?"``: argparse takes the question for a member. It is the
+    question."""
     for listed in (given.verifiers, given.members):
         last = listed[-1] if listed and len(listed) > 1 else ""
-        if given.question is None and len(last.split()) > 1 and not os.path.exists(os.path.expanduser(last)):
+        if (
+            given.question is None
+            and len(last.split()) > 1
+            and not os.path.exists(os.path.expanduser(last))
+        ):
             given.question = listed.pop()

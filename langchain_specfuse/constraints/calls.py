@@ -1,6 +1,8 @@
-"""Tool calls in the text of an answer: the one reader that tells them from free text, and when two calls are the same.
+"""Tool calls in the text of an answer: the one reader that tells them from free text, and when two
+calls are the same.
 
-Knows how calls are written (:class:`CallFormat`), not which calls are allowed: the grammar says that.
+Knows how calls are written (:class:`CallFormat`), not which calls are allowed: the grammar says
+that.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _OUTSIDE, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """What a piece of text adds to a call: its name where its arguments begin, and the arguments as they come."""
+    """What a piece of text adds to a call: its name where its arguments begin, and the arguments as
+    they come."""
 
     index: int
     name: str | None
@@ -29,7 +32,8 @@ class CallPiece:
 class CallReader:
     """Reads an answer piece by piece: free text first, then calls, one after the other.
 
-    ``anywhere``: a call may follow free text; otherwise the answer begins with a call or holds none.
+    ``anywhere``: a call may follow free text; otherwise the answer begins with a call or holds
+    none.
 
     >>> reader = CallReader(CallFormat(begin="<call>", end="</call>"), anywhere=True)
     >>> reader.feed("So: <ca")
@@ -53,7 +57,8 @@ class CallReader:
         self.ends: tuple[int, ...] = ()
         """Where in the text each of them ends."""
         self.rest = ""
-        """The text after the prose and the finished calls: an unfinished call, or what may become the next one."""
+        """The text after the prose and the finished calls: an unfinished call, or what may become
+        the next one."""
         self._at = 0
         """Where ``rest`` begins in the text."""
         self._enter_call()
@@ -71,7 +76,8 @@ class CallReader:
 
     @property
     def inside(self) -> bool:
-        """In a call: its beginning is written, its end is not. After a call there can only be another call."""
+        """In a call: its beginning is written, its end is not. After a call there can only be
+        another call."""
         return self._place in ("body", "end") or (self._place == "after" and self.rest != "")
 
     @property
@@ -117,14 +123,22 @@ class CallReader:
             self._send(pieces, whole)
             self._place = "end" if whole else "body"
             return whole
-        if self._place == "end" and self._name is not None and self.rest.startswith(form.end, self._scanned):
+        if (
+            self._place == "end"
+            and self._name is not None
+            and self.rest.startswith(form.end, self._scanned)
+        ):
             self.calls += (Call(self._name, self.rest[self._arguments : self._scanned - 1]),)
             self._cut(self._scanned + len(form.end))
             self.ends += (self._at,)
             self._place = "after"
             return True
         between = form.between
-        if self._place == "after" and len(self.rest) > len(between) and self.rest.startswith(between + form.begin):
+        if (
+            self._place == "after"
+            and len(self.rest) > len(between)
+            and self.rest.startswith(between + form.begin)
+        ):
             self._cut(len(between))
             self._enter_call()
             self._place = "body"
@@ -133,7 +147,9 @@ class CallReader:
 
     def _scan(self) -> bool:
         """Follow the JSON of a call as far as it is there; whether it is whole."""
-        while found := (_IN_STRING if self._in_string else _OUTSIDE).search(self.rest, self._scanned):
+        while found := (_IN_STRING if self._in_string else _OUTSIDE).search(
+            self.rest, self._scanned
+        ):
             mark = found[0]
             if mark == "\\" and found.end() == len(self.rest):  # what it escapes comes later
                 self._scanned = found.start()
@@ -151,7 +167,8 @@ class CallReader:
         return False
 
     def _send(self, pieces: list[CallPiece], whole: bool) -> None:
-        """Add the new part of the call: the name once all of the head is there, then the arguments."""
+        """Add the new part of the call: the name once all of the head is there, then the
+        arguments."""
         name = None
         if self._name is None:
             head = self._head.match(self.rest, len(self._format.begin))
@@ -181,11 +198,15 @@ def search(text: AnyStr, begin: AnyStr) -> tuple[int | None, int]:
 def canonical(call: Call) -> str:
     """The same text for calls that mean the same.
 
-    >>> canonical(Call("f", '{"b": 1.0, "a": "é"}')) == canonical(Call("f", '{"a":"\\\\u00e9","b":1}'))
+    >>> canonical(Call("f", '{"b": 1.0, "a": "é"}')) == canonical(
+    ...     Call("f", '{"a":"\\\\u00e9","b":1}')
+    ... )
     True
     """
     try:
-        arguments = json.dumps(alike(json.loads(call.arguments)), sort_keys=True, ensure_ascii=False)
+        arguments = json.dumps(
+            alike(json.loads(call.arguments)), sort_keys=True, ensure_ascii=False
+        )
     except (ValueError, RecursionError):
         arguments = call.arguments
     return f"{call.name}\n{arguments}"

@@ -1,4 +1,5 @@
-"""Constraints compiled for one tokenizer's vocabulary, and the states that members advance, fork and mask with."""
+"""Constraints compiled for one tokenizer's vocabulary, and the states that members advance, fork
+and mask with."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _BYTES = Tokens(())
 
 
 class State:
-    """Where one text stands under a constraint, for one vocabulary. Mutable; forks are independent of each other."""
+    """Where one text stands under a constraint, for one vocabulary. Mutable; forks are independent
+    of each other."""
 
     def __init__(self, tokens: Tokens, parts: Sequence[_Ruled | _Free]) -> None:
         self._tokens = tokens
@@ -42,13 +44,16 @@ class State:
         if len(self._parts) > 1:
             fits = [part.fits(data) for part in self._parts]
             data = data[: max(fits)]
-            self._parts = [part for part, fit in zip(self._parts, fits, strict=True) if fit == len(data)]
+            self._parts = [
+                part for part, fit in zip(self._parts, fits, strict=True) if fit == len(data)
+            ]
         moved = [part.eat(data) for part in self._parts]
         self._parts = [part for part, _ in moved]
         return moved[0][1]
 
     def put(self, token: int) -> bool:
-        """Move over one token of the vocabulary. False, and nothing has moved, if it may not come here."""
+        """Move over one token of the vocabulary. False, and nothing has moved, if it may not come
+        here."""
         if self._tokens.stops(token):
             return self.may_end()
         if not 0 <= token < len(self._tokens.words):
@@ -62,7 +67,8 @@ class State:
         return True
 
     def mask(self) -> Mask | None:
-        """One bit per token that may come next, 32 to a word; None: every token. Ends only where the text may end."""
+        """One bit per token that may come next, 32 to a word; None: every token. Ends only where
+        the text may end."""
         mask: Mask | None = None
         for part in self._parts:
             more = part.mask()
@@ -96,11 +102,14 @@ class State:
 def shared_start(texts: Sequence[AnyStr]) -> AnyStr:
     """What all texts begin with."""
     first, last = min(texts), max(texts)
-    size = next((at for at in range(min(len(first), len(last))) if first[at] != last[at]), min(len(first), len(last)))
+    size = next(
+        (at for at in range(min(len(first), len(last))) if first[at] != last[at]),
+        min(len(first), len(last)),
+    )
     return first[:size]
 
 
-# --- one grammar --------------------------------------------------------------------------------------------------
+# --- one grammar ----------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=KEPT)
@@ -111,9 +120,9 @@ def _byte_matcher(lark: str) -> Any:
 class _Compiled:
     """One grammar for one vocabulary.
 
-    Two matchers of llguidance: one over bytes answers everything but masks, since no tokenizer's habits matter to it;
-    one over tokens makes masks. That one runs without forcing: otherwise it would allow, of forced text, only what its
-    own way of tokenizing makes of it.
+    Two matchers of llguidance: one over bytes answers everything but masks, since no tokenizer's
+    habits matter to it; one over tokens makes masks. That one runs without forcing: otherwise it
+    would allow, of forced text, only what its own way of tokenizing makes of it.
     """
 
     def __init__(self, rule: Rule, tokens: Tokens) -> None:
@@ -121,7 +130,9 @@ class _Compiled:
         self.tokens = tokens
         self._bytes = _byte_matcher(rule.lark)
         if self._bytes.is_error():
-            error = UsageError(f"the constraint cannot be read: {reason(self._bytes.get_error()):.600}")
+            error = UsageError(
+                f"the constraint cannot be read: {reason(self._bytes.get_error()):.600}"
+            )
             raise advised(error, "fix it")
         self._masker: Any = None
         self._lock = threading.Lock()
@@ -129,7 +140,11 @@ class _Compiled:
     def start(self) -> _Ruled:
         form = self.rule.calls
         with self._lock:
-            return _Ruled(self, self._bytes.deep_copy(), CallReader(_bytewise(form), anywhere=False) if form else None)
+            return _Ruled(
+                self,
+                self._bytes.deep_copy(),
+                CallReader(_bytewise(form), anywhere=False) if form else None,
+            )
 
     def masker(self) -> Any:
         with self._lock:
@@ -140,8 +155,14 @@ class _Compiled:
 
 
 def _bytewise(form: CallFormat) -> CallFormat:
-    """The format with a character for each of its bytes, for a reader of texts that tokens cut inside characters."""
-    return CallFormat(*(getattr(form, name).encode().decode("latin-1") for name in CallFormat.__dataclass_fields__))
+    """The format with a character for each of its bytes, for a reader of texts that tokens cut
+    inside characters."""
+    return CallFormat(
+        *(
+            getattr(form, name).encode().decode("latin-1")
+            for name in CallFormat.__dataclass_fields__
+        )
+    )
 
 
 class _Ruled:
@@ -156,7 +177,9 @@ class _Ruled:
         """What the masker has not read yet: it is needed only where a token is drawn."""
 
     def fork(self) -> _Ruled:
-        other = _Ruled(self._grammar, self._matcher.deep_copy(), self._reader.fork() if self._reader else None)
+        other = _Ruled(
+            self._grammar, self._matcher.deep_copy(), self._reader.fork() if self._reader else None
+        )
         other._masker = self._masker.deep_copy() if self._masker else None
         other._unread = self._unread
         return other
@@ -178,9 +201,13 @@ class _Ruled:
         masker = self._masker = self._masker or self._grammar.masker()
         moved = masker.try_consume_tokens([size + byte for byte in self._unread])
         if moved != len(self._unread):
-            raise RuntimeError(f"the mask lost its text after {moved} of {self._unread!r}: {masker.get_error()}")
+            raise RuntimeError(
+                f"the mask lost its text after {moved} of {self._unread!r}: {masker.get_error()}"
+            )
         self._unread = b""
-        words: Mask = np.frombuffer(masker.compute_bitmask(), dtype=np.int32)[: -(-size // 32)].copy()
+        words: Mask = np.frombuffer(masker.compute_bitmask(), dtype=np.int32)[
+            : -(-size // 32)
+        ].copy()
         if masker.is_error():
             raise RuntimeError(f"no mask could be made: {masker.get_error()}")
         if size % 32:
@@ -229,7 +256,9 @@ class _Free:
 
     in_call = False
 
-    def __init__(self, tokens: Tokens, begin: bytes = b"", calls: _Compiled | None = None, seen: int = 0) -> None:
+    def __init__(
+        self, tokens: Tokens, begin: bytes = b"", calls: _Compiled | None = None, seen: int = 0
+    ) -> None:
         self._tokens = tokens
         self._begin = begin
         self._calls = calls
@@ -251,7 +280,8 @@ class _Free:
         return call, at + count
 
     def _search(self, data: bytes) -> tuple[int | None, int]:
-        """Where in the data a call has begun (None: nowhere), and how much of a beginning it ends with."""
+        """Where in the data a call has begun (None: nowhere), and how much of a beginning it ends
+        with."""
         if self._calls is None:
             return None, 0
         at, seen = search(self._begin[: self._seen] + data, self._begin)
@@ -262,7 +292,10 @@ class _Free:
         return self._calls.start().eat(self._begin)[0]
 
     def mask(self) -> Mask | None:
-        words, crossing = self._tokens.words, self._tokens.crossing(self._begin, self._seen) if self._calls else []
+        words, crossing = (
+            self._tokens.words,
+            self._tokens.crossing(self._begin, self._seen) if self._calls else [],
+        )
         wrong = [token for token in crossing if self.fits(words[token]) < len(words[token])]
         return self._tokens.all_but(wrong) if wrong else None
 
@@ -276,7 +309,7 @@ class _Free:
         return bytes(range(256))
 
 
-# --- what is compiled ---------------------------------------------------------------------------------------------
+# --- what is compiled -----------------------------------------------------------------------------
 
 
 class Grammar:
@@ -292,8 +325,12 @@ class Grammar:
         """The state at the beginning of a text."""
         if not self._prose:
             return State(self._tokens, [one.start() for one in self._compiled])
-        calls = [(trigger(one.rule.calls).encode(), one) for one in self._compiled if one.rule.calls]
-        return State(self._tokens, [_Free(self._tokens, *calls[0]) if calls else _Free(self._tokens)])
+        calls = [
+            (trigger(one.rule.calls).encode(), one) for one in self._compiled if one.rule.calls
+        ]
+        return State(
+            self._tokens, [_Free(self._tokens, *calls[0]) if calls else _Free(self._tokens)]
+        )
 
 
 class Vocabulary:
@@ -301,7 +338,9 @@ class Vocabulary:
 
     def __init__(self, words: Sequence[bytes], stop_ids: Sequence[int] = ()) -> None:
         self.tokens = Tokens(words, stop_ids)
-        self.grammar: Callable[[Constraint], Grammar] = lru_cache(maxsize=KEPT)(partial(Grammar, self.tokens))
+        self.grammar: Callable[[Constraint], Grammar] = lru_cache(maxsize=KEPT)(
+            partial(Grammar, self.tokens)
+        )
 
 
 _VOCABULARIES: WeakKeyDictionary[Any, dict[Any, Vocabulary]] = WeakKeyDictionary()
@@ -309,7 +348,8 @@ _LOCK = threading.Lock()
 
 
 def vocabulary(tokenizer: Any, size: int, stop_ids: Sequence[int]) -> Vocabulary:
-    """The vocabulary of a member's tokenizer. ``size``: how many logits its model has. Made once per tokenizer."""
+    """The vocabulary of a member's tokenizer. ``size``: how many logits its model has. Made once
+    per tokenizer."""
     key = (size, tuple(sorted(stop_ids)))
     with _LOCK:
         try:

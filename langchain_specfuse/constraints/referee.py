@@ -1,4 +1,5 @@
-"""The loop's referee: a grammar over plain bytes, asked about whole texts. Knows no tokenizer and no member."""
+"""The loop's referee: a grammar over plain bytes, asked about whole texts. Knows no tokenizer and
+no member."""
 
 from __future__ import annotations
 
@@ -29,9 +30,14 @@ def check(constraint: Constraint) -> None:
     """``UsageError`` if the constraint is unknown, impossible or more than a grammar can say."""
     start = bytewise().grammar(constraint).start()
     if not start.may_end() and not start.follows():
-        raise advised(UsageError(f"no answer satisfies the constraint {_shown(constraint)}"), "fix it")
+        raise advised(
+            UsageError(f"no answer satisfies the constraint {_shown(constraint)}"), "fix it"
+        )
     if len(start.forced()) >= LONGEST_FORCED:
-        raise advised(UsageError(f"no answer ends under the constraint {_shown(constraint)}"), "give it an end")
+        raise advised(
+            UsageError(f"no answer ends under the constraint {_shown(constraint)}"),
+            "give it an end",
+        )
 
 
 def _shown(constraint: Constraint) -> str:
@@ -53,7 +59,8 @@ class _Place(NamedTuple):
 
 
 class Ruling(Referee):
-    """A referee under a constraint. Keeps the places of the last texts, so that a growing answer is read once."""
+    """A referee under a constraint. Keeps the places of the last texts, so that a growing answer is
+    read once."""
 
     def __init__(self, constraint: Constraint) -> None:
         plan = plan_of(constraint)
@@ -75,13 +82,16 @@ class Ruling(Referee):
         return len(legal) if place.calls is None else self._new_calls(answer, legal, place.calls)
 
     def _new_calls(self, answer: str, draft: str, before: CallReader) -> int:
-        """How much of a legal draft comes before a call that the answer has already, which small models repeat without
-        end, and without what only begins another call behind a finished one: a line break is no promise."""
+        """How much of a legal draft comes before a call that the answer has already, which small
+        models repeat without end, and without what only begins another call behind a finished one:
+        a line break is no promise."""
         after = before.fork()
         after.feed(draft)
         known = set(map(canonical, before.calls))
         end = 0
-        for call, at in zip(after.calls[len(before.calls) :], after.ends[len(before.calls) :], strict=True):
+        for call, at in zip(
+            after.calls[len(before.calls) :], after.ends[len(before.calls) :], strict=True
+        ):
             if canonical(call) in known:
                 return end
             known.add(canonical(call))
@@ -128,7 +138,11 @@ class Ruling(Referee):
         after = before.fork()
         after.feed(draft)
         new = after.calls[len(before.calls) :]
-        return ((answer + draft)[before.prose : after.prose], tuple(map(canonical, new)), after.rest) if new else draft
+        return (
+            ((answer + draft)[before.prose : after.prose], tuple(map(canonical, new)), after.rest)
+            if new
+            else draft
+        )
 
     def prose(self, answer: str) -> int:
         if not self._prose:
@@ -148,7 +162,9 @@ class Ruling(Referee):
         data = new.encode("utf-8", "surrogatepass")
         moved = state.advance(data)
         if moved < len(data):
-            raise SpecFuseError(f"the answer does not fit its constraint from {data[moved:][:80]!r} on")
+            raise SpecFuseError(
+                f"the answer does not fit its constraint from {data[moved:][:80]!r} on"
+            )
         if calls:
             calls.feed(new)
         self._places[answer] = _Place(state, calls)

@@ -21,8 +21,9 @@ SPELLING = {
     "whitespace_flexible": False,
     "json_allowed_escapes": 'nrbtf\\"',
 }
-"""JSON has one spelling: members cannot fill an answer with white space, and equal strings are equal text. ``u`` is not
-among the escapes, because half of one at the end of a draft would have to become an unintended character."""
+"""JSON has one spelling: members cannot fill an answer with white space, and equal strings are
+equal text. ``u`` is not among the escapes, because half of one at the end of a draft would have to
+become an unintended character."""
 _FENCE = re.compile(r"\A\s*(?:```\w*(?:\s|\Z)|`{1,2}\Z)")
 _STRINGS = re.compile(r'("(?:[^"\\]|\\.)*+(?:"|\\?\Z))', re.DOTALL)
 
@@ -40,7 +41,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a constraint allows: a text of one of the grammars, or (``prose``) any text, in which calls may begin."""
+    """What a constraint allows: a text of one of the grammars, or (``prose``) any text, in which
+    calls may begin."""
 
     rules: tuple[Rule, ...]
     prose: bool = False
@@ -53,7 +55,8 @@ class Plan:
 
 @lru_cache(maxsize=128)
 def plan_of(constraint: Constraint) -> Plan:
-    """The grammars of a constraint. Its body was made by ``chat.output_format``, except for what a user writes."""
+    """The grammars of a constraint. Its body was made by ``chat.output_format``, except for what a
+    user writes."""
     kind, body = constraint.kind, constraint.body
     if kind == "prose":
         return Plan((), prose=True)
@@ -90,7 +93,7 @@ def _any_of(parts: Sequence[Sequence[str]]) -> Plan:
     return Plan(tuple(rule for rule in rules if rule.calls) if prose else rules, prose)
 
 
-# --- JSON and calls -----------------------------------------------------------------------------------------------
+# --- JSON and calls -------------------------------------------------------------------------------
 
 
 def _json(schema: Any) -> Rule:
@@ -101,7 +104,9 @@ def _prepared(schema: Any, where: str) -> Any:
     try:
         return prepared(schema, where, error_of)
     except RecursionError:
-        raise advised(UsageError(f"{where} is nested too deep"), "make the schema flatter") from None
+        raise advised(
+            UsageError(f"{where} is nested too deep"), "make the schema flatter"
+        ) from None
 
 
 def _embedded(schema: Any) -> str:
@@ -112,14 +117,16 @@ def error_of(schema: Any) -> str:
     """Why llguidance refuses this schema; empty if it does not."""
     try:
         return reason(llguidance().LLMatcher.validate_grammar(f"start: {_embedded(schema)}"))
-    except BaseException as error:  # it panics where it cuts what it quotes in the middle of a character
+    # it panics where it cuts what it quotes in the middle of a character
+    except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
         return "a keyword has a value of a wrong type"
 
 
 def reason(error: str) -> str:
-    """llguidance's message without the place in the grammar that we wrote, and without the state of its parser."""
+    """llguidance's message without the place in the grammar that we wrote, and without the state of
+    its parser."""
     text = error.split("\n <state>")[0].rpartition("failed to compile JSON schema: ")[2]
     return re.sub(r"\n +\d+ \| start: %json .*", "", text, flags=re.DOTALL).strip()
 
@@ -127,29 +134,41 @@ def reason(error: str) -> str:
 def _calls(body: Mapping[str, Any]) -> Rule:
     form, bodies = format_in(body), []
     for tool in body["tools"]:
-        name, schema = tool["name"], _prepared(_arguments(tool["parameters"]), f"{tool['name']}.parameters")
+        name, schema = (
+            tool["name"],
+            _prepared(_arguments(tool["parameters"]), f"{tool['name']}.parameters"),
+        )
         head = f"{{{dumped(form.name_key)}: {dumped(name)}, {dumped(form.arguments_key)}: "
         bodies.append(f"{dumped(head)} {_embedded(schema)} {dumped('}')}")
-    begin, end, between = (dumped(text) if text else "" for text in (form.begin, form.end, form.between))
+    begin, end, between = (
+        dumped(text) if text else "" for text in (form.begin, form.end, form.between)
+    )
     more = f" ({between} call)*" if body.get("parallel", False) else ""
     lark = f"start: call{more}\ncall: {begin} body {end}\nbody: " + "\n    | ".join(bodies)
     return Rule(lark, json=True, calls=form)
 
 
 def _arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments: always of an object, and one that names nothing allows nothing."""
-    if set(schema) <= {"type", "title", "description", "$schema"} and schema.get("type", "object") == "object":
+    """The schema of a tool's arguments: always of an object, and one that names nothing allows
+    nothing."""
+    if (
+        set(schema) <= {"type", "title", "description", "$schema"}
+        and schema.get("type", "object") == "object"
+    ):
         return {"type": "object", "properties": {}}
     return {"type": "object", **schema}
 
 
 def respaced(constraint: Constraint | None, answer: str, draft: str) -> str:
-    """The draft of a member that no mask held, spaced as the grammar wants it and without the fence that many models
-    put around JSON; unchanged if it need not be JSON.
+    """The draft of a member that no mask held, spaced as the grammar wants it and without the fence
+    that many models put around JSON; unchanged if it need not be JSON.
 
     >>> respaced(Constraint("json"), "{", '\\n  "a":[1,2],\\n  "b c" : " , "')
     '"a": [1, 2], "b c": " , "'
-    >>> respaced(Constraint("json"), "", '```json\\n{"a"'), respaced(Constraint("json"), "", "```js")
+    >>> (
+    ...     respaced(Constraint("json"), "", '```json\\n{"a"'),
+    ...     respaced(Constraint("json"), "", "```js"),
+    ... )
     ('{"a"', '')
     """
     if constraint is None or constraint.kind not in ("json", "json_schema"):
@@ -157,11 +176,13 @@ def respaced(constraint: Constraint | None, answer: str, draft: str) -> str:
     if not answer:
         draft = _FENCE.sub("", draft)
     parts = _STRINGS.split(answer + draft)
-    parts[::2] = [re.sub(r"[,:]", r"\g<0> ", re.sub(r"[ \t\r\n]+", "", part)) for part in parts[::2]]
+    parts[::2] = [
+        re.sub(r"[,:]", r"\g<0> ", re.sub(r"[ \t\r\n]+", "", part)) for part in parts[::2]
+    ]
     return "".join(parts)[len(answer) :]
 
 
-# --- patterns, choices, grammars ----------------------------------------------------------------------------------
+# --- patterns, choices, grammars ------------------------------------------------------------------
 
 
 def _whole_pattern(pattern: str) -> str:
@@ -173,8 +194,14 @@ def _whole_pattern(pattern: str) -> str:
 
 
 def _regex(pattern: str) -> str:
-    # A slash ends it, and one that is escaped already must not leave its backslash to the escape put there.
-    slashless = re.sub(r"\\(.)|/", lambda found: r"\x2f" if found[1] in (None, "/") else found[0], pattern, flags=re.S)
+    # A slash ends it, and one that is escaped already must not leave its backslash to the escape
+    # put there.
+    slashless = re.sub(
+        r"\\(.)|/",
+        lambda found: r"\x2f" if found[1] in (None, "/") else found[0],
+        pattern,
+        flags=re.S,
+    )
     return f"/(?:{slashless})/"
 
 

@@ -1,14 +1,18 @@
 """JSON schemas, rewritten so that llguidance's own JSON compiler enforces them, or refused.
 
 llguidance alone keeps 238 of the 240 schemas of ``tests/constraints/schemas.py`` (table in
-``docs/log.md``). Rewritten or refused here are the schemas that it gets wrong, refuses, or cannot finish:
+``docs/log.md``). Rewritten or refused here are the schemas that it gets wrong, refuses, or cannot
+finish:
 
 - unknown keywords are refused: llguidance ignores a misspelt ``minimun``;
 - objects are closed unless the schema says otherwise: small models keep inventing keys;
 - references that never end are refused: the answer would be ``{"n": {"n": {"n": `` and so on;
-- ``nullable``, ``propertyNames``, ``unevaluatedProperties``: OpenAPI, and pydantic's ``dict[Color, int]``;
-- ``oneOf`` of references, and tagged unions that are recursive or whose tag has a default (pydantic);
-- formats that only describe the content (``path``), and formats whose values pydantic refuses (leap seconds);
+- ``nullable``, ``propertyNames``, ``unevaluatedProperties``: OpenAPI, and pydantic's ``dict[Color,
+  int]``;
+- ``oneOf`` of references, and tagged unions that are recursive or whose tag has a default
+  (pydantic);
+- formats that only describe the content (``path``), and formats whose values pydantic refuses (leap
+  seconds);
 - bounds beyond 64 bits, and constants that llguidance would write as other values.
 """
 
@@ -30,7 +34,8 @@ def _set(words: str) -> frozenset[str]:
 
 OF_TYPE = {
     "object": _set(
-        "properties required additionalProperties patternProperties propertyNames minProperties maxProperties "
+        "properties required additionalProperties patternProperties propertyNames minProperties "
+        "maxProperties "
         "unevaluatedProperties"
     ),
     "array": _set("items prefixItems additionalItems minItems maxItems uniqueItems"),
@@ -41,8 +46,10 @@ OF_TYPE = {
 COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
 KEYWORDS = frozenset(("type", "enum", "const", "nullable", *COMBINING)).union(*OF_TYPE.values())
 ANNOTATIONS = _set(
-    "title description default examples example deprecated readOnly writeOnly $comment $schema $id $anchor $defs "
-    "definitions discriminator strict xml externalDocs contentMediaType contentEncoding contentSchema"
+    "title description default examples example deprecated readOnly writeOnly $comment $schema $id "
+    "$anchor $defs "
+    "definitions discriminator strict xml externalDocs contentMediaType contentEncoding "
+    "contentSchema"
 )
 """They do not change which values are valid; nor does anything that begins with ``x-``."""
 LARGEST = 9 * 10**18
@@ -52,7 +59,8 @@ EXACT = 2**53
 _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that JSON writes as ``\\u00XX`` only; llguidance drops them from constants."""
 
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_HOUR = r"(?:[01][0-9]|2[0-3])"
+_TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR}:[0-5][0-9])"
 _LEAP_YEAR = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
 _DATE = (
     "(?:[1-9][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
@@ -60,7 +68,9 @@ _DATE = (
 )
 _CLOCK = "(?:[0-9]{1,3}H(?:[0-9]{1,2}M)?(?:[0-9]{1,2}S)?|[0-9]{1,3}M(?:[0-9]{1,2}S)?|[0-9]{1,3}S)"
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
-_EMAIL = rf"[A-Za-z0-9]+(?:[._+-][A-Za-z0-9]+){{0,4}}@{_LABEL}(?:\.{_LABEL}){{0,3}}\.[A-Za-z]{{2,12}}"
+_EMAIL = (
+    rf"[A-Za-z0-9]+(?:[._+-][A-Za-z0-9]+){{0,4}}@{_LABEL}(?:\.{_LABEL}){{0,3}}\.[A-Za-z]{{2,12}}"
+)
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -71,19 +81,25 @@ FORMATS = {
     "uri": r"https?://[A-Za-z0-9](?:[A-Za-z0-9.-]{0,60}[A-Za-z0-9])?(?::[1-9][0-9]{0,3})?(?:/[A-Za-z0-9._~/-]*)?"
     r"(?:\?[A-Za-z0-9._~=&-]*)?(?:#[A-Za-z0-9._~-]*)?",
 }
-"""Of 600 random values of llguidance's own formats pydantic refuses 2 dates, 83 times, 103 date-times and 177 durations
-(leap days, leap seconds, 20 digits); its URIs are no ``HttpUrl`` and its e-mail addresses no ``EmailStr``."""
+"""Of 600 random values of llguidance's own formats pydantic refuses 2 dates, 83 times, 103
+date-times and 177 durations (leap days, leap seconds, 20 digits); its URIs are no ``HttpUrl`` and
+its e-mail addresses no ``EmailStr``."""
 _SAME_FORMAT = {
-    **dict.fromkeys(("ipv4network", "ipv4interface", "ipvanyaddress", "ipvanynetwork", "ipvanyinterface"), "ipv4"),
+    **dict.fromkeys(
+        ("ipv4network", "ipv4interface", "ipvanyaddress", "ipvanynetwork", "ipvanyinterface"),
+        "ipv4",
+    ),
     **dict.fromkeys(("ipv6network", "ipv6interface"), "ipv6"),
 }
 """pydantic's names; a single address is a network, and has an interface."""
 _KNOWN_FORMATS = _set("hostname ipv4 ipv6 uuid")
 _SUBJECTS = _set(
-    "password binary byte base64 base64url path file-path directory-path json-string regex color text string "
+    "password binary byte base64 base64url path file-path directory-path json-string regex color "
+    "text string "
     "multi-line html markdown int32 int64 uint32 uint64 float double decimal"
 )
-"""Formats that describe the content of a string or the storage of a number, not how a string is written."""
+"""Formats that describe the content of a string or the storage of a number, not how a string is
+written."""
 
 
 def prepared(schema: Any, where: str, error_of: Callable[[Any], str]) -> Any:
@@ -98,11 +114,16 @@ def prepared(schema: Any, where: str, error_of: Callable[[Any], str]) -> Any:
     if error := error_of({**root, "$defs": definitions}):
         raise rewriter.refused(error, where)
     finite: set[str] = set()
-    while more := {name for name, one in definitions.items() if name not in finite and _ends(one, finite)}:
+    while more := {
+        name for name, one in definitions.items() if name not in finite and _ends(one, finite)
+    }:
         finite |= more
     endless = [name for name in definitions if name not in finite]
     if endless := [*([] if _ends(root, finite) else [where]), *endless]:
-        raise _impossible(f"{endless[0]} is impossible: it refers to itself without end, so no value is ever complete")
+        raise _impossible(
+            f"{endless[0]} is impossible: it refers to itself without end, so no value is ever "
+            "complete"
+        )
     return {**root, "$defs": definitions}
 
 
@@ -110,14 +131,17 @@ def _impossible(message: str) -> UsageError:
     return advised(UsageError(message), "fix the schema: no answer can satisfy it")
 
 
-def _unsupported(message: str, advice: str = "leave it out of the schema, and check the value yourself") -> UsageError:
+def _unsupported(
+    message: str, advice: str = "leave it out of the schema, and check the value yourself"
+) -> UsageError:
     return advised(UsageError(message), advice)
 
 
 class _Rewriter:
     """Rewrites one schema and collects the definitions that it refers to.
 
-    ``is_part``: the schema is one of several that hold for the same value, so that its objects may not be closed.
+    ``is_part``: the schema is one of several that hold for the same value, so that its objects may
+    not be closed.
     """
 
     def __init__(self, root: Any, error_of: Callable[[Any], str]) -> None:
@@ -132,7 +156,9 @@ class _Rewriter:
         if isinstance(given, bool):
             return given
         if not isinstance(given, dict):
-            raise _unsupported(f"{path} is no JSON schema: {str(given)[:200]}", 'for example {"type": "string"}')
+            raise _unsupported(
+                f"{path} is no JSON schema: {str(given)[:200]}", 'for example {"type": "string"}'
+            )
         words = self._known(given, path)
         nullable = words.pop("nullable", False) is True and bool(words)
         if words.keys() & set(COMBINING):
@@ -144,34 +170,51 @@ class _Rewriter:
 
     def _known(self, given: dict[str, Any], path: str) -> dict[str, Any]:
         """The keywords that say which values are valid."""
-        words = {word: one for word, one in given.items() if word not in ANNOTATIONS and not word.startswith("x-")}
+        words = {
+            word: one
+            for word, one in given.items()
+            if word not in ANNOTATIONS and not word.startswith("x-")
+        }
         if unknown := words.keys() - KEYWORDS:
-            raise _unsupported(f"{path}.{min(unknown):.80} is not supported: a grammar cannot express it")
+            raise _unsupported(
+                f"{path}.{min(unknown):.80} is not supported: a grammar cannot express it"
+            )
         return words
 
     def refused(self, error: str, where: str) -> UsageError:
-        """What to raise for llguidance's error, with the path of the innermost schema that causes it."""
+        """What to raise for llguidance's error, with the path of the innermost schema that causes
+        it."""
         for path, one in self._rewritten:
             found = self._error_of({**one, "$defs": self.definitions})
-            inner = "is unsatisfiable" in error and "Unsatisfiable" in found  # "required property 'a' is ..."
+            # "required property 'a' is ..."
+            inner = "is unsatisfiable" in error and "Unsatisfiable" in found
             if found and (inner or found in error):
                 where, error = path, found
                 break
         _, unsatisfiable, why = error.partition("Unsatisfiable schema: ")
         if unsatisfiable:
-            return _impossible(f"{where} is impossible: {why.replace('anyOf is', 'enum or anyOf is'):.300}")
-        return _unsupported(f"{where} is not supported: {error:.300}", "fix the schema, or leave that out")
+            return _impossible(
+                f"{where} is impossible: {why.replace('anyOf is', 'enum or anyOf is'):.300}"
+            )
+        return _unsupported(
+            f"{where} is not supported: {error:.300}", "fix the schema, or leave that out"
+        )
 
-    # --- schemas that hold together -----------------------------------------------------------------------------
+    # --- schemas that hold together ---------------------------------------------------------------
 
     def _combined(self, words: dict[str, Any], path: str, is_part: bool) -> Any:
-        """References and combinations. Their parts hold together with the keywords beside them, so that no part may be
-        closed alone: first come the names of all properties, in their order, which close the whole."""
+        """References and combinations. Their parts hold together with the keywords beside them, so
+        that no part may be closed alone: first come the names of all properties, in their order,
+        which close the whole."""
         parts: list[Any] = []
         if len(words) > 1 or len(_list(words.get("allOf"))) > 1:
             names: dict[str, bool] = {}
             required: dict[str, bool] = {}
-            if not is_part and not self._name_all(words, path, names, required, set()) and (names or required):
+            if (
+                not is_part
+                and not self._name_all(words, path, names, required, set())
+                and (names or required)
+            ):
                 parts.append({"properties": {**names, **required}, "additionalProperties": False})
             is_part = True
         if own := {word: value for word, value in words.items() if word not in COMBINING}:
@@ -181,23 +224,32 @@ class _Rewriter:
         if "allOf" in words:
             parts += self._listed(words["allOf"], f"{path}.allOf", is_part)
         if "anyOf" in words:
-            # pydantic's Decimal is a number, or a string whose pattern has a look-ahead, which llguidance refuses
+            # pydantic's Decimal is a number, or a string whose pattern has a look-ahead, which
+            # llguidance refuses
             readable = [one for one in _list(words["anyOf"]) if not self._is_unreadable(one)]
-            parts.append({"anyOf": self._listed(readable or words["anyOf"], f"{path}.anyOf", is_part)})
+            parts.append(
+                {"anyOf": self._listed(readable or words["anyOf"], f"{path}.anyOf", is_part)}
+            )
         if "oneOf" in words and (tag := self._tag(_list(words["oneOf"]), path)):
-            parts.append({"anyOf": [self._tagged(one, tag, path, is_part) for one in words["oneOf"]]})
+            parts.append(
+                {"anyOf": [self._tagged(one, tag, path, is_part) for one in words["oneOf"]]}
+            )
         elif "oneOf" in words:
             parts.append({"anyOf": self._exclusive(words["oneOf"], f"{path}.oneOf", is_part)})
         return parts[0] if len(parts) == 1 else {"allOf": parts}
 
     def _listed(self, given: Any, path: str, is_part: bool) -> list[Any]:
         if not isinstance(given, list) or not given:
-            raise _unsupported(f"{path} must be a list of schemas, got {str(given)[:200]}", "fix the schema")
+            raise _unsupported(
+                f"{path} must be a list of schemas, got {str(given)[:200]}", "fix the schema"
+            )
         return [self.schema(one, f"{path}[{at}]", is_part) for at, one in enumerate(given)]
 
     def _tag(self, alternatives: list[Any], path: str) -> str:
         """The property whose constants distinguish the alternatives ("" if there is none)."""
-        schemas = [self._target(one["$ref"], path) if _is_reference(one) else one for one in alternatives]
+        schemas = [
+            self._target(one["$ref"], path) if _is_reference(one) else one for one in alternatives
+        ]
         described = [one.get("properties") if isinstance(one, dict) else None for one in schemas]
         properties = [one for one in described if isinstance(one, dict)]
         for name in properties[0] if properties and len(properties) == len(schemas) else ():
@@ -207,31 +259,48 @@ class _Rewriter:
         return ""
 
     def _tagged(self, one: Any, tag: str, path: str, is_part: bool) -> Any:
-        """An alternative that must have its tag: pydantic wants to read it, even if it has a default."""
+        """An alternative that must have its tag: pydantic wants to read it, even if it has a
+        default."""
         if _is_reference(one):
             return {"$ref": self._reference(one["$ref"], path, is_part, tag)}
         return self.schema({**one, "required": [*_list(one.get("required")), tag]}, path, is_part)
 
     def _exclusive(self, given: Any, path: str, is_part: bool) -> list[Any]:
-        """Alternatives of which no value satisfies two. Checked against the open ones: closed ones may exclude each
-        other where the given ones do not."""
+        """Alternatives of which no value satisfies two. Checked against the open ones: closed ones
+        may exclude each other where the given ones do not."""
         found, opened = self._listed(given, path, is_part), self._listed(given, path, True)
-        for one, other in ((found[i], opened[j]) for i in range(len(found)) for j in range(len(found)) if i != j):
-            # Beside another keyword llguidance looks behind references to see whether alternatives exclude each other.
+        for one, other in (
+            (found[i], opened[j]) for i in range(len(found)) for j in range(len(found)) if i != j
+        ):
+            # Beside another keyword llguidance looks behind references to see whether alternatives
+            # exclude each other.
             pair = {"oneOf": [one, other], "required": [], "$defs": self.definitions}
             if "oneOf constraints are not supported" in self._error_of(pair):
-                message = f"{path} is not supported here: a value could satisfy two of its alternatives"
-                raise _unsupported(message, "use anyOf, or give each alternative a constant of its own")
+                message = (
+                    f"{path} is not supported here: a value could satisfy two of its alternatives"
+                )
+                raise _unsupported(
+                    message, "use anyOf, or give each alternative a constant of its own"
+                )
         return found
 
     def _is_unreadable(self, schema: Any) -> bool:
         pattern = schema.get("pattern") if isinstance(schema, dict) else None
-        return isinstance(pattern, str) and self._error_of({"type": "string", "pattern": pattern}) != ""
+        return (
+            isinstance(pattern, str)
+            and self._error_of({"type": "string", "pattern": pattern}) != ""
+        )
 
     def _name_all(
-        self, words: Any, path: str, names: dict[str, bool], required: dict[str, bool], seen: set[str]
+        self,
+        words: Any,
+        path: str,
+        names: dict[str, bool],
+        required: dict[str, bool],
+        seen: set[str],
     ) -> bool:
-        """Add the properties of all parts; True if one part says itself what other properties may be."""
+        """Add the properties of all parts; True if one part says itself what other properties may
+        be."""
         if not isinstance(words, dict):
             return False
         names |= dict.fromkeys(_strings(words.get("properties")), True)
@@ -244,10 +313,11 @@ class _Rewriter:
         says |= words.get("unevaluatedProperties", False) is not False
         return says or any(self._name_all(one, path, names, required, seen) for one in inner)
 
-    # --- schemas of one value -----------------------------------------------------------------------------------
+    # --- schemas of one value ---------------------------------------------------------------------
 
     def _typed(self, words: dict[str, Any], path: str, is_part: bool) -> Any:
-        """A schema without references and combinations. A missing type is inferred from the keywords."""
+        """A schema without references and combinations. A missing type is inferred from the
+        keywords."""
         if words.keys() & {"enum", "const"}:
             return self._constant(words, path)
         kinds = words.get("type") or [kind for kind, its in OF_TYPE.items() if its & words.keys()]
@@ -269,8 +339,13 @@ class _Rewriter:
     def _constant(self, words: dict[str, Any], path: str) -> dict[str, Any]:
         for value in (*_list(words.get("enum")), words.get("const")):
             if not _exact(value):
-                message = f"{path} allows {value!r:.80}, which is not supported: another value would be written"
-                raise _unsupported(message, "write numbers beyond 2**53 as strings; leave control characters out")
+                message = (
+                    f"{path} allows {value!r:.80}, which is not supported: another value "
+                    "would be written"
+                )
+                raise _unsupported(
+                    message, "write numbers beyond 2**53 as strings; leave control characters out"
+                )
         if beside := words.keys() & (OF_TYPE["object"] | OF_TYPE["array"]):
             message = f"{path}.{min(beside)} beside an enum is not supported"
             raise _unsupported(message, "remove from the enum what it forbids")
@@ -282,7 +357,9 @@ class _Rewriter:
             found.setdefault("additionalProperties", unevaluated)
         for word in ("properties", "patternProperties"):
             if isinstance(inner := found.get(word), dict):
-                found[word] = {name: self.schema(one, f"{path}.{word}.{name}") for name, one in inner.items()}
+                found[word] = {
+                    name: self.schema(one, f"{path}.{word}.{name}") for name, one in inner.items()
+                }
         if "additionalProperties" in found:
             others = found["additionalProperties"]
             found["additionalProperties"] = self.schema(others, f"{path}.additionalProperties")
@@ -290,20 +367,30 @@ class _Rewriter:
             self._property_names(found, path)
         says = found.keys() & {"additionalProperties", "patternProperties"}
         if not is_part and not says and isinstance(found.get("properties"), dict):
-            required = [name for name in _strings(found.get("required")) if name not in found["properties"]]
+            required = [
+                name for name in _strings(found.get("required")) if name not in found["properties"]
+            ]
             found["properties"] |= dict.fromkeys(required, True)
             found["additionalProperties"] = False
         low, needed = found.get("minProperties", 0), len(_list(found.get("required")))
         is_open = found.get("additionalProperties") is not False or "patternProperties" in found
         if is_open and isinstance(low, int) and low - needed > 1:
-            raise _unsupported(f"{path}.minProperties {low} is not supported: the same key could be written twice")
+            raise _unsupported(
+                f"{path}.minProperties {low} is not supported: the same key could be written twice"
+            )
 
     def _property_names(self, found: dict[str, Any], path: str) -> None:
         """``propertyNames`` as ``properties`` (of an enum) or ``patternProperties``."""
         names = found.pop("propertyNames")
         if isinstance(names, dict) and "$ref" in names:  # an enum class
             names = self._target(names["$ref"], path)
-        names = {} if names is True else self._known(names, path) if isinstance(names, dict) else {"enum": []}
+        names = (
+            {}
+            if names is True
+            else self._known(names, path)
+            if isinstance(names, dict)
+            else {"enum": []}
+        )
         values = found.get("additionalProperties", True)
         if str(names.get("format")) in FORMATS:
             names["pattern"] = f"^(?:{FORMATS[names.pop('format')]})$"
@@ -313,7 +400,10 @@ class _Rewriter:
             allowed = _strings(names.get("enum", [names.get("const")]))
             given = found.get("properties", {})
             found["properties"] = {name: given.get(name, values) for name in allowed}
-        elif not found.keys() & {"patternProperties", "properties"} and names.keys() <= {"type", "pattern"}:
+        elif not found.keys() & {"patternProperties", "properties"} and names.keys() <= {
+            "type",
+            "pattern",
+        }:
             found["patternProperties"] = {names["pattern"]: values}
         else:
             raise _unsupported(f"{path}.propertyNames is not supported beside these keywords")
@@ -321,8 +411,12 @@ class _Rewriter:
 
     def _array(self, found: dict[str, Any], path: str) -> None:
         if found.pop("uniqueItems", False) is True and found.get("maxItems") not in (0, 1):
-            message = f"{path}.uniqueItems is not supported: a grammar does not remember earlier items"
-            raise _unsupported(message, "use a list instead of a set, and remove duplicates yourself")
+            message = (
+                f"{path}.uniqueItems is not supported: a grammar does not remember earlier items"
+            )
+            raise _unsupported(
+                message, "use a list instead of a set, and remove duplicates yourself"
+            )
         for word in ("items", "additionalItems", "prefixItems"):
             if inner := _list(found.get(word)):  # items may be a list in drafts up to 2019
                 found[word] = self._listed(inner, f"{path}.{word}", False)
@@ -338,10 +432,11 @@ class _Rewriter:
             found["format"] = format
         elif format not in _SUBJECTS:
             raise _unsupported(
-                f"{path}.format {format!r:.80} is not supported", f"one of {', '.join(FORMATS)}; or none"
+                f"{path}.format {format!r:.80} is not supported",
+                f"one of {', '.join(FORMATS)}; or none",
             )
 
-    # --- references ---------------------------------------------------------------------------------------------
+    # --- references -------------------------------------------------------------------------------
 
     def _reference(self, reference: Any, path: str, is_part: bool, tag: str = "") -> str:
         """The reference to the rewritten definition."""
@@ -358,7 +453,9 @@ class _Rewriter:
 
     def _target(self, reference: Any, path: str) -> Any:
         if not isinstance(reference, str) or not re.match(r"#(/|\Z)", reference):
-            raise _unsupported(f"{path}.$ref {reference!r:.200} is not in this schema", "put it into $defs")
+            raise _unsupported(
+                f"{path}.$ref {reference!r:.200} is not in this schema", "put it into $defs"
+            )
         found = self._root
         for step in reference.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -377,7 +474,11 @@ def _is_reference(schema: Any) -> bool:
 
 def _constants(schema: Any) -> frozenset[str]:
     """The only values that a schema allows."""
-    values = schema.get("enum", [schema["const"]] if "const" in schema else []) if isinstance(schema, dict) else []
+    values = (
+        schema.get("enum", [schema["const"]] if "const" in schema else [])
+        if isinstance(schema, dict)
+        else []
+    )
     return frozenset(map(json.dumps, _list(values)))
 
 
@@ -392,7 +493,9 @@ def _strings(value: Any) -> list[str]:
 def _of_kind(words: dict[str, Any], kind: Any) -> dict[str, Any]:
     """The keywords that say something about values of this type."""
     others = [its for name, its in OF_TYPE.items() if name != kind.replace("integer", "number")]
-    return {word: one for word, one in words.items() if not any(word in its for its in others)} | {"type": kind}
+    return {word: one for word, one in words.items() if not any(word in its for its in others)} | {
+        "type": kind
+    }
 
 
 def _exact(value: Any) -> bool:
@@ -410,13 +513,15 @@ def _bound(found: dict[str, Any], path: str) -> None:
         if isinstance(bound, bool) or not isinstance(bound, int | float):
             continue
         if bound * inwards > LARGEST:
-            raise _unsupported(f"{path}.{word} {str(bound)[:30]} is not supported: it is beyond {LARGEST}")
+            raise _unsupported(
+                f"{path}.{word} {str(bound)[:30]} is not supported: it is beyond {LARGEST}"
+            )
         found[word] = bound = max(bound * inwards, -LARGEST) * inwards
         if isinstance(bound, int) and (int(float(bound)) - bound) * inwards < 0:
             found[word] = int(math.nextafter(float(bound), inwards * math.inf))
 
 
-# --- what can be finished -----------------------------------------------------------------------------------------
+# --- what can be finished -------------------------------------------------------------------------
 
 
 def _ends(schema: Any, finite: set[str]) -> bool:
@@ -426,13 +531,21 @@ def _ends(schema: Any, finite: set[str]) -> bool:
     if "$ref" in schema:
         return schema["$ref"].rpartition("/")[2] in finite
     parts = [all(_ends(one, finite) for one in schema.get("allOf", ()))]
-    parts += [any(_ends(one, finite) for one in schema[word]) for word in ("anyOf", "oneOf") if word in schema]
+    parts += [
+        any(_ends(one, finite) for one in schema[word])
+        for word in ("anyOf", "oneOf")
+        if word in schema
+    ]
     if schema.get("type") == "object":
         named, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-        parts += [_ends(named.get(name, others), finite) for name in _strings(schema.get("required"))]
+        parts += [
+            _ends(named.get(name, others), finite) for name in _strings(schema.get("required"))
+        ]
     if schema.get("type") == "array":
         first = _list(schema.get("prefixItems", schema.get("items")))
         others = schema.get("items", True) if not isinstance(schema.get("items"), list) else True
         low = schema.get("minItems", 0)
-        parts += [_ends(one, finite) for one in first[:low]] + [low <= len(first) or _ends(others, finite)]
+        parts += [_ends(one, finite) for one in first[:low]] + [
+            low <= len(first) or _ends(others, finite)
+        ]
     return all(parts)

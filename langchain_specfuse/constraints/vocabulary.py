@@ -17,11 +17,13 @@ Mask: TypeAlias = "NDArray[np.int32]"
 """One bit per token, 32 to a word, the lowest first."""
 
 _FRAME = "x"
-"""Decoded after this, a token keeps the space that some decoders take from the beginning of a text."""
+"""Decoded after this, a token keeps the space that some decoders take from the beginning of a
+text."""
 
 
 def llguidance() -> Any:
-    """The library that reads the grammars. It belongs to an extra and is imported when the first one is read."""
+    """The library that reads the grammars. It belongs to an extra and is imported when the first
+    one is read."""
     return imported("llguidance", "a tool or an output format", "structured")
 
 
@@ -42,7 +44,8 @@ class Tokens:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """llguidance's form of the vocabulary, with a token for each byte behind it, so that any text can be read."""
+        """llguidance's form of the vocabulary, with a token for each byte behind it, so that any
+        text can be read."""
         library = llguidance()
         return library.LLTokenizer(library.TokenizerWrapper(_Table(self.words)))
 
@@ -67,7 +70,8 @@ class Tokens:
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def crossing(self, begin: bytes, seen: int) -> list[int]:
-        """The tokens that finish ``begin``, of which ``seen`` bytes are written, and go on after it."""
+        """The tokens that finish ``begin``, of which ``seen`` bytes are written, and go on after
+        it."""
         with self._lock:
             if (begin, seen) not in self._crossing:
                 # What is written may end with several beginnings of it, as "<<" does before "<<|".
@@ -76,7 +80,8 @@ class Tokens:
                 self._crossing[begin, seen] = [
                     token
                     for token, word in enumerate(self.words)
-                    if begin in word[:-1] or any(word.startswith(rest) and word != rest for rest in rests)
+                    if begin in word[:-1]
+                    or any(word.startswith(rest) and word != rest for rest in rests)
                 ]
             return self._crossing[begin, seen]
 
@@ -95,18 +100,29 @@ class _Table:
         return [self._size + byte for byte in (text if isinstance(text, bytes) else text.encode())]
 
 
-# --- reading a tokenizer ------------------------------------------------------------------------------------------
+# --- reading a tokenizer --------------------------------------------------------------------------
 
 
 def words_of(tokenizer: Any, size: int, silent: Collection[int] = ()) -> list[bytes]:
-    """The bytes of each token; none for special tokens, for those in ``silent`` and for rows without a token."""
+    """The bytes of each token; none for special tokens, for those in ``silent`` and for rows
+    without a token."""
     if hasattr(tokenizer, "token_bytes"):  # it knows them
         return [b"" if at in silent else word for at, word in enumerate(tokenizer.token_bytes())]
     count, added = min(size, len(tokenizer)), getattr(tokenizer, "added_tokens_decoder", {})
-    quiet = {*silent, *tokenizer.all_special_ids, *(at for at, token in added.items() if token.special)}
-    quiet |= {at for at, name in enumerate(tokenizer.convert_ids_to_tokens(list(range(count)))) if name is None}
+    quiet = {
+        *silent,
+        *tokenizer.all_special_ids,
+        *(at for at, token in added.items() if token.special),
+    }
+    quiet |= {
+        at
+        for at, name in enumerate(tokenizer.convert_ids_to_tokens(list(range(count))))
+        if name is None
+    }
     try:
-        read = llguidance().LLTokenizer(tokenizer.backend_tokenizer.to_str(), slices=[]).decode_bytes
+        read = (
+            llguidance().LLTokenizer(tokenizer.backend_tokenizer.to_str(), slices=[]).decode_bytes
+        )
     except (AttributeError, ValueError):  # of a kind that llguidance does not read
         frame = tokenizer(_FRAME, add_special_tokens=False)["input_ids"]
         read = partial(_decoded, tokenizer, frame, tokenizer.decode(frame))

@@ -1,1 +1,2 @@
-"""The method, pure: no torch, no LangChain, no threads, no clock of its own. Begin with :mod:`.rounds`."""
+"""The method, pure: no torch, no LangChain, no threads, no clock of its own. Begin with
+:mod:`.rounds`."""

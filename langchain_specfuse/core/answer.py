@@ -1,6 +1,7 @@
 """The agreed text: where a draft may be cut, stop strings across seams, the budget, and loops.
 
-It works on characters; members pass in where their tokens end. Nothing is ever stripped or replaced.
+It works on characters; members pass in where their tokens end. Nothing is ever stripped or
+replaced.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from .referee import FREE, Referee
 from .values import Draft, Finish, Segment
 
-# --- where a draft may be cut -----------------------------------------------------------------------------------
+# --- where a draft may be cut ---------------------------------------------------------------------
 
 # Scripts written without spaces between words: every character may be followed by a seam.
 _UNSPACED = re.compile(
@@ -23,11 +24,13 @@ _PICTURE = re.compile(r"[\u2190-\u2bff\U0001f000-\U0001faff]")
 
 
 def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
-    """How many tokens of a draft to keep so that it ends at the end of a word; 0 if there is no such place yet.
+    """How many tokens of a draft to keep so that it ends at the end of a word; 0 if there is no
+    such place yet.
 
-    ``ends[k]`` is the number of complete characters of ``text`` after token k+1, ``limit`` the number of tokens
-    wanted. The last word is not kept, because it may go on; nor is a token that completes no character, because it
-    holds bytes of the next one (``ends`` may be 0 where a token does both).
+    ``ends[k]`` is the number of complete characters of ``text`` after token k+1, ``limit`` the
+    number of tokens wanted. The last word is not kept, because it may go on; nor is a token that
+    completes no character, because it holds bytes of the next one (``ends`` may be 0 where a token
+    does both).
 
     >>> kept_tokens("The sky is bl", [3, 7, 10, 13], limit=4)
     3
@@ -36,7 +39,8 @@ def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
     >>> kept_tokens("a😀", [1, 1, 1, 2], limit=3)  # tokens 2 to 4 are the bytes of one character
     1
 
-    Paper: its only boundary is the space; it strips white space and also cuts drafts that end the answer.
+    Paper: its only boundary is the space; it strips white space and also cuts drafts that end the
+    answer.
     """
     for count in range(min(limit, len(ends)), 0, -1):
         if (count == 1 or ends[count - 1] > ends[count - 2]) and is_safe(text, ends[count - 1]):
@@ -45,7 +49,8 @@ def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
 
 
 def is_safe(text: str, at: int) -> bool:
-    """Whether every kind of tokenizer splits the text here, so that a seam costs no member anything.
+    """Whether every kind of tokenizer splits the text here, so that a seam costs no member
+    anything.
 
     >>> [is_safe("a bc", at) for at in range(5)]
     [False, True, False, False, False]
@@ -59,15 +64,20 @@ def is_safe(text: str, at: int) -> bool:
     if _joined(left, right):
         return False
     if right.isspace():
-        # Not inside a run of white space, nor between punctuation and a line break (";\n" is one token for many).
+        # Not inside a run of white space, nor between punctuation and a line break (";\n" is one
+        # token for many).
         return not left.isspace() and (right not in ("\r", "\n") or left.isalnum())
     if left == "\n":
         return True
-    return any(kind.match(side) for kind in (_UNSPACED, _PICTURE) for side in (left, right)) and not left.isspace()
+    return (
+        any(kind.match(side) for kind in (_UNSPACED, _PICTURE) for side in (left, right))
+        and not left.isspace()
+    )
 
 
 def _joined(left: str, right: str) -> bool:
-    """Two code points of one visible character: marks, variation selectors, joiners, flags, skin tones, tags."""
+    """Two code points of one visible character: marks, variation selectors, joiners, flags, skin
+    tones, tags."""
     return (
         unicodedata.category(right) in ("Mn", "Me", "Mc")
         or "\u200d" in (left, right)
@@ -77,12 +87,13 @@ def _joined(left: str, right: str) -> bool:
     )
 
 
-# --- loops ------------------------------------------------------------------------------------------------------
+# --- loops ----------------------------------------------------------------------------------------
 
 LOOP_CHARS = 24
 """Shorter repetitions are allowed: "ha ha ha", a short list of zeros."""
 LOOP_MARKS = 96
-"""The same for repetitions without letters and digits: lines and empty rows of tables, dots, indentation."""
+"""The same for repetitions without letters and digits: lines and empty rows of tables, dots,
+indentation."""
 LOOP_WINDOW = 600
 """The length of the answer's end in which repetitions are looked for."""
 
@@ -90,8 +101,9 @@ LOOP_WINDOW = 600
 def continues_loop(answer: str, draft: str) -> bool:
     """Whether the draft only continues a repetition at the end of the answer.
 
-    True if, for some period p, the draft and some text before it copy the text p characters earlier over at least one
-    full period: the answer had begun to repeat itself, and the draft continues that.
+    True if, for some period p, the draft and some text before it copy the text p characters earlier
+    over at least one full period: the answer had begun to repeat itself, and the draft continues
+    that.
 
     >>> loop = "it is natural because it is natural because"
     >>> continues_loop(loop, " it is natural because it"), continues_loop(loop, " of the air")
@@ -113,13 +125,14 @@ def continues_loop(answer: str, draft: str) -> bool:
 
 
 def _repeats(whole: str, period: int, draft: int) -> bool:
-    """Whether the end of the text copies the text ``period`` characters earlier, for long enough."""
+    """Whether the end of the text copies the text ``period`` characters earlier, for long
+    enough."""
     least = LOOP_CHARS if any(map(str.isalnum, whole[-period:])) else LOOP_MARKS
     run = max(period, least, draft + min(period, LOOP_CHARS) // 2)
     return run + period <= len(whole) and whole[-run:] == whole[-run - period : -period]
 
 
-# --- the answer -------------------------------------------------------------------------------------------------
+# --- the answer -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +148,8 @@ class Answer:
     shown: int = 0
     """How many characters of it have been released."""
     released: str = ""
-    """The text that the last ``plus`` released; it may begin with text that was held back before."""
+    """The text that the last ``plus`` released; it may begin with text that was held back
+    before."""
     forced: str = ""
     """The text that the last ``plus`` added because the constraint leaves no choice."""
     tokens_left: int = 0
@@ -148,7 +162,11 @@ class Answer:
     def started(self) -> Answer:
         """With the text that every answer to this query begins with."""
         forced = self.referee.forced("")
-        return replace(self, segments=(Segment(forced),), text=forced, forced=forced) if forced else self
+        return (
+            replace(self, segments=(Segment(forced),), text=forced, forced=forced)
+            if forced
+            else self
+        )
 
     def plus(self, segment: Segment) -> Answer:
         """The answer with one more segment."""
@@ -167,7 +185,8 @@ class Answer:
             text, segments = text + forced, (*segments, Segment(forced)) if forced else segments
             if self.referee.must_end(text):
                 finish = "stop"
-            elif not (segment.text or writer_tokens):  # no member adds anything now, so none would next time
+            # no member adds anything now, so none would next time
+            elif not (segment.text or writer_tokens):
                 finish = "stop" if self._is_complete(text) else "length"
             elif left <= 0:
                 finish = "length"
@@ -190,7 +209,9 @@ class Answer:
 
     def _held_back(self, text: str) -> int:
         """Stop strings are looked for in prose alone, so nothing is held back inside a call."""
-        return held_back(text[self.shown :], self.stop) if self.referee.prose(text) == len(text) else 0
+        return (
+            held_back(text[self.shown :], self.stop) if self.referee.prose(text) == len(text) else 0
+        )
 
 
 def lawful(draft: Draft, answer: Answer) -> Draft:
@@ -202,7 +223,9 @@ def lawful(draft: Draft, answer: Answer) -> Draft:
         draft = replace(draft, text=text[:legal], ended=False, tokens=(), logprobs=None, ends=None)
     whole = answer.text + draft.text
     if draft.ended and not referee.may_end(whole):
-        return replace(draft, ended=False, logprobs=draft.logprobs and draft.logprobs[: len(draft.tokens)])
+        return replace(
+            draft, ended=False, logprobs=draft.logprobs and draft.logprobs[: len(draft.tokens)]
+        )
     if draft.text and not draft.ended and referee.must_end(whole):
         return replace(draft, ended=True, logprobs=draft.logprobs and (*draft.logprobs, 0.0))
     return draft
@@ -225,6 +248,11 @@ def held_back(text: str, stop: Sequence[str]) -> int:
     (1, 0)
     """
     return max(
-        (size for word in stop for size in range(1, min(len(word) - 1, len(text)) + 1) if text.endswith(word[:size])),
+        (
+            size
+            for word in stop
+            for size in range(1, min(len(word) - 1, len(text)) + 1)
+            if text.endswith(word[:size])
+        ),
         default=0,
     )

@@ -1,4 +1,5 @@
-"""One round's vote: which drafts are distinct, which are eligible, who must score what, and the outcome."""
+"""One round's vote: which drafts are distinct, which are eligible, who must score what, and the
+outcome."""
 
 from __future__ import annotations
 
@@ -30,13 +31,17 @@ class Vote:
     disputed: bool
     """False when all drafts coincide: such a round says nothing about any member."""
     evidence: Mapping[str, float]
-    """With a lead, for each author of another draft: the evidence that its draft is the better one."""
+    """With a lead, for each author of another draft: the evidence that its draft is the better
+    one."""
 
 
 class Ballot:
-    """The distinct drafts of one round. Drafts that coincide are one candidate: scored once, rewarded alike."""
+    """The distinct drafts of one round. Drafts that coincide are one candidate: scored once,
+    rewarded alike."""
 
-    def __init__(self, method: Method, drafts: Mapping[str, Draft], answer: str, referee: Referee = FREE) -> None:
+    def __init__(
+        self, method: Method, drafts: Mapping[str, Draft], answer: str, referee: Referee = FREE
+    ) -> None:
         self.drafts = drafts
         self._method, self._answer, self._referee = method, answer, referee
         authors: dict[Hashable, list[str]] = {}
@@ -44,15 +49,18 @@ class Ballot:
             authors.setdefault(self._meaning(draft), []).append(name)
         firsts = [(drafts[names[0]], tuple(names)) for names in authors.values()]
         self.candidates = [Candidate(draft.text, draft.ended, names) for draft, names in firsts]
-        # An empty draft that does not end the answer is no proposal; a loop loses to any draft that goes on.
+        # An empty draft that does not end the answer is no proposal; a loop loses to any draft that
+        # goes on.
         proposals = [c for c in self.candidates if c.text or c.ended]
-        # Paper: it has no loop guard. Likelihood rewards repetition, and members pick it up from each other.
+        # Paper: it has no loop guard. Likelihood rewards repetition, and members pick it up from
+        # each other.
         fresh = [c for c in proposals if not (method.loop_guard and continues_loop(answer, c.text))]
         self.eligible = fresh or proposals or self.candidates
         self.looped = tuple(name for c in proposals if c not in self.eligible for name in c.authors)
 
     def to_score(self, judge: str) -> tuple[Candidate, ...]:
-        """What this verifier must score: all candidates but its own, if its draft came with log-probabilities."""
+        """What this verifier must score: all candidates but its own, if its draft came with
+        log-probabilities."""
         return tuple(c for c in self.eligible if not self._is_own(judge, c))
 
     def readings_of(self, judge: str, reply: Scored) -> list[Reading]:
@@ -69,13 +77,19 @@ class Ballot:
         return is_sure(own, self._method.sure)
 
     def counted(
-        self, readings: Mapping[str, Sequence[Reading]], weights: Mapping[str, float], lead: str | None = None
+        self,
+        readings: Mapping[str, Sequence[Reading]],
+        weights: Mapping[str, float],
+        lead: str | None = None,
     ) -> Vote:
-        """Weigh the votes; the lead's draft wins unless there is enough evidence for another. Drafts that are not
-        eligible get 0."""
+        """Weigh the votes; the lead's draft wins unless there is enough evidence for another.
+        Drafts that are not eligible get 0."""
         method = self._method
         scores = {
-            judge: [raw_score(method.score, one, c.text) for one, c in zip(row, self.eligible, strict=True)]
+            judge: [
+                raw_score(method.score, one, c.text)
+                for one, c in zip(row, self.eligible, strict=True)
+            ]
             for judge, row in readings.items()
         }
         by_verifier = {judge: votes(method.score, row) for judge, row in scores.items()}
@@ -108,7 +122,10 @@ class Ballot:
         )
 
     def _evidence(
-        self, readings: Mapping[str, Sequence[Reading]], weights: Mapping[str, float], lead: str | None
+        self,
+        readings: Mapping[str, Sequence[Reading]],
+        weights: Mapping[str, float],
+        lead: str | None,
     ) -> dict[str, float]:
         """For each author of another draft than the lead's: the evidence that it is better."""
         at = next((i for i, c in enumerate(self.eligible) if lead in c.authors), None)
@@ -116,7 +133,10 @@ class Ballot:
             return {}
         stands = {judge: row[at] for judge, row in readings.items()}
         rivals = [(i, c) for i, c in enumerate(self.eligible) if i != at]
-        found = [(c, log_odds({judge: row[i] for judge, row in readings.items()}, stands, weights)) for i, c in rivals]
+        found = [
+            (c, log_odds({judge: row[i] for judge, row in readings.items()}, stands, weights))
+            for i, c in rivals
+        ]
         return {name: evidence for c, evidence in found for name in c.authors}
 
     def _led(self, lead: str, evidence: Mapping[str, float], rank: Callable[[str], Any]) -> str:
@@ -126,7 +146,8 @@ class Ballot:
         return best if evidence.get(best, 0.0) > margin else lead
 
     def _meaning(self, draft: Draft) -> Hashable:
-        """Equal for drafts that mean the same once the text that the constraint forces after them is added."""
+        """Equal for drafts that mean the same once the text that the constraint forces after them
+        is added."""
         whole = draft.text + self._referee.forced(self._answer + draft.text)
         over = draft.ended or self._referee.must_end(self._answer + whole)
         return self._referee.same(self._answer, whole), over
@@ -135,7 +156,10 @@ class Ballot:
         """Whether this candidate is the judge's own draft and came with its log-probabilities."""
         if judge not in candidate.authors or self.drafts[judge].logprobs is None:
             return False
-        return (self.drafts[judge].text, self.drafts[judge].ended) == (candidate.text, candidate.ended)
+        return (self.drafts[judge].text, self.drafts[judge].ended) == (
+            candidate.text,
+            candidate.ended,
+        )
 
     def _reading(self, judge: str, candidate: Candidate, rows: Iterator[Any]) -> Reading:
         """The log-probabilities that count in a score."""
@@ -143,7 +167,9 @@ class Ballot:
         logprobs, ends = (own.logprobs or (), own.ends) if own else next(rows)
         return self._free(candidate, logprobs, ends)
 
-    def _free(self, candidate: Candidate, logprobs: Sequence[float], ends: Sequence[int] | None) -> Sequence[float]:
+    def _free(
+        self, candidate: Candidate, logprobs: Sequence[float], ends: Sequence[int] | None
+    ) -> Sequence[float]:
         if ends is None:  # no constraint, or a member that does not report where its tokens end
             return logprobs
         spans = self._referee.spans(self._answer, candidate.text)
@@ -156,8 +182,11 @@ class Ballot:
     def _segment(self, authors: Sequence[str]) -> Segment:
         first = self.drafts[authors[0]]
         alike = [name for name in authors if self.drafts[name].text == first.text]
-        # A draft that the referee cut has no tokens of its own; its author reads the text like anybody else's.
-        tokens = {n: self.drafts[n].tokens for n in alike if self.drafts[n].tokens or not first.text}
+        # A draft that the referee cut has no tokens of its own; its author reads the text like
+        # anybody else's.
+        tokens = {
+            n: self.drafts[n].tokens for n in alike if self.drafts[n].tokens or not first.text
+        }
         return Segment(first.text, first.ended, tokens)
 
 
@@ -166,9 +195,13 @@ def _rows(reply: Scored) -> Iterator[tuple[Sequence[float], Sequence[int] | None
 
 
 def unforced(
-    logprobs: Sequence[float], ends: Sequence[int], spans: Sequence[tuple[int, int]], inevitable: bool
+    logprobs: Sequence[float],
+    ends: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    inevitable: bool,
 ) -> Sequence[float]:
-    """The log-probabilities of tokens that are not wholly inside ``spans``, and of the end unless it is inevitable.
+    """The log-probabilities of tokens that are not wholly inside ``spans``, and of the end unless
+    it is inevitable.
 
     Tokens that a constraint forces have probability near 1 and say nothing about the draft.
 
@@ -185,6 +218,11 @@ def unforced(
     known = list(logprobs[:-1] if inevitable else logprobs)
     if spans:
         begins = [0, *ends]
-        free = [not any(a <= begin < end <= b for a, b in spans) for begin, end in zip(begins, ends, strict=False)]
-        known = [value for value, counts in zip(known, free, strict=False) if counts] + known[len(free) :]
+        free = [
+            not any(a <= begin < end <= b for a, b in spans)
+            for begin, end in zip(begins, ends, strict=False)
+        ]
+        known = [value for value, counts in zip(known, free, strict=False) if counts] + known[
+            len(free) :
+        ]
     return known or list(logprobs)

@@ -1,11 +1,12 @@
-"""Whole answers instead of segments: members answer alone, and the result with the most voting weight wins.
+"""Whole answers instead of segments: members answer alone, and the result with the most voting
+weight wins.
 
-For questions with a short result (a number, a choice, an object), and for members that cannot continue a text. Nothing
-can be streamed before the answers agree. Members, or further samples of them, are asked only until no other result can
-win any more.
+For questions with a short result (a number, a choice, an object), and for members that cannot
+continue a text. Nothing can be streamed before the answers agree. Members, or further samples of
+them, are asked only until no other result can win any more.
 
-Paper: it agrees segment by segment only. Taking the most frequent of several sampled results is self-consistency (Wang
-et al., 2023).
+Paper: it agrees segment by segment only. Taking the most frequent of several sampled results is
+self-consistency (Wang et al., 2023).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .rounds import Budget, Clock, Loop, failure_of, is_late, without_failed
 from .values import Ask, Draft, DraftJob, Query, Replies, Round, Segment
 
 SAMPLED = 0.7
-"""The least temperature of a member's second and further samples: without one they would all be the same."""
+"""The least temperature of a member's second and further samples: without one they would all be the
+same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,13 @@ class Tally:
         return math.fsum(voter.weight for voter in self.groups[result])
 
     def ranked(self) -> list[Hashable]:
-        """The results, the heaviest first; among equals the one that was first come to: the lead's, if it has one."""
+        """The results, the heaviest first; among equals the one that was first come to: the lead's,
+        if it has one."""
         return sorted(self.groups, key=lambda result: -round(self.weight(result), 12))
 
     def decided(self, more: int = 0) -> bool:
-        """Whether nobody that waits can change the winner, if the next ``more`` voters all come to the same result."""
+        """Whether nobody that waits can change the winner, if the next ``more`` voters all come to
+        the same result."""
         if not self.waiting:
             return True
         weights = [self.weight(result) for result in self.ranked()] + [0.0, 0.0]
@@ -70,7 +74,9 @@ class Tally:
 
     def next(self) -> list[Voter]:
         """The fewest voters that could decide, at most one of each member."""
-        enough = next((n for n in range(1, len(self.waiting)) if self.decided(n)), len(self.waiting))
+        enough = next(
+            (n for n in range(1, len(self.waiting)) if self.decided(n)), len(self.waiting)
+        )
         chosen: dict[str, Voter] = {}
         for voter in self.waiting[:enough]:
             chosen.setdefault(voter.member, voter)
@@ -82,34 +88,51 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     result_of = RESULTS[settings.result] if isinstance(settings.result, str) else settings.result
     assert result_of is not None
     answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
-    before, clock, drafts = panel, Clock(Budget(settings.max_calls, settings.max_cost)), dict[str, Draft]()
+    before, clock, drafts = (
+        panel,
+        Clock(Budget(settings.max_calls, settings.max_cost)),
+        dict[str, Draft](),
+    )
     tally = Tally(voters(panel, settings.samples))
     while not tally.decided():
         asked = tally.next()
         affordable = not clock.budget.is_spent
-        jobs = {voter.member: job_of(query, settings, answer, voter.sample, affordable) for voter in asked}
+        jobs = {
+            voter.member: job_of(query, settings, answer, voter.sample, affordable)
+            for voter in asked
+        }
         replies = yield Ask(jobs, 1, spare=bool(drafts))
         assert replies is not None
         replies = yield from _to_the_end(jobs, replies, answer)
         clock.lap("draft", replies)
         # A late member only misses its turn, once there is another answer.
-        counted = {name: job for name, job in jobs.items() if not (drafts and is_late(replies[name]))}
+        counted = {
+            name: job for name, job in jobs.items() if not (drafts and is_late(replies[name]))
+        }
         panel = without_failed(panel, counted, replies, answer, 1, needed=not drafts)
-        tally.waiting = [voter for voter in tally.waiting if voter not in asked and voter.member in panel.weights]
+        tally.waiting = [
+            voter for voter in tally.waiting if voter not in asked and voter.member in panel.weights
+        ]
         for voter in asked:
             if isinstance(reply := replies[voter.member], Draft) and voter.member in panel.weights:
                 draft = drafts[voter.name] = lawful(reply, answer)
                 result = _result(result_of, answer.text + draft.text)
-                (tally.silent if result is None else tally.groups.setdefault(result, [])).append(voter)
+                (tally.silent if result is None else tally.groups.setdefault(result, [])).append(
+                    voter
+                )
     best = tally.ranked()
     agreed = tally.groups[best[0]] if best else tally.silent[:1]
     yield _round(panel, before, answer, drafts, tally, agreed, clock)
 
 
-def _to_the_end(jobs: Mapping[str, DraftJob], replies: Replies, answer: Answer) -> Generator[Any, Any, Replies]:
+def _to_the_end(
+    jobs: Mapping[str, DraftJob], replies: Replies, answer: Answer
+) -> Generator[Any, Any, Replies]:
     """The replies, continued where a draft stopped before text that the constraint forces."""
     found, begun = dict(replies), dict.fromkeys(jobs, answer)
-    waiting = {name: reply for name, reply in found.items() if jobs[name].query.constraint is not None}
+    waiting = {
+        name: reply for name, reply in found.items() if jobs[name].query.constraint is not None
+    }
     while waiting:
         asked = {}
         for name, reply in waiting.items():
@@ -119,11 +142,16 @@ def _to_the_end(jobs: Mapping[str, DraftJob], replies: Replies, answer: Answer) 
                 continue
             draft = lawful(reply, so_far)
             said = so_far.text + draft.text
-            begun[name] = so_far = so_far.plus(Segment(draft.text, draft.ended, {name: draft.tokens}))
+            begun[name] = so_far = so_far.plus(
+                Segment(draft.text, draft.ended, {name: draft.tokens})
+            )
             if draft.text and so_far.finish is None:
                 left = so_far.tokens_left
-                asked[name] = replace(jobs[name], answer=so_far.segments, segment_tokens=left, max_tokens=left)
-            said = said if so_far.finish == "stop_string" else so_far.text  # the stop string is found once more
+                asked[name] = replace(
+                    jobs[name], answer=so_far.segments, segment_tokens=left, max_tokens=left
+                )
+            # the stop string is found once more
+            said = said if so_far.finish == "stop_string" else so_far.text
             earlier = whole if isinstance(whole, Draft) and whole is not reply else Draft("")
             found[name] = Draft(
                 said[len(answer.text) :],
@@ -142,26 +170,36 @@ def _result(result_of: Result, text: str) -> Hashable:
         found = result_of(text)
         hash(found)
     except Exception as error:
-        wrong = UsageError(f"the function given as result failed on an answer: {type(error).__name__}: {error}")
+        wrong = UsageError(
+            f"the function given as result failed on an answer: {type(error).__name__}: {error}"
+        )
         raise advised(
-            wrong, "it takes a text and returns what can be a key, such as a number or a text, or None"
+            wrong,
+            "it takes a text and returns what can be a key, such as a number or a text, or None",
         ) from error
     return found
 
 
 def voters(panel: Panel, samples: int) -> list[Voter]:
-    """Everybody's first sample, the lead's first and then by weight; then everybody's second, and so on."""
-    order = sorted(panel.drafters, key=lambda name: (name != panel.lead, -round(panel.weights[name], 12)))
+    """Everybody's first sample, the lead's first and then by weight; then everybody's second, and
+    so on."""
+    order = sorted(
+        panel.drafters, key=lambda name: (name != panel.lead, -round(panel.weights[name], 12))
+    )
     return [Voter(name, sample, panel.weights[name]) for sample in range(samples) for name in order]
 
 
-def job_of(query: Query, settings: Settings, answer: Answer, sample: int, affordable: bool = True) -> DraftJob:
+def job_of(
+    query: Query, settings: Settings, answer: Answer, sample: int, affordable: bool = True
+) -> DraftJob:
     """A whole answer. One that was begun may be finished, whatever that costs."""
     how = settings.sampling
     if sample:
         how = replace(how, temperature=max(how.temperature, SAMPLED), seed=how.seed + sample)
     tokens = answer.tokens_left
-    return DraftJob(query, answer.segments, tokens, tokens, how, stop=settings.stop, new_requests=affordable)
+    return DraftJob(
+        query, answer.segments, tokens, tokens, how, stop=settings.stop, new_requests=affordable
+    )
 
 
 def _round(
@@ -177,8 +215,12 @@ def _round(
     winner, draft = agreed[0], drafts[agreed[0].name]
     groups = [*tally.groups.values(), *([one] for one in tally.silent)]
     whole = math.fsum(voter.weight for group in groups for voter in group)
-    totals = {v.name: math.fsum(one.weight for one in group) / whole for group in groups for v in group}
-    segment = Segment(draft.text, draft.ended, {winner.member: draft.tokens} if draft.tokens else {})
+    totals = {
+        v.name: math.fsum(one.weight for one in group) / whole for group in groups for v in group
+    }
+    segment = Segment(
+        draft.text, draft.ended, {winner.member: draft.tokens} if draft.tokens else {}
+    )
     answer = answer.plus(segment)
     return Round(
         number=1,
@@ -188,7 +230,9 @@ def _round(
         authors=tuple(voter.name for voter in agreed),
         drafts=drafts,
         scores={},
-        votes={v.name: {one.name: 1.0 / len(group) for one in group} for group in groups for v in group},
+        votes={
+            v.name: {one.name: 1.0 / len(group) for one in group} for group in groups for v in group
+        },
         totals={name: totals[name] for name in drafts},
         rewards={},
         weights_before=before.weights,

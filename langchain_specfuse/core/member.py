@@ -1,16 +1,20 @@
-"""What a member is: text in, text out, batches in, batches out. Any object that keeps this protocol can join.
+"""What a member is: text in, text out, batches in, batches out. Any object that keeps this protocol
+can join.
 
 What an implementation promises (``tests/members/contract.py`` checks it for every engine):
 
-1. *Stateless in effect.* A reply depends on its job alone. Caches only make it faster: after ``forget``, a crash or a
-   restart the same job gets the same reply.
-2. *One thread.* ``draft`` and ``score`` are called from one thread at a time (its worker's); they need no locks.
-3. *One reply per job*, in order. A job that cannot be answered gets a ``Failure`` in its place and does not disturb the
-   others; raising fails the whole batch.
-4. *Text is conserved.* A draft's text is exactly what its tokens add to the agreed text, including white space, and is
-   valid UTF-8; a character whose bytes are incomplete is held back.
-5. *A draft that ends the answer is never cut*; others stop at a safe boundary (:func:`.kept_tokens`).
-6. *The end is an event.* For an ended candidate the last log-probability is that of the end of the turn.
+1. *Stateless in effect.* A reply depends on its job alone. Caches only make it faster: after
+   ``forget``, a crash or a restart the same job gets the same reply.
+2. *One thread.* ``draft`` and ``score`` are called from one thread at a time (its worker's); they
+   need no locks.
+3. *One reply per job*, in order. A job that cannot be answered gets a ``Failure`` in its place and
+   does not disturb the others; raising fails the whole batch.
+4. *Text is conserved.* A draft's text is exactly what its tokens add to the agreed text, including
+   white space, and is valid UTF-8; a character whose bytes are incomplete is held back.
+5. *A draft that ends the answer is never cut*; others stop at a safe boundary
+   (:func:`.kept_tokens`).
+6. *The end is an event.* For an ended candidate the last log-probability is that of the end of the
+   turn.
 7. *Scores are the model's own* log-probabilities, before temperature, penalties and masks.
 8. *No request that is billed* is started for a job with ``new_requests=False``.
 """
@@ -36,21 +40,24 @@ class Probe:
     detail: str = ""
     """Device, dtype, cache and the like, for people."""
     calls: CallFormat | None = None
-    """How it writes tool calls, if it was trained to; None: in any format that its prompt describes."""
+    """How it writes tool calls, if it was trained to; None: in any format that its prompt
+    describes."""
     size: int = 0
     """Its number of parameters (0: unknown)."""
     reasons: bool | None = None
     """Whether it reasons before it answers; None: unknown."""
     takes: tuple[str, ...] = ()
-    """The kinds of attachments that it reads besides text: ``image``, ``file``, ``audio``, ``video``."""
+    """The kinds of attachments that it reads besides text: ``image``, ``file``, ``audio``,
+    ``video``."""
 
 
 @runtime_checkable
 class Member(Protocol):
     """One LLM of the ensemble.
 
-    It may also have a method ``preview() -> Probe | None``: what ``probe`` will report, as far as it is known without
-    loading anything or asking a server; None if the context is not known. The chat model's ``profile`` is made from it.
+    It may also have a method ``preview() -> Probe | None``: what ``probe`` will report, as far as
+    it is known without loading anything or asking a server; None if the context is not known. The
+    chat model's ``profile`` is made from it.
     """
 
     @property
@@ -78,8 +85,8 @@ class Member(Protocol):
 class BatchGroup(Protocol):
     """Members that share one copy of the weights and can therefore share a batch.
 
-    Such a member has an attribute ``batch_group``, the same object for all of them. Replies are those that each member
-    would have given alone.
+    Such a member has an attribute ``batch_group``, the same object for all of them. Replies are
+    those that each member would have given alone.
     """
 
     def draft(self, jobs: Sequence[tuple[Any, DraftJob]]) -> Sequence[Draft | Failure]:

@@ -1,6 +1,7 @@
 """Who is in, with which voting weight, and who leaves: multiplicative weights and the exit policy.
 
-A :class:`Panel` is frozen; every change returns a new one. It knows names and numbers, nothing of drafts or texts.
+A :class:`Panel` is frozen; every change returns a new one. It knows names and numbers, nothing of
+drafts or texts.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Panel:
     left: tuple[Departure, ...] = ()
     record: Record = Record()
     lead: str | None = None
-    """The member whose draft stands unless another is better; None: all vote as equals. See :mod:`.lead`."""
+    """The member whose draft stands unless another is better; None: all vote as equals. See
+    :mod:`.lead`."""
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -57,9 +59,13 @@ class Panel:
 
     @classmethod
     def of(
-        cls, members: Sequence[Panelist], prior: Mapping[str, float] | None = None, lead: str | None = None
+        cls,
+        members: Sequence[Panelist],
+        prior: Mapping[str, float] | None = None,
+        lead: str | None = None,
     ) -> Panel:
-        """Everybody in, with equal weights or those of ``prior`` (1 for those that it does not name).
+        """Everybody in, with equal weights or those of ``prior`` (1 for those that it does not
+        name).
 
         >>> Panel.of([Panelist("a"), Panelist("b")]).weights
         {'a': 0.5, 'b': 0.5}
@@ -75,11 +81,14 @@ class Panel:
         members = tuple(member for member in self.members if member.name not in gone)
         weights = normalised({member.name: self.weights[member.name] for member in members})
         lead = None if self.lead in gone else self.lead
-        return replace(self, members=members, weights=weights, left=self.left + tuple(departures), lead=lead)
+        return replace(
+            self, members=members, weights=weights, left=self.left + tuple(departures), lead=lead
+        )
 
 
 def normalised(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights that sum to 1, none below the floor (or below half of an equal share, with many members).
+    """Weights that sum to 1, none below the floor (or below half of an equal share, with many
+    members).
 
     >>> normalised({"a": 3.0, "b": 1.0})
     {'a': 0.75, 'b': 0.25}
@@ -97,18 +106,21 @@ def normalised(weights: Mapping[str, float]) -> dict[str, float]:
     while True:
         free = math.fsum(value for name, value in weights.items() if name not in low)
         room = 1.0 - floor * len(low)
-        shares = {name: floor if name in low else room * value / free for name, value in weights.items()}
+        shares = {
+            name: floor if name in low else room * value / free for name, value in weights.items()
+        }
         sunk = {name for name, share in shares.items() if share < floor} - low
         if not sunk:
             return shares
         low |= sunk
 
 
-# --- weights ----------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
 def hedged(panel: Panel, rewards: Mapping[str, float], eta: float) -> Panel:
-    """Multiplicative weights: w_i <- w_i · exp(η r_i), normalised. A verify-only member earns the neutral 1/2.
+    """Multiplicative weights: w_i <- w_i · exp(η r_i), normalised. A verify-only member earns the
+    neutral 1/2.
 
     >>> panel = hedged(Panel.of([Panelist("a"), Panelist("b")]), {"a": 1.0, "b": 0.0}, eta=1.0)
     >>> {name: round(w, 3) for name, w in panel.weights.items()}
@@ -117,13 +129,17 @@ def hedged(panel: Panel, rewards: Mapping[str, float], eta: float) -> Panel:
     if eta == 0.0 or len(panel.drafters) < 2 or len(set(rewards.values())) < 2:
         return panel
     gains = {name: eta * rewards.get(name, 0.5) for name in panel.weights}
-    most = max(gains.values())  # a common factor changes nothing, and keeps a high learning rate finite
+    # a common factor changes nothing, and keeps a high learning rate finite
+    most = max(gains.values())
     return replace(
-        panel, weights=normalised({name: w * math.exp(gains[name] - most) for name, w in panel.weights.items()})
+        panel,
+        weights=normalised(
+            {name: w * math.exp(gains[name] - most) for name, w in panel.weights.items()}
+        ),
     )
 
 
-# --- exits ------------------------------------------------------------------------------------------------------
+# --- exits ----------------------------------------------------------------------------------------
 
 
 def observed(panel: Panel, totals: Mapping[str, float], winner: str) -> Panel:
@@ -143,7 +159,10 @@ def observed(panel: Panel, totals: Mapping[str, float], winner: str) -> Panel:
         rounds=old.rounds + 1,
         squares=squares,
         count=count,
-        quality={n: old.quality.get(n, 0.0) + max(-CLIP, min(CLIP, d / sd)) for n, d in deviations.items()},
+        quality={
+            n: old.quality.get(n, 0.0) + max(-CLIP, min(CLIP, d / sd))
+            for n, d in deviations.items()
+        },
         wins={n: old.wins.get(n, 0) + (n == winner) for n in totals},
     )
     return replace(panel, record=record)
@@ -154,9 +173,9 @@ def keep_probabilities(panel: Panel) -> dict[str, float]:
 
     H is the entropy of (wins + 1) / Σ divided by ln n.
 
-    Paper: its closed form is not public; this is our reconstruction. The increments of Q have unit variance, so sqrt(t)
-    keeps noise at O(1) and lets real gaps grow. With literal readings of the paper's text almost no member
-    left (docs/log.md).
+    Paper: its closed form is not public; this is our reconstruction. The increments of Q have unit
+    variance, so sqrt(t) keeps noise at O(1) and lets real gaps grow. With literal readings of the
+    paper's text almost no member left (docs/log.md).
     """
     names = panel.drafters
     if len(names) < 2:
@@ -164,31 +183,42 @@ def keep_probabilities(panel: Panel) -> dict[str, float]:
     record = panel.record
     tau = HEAT * win_entropy(panel) * math.sqrt(max(record.rounds, 1))
     best = max(record.quality.get(name, 0.0) for name in names)
-    shares = {name: math.exp((record.quality.get(name, 0.0) - best) / max(tau, 1e-6)) for name in names}
+    shares = {
+        name: math.exp((record.quality.get(name, 0.0) - best) / max(tau, 1e-6)) for name in names
+    }
     whole = math.fsum(shares.values())
     return {name: share / whole for name, share in shares.items()}
 
 
 def win_entropy(panel: Panel) -> float:
-    """The entropy of the drafting members' wins, from 0 to 1; every member is given one win in advance."""
+    """The entropy of the drafting members' wins, from 0 to 1; every member is given one win in
+    advance."""
     counts = [panel.record.wins.get(name, 0) + 1 for name in panel.drafters]
     whole = sum(counts)
     return -math.fsum(c / whole * math.log(c / whole) for c in counts) / math.log(len(counts))
 
 
 def dismissed(panel: Panel, min_members: int, round: int) -> Panel:
-    """The panel after this round's exits: members leave whose keep-probability is below 0.5 / n twice in a row, not
-    before the third scored round. ``min_members`` (at least one) drafting members stay."""
+    """The panel after this round's exits: members leave whose keep-probability is below 0.5 / n
+    twice in a row, not before the third scored round. ``min_members`` (at least one) drafting
+    members stay."""
     names, least = panel.drafters, max(min_members, 1)
     if len(names) <= least:
         return panel
     keep, limit = keep_probabilities(panel), 0.5 / len(names)
     low = {name: panel.record.low.get(name, 0) + 1 if keep[name] < limit else 0 for name in names}
     panel = replace(panel, record=replace(panel.record, low=low))
-    lost = [name for name, times in low.items() if times >= PATIENCE and panel.record.rounds >= FIRST_EXIT]
+    lost = [
+        name
+        for name, times in low.items()
+        if times >= PATIENCE and panel.record.rounds >= FIRST_EXIT
+    ]
     ready = [name for name in lost if name != panel.lead]
     ready.sort(key=lambda name: (keep[name], panel.weights[name], -names.index(name)))
     reason = "its drafts kept losing: keep-probability {:.3f}, below {:.3f}"
     return panel.without(
-        [Departure(n, "exit", reason.format(keep[n], limit), round) for n in ready[: len(names) - least]]
+        [
+            Departure(n, "exit", reason.format(keep[n], limit), round)
+            for n in ready[: len(names) - least]
+        ]
     )

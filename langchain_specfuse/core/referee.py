@@ -1,7 +1,9 @@
-"""What may stand in an answer that has a constraint. A referee knows texts, no tokens and no members.
+"""What may stand in an answer that has a constraint. A referee knows texts, no tokens and no
+members.
 
-The loop asks it about every draft: a member that masks its own drafting passes unchanged, a draft of one that cannot is
-cut at the last legal character. The referee that reads grammars is in ``constraints``.
+The loop asks it about every draft: a member that masks its own drafting passes unchanged, a draft
+of one that cannot is cut at the last legal character. The referee that reads grammars is in
+``constraints``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections.abc import Hashable
 class Referee:
     """The referee of a query without a constraint: everything is legal, nothing is forced.
 
-    Every question is about a text that is legal so far: ``answer`` is the beginning of some complete answer.
+    Every question is about a text that is legal so far: ``answer`` is the beginning of some
+    complete answer.
     """
 
     def legal(self, answer: str, draft: str) -> int:
@@ -28,7 +31,8 @@ class Referee:
         return False
 
     def forced(self, answer: str) -> str:
-        """What must come next, as far as there is only one way ("" if there is a choice, or the answer must end).
+        """What must come next, as far as there is only one way ("" if there is a choice, or the
+        answer must end).
 
         White space at its end is left to the members: many tokenizers join it to the next word.
         """

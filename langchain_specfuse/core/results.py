@@ -1,4 +1,5 @@
-"""What an answer comes to: the number, choice, object or text in it, so that two answers can be compared."""
+"""What an answer comes to: the number, choice, object or text in it, so that two answers can be
+compared."""
 
 from __future__ import annotations
 
@@ -11,16 +12,23 @@ from typing import Any, TypeAlias
 Result: TypeAlias = Callable[[str], Hashable]
 """An answer's text -> what it comes to; None if it comes to nothing. Equal results agree."""
 
-_NUMBER = re.compile(r"(?<![\w.])[-+−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+−]?[$€£]?\.\d+")
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+−]?[$€£]?\.\d+"
+)
 _FINAL = (re.compile(r"####\s*([^\n]*)"), re.compile(r"\\boxed\{([^{}]*)\}"))
 """How the datasets GSM8K and MATH mark a final answer."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that a text ends up with: that after ``####``, else in ``\\boxed{}``, else the last one.
+    """The number that a text ends up with: that after ``####``, else in ``\\boxed{}``, else the
+    last one.
 
-    >>> final_number("12 + 30 = 42, so it costs $1,042.50."), final_number("#### 7\\n(of 9)"), final_number("none")
+    >>> (
+    ...     final_number("12 + 30 = 42, so it costs $1,042.50."),
+    ...     final_number("#### 7\\n(of 9)"),
+    ...     final_number("none"),
+    ... )
     (Decimal('1042.50'), Decimal('7'), None)
     """
     for mark in _FINAL:
@@ -32,25 +40,37 @@ def final_number(text: str) -> Decimal | None:
 
 
 def _numbers(text: str) -> list[Decimal]:
-    return [Decimal(re.sub(r"[^\d.\-]", "", found.replace("−", "-"))) for found in _NUMBER.findall(text)]
+    return [
+        Decimal(re.sub(r"[^\d.\-]", "", found.replace("−", "-"))) for found in _NUMBER.findall(text)
+    ]
 
 
 def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str:
     """The letter that an answer chooses; "" if it chooses none, or several.
 
-    >>> chosen_letter("B"), chosen_letter("The answer is (c)."), chosen_letter("It is red", ["blue", "red"])
+    >>> (
+    ...     chosen_letter("B"),
+    ...     chosen_letter("The answer is (c)."),
+    ...     chosen_letter("It is red", ["blue", "red"]),
+    ... )
     ('B', 'C', 'B')
     >>> chosen_letter("A or B")
     ''
     """
     letters = LETTERS[: len(choices) or 10]
-    stated = re.findall(rf"(?:answer|choice|option)\b(?:\s+is)?\s*:?\s*\(?([{letters}])\b(?!['’])", answer, re.I)
+    stated = re.findall(
+        rf"(?:answer|choice|option)\b(?:\s+is)?\s*:?\s*\(?([{letters}])\b(?!['’])", answer, re.I
+    )
     if stated:
         return str(stated[-1]).upper()
     first = re.match(rf"\s*(?:\(([{letters}])\)|([{letters}])(?:[).:,]|\s*$))", answer, re.I)
     if first:
         return (first[1] or first[2]).upper()
-    named = [at for at, text in enumerate(choices) if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", answer, re.I)]
+    named = [
+        at
+        for at, text in enumerate(choices)
+        if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", answer, re.I)
+    ]
     if named:
         return LETTERS[named[0]] if len(named) == 1 else ""
     found = set(re.findall(rf"(?<!\w)\(?([{letters}])\)?(?!\w)(?!['’])", answer))

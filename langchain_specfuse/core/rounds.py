@@ -1,8 +1,9 @@
 """THE LOOP. Read this first: several members write one answer, segment by segment.
 
-It is one generator and does no work itself. It yields an :class:`.Ask` (which member should do what), is sent the
-replies, and yields a frozen :class:`.Round` when a segment is agreed. So the same code serves threads, asyncio and
-tests, and knows nothing of torch, devices, timeouts or LangChain. ``engine.drive`` runs it.
+It is one generator and does no work itself. It yields an :class:`.Ask` (which member should do
+what), is sent the replies, and yields a frozen :class:`.Round` when a segment is agreed. So the
+same code serves threads, asyncio and tests, and knows nothing of torch, devices, timeouts or
+LangChain. ``engine.drive`` runs it.
 """
 
 from __future__ import annotations
@@ -46,18 +47,21 @@ ROUNDING = 1e-3
 
 
 def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
-    """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the next item."""
+    """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the
+    next item."""
     method = settings.method
     answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
     budget = Budget(settings.max_calls, settings.max_cost)
     for number in range(1, settings.max_tokens + 1):
         before, clock = panel, Clock(budget)
-        # 1. Draft. Members propose how the answer continues: the lead alone, if one leads and is sure, or all.
+        # 1. Draft. Members propose how the answer continues: the lead alone, if one leads and is
+        #    sure, or all.
         panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
         # 2. Verify. Members score every draft.
         ballot = Ballot(method, drafts, answer.text, referee)
         panel, readings = yield from call_for_scores(panel, query, answer, ballot, number, clock)
-        # 3. Select. The best draft by weighted vote becomes part of the answer. A lead's is replaced on evidence only.
+        # 3. Select. The best draft by weighted vote becomes part of the answer. A lead's is
+        #    replaced on evidence only.
         vote = ballot.counted(readings, panel.weights, panel.lead)
         answer = answer.plus(vote.segment)
         voted = panel
@@ -105,15 +109,19 @@ def call_for_drafts(
     number: int,
     clock: Clock,
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
-    """The drafts of all members, or of the lead alone where its draft stands. Failed members leave the panel."""
-    alone = len(panel.drafters) == 1 or (panel.lead is not None and settings.method.margin == math.inf)
+    """The drafts of all members, or of the lead alone where its draft stands. Failed members leave
+    the panel."""
+    alone = len(panel.drafters) == 1 or (
+        panel.lead is not None and settings.method.margin == math.inf
+    )
     job = DraftJob(
         query,
         answer.segments,
         segment_tokens=settings.segment_tokens,
         max_tokens=answer.tokens_left,
         sampling=settings.sampling,
-        # A draft that ends early at a stop string has another score. Only a lone drafter may: there is no vote on it.
+        # A draft that ends early at a stop string has another score. Only a lone drafter may: there
+        # is no vote on it.
         stop=settings.stop if alone else (),
         new_requests=not clock.budget.is_spent,
     )
@@ -129,8 +137,11 @@ def call_for_drafts(
         more = yield Ask(dict.fromkeys(again, job), number, spare=usable)
         clock.lap("draft", more)
         replies |= more
-    if number > 1 and all(isinstance(r, Failure) and r.kind in ("overflow", BUDGET) for r in replies.values()):
-        # Every member's context is full, or the budget is spent. The answer ends here, and no member leaves.
+    if number > 1 and all(
+        isinstance(r, Failure) and r.kind in ("overflow", BUDGET) for r in replies.values()
+    ):
+        # Every member's context is full, or the budget is spent. The answer ends here, and no
+        # member leaves.
         return panel, {name: Draft("") for name in panel.drafters}
     asked = [name for name in panel.drafters if name in replies]
     panel = without_failed(panel, dict.fromkeys(asked, job), replies, answer, number)
@@ -159,12 +170,19 @@ def _drafts(names: Sequence[str], replies: Replies, answer: Answer) -> dict[str,
 def call_for_scores(
     panel: Panel, query: Query, answer: Answer, ballot: Ballot, number: int, clock: Clock
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, list[Reading]]]]:
-    """verifier -> how it reads each eligible draft. Empty when there is nothing to choose between."""
+    """verifier -> how it reads each eligible draft. Empty when there is nothing to choose
+    between."""
     if len(ballot.eligible) < 2 or not panel.verifiers:
         return panel, {}
     drafters, affordable = set(panel.drafters), not clock.budget.is_spent
     jobs = {
-        name: ScoreJob(query, answer.segments, ballot.to_score(name), thinks=name in drafters, new_requests=affordable)
+        name: ScoreJob(
+            query,
+            answer.segments,
+            ballot.to_score(name),
+            thinks=name in drafters,
+            new_requests=affordable,
+        )
         for name in panel.verifiers
     }
     replies = yield Ask(jobs, number)
@@ -183,24 +201,35 @@ def without_failed(
     *,
     needed: bool = True,
 ) -> Panel:
-    """The panel without the members that failed or returned nonsense; an error if a drafting member is ``needed`` and
-    none is left."""
-    failures = {name: failure for name, job in jobs.items() if (failure := failure_of(job, replies[name]))}
+    """The panel without the members that failed or returned nonsense; an error if a drafting member
+    is ``needed`` and none is left."""
+    failures = {
+        name: failure for name, job in jobs.items() if (failure := failure_of(job, replies[name]))
+    }
     # A member that may send no ballot stays if it drafts: its stream may be open.
     failures = {
         name: failure
         for name, failure in failures.items()
         if failure.kind != BUDGET or isinstance(jobs[name], DraftJob) or name not in panel.drafters
     }
-    if len(failures) < len(jobs):  # another member has replied, so late members only miss this round
+    # another member has replied, so late members only miss this round
+    if len(failures) < len(jobs):
         failures = {name: failure for name, failure in failures.items() if failure.kind != LATE}
-    panel = panel.without([Departure(name, f.kind, f.message, number, f.cause) for name, f in failures.items()])
+    panel = panel.without(
+        [Departure(name, f.kind, f.message, number, f.cause) for name, f in failures.items()]
+    )
     if panel.drafters or not needed:
         return panel
     reasons = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
     errors = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")
-    error = EnsembleError(f"no member is left to go on in round {number}: {reasons}", text=answer.text, failures=errors)
-    notes = list(dict.fromkeys(note for one in errors for note in getattr(one.__cause__, "__notes__", ())))
+    error = EnsembleError(
+        f"no member is left to go on in round {number}: {reasons}",
+        text=answer.text,
+        failures=errors,
+    )
+    notes = list(
+        dict.fromkeys(note for one in errors for note in getattr(one.__cause__, "__notes__", ()))
+    )
     for note in notes:
         error.add_note(note)
     if {one.kind for one in errors} == {"overflow"}:
@@ -209,7 +238,8 @@ def without_failed(
 
 
 def failure_of(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
-    """Why this is not a valid reply to this job, if it is not. Nonsense from one member must not hurt the others."""
+    """Why this is not a valid reply to this job, if it is not. Nonsense from one member must not
+    hurt the others."""
     if isinstance(reply, Failure):
         return reply
     try:
@@ -227,17 +257,25 @@ def _nonsense(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
     wanted = Draft if isinstance(job, DraftJob) else Scored
     if not isinstance(reply, wanted):
         return Failure("error", f"replied with {type(reply).__name__} (wanted {wanted.__name__})")
-    rows: Sequence[Sequence[float]] = reply.logprobs if isinstance(reply, Scored) else (reply.logprobs or (),)
+    rows: Sequence[Sequence[float]] = (
+        reply.logprobs if isinstance(reply, Scored) else (reply.logprobs or (),)
+    )
     if isinstance(job, ScoreJob) and len(rows) != len(job.candidates):
         return Failure("error", f"scored {len(rows)} candidates (wanted {len(job.candidates)})")
     if isinstance(reply, Scored) and reply.ends is not None and len(reply.ends) != len(rows):
-        return Failure("error", f"returned {len(reply.ends)} rows of ends for {len(rows)} candidates")
+        return Failure(
+            "error", f"returned {len(reply.ends)} rows of ends for {len(rows)} candidates"
+        )
     if isinstance(reply, Draft):
         reply.text.encode()  # raises for half a surrogate pair
     # max alone may overlook a NaN, the sum never does.
     suspect = [row for row in rows if row and not (max(row) <= ROUNDING and sum(row) <= ROUNDING)]
     bad = [value for row in suspect for value in row if not value <= ROUNDING]
-    return Failure("nan", f"returned {bad[0]} as a log-probability (wanted a number of at most 0)") if bad else None
+    return (
+        Failure("nan", f"returned {bad[0]} as a log-probability (wanted a number of at most 0)")
+        if bad
+        else None
+    )
 
 
 def member_error(gone: Departure) -> MemberError:
@@ -249,12 +287,14 @@ def member_error(gone: Departure) -> MemberError:
 
 @dataclass(slots=True)
 class Budget:
-    """What an answer may cost (``max_calls`` and ``max_cost``, on members that are billed), and what it has cost.
+    """What an answer may cost (``max_calls`` and ``max_cost``, on members that are billed), and
+    what it has cost.
 
-    Once a bound is reached, jobs say ``new_requests=False``. A member that would need a new request refuses such a job:
-    it leaves if the job was a draft, and only misses the vote if it was a ballot. A member whose open stream matches
-    the agreed text continues that stream, and members that cost no requests go on as before. Requests that start
-    together are not stopped half-way, so an answer may exceed a bound by those of one phase of a round.
+    Once a bound is reached, jobs say ``new_requests=False``. A member that would need a new request
+    refuses such a job: it leaves if the job was a draft, and only misses the vote if it was a
+    ballot. A member whose open stream matches the agreed text continues that stream, and members
+    that cost no requests go on as before. Requests that start together are not stopped half-way, so
+    an answer may exceed a bound by those of one phase of a round.
 
     >>> budget = Budget(max_calls=2)
     >>> budget.spend([Effort(requests=1)]), budget.is_spent
@@ -273,12 +313,15 @@ class Budget:
     @property
     def is_spent(self) -> bool:
         """Whether no new request may be started."""
-        calls, cost = (math.inf if bound is None else bound for bound in (self.max_calls, self.max_cost))
+        calls, cost = (
+            math.inf if bound is None else bound for bound in (self.max_calls, self.max_cost)
+        )
         return self.used.requests >= calls or self.used.cost >= cost
 
 
 class Clock:
-    """Wall-clock time, effort and late members of one round, by phase. What it costs is taken from the budget."""
+    """Wall-clock time, effort and late members of one round, by phase. What it costs is taken from
+    the budget."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
@@ -301,7 +344,9 @@ class Clock:
         }
         self.budget.spend(efforts.values())
         known = self.efforts.get(phase, {})
-        self.efforts[phase] = known | {n: known[n] + effort if n in known else effort for n, effort in efforts.items()}
+        self.efforts[phase] = known | {
+            n: known[n] + effort if n in known else effort for n, effort in efforts.items()
+        }
         before = [name for name in self.late.pop(phase, ()) if name not in replies]
         if late := (*before, *(name for name, reply in replies.items() if is_late(reply))):
             self.late[phase] = late

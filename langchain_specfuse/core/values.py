@@ -1,7 +1,9 @@
-"""The data of the method, all frozen: what goes into a round, what members are asked, what comes out.
+"""The data of the method, all frozen: what goes into a round, what members are asked, what comes
+out.
 
-Everything here is plain data (text, numbers, tuples, mappings). So a job can be answered in this process, in another
-process or by a server, and one record of a round serves streaming, traces, pictures and logs.
+Everything here is plain data (text, numbers, tuples, mappings). So a job can be answered in this
+process, in another process or by a server, and one record of a round serves streaming, traces,
+pictures and logs.
 """
 
 from __future__ import annotations
@@ -75,11 +77,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must look like, as plain data. Members build their token masks from it, the referee checks texts.
+    """What an answer must look like, as plain data. Members build their token masks from it, the
+    referee checks texts.
 
-    Kinds: ``json_schema`` (body: the schema), ``json`` (any JSON object), ``regex`` (a pattern), ``choice`` (a JSON
-    list of texts), ``grammar`` (EBNF), ``calls`` (tool calls: see ``constraints.calls``), ``prose`` (anything),
-    ``any_of`` (a JSON list of [kind, body]).
+    Kinds: ``json_schema`` (body: the schema), ``json`` (any JSON object), ``regex`` (a pattern),
+    ``choice`` (a JSON list of texts), ``grammar`` (EBNF), ``calls`` (tool calls: see
+    ``constraints.calls``), ``prose`` (anything), ``any_of`` (a JSON list of [kind, body]).
     """
 
     kind: str
@@ -97,7 +100,8 @@ class Sampling:
     repetition_penalty: float | None = None
     """``None``: as the member's own generation config says."""
     seed: int = 0
-    """A token's noise depends on this seed, the member's own seed and the token's position, never on batch or round."""
+    """A token's noise depends on this seed, the member's own seed and the token's position, never
+    on batch or round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,8 @@ class Segment:
     ended: bool = False
     """True: the answer ends here because the writer ended its turn."""
     tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The tokens of every member that wrote exactly this text. Others tokenize it as part of the whole answer."""
+    """The tokens of every member that wrote exactly this text. Others tokenize it as part of the
+    whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +159,8 @@ class Effort:
     began: float = 0.0
     """Start, in seconds of ``time.time()`` (0: unknown)."""
     requests: int = 0
-    """Requests to a model that is billed per use. ``input_tokens`` and ``output_tokens`` are the provider's counts, or
-    words where it reports none (for example, after a cancelled request)."""
+    """Requests to a model that is billed per use. ``input_tokens`` and ``output_tokens`` are the
+    provider's counts, or words where it reports none (for example, after a cancelled request)."""
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
@@ -187,13 +192,13 @@ class Draft:
     """One per token, plus one for the end of the turn if ``ended``. None: unknown to the writer."""
     effort: Effort = Effort()
     ends: tuple[int, ...] | None = None
-    """For each token, the length of ``text`` after it. Set where the query has a constraint: tokens that the constraint
-    forces do not count in a score."""
+    """For each token, the length of ``text`` after it. Set where the query has a constraint: tokens
+    that the constraint forces do not count in a score."""
     thought: str = ""
     """The writer's reasoning before its first word. Never part of the answer."""
     least: float | None = None
-    """The lowest log-probability among its tokens, for a writer whose scores are not log-probabilities. It decides
-    whether a lead is sure of this draft."""
+    """The lowest log-probability among its tokens, for a writer whose scores are not
+    log-probabilities. It decides whether a lead is sure of this draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """How does the answer continue? Carries everything needed to redo it; caches only make it faster."""
+    """How does the answer continue? Carries everything needed to redo it; caches only make it
+    faster."""
 
     query: Query
     answer: tuple[Segment, ...]
@@ -217,16 +223,17 @@ class DraftJob:
     """Upper limit: what is left of the answer's budget."""
     sampling: Sampling
     stop: tuple[str, ...] = ()
-    """The draft may end early after one of these; the answer itself makes the cut. Empty where an early end could
-    change a vote."""
+    """The draft may end early after one of these; the answer itself makes the cut. Empty where an
+    early end could change a vote."""
     call_tokens: int = 64
     """A tool call of up to this many tokens is drafted whole, so that the vote is on calls."""
     prefill_chunks: int | None = None
-    """Read at most this many chunks of a long context for this job, then reply with :class:`PrefillPending` if there is
-    more (0: only report it). None: read everything. A member without chunked prefill may ignore it."""
+    """Read at most this many chunks of a long context for this job, then reply with
+    :class:`PrefillPending` if there is more (0: only report it). None: read everything. A member
+    without chunked prefill may ignore it."""
     new_requests: bool = True
-    """False: the answer's budget is spent. A member that would have to start a request that is billed fails with
-    ``BUDGET`` instead; others ignore it."""
+    """False: the answer's budget is spent. A member that would have to start a request that is
+    billed fails with ``BUDGET`` instead; others ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +244,8 @@ class ScoreJob:
     answer: tuple[Segment, ...]
     candidates: tuple[Candidate, ...]
     thinks: bool = True
-    """Whether a reasoning member has its reasoning in the context. False for verify-only members."""
+    """Whether a reasoning member has its reasoning in the context. False for verify-only
+    members."""
     prefill_chunks: int | None = None
     """As in :class:`DraftJob`."""
     new_requests: bool = True
@@ -246,10 +254,12 @@ class ScoreJob:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A member's reply to a :class:`ScoreJob`: the log-probability of every token of every candidate."""
+    """A member's reply to a :class:`ScoreJob`: the log-probability of every token of every
+    candidate."""
 
     logprobs: tuple[tuple[float, ...], ...]
-    """One tuple per candidate; the last number of an ended candidate is that of the end of the turn."""
+    """One tuple per candidate; the last number of an ended candidate is that of the end of the
+    turn."""
     effort: Effort = Effort()
     ends: tuple[tuple[int, ...], ...] | None = None
     """As in :class:`Draft`, per candidate."""
@@ -285,7 +295,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPending:
-    """Instead of a reply to a job with ``prefill_chunks``: there is more to read. Asked again, the member continues."""
+    """Instead of a reply to a job with ``prefill_chunks``: there is more to read. Asked again, the
+    member continues."""
 
     left: int
     """Tokens left to read in chunks; 0: the job can run normally."""
@@ -295,12 +306,14 @@ class PrefillPending:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What the loop wants from members next. It expects ``{member: reply}`` for exactly these members."""
+    """What the loop wants from members next. It expects ``{member: reply}`` for exactly these
+    members."""
 
     jobs: Mapping[str, DraftJob | ScoreJob]
     round: int
     spare: bool = False
-    """True: the loop can continue even if all of these are late. False: at least one reply is needed."""
+    """True: the loop can continue even if all of these are late. False: at least one reply is
+    needed."""
 
 
 Reply = Draft | Scored | Failure
@@ -340,7 +353,8 @@ class Round:
     authors: tuple[str, ...] = ()
     """The members that drafted the winning segment, the winner first."""
     forced: str = ""
-    """Text that the constraint leaves no choice about: appended after the segment (in round 1 also before it)."""
+    """Text that the constraint leaves no choice about: appended after the segment (in round 1 also
+    before it)."""
     thoughts: Mapping[str, str] = field(default_factory=dict)
     """member -> its reasoning, in the round in which it reasoned."""
     looped: tuple[str, ...] = ()
@@ -348,7 +362,8 @@ class Round:
     lead: str = ""
     """The member that leads; empty if all vote as equals."""
     evidence: Mapping[str, float] = field(default_factory=dict)
-    """member -> the evidence that its draft is better than the lead's, where others than the lead were asked."""
+    """member -> the evidence that its draft is better than the lead's, where others than the lead
+    were asked."""
     late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """phase -> members whose reply was late: the round went on without it."""
     left: tuple[Departure, ...] = ()
@@ -373,7 +388,8 @@ class Round:
 
     @property
     def dissent(self) -> float:
-        """The entropy of the totals over the distinct drafts, from 0 (unanimous) to 1 (all drafts equal)."""
+        """The entropy of the totals over the distinct drafts, from 0 (unanimous) to 1 (all drafts
+        equal)."""
         drafts = {self._content(name): total for name, total in self.totals.items() if total > 0}
         if len(drafts) < 2:
             return 0.0
@@ -383,7 +399,8 @@ class Round:
 
     @property
     def runner_up(self) -> str | None:
-        """The author of the best draft other than the winning one; None when all drafts coincide."""
+        """The author of the best draft other than the winning one; None when all drafts
+        coincide."""
         return max(self._others(), key=lambda name: self.totals.get(name, 0.0), default=None)
 
     def _others(self) -> list[str]:
@@ -391,7 +408,8 @@ class Round:
         return [name for name in self.drafts if self._content(name) != agreed]
 
     def _content(self, name: str) -> tuple[str, bool]:
-        """What distinguishes drafts. Authors of the winning segment may have spelled the same call differently."""
+        """What distinguishes drafts. Authors of the winning segment may have spelled the same call
+        differently."""
         draft = self.drafts[self.winner if name in self.authors else name]
         return draft.text, draft.ended
 
@@ -404,7 +422,10 @@ class Round:
             "ended": self.segment.ended,
             "winner": self.winner,
             "authors": list(self.authors),
-            "drafts": {m: {"text": d.text, "ended": d.ended, "tokens": len(d.tokens)} for m, d in self.drafts.items()},
+            "drafts": {
+                m: {"text": d.text, "ended": d.ended, "tokens": len(d.tokens)}
+                for m, d in self.drafts.items()
+            },
             "scores": {j: dict(row) for j, row in self.scores.items()},
             "votes": {j: dict(row) for j, row in self.votes.items()},
             "totals": dict(self.totals),
@@ -420,11 +441,17 @@ class Round:
             "lead": self.lead,
             "evidence": dict(self.evidence),
             "late": {phase: list(names) for phase, names in self.late.items()},
-            "left": [{"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round} for d in self.left],
+            "left": [
+                {"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round}
+                for d in self.left
+            ],
             "finish": self.finish,
             "seconds": dict(self.seconds),
             "tokens": {
-                phase: {m: {"read": e.read, "reused": e.reused, "seconds": e.seconds} for m, e in by.items()}
+                phase: {
+                    m: {"read": e.read, "reused": e.reused, "seconds": e.seconds}
+                    for m, e in by.items()
+                }
                 for phase, by in self.efforts.items()
             },
         }

@@ -20,7 +20,8 @@ LEAST_CONFIDENCE = 0.1
 
 
 def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
-    """One verifier's score of one draft, from the log-probabilities of its m tokens (the end of the turn is one too).
+    """One verifier's score of one draft, from the log-probabilities of its m tokens (the end of the
+    turn is one too).
 
     ``mean_prob`` (1/m) Σ p, ``mean_logprob`` (1/m) Σ log p, ``logprob_per_byte`` Σ log p / bytes.
 
@@ -58,7 +59,8 @@ def votes(kind: ScoreKind, scores: Sequence[float]) -> list[float]:
     >>> votes("mean_prob", [0.0, 0.0])
     [0.5, 0.5]
 
-    Paper: the published reference divides raw logits by their sum, which reverses the order when they are negative.
+    Paper: the published reference divides raw logits by their sum, which reverses the order when
+    they are negative.
     """
     if kind == "mean_prob":
         raw = list(scores)
@@ -69,32 +71,42 @@ def votes(kind: ScoreKind, scores: Sequence[float]) -> list[float]:
     return [one / whole for one in raw] if whole > 0 else [1.0 / len(scores)] * len(scores)
 
 
-def totals(by_verifier: Mapping[str, Sequence[float]], weights: Mapping[str, float], drafts: int) -> list[float]:
+def totals(
+    by_verifier: Mapping[str, Sequence[float]], weights: Mapping[str, float], drafts: int
+) -> list[float]:
     """Total of draft i: Σ_j w_j s_ji over the verifiers j that voted.
 
     >>> totals({"a": [1.0, 0.0], "b": [0.25, 0.75]}, {"a": 0.5, "b": 0.5}, 2)
     [0.625, 0.375]
     """
-    return [math.fsum(weights[judge] * row[i] for judge, row in by_verifier.items()) for i in range(drafts)]
+    return [
+        math.fsum(weights[judge] * row[i] for judge, row in by_verifier.items())
+        for i in range(drafts)
+    ]
 
 
-def confidences(kind: WeightingKind, score: ScoreKind, scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def confidences(
+    kind: WeightingKind, score: ScoreKind, scores: Mapping[str, Sequence[float]]
+) -> dict[str, float]:
     """How much each verifier counts in this round besides its weight, from 0 to 1.
 
-    ``equal``: 1. ``confidence``: c_j = 0.1 + 0.9 p^8, where p is the probability per token that j gives its favourite
-    draft. A verifier that finds no draft probable, not even its own, leaves the decision to the others.
+    ``equal``: 1. ``confidence``: c_j = 0.1 + 0.9 p^8, where p is the probability per token that j
+    gives its favourite draft. A verifier that finds no draft probable, not even its own, leaves the
+    decision to the others.
 
     >>> scores = {"a": [math.log(0.95), -3.0], "b": [math.log(0.5), math.log(0.3)]}
     >>> {name: round(c, 3) for name, c in confidences("confidence", "mean_logprob", scores).items()}
     {'a': 0.697, 'b': 0.104}
 
-    Paper: there a verifier's votes count by its weight alone. A member that knows the answer strongly prefers it, but
-    members that know nothing strongly prefer their own drafts too, and there are more of those (docs/log.md).
+    Paper: there a verifier's votes count by its weight alone. A member that knows the answer
+    strongly prefers it, but members that know nothing strongly prefer their own drafts too, and
+    there are more of those (docs/log.md).
     """
     if kind == "equal":
         return dict.fromkeys(scores, 1.0)
     return {
-        name: LEAST_CONFIDENCE + (1 - LEAST_CONFIDENCE) * per_token(score, max(row)) ** CONFIDENT_TOKENS
+        name: LEAST_CONFIDENCE
+        + (1 - LEAST_CONFIDENCE) * per_token(score, max(row)) ** CONFIDENT_TOKENS
         for name, row in scores.items()
     }
 
@@ -109,7 +121,10 @@ def per_token(kind: ScoreKind, score: float) -> float:
 def shares(confidence: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
     """The share of the vote of each verifier that voted: w_j c_j, normalised.
 
-    >>> {name: round(v, 3) for name, v in shares({"a": 0.3, "b": 0.1}, {"a": 0.5, "b": 0.5, "absent": 1.0}).items()}
+    >>> {
+    ...     name: round(v, 3)
+    ...     for name, v in shares({"a": 0.3, "b": 0.1}, {"a": 0.5, "b": 0.5, "absent": 1.0}).items()
+    ... }
     {'a': 0.75, 'b': 0.25}
     """
     products = {name: weights[name] * c for name, c in confidence.items()}
@@ -123,14 +138,22 @@ def rewards(
     authors: Sequence[Sequence[str]],
     confidence: Mapping[str, float],
 ) -> list[float]:
-    """What each draft earns its authors: :func:`win_rates` or :func:`margins`. A single draft earns 1."""
+    """What each draft earns its authors: :func:`win_rates` or :func:`margins`. A single draft earns
+    1."""
     if len(authors) == 1:
         return [1.0]
-    return win_rates(by_verifier, authors) if kind == "wins" else margins(by_verifier, confidence, len(authors))
+    return (
+        win_rates(by_verifier, authors)
+        if kind == "wins"
+        else margins(by_verifier, confidence, len(authors))
+    )
 
 
-def margins(by_verifier: Mapping[str, Sequence[float]], confidence: Mapping[str, float], drafts: int) -> list[float]:
-    """Reward r_i of each draft: how clearly all verifiers, its authors included, prefer it to the other drafts.
+def margins(
+    by_verifier: Mapping[str, Sequence[float]], confidence: Mapping[str, float], drafts: int
+) -> list[float]:
+    """Reward r_i of each draft: how clearly all verifiers, its authors included, prefer it to the
+    other drafts.
 
     The mean over all verifiers j (weighted by c_j) and other drafts k of s_ji / (s_ji + s_jk).
 
@@ -143,8 +166,8 @@ def margins(by_verifier: Mapping[str, Sequence[float]], confidence: Mapping[str,
     >>> [round(r, 2) for r in margins(rows, {"a": 1.0, "b": 1.0, "c": 1.0}, 3)]
     [0.65, 0.43, 0.42]
 
-    Paper: there only third parties judge, and a narrow win counts as much as a clear one. A third party that knows
-    nothing of the question adds noise (docs/log.md).
+    Paper: there only third parties judge, and a narrow win counts as much as a clear one. A third
+    party that knows nothing of the question adds noise (docs/log.md).
     """
     if not by_verifier:
         return [0.5] * drafts
@@ -160,18 +183,26 @@ def _margin(i: int, row: Sequence[float]) -> float:
     return math.fsum(a / (a + b) if a + b > 0 else 0.5 for a, b in pairs) / len(pairs)
 
 
-def win_rates(by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]) -> list[float]:
+def win_rates(
+    by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]
+) -> list[float]:
     """Reward r_i of each draft as third parties judge it.
 
-    The share of comparisons (judge j, other draft k) in which s_ji > s_jk, ties one half, where j wrote neither of the
-    two. Where there are no third parties (two drafts, each judge wrote one of them): the mean vote s_ji of the judges
-    that did not write i.
+    The share of comparisons (judge j, other draft k) in which s_ji > s_jk, ties one half, where j
+    wrote neither of the two. Where there are no third parties (two drafts, each judge wrote one of
+    them): the mean vote s_ji of the judges that did not write i.
 
     >>> win_rates({"a": [0.7, 0.3], "b": [0.6, 0.4]}, [["a"], ["b"]])
     [0.6, 0.3]
-    >>> win_rates({"a": [0.5, 0.3, 0.2], "b": [0.2, 0.5, 0.3], "c": [0.5, 0.1, 0.4]}, [["a"], ["b"], ["c"]])
+    >>> win_rates(
+    ...     {"a": [0.5, 0.3, 0.2], "b": [0.2, 0.5, 0.3], "c": [0.5, 0.1, 0.4]},
+    ...     [["a"], ["b"], ["c"]],
+    ... )
     [0.5, 0.5, 0.5]
-    >>> win_rates({"a": [0.5, 0.3, 0.2], "b": [0.5, 0.3, 0.2], "c": [0.5, 0.3, 0.2]}, [["a"], ["b"], ["c"]])
+    >>> win_rates(
+    ...     {"a": [0.5, 0.3, 0.2], "b": [0.5, 0.3, 0.2], "c": [0.5, 0.3, 0.2]},
+    ...     [["a"], ["b"], ["c"]],
+    ... )
     [1.0, 0.5, 0.0]
 
     Paper: the reference's feedback does nothing with two members; the mean vote is ours.
@@ -179,7 +210,9 @@ def win_rates(by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequ
     return [_win_rate(i, by_verifier, authors) for i in range(len(authors))]
 
 
-def _win_rate(i: int, by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]) -> float:
+def _win_rate(
+    i: int, by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]
+) -> float:
     judges = [judge for judge in by_verifier if judge not in authors[i]]
     won = [
         0.5 + 0.5 * ((row := by_verifier[judge])[i] > row[k]) - 0.5 * (row[i] < row[k])

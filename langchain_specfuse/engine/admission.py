@@ -1,4 +1,5 @@
-"""Admission: how many answers are under way at once on one ensemble; the others wait in order, or are refused.
+"""Admission: how many answers are under way at once on one ensemble; the others wait in order, or
+are refused.
 
 Knows numbers and order; nothing of what is asked.
 """
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from ..errors import BusyError, advised, amount
 
 HINT_S = 1.0
-"""The wait that a refused call is advised per answer ahead of it: a fixed guess, as answers differ in length."""
+"""The wait that a refused call is advised per answer ahead of it: a fixed guess, as answers differ
+in length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Admission:
     """The answers under way, and those that wait for their turn, first come first served."""
 
     def __init__(self) -> None:
-        # Re-entrant, because a finalizer that cancels an answer may be called anywhere, also in here.
+        # Re-entrant, because a finalizer that cancels an answer may be called anywhere, also in
+        # here.
         self._lock = threading.RLock()
         self._under_way: set[Hashable] = set()
         self._waiting: list[_Waiting] = []
@@ -51,7 +54,8 @@ class Admission:
         return len(self._waiting)
 
     def enter(self, who: Hashable, limits: Limits, start: Callable[[], object]) -> None:
-        """Call ``start`` once, now or when it is their turn. :class:`.BusyError` if too many are waiting."""
+        """Call ``start`` once, now or when it is their turn. :class:`.BusyError` if too many are
+        waiting."""
         with self._lock:
             before = len(self._waiting)
             must_wait = before > 0 or not self._fits(limits)
@@ -68,12 +72,17 @@ class Admission:
         self._start_next()
 
     def _start_next(self) -> None:
-        """Start all whose turn it is. One loop does it for all threads: an answer that ends at once starts another."""
+        """Start all whose turn it is. One loop does it for all threads: an answer that ends at once
+        starts another."""
         while True:
             mine = False
             try:  # begins before the flag is set, so that an interrupt anywhere takes it back
                 with self._lock:
-                    if self._starting or not self._waiting or not self._fits(self._waiting[0].limits):
+                    if (
+                        self._starting
+                        or not self._waiting
+                        or not self._fits(self._waiting[0].limits)
+                    ):
                         return
                     mine = self._starting = True
                     first = self._waiting.pop(0)
@@ -88,6 +97,11 @@ class Admission:
 
     def _busy(self, limits: Limits, before: int) -> BusyError:
         hint = HINT_S * (1 + before / (limits.max_concurrency or 1))
-        state = f"{amount(len(self._under_way), 'answer')} under way (max_concurrency={limits.max_concurrency})"
-        error = BusyError(f"{state} and {before} waiting (max_waiting={limits.max_waiting})", retry_after_s=hint)
+        state = (
+            f"{amount(len(self._under_way), 'answer')} under way "
+            f"(max_concurrency={limits.max_concurrency})"
+        )
+        error = BusyError(
+            f"{state} and {before} waiting (max_waiting={limits.max_waiting})", retry_after_s=hint
+        )
         return advised(error, f"ask again in about {hint:.1f} s, or allow more with max_waiting=")

@@ -1,8 +1,10 @@
-"""Drives the loop: a :class:`Run` advances it from the workers' threads; ``drive`` and ``adrive`` read its rounds.
+"""Drives the loop: a :class:`Run` advances it from the workers' threads; ``drive`` and ``adrive``
+read its rounds.
 
-The thread that delivers the last reply to an ``Ask`` advances that query, so its next jobs are queued before the worker
-forms its next batch: queries stay in step. The caller's thread only reads a queue. Closing the iterator, for any
-reason, cancels the run and frees its caches within one round.
+The thread that delivers the last reply to an ``Ask`` advances that query, so its next jobs are
+queued before the worker forms its next batch: queries stay in step. The caller's thread only reads
+a queue. Closing the iterator, for any reason, cancels the run and frees its caches within one
+round.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Schedule:
     member_timeout: float | None = None
     """Seconds for one reply of one member."""
     skip_late: bool = False
-    """A member that exceeds ``member_timeout`` skips the round (True) or leaves the answer (False)."""
+    """A member that exceeds ``member_timeout`` skips the round (True) or leaves the answer
+    (False)."""
     limits: Limits = Limits()
     admission: Admission = field(default_factory=Admission)
 
@@ -44,7 +47,12 @@ class Run:
     """One answer under way."""
 
     def __init__(
-        self, loop: Loop, query_id: str, members: Mapping[str, Member], schedule: Schedule, sink: Sink
+        self,
+        loop: Loop,
+        query_id: str,
+        members: Mapping[str, Member],
+        schedule: Schedule,
+        sink: Sink,
     ) -> None:
         self._loop = loop
         self._query_id = query_id
@@ -108,7 +116,8 @@ class Run:
             task = Task(member, work, job, partial(deliver, name), wanted, limit_s, keep_waiting)
             tasks.setdefault(member.device, []).append(task)
         for device, mine in tasks.items():
-            worker_for(device).put(*mine)  # together, or the first would be taken alone, without its batch group
+            # together, or the first would be taken alone, without its batch group
+            worker_for(device).put(*mine)
 
     def _end(self, last: BaseException | None) -> None:
         try:
@@ -120,7 +129,9 @@ class Run:
         # Through the queue, or it would race with the batch that is running.
         for name in names:
             member = self._members[name]
-            worker_for(member.device).put(Task(member, "call", partial(member.forget, self._query_id), lambda _: None))
+            worker_for(member.device).put(
+                Task(member, "call", partial(member.forget, self._query_id), lambda _: None)
+            )
 
 
 class ReplyCollector:
@@ -133,19 +144,24 @@ class ReplyCollector:
         self.over = False
 
     def add(self, name: str, reply: Reply) -> Replies | None:
-        """Add a reply, or a note that it is late. Returns all replies, once, as soon as they suffice."""
+        """Add a reply, or a note that it is late. Returns all replies, once, as soon as they
+        suffice."""
         with self._lock:
-            if self.over or (is_late(reply) and name in self._replies):  # the note may come after the reply
+            # the note may come after the reply
+            if self.over or (is_late(reply) and name in self._replies):
                 return None
             self._replies[name] = reply
             self.over = len(self._replies) == len(self._ask.jobs) and self._suffice()
             return {name: self._replies[name] for name in self._ask.jobs} if self.over else None
 
     def _suffice(self) -> bool:
-        """Late members are waited for while no member has answered and the loop cannot continue without them."""
+        """Late members are waited for while no member has answered and the loop cannot continue
+        without them."""
         if self._ask.spare or not any(is_late(reply) for reply in self._replies.values()):
             return True
-        return any(failure_of(self._ask.jobs[name], reply) is None for name, reply in self._replies.items())
+        return any(
+            failure_of(self._ask.jobs[name], reply) is None for name, reply in self._replies.items()
+        )
 
 
 class AnswerLate(TimeoutError):
@@ -168,7 +184,9 @@ class _Deadline:
         return None if self._end is None else max(self._end - time.monotonic(), 0.0)
 
     def error(self) -> TimeoutError:
-        return AnswerLate(f"the answer was not complete within timeout={self._timeout:g} s", self.agreed)
+        return AnswerLate(
+            f"the answer was not complete within timeout={self._timeout:g} s", self.agreed
+        )
 
 
 def drive(

@@ -34,12 +34,18 @@ class Ensemble:
 
     def __init__(self, members: Sequence[Member], verifiers: Sequence[Member] = ()) -> None:
         if not members:
-            raise advised(UsageError("an ensemble needs at least one member, got none"), "name one in members=[...]")
+            raise advised(
+                UsageError("an ensemble needs at least one member, got none"),
+                "name one in members=[...]",
+            )
         self.members: dict[str, Member] = {}
         for member in (*members, *verifiers):
             if member.name in self.members:
                 error = UsageError(f"two members are called {member.name!r}; names must differ")
-                raise advised(error, "give one of them another name, for example TransformersMember(..., name='b')")
+                raise advised(
+                    error,
+                    "give one of them another name, for example TransformersMember(..., name='b')",
+                )
             self.members[member.name] = member
         self.drafting = frozenset(member.name for member in members)
         """The names of the members that write."""
@@ -56,7 +62,8 @@ class Ensemble:
         return self._known is not None
 
     def loaded(self) -> Future[dict[str, Probe]]:
-        """What each member can do, once all are loaded; starts loading if necessary. A failed load is tried again.
+        """What each member can do, once all are loaded; starts loading if necessary. A failed load
+        is tried again.
 
         Each caller gets a future of its own: an interrupt while waiting may leave its lock taken.
         """
@@ -81,7 +88,8 @@ class Ensemble:
     def _begin(self) -> None:
         if not self._loading:
             worker_for("loading").put(Task(self, "call", self._load, lambda _: None))
-            self._loading = True  # last, so that an interrupt before it does not leave a load that never begins
+            # last, so that an interrupt before it does not leave a load that never begins
+            self._loading = True
 
     def _load(self) -> None:
         try:
@@ -110,20 +118,32 @@ class Ensemble:
         prior: Mapping[str, float] | None = None,
         kinds: frozenset[str] = frozenset(),
     ) -> Panel:
-        """The panel with which an answer begins. ``kinds``: what the conversation holds besides text.
+        """The panel with which an answer begins. ``kinds``: what the conversation holds besides
+        text.
 
-        A verifier that cannot read all of it has no vote: it would prefer what sounds likely without it.
+        A verifier that cannot read all of it has no vote: it would prefer what sounds likely
+        without it.
         """
         blind = [name for name, probe in probes.items() if not kinds <= set(probe.takes)]
         if unable := [name for name in blind if name in self.drafting]:
             held = ", ".join(sorted(kinds))
-            error = UsageError(f"the conversation holds more than text ({held}), which {', '.join(unable)} cannot read")
-            raise advised(error, "describe it in words, or let only members draft that accept it: chat models")
-        members = [Panelist(n, n in self.drafting, probe.scores) for n, probe in probes.items() if n not in blind]
+            error = UsageError(
+                f"the conversation holds more than text ({held}), which {', '.join(unable)} cannot "
+                "read"
+            )
+            raise advised(
+                error, "describe it in words, or let only members draft that accept it: chat models"
+            )
+        members = [
+            Panelist(n, n in self.drafting, probe.scores)
+            for n, probe in probes.items()
+            if n not in blind
+        ]
         return Panel.of(members, prior, self.lead(probes, settings))
 
     def lead(self, probes: Mapping[str, Probe], settings: Settings) -> str | None:
-        """The member that leads: the one that is named, with ``"auto"`` the one that is much the largest, if any."""
+        """The member that leads: the one that is named, with ``"auto"`` the one that is much the
+        largest, if any."""
         sizes = {name: probe.size for name, probe in probes.items() if name in self.drafting}
         lead = settings.lead
         if settings.method.margin is None or len(sizes) < 2:
@@ -131,7 +151,9 @@ class Ensemble:
         if lead == "auto":
             lead = largest(sizes)
             if lead is None and settings.method.margin == math.inf:
-                error = UsageError("margin=inf: the lead's draft always stands, but no member is named as the lead")
+                error = UsageError(
+                    "margin=inf: the lead's draft always stands, but no member is named as the lead"
+                )
                 raise advised(error, f"name one with lead=: {', '.join(sizes)}")
             return lead
         if lead is not None and lead not in sizes:
@@ -148,12 +170,15 @@ class Ensemble:
         prior: Mapping[str, float] | None = None,
         schedule: Schedule | None = None,
     ) -> Iterator[Round]:
-        """Ask, and get the rounds as they are agreed. The timeout of ``schedule`` does not include loading.
+        """Ask, and get the rounds as they are agreed. The timeout of ``schedule`` does not include
+        loading.
 
         ``referee`` judges texts under the query's constraint, if it has one.
         """
         probes = self.loaded().result()
-        loop = loop_of(settings)(query, settings, self.panel(probes, settings, prior, query.kinds), referee)
+        loop = loop_of(settings)(
+            query, settings, self.panel(probes, settings, prior, query.kinds), referee
+        )
         return drive(loop, query.id, self.members, self._scheduled(schedule, settings))
 
     async def arounds(
@@ -167,7 +192,9 @@ class Ensemble:
     ) -> AsyncIterator[Round]:
         """``rounds`` for asyncio."""
         probes = await asyncio.wrap_future(self.loaded())
-        loop = loop_of(settings)(query, settings, self.panel(probes, settings, prior, query.kinds), referee)
+        loop = loop_of(settings)(
+            query, settings, self.panel(probes, settings, prior, query.kinds), referee
+        )
         driven = adrive(loop, query.id, self.members, self._scheduled(schedule, settings))
         try:
             async for item in driven:

@@ -1,4 +1,5 @@
-"""What waits for a worker: tasks, which of them form a batch, and long prompts that are read in chunks between batches.
+"""What waits for a worker: tasks, which of them form a batch, and long prompts that are read in
+chunks between batches.
 
 Knows tasks and members; nothing of threads or time limits.
 """
@@ -24,28 +25,32 @@ PREFILL_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """One job for one member. ``deliver`` is called once, from a worker's thread, while the task is still wanted.
+    """One job for one member. ``deliver`` is called once, from a worker's thread, while the task is
+    still wanted.
 
-    With ``keep_waiting`` a job that exceeds its time limit is not given up: ``deliver`` is called with a ``late``
-    failure, and again with the reply when it comes, if it is still wanted.
+    With ``keep_waiting`` a job that exceeds its time limit is not given up: ``deliver`` is called
+    with a ``late`` failure, and again with the reply when it comes, if it is still wanted.
     """
 
     member: Any
     work: str
-    """The member's method that takes a list of jobs, ``draft`` or ``score``; or ``call`` for a plain function."""
+    """The member's method that takes a list of jobs, ``draft`` or ``score``; or ``call`` for a
+    plain function."""
     job: Any
     deliver: Callable[[Any], None]
     wanted: Callable[[], bool] = lambda: True
     timeout_s: float | None = None
     keep_waiting: bool = False
     prefill_chunks: int | None = 0
-    """As in :class:`.DraftJob`: 0 asks the member to report a long context, 1 to read a chunk, None to read it all."""
+    """As in :class:`.DraftJob`: 0 asks the member to report a long context, 1 to read a chunk, None
+    to read it all."""
     left: int | None = None
     """Tokens left to read after the last chunk; None: not read in chunks."""
     spent: Effort = field(default_factory=Effort)
     """The cost of the chunks so far."""
     executor: Any = field(init=False)
-    """What does the work: the member, or its batch group. Fixed here, because a member may join a group meanwhile."""
+    """What does the work: the member, or its batch group. Fixed here, because a member may join a
+    group meanwhile."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "executor", batch_group_of(self.member) or self.member)
@@ -71,7 +76,8 @@ class TaskQueue:
         self._waiting.clear()
 
     def take(self) -> list[Task]:
-        """The first wanted task and all that can be in one batch with it; empty if there is none."""
+        """The first wanted task and all that can be in one batch with it; empty if there is
+        none."""
         # Emptied first: a finalizer that runs here may put something in.
         here = [self._waiting.popleft() for _ in range(len(self._waiting))]
         wanted = [task for task in here if task.wanted()]
@@ -85,7 +91,8 @@ class TaskQueue:
 
 
 class PrefillQueue:
-    """Tasks with a long context to read, one chunk at a time between other work; the first is read to its end."""
+    """Tasks with a long context to read, one chunk at a time between other work; the first is read
+    to its end."""
 
     def __init__(self) -> None:
         self._waiting: deque[Task] = deque()
@@ -110,7 +117,9 @@ class PrefillQueue:
 
     def record(self, seconds: float, *, reading: bool) -> None:
         """A chunk or other work took this long."""
-        self._owed_s = self._owed_s + seconds / PREFILL_SHARE if reading else max(self._owed_s - seconds, 0.0)
+        self._owed_s = (
+            self._owed_s + seconds / PREFILL_SHARE if reading else max(self._owed_s - seconds, 0.0)
+        )
 
     def put(self, task: Task, pending: PrefillPending) -> Task | None:
         """Queue the task for its next chunk; return it once it can run normally."""
@@ -118,7 +127,8 @@ class PrefillQueue:
         if not left:
             return replace(task, prefill_chunks=0, left=None, spent=spent)
         if task.left is not None and left >= task.left:
-            # Other queries needed the room of what had been read. To end this, read everything at once.
+            # Other queries needed the room of what had been read. To end this, read everything at
+            # once.
             return replace(task, prefill_chunks=None, left=None, spent=spent)
         again = replace(task, prefill_chunks=1, left=left, spent=spent)
         self._waiting.append(again) if task.left is None else self._waiting.appendleft(again)
@@ -135,23 +145,32 @@ def _alike(one: Task, other: Task) -> bool:
     )
 
 
-# --- running a batch --------------------------------------------------------------------------------------------
+# --- running a batch ------------------------------------------------------------------------------
 
 
 def run_batch(batch: list[Task]) -> Sequence[Any]:
-    """The replies to a batch. Whatever a member raises becomes a failure of its own part of the batch."""
+    """The replies to a batch. Whatever a member raises becomes a failure of its own part of the
+    batch."""
     first = batch[0]
     try:
         if first.work == "call":
             return [first.job()]
         replies = _replies(batch)
         if len(replies) != len(batch):
-            raise ValueError(f"{first.work} returned {amount(len(replies), 'reply')} to {amount(len(batch), 'job')}")
+            raise ValueError(
+                f"{first.work} returned {amount(len(replies), 'reply')} to "
+                f"{amount(len(batch), 'job')}"
+            )
         return replies
-    except BaseException as error:  # a member may raise anything, even SystemExit; the worker continues
+    # a member may raise anything, even SystemExit; the worker continues
+    except BaseException as error:
         parts = _by_member(batch)
         if len(parts) > 1:  # one member's error must not hurt the others of its group
-            found = {id(task): reply for part in parts for task, reply in zip(part, run_batch(part), strict=True)}
+            found = {
+                id(task): reply
+                for part in parts
+                for task, reply in zip(part, run_batch(part), strict=True)
+            }
             return [found[id(task)] for task in batch]
         if first.work == "call":  # nothing waits for its reply, so the error would be lost
             log.exception("%s: a call to %s failed", threading.current_thread().name, first.member)
@@ -170,7 +189,11 @@ def _replies(batch: list[Task]) -> Sequence[Any]:
 
 def _job(task: Task) -> Any:
     job = task.job
-    return replace(job, prefill_chunks=task.prefill_chunks) if isinstance(job, DraftJob | ScoreJob) else job
+    return (
+        replace(job, prefill_chunks=task.prefill_chunks)
+        if isinstance(job, DraftJob | ScoreJob)
+        else job
+    )
 
 
 def _by_member(batch: list[Task]) -> list[list[Task]]:
@@ -186,7 +209,8 @@ def names(batch: list[Task]) -> str:
 
 
 def timed(batch: list[Task], replies: Sequence[Any], began: float, seconds: float) -> list[Any]:
-    """The replies with the time that they took, where the member does not report it, and the cost of their chunks."""
+    """The replies with the time that they took, where the member does not report it, and the cost
+    of their chunks."""
     return [_timed(task, reply, began, seconds) for task, reply in zip(batch, replies, strict=True)]
 
 
@@ -196,4 +220,6 @@ def _timed(task: Task, reply: Any, began: float, seconds: float) -> Any:
         return reply
     if not effort.began:
         effort = replace(effort, began=began, seconds=effort.seconds or seconds)
-    return replace(reply, effort=effort if isinstance(reply, PrefillPending) else effort + task.spent)
+    return replace(
+        reply, effort=effort if isinstance(reply, PrefillPending) else effort + task.spent
+    )

@@ -1,8 +1,9 @@
 """A worker: the queue and the thread of one device. Members on one device take turns here.
 
-Tasks that wait for the same member (or for members that share weights) and the same kind of work become one batch: that
-is continuous batching. Long prompts are read in chunks between the others' batches. The worker does not know what the
-work is, who asked, or what comes next; it delivers replies from its own thread.
+Tasks that wait for the same member (or for members that share weights) and the same kind of work
+become one batch: that is continuous batching. Long prompts are read in chunks between the others'
+batches. The worker does not know what the work is, who asked, or what comes next; it delivers
+replies from its own thread.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ IDLE_S = 2.0
 
 
 class Overdue:
-    """A member that exceeded its time limit: since when it has been working, and the tasks that wait for its return."""
+    """A member that exceeded its time limit: since when it has been working, and the tasks that
+    wait for its return."""
 
     def __init__(self, since: float) -> None:
         self._since = since
@@ -44,16 +46,19 @@ class Worker:
     def __init__(self, device: str) -> None:
         self.device = device
         self.batches: deque[tuple[str, str, int]] = deque(maxlen=1000)
-        """(members, work, size) of the last batches, for tests and for those who want to watch batching."""
+        """(members, work, size) of the last batches, for tests and for those who want to watch
+        batching."""
         self._queue = TaskQueue()
         self._prefill = PrefillQueue()
-        # Re-entrant, because a finalizer that cancels a run may be called anywhere, also here. A separate lock,
-        # because an interrupt while a condition is left would never give that lock back.
+        # Re-entrant, because a finalizer that cancels a run may be called anywhere, also here. A
+        # separate lock, because an interrupt while a condition is left would never give that lock
+        # back.
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._running: list[Task] | None = None
-        """The batch under way. The thread or the timer takes it out, and whichever does delivers it."""
+        """The batch under way. The thread or the timer takes it out, and whichever does delivers
+        it."""
         self._overdue: dict[int, Overdue] = {}
         """Members that exceeded their time limit and are still working."""
         self._closed = False
@@ -103,7 +108,11 @@ class Worker:
                 if batch := self._take():
                     self._running = batch
                     return batch
-                if not self._news.wait(IDLE_S) and not self._waiting and self._thread is threading.current_thread():
+                if (
+                    not self._news.wait(IDLE_S)
+                    and not self._waiting
+                    and self._thread is threading.current_thread()
+                ):
                     self._thread = None
         return []
 
@@ -126,7 +135,9 @@ class Worker:
         if timer:
             timer.cancel()
         if self._in_time(batch) or (first.keep_waiting and not self._closed):
-            self.batches.append((names(batch), "read" if first.prefill_chunks else first.work, len(batch)))
+            self.batches.append(
+                (names(batch), "read" if first.prefill_chunks else first.work, len(batch))
+            )
             self._finish(batch, timed(batch, replies, began, seconds), seconds)
 
     def _finish(self, batch: list[Task], replies: list[Any], seconds: float) -> None:
@@ -143,7 +154,8 @@ class Worker:
         _deliver(done)
 
     def _must_wait(self, batch: list[Task]) -> bool:
-        """Whether the member is still in a call that exceeded its limit: the batch then waits within its own limit.
+        """Whether the member is still in a call that exceeded its limit: the batch then waits
+        within its own limit.
 
         So no task fails at another's limit, and none waits twice for the same call.
         """
@@ -184,7 +196,8 @@ class Worker:
         _deliver([(task, failure) for task in batch])
 
     def _in_time(self, batch: list[Task]) -> bool:
-        """False: the batch was given up. Its member has returned now, so tasks that waited for it go first."""
+        """False: the batch was given up. Its member has returned now, so tasks that waited for it
+        go first."""
         with self._lock:
             if self._running is batch:
                 self._running = None
@@ -214,16 +227,18 @@ def _deliver(replies: list[tuple[Task, Any]]) -> None:
         if task.wanted():
             try:
                 task.deliver(reply)
-            except BaseException:  # one receiver's error must not end the thread that others wait for
+            # one receiver's error must not end the thread that others wait for
+            except BaseException:
                 log.exception("a reply could not be delivered")
 
 
-# --- one worker per device --------------------------------------------------------------------------------------
+# --- one worker per device ------------------------------------------------------------------------
 
 _WORKERS: dict[str, Worker] = {}
 _OPENING = threading.RLock()
 _OWNER = 0
-"""The process that was asked a question: its threads are not in processes that were forked from it later."""
+"""The process that was asked a question: its threads are not in processes that were forked from it
+later."""
 
 
 def worker_for(device: str) -> Worker:
@@ -251,9 +266,13 @@ def refuse_fork() -> None:
     """Raise where a question would wait for ever because its threads are in the parent process."""
     if forked():
         error = UsageError(
-            f"process {os.getpid()} was forked from one whose members had been at work; their threads stayed there"
+            f"process {os.getpid()} was forked from one whose members had been at work; their "
+            "threads stayed there"
         )
-        advice = "start it with multiprocessing's 'spawn' or 'forkserver', or fork before the first question"
+        advice = (
+            "start it with multiprocessing's 'spawn' or 'forkserver', or fork before the "
+            "first question"
+        )
         raise advised(error, advice)
 
 

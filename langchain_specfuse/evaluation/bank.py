@@ -1,8 +1,10 @@
-"""The bank: every reply of every member, kept in a file, so that another rule is tried on the same replies in seconds.
+"""The bank: every reply of every member, kept in a file, so that another rule is tried on the same
+replies in seconds.
 
-A member's reply depends on its job alone (see ``core.member``). So a reply that was recorded once stands for the member
-wherever the same job comes up again: under another method, another margin, another lead. What a new rule asks beyond
-that is asked of the member itself, or, without the members (``offline``), fails with a message that says so.
+A member's reply depends on its job alone (see ``core.member``). So a reply that was recorded once
+stands for the member wherever the same job comes up again: under another method, another margin,
+another lead. What a new rule asks beyond that is asked of the member itself, or, without the
+members (``offline``), fails with a message that says so.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from ..errors import UsageError, advised
 
 LONGEST_DRAFT = 256
 """What is left of an answer's budget matters to a draft only below this."""
-_REPLIES: Mapping[str, TypeAdapter[Any]] = {"draft": TypeAdapter(Draft), "score": TypeAdapter(Scored)}
+_REPLIES: Mapping[str, TypeAdapter[Any]] = {
+    "draft": TypeAdapter(Draft),
+    "score": TypeAdapter(Scored),
+}
 _PROBE = TypeAdapter(Probe)
 
 
@@ -36,7 +41,9 @@ class Bank:
     def __init__(self, path: str | Path, *, offline: bool = False) -> None:
         self.path, self.offline = Path(path), offline
         if offline and not self.path.exists():
-            raise advised(UsageError(f"there is no bank {str(path)!r}"), "record one first, with the members")
+            raise advised(
+                UsageError(f"there is no bank {str(path)!r}"), "record one first, with the members"
+            )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = Lock()
         self.found = self.asked = 0
@@ -45,9 +52,13 @@ class Bank:
             self._base = sqlite3.connect(self.path, timeout=60, check_same_thread=False)
             finalize(self, self._base.close)  # Python 3.13 warns of a connection that is left open
             self._base.execute("pragma journal_mode=wal")
-            self._base.execute("create table if not exists replies (key text primary key, reply text)")
+            self._base.execute(
+                "create table if not exists replies (key text primary key, reply text)"
+            )
         except sqlite3.DatabaseError as error:
-            raise advised(UsageError(f"{path} is not a bank: {error}"), "name another file") from error
+            raise advised(
+                UsageError(f"{path} is not a bank: {error}"), "name another file"
+            ) from error
 
     def get(self, key: str) -> str | None:
         with self._lock:
@@ -89,7 +100,9 @@ class BankedMember:
             self._bank.put([(key, _PROBE.dump_json(found).decode())])
             return found
         if (known := self._bank.get(key)) is None:
-            raise advised(UsageError(f"{self._bank.path} has nothing of {self.name}"), "record it first")
+            raise advised(
+                UsageError(f"{self._bank.path} has nothing of {self.name}"), "record it first"
+            )
         return _PROBE.validate_json(known)
 
     def draft(self, jobs: Sequence[DraftJob]) -> Sequence[Draft | Failure]:
@@ -114,14 +127,21 @@ class BankedMember:
         self._bank.found += len(jobs) - len(open)
         self._bank.asked += len(open)
         if open and self._bank.offline:
-            lost = Failure("error", f"the bank has no such {work} of {self.name}: record this rule with the members")
+            lost = Failure(
+                "error",
+                f"the bank has no such {work} of {self.name}: record this rule with the members",
+            )
             return [reply or lost for reply in replies]
         # Whole contexts are read at once: a bank does not keep halves.
         asked = [replace(jobs[at], prefill_chunks=None) for at in open]
         new = getattr(self._member, work)(asked) if asked else []
         for at, reply in zip(open, new, strict=True):
             replies[at] = reply
-        good = [(at, reply) for at, reply in zip(open, new, strict=True) if not isinstance(reply, Failure)]
+        good = [
+            (at, reply)
+            for at, reply in zip(open, new, strict=True)
+            if not isinstance(reply, Failure)
+        ]
         self._bank.put([(keys[at], _REPLIES[work].dump_json(reply).decode()) for at, reply in good])
         return replies
 
@@ -130,7 +150,9 @@ class BankedMember:
         return hashlib.sha256(whole.encode()).hexdigest()
 
 
-def banked(members: Mapping[str, Member], bank: Bank, identities: Mapping[str, Any]) -> dict[str, Member]:
+def banked(
+    members: Mapping[str, Member], bank: Bank, identities: Mapping[str, Any]
+) -> dict[str, Member]:
     """The same members, each with this bank."""
     return {name: BankedMember(member, bank, identities[name]) for name, member in members.items()}
 
@@ -143,8 +165,13 @@ def content_of(job: DraftJob | ScoreJob, name: str) -> dict[str, Any]:
             del turn["attachments"]  # banks of versions that had none remain valid
     content: dict[str, Any] = {"query": query, "answer": _read(job.answer, name)}
     if isinstance(job, ScoreJob):
-        return content | {"candidates": [[c.text, c.ended] for c in job.candidates], "thinks": job.thinks}
-    rest = asdict(replace(job, query=job.query, answer=(), max_tokens=min(job.max_tokens, LONGEST_DRAFT)))
+        return content | {
+            "candidates": [[c.text, c.ended] for c in job.candidates],
+            "thinks": job.thinks,
+        }
+    rest = asdict(
+        replace(job, query=job.query, answer=(), max_tokens=min(job.max_tokens, LONGEST_DRAFT))
+    )
     without = ("query", "answer", "prefill_chunks", "new_requests")
     return content | {key: value for key, value in rest.items() if key not in without}
 

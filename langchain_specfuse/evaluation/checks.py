@@ -1,4 +1,5 @@
-"""Checks of one loaded member: does it load, and are its chat template, scores and continuations right?
+"""Checks of one loaded member: does it load, and are its chat template, scores and continuations
+right?
 
 All but the template is checked through the member's protocol alone, so it holds for every engine.
 """
@@ -13,13 +14,24 @@ from functools import partial
 from typing import Any
 
 from ..core.member import Member, Probe
-from ..core.values import Candidate, Draft, DraftJob, Failure, Query, Sampling, ScoreJob, Segment, Turn
+from ..core.values import (
+    Candidate,
+    Draft,
+    DraftJob,
+    Failure,
+    Query,
+    Sampling,
+    ScoreJob,
+    Segment,
+    Turn,
+)
 from ..engine.ensemble import Ensemble
 from .running import on_worker
 
 GOOD, WATCH, BAD = "good", "watch", "bad"
 CLOSE = 0.01
-"""The log-probabilities of drafts and scores may differ by this much on average: rounding in float32."""
+"""The log-probabilities of drafts and scores may differ by this much on average: rounding in
+float32."""
 COARSE = 0.25
 """And by this much in low precision. More means another model, or a shifted reading."""
 QUESTIONS = ("Why is the sky blue?", "Name two fruits.", "Say hello in one sentence.")
@@ -35,7 +47,8 @@ class Finding:
     member: str
     check: str
     verdict: str
-    """``good``, ``watch`` (it works, but know this) or ``bad`` (mend it, or leave the member out)."""
+    """``good``, ``watch`` (it works, but know this) or ``bad`` (mend it, or leave the member
+    out)."""
     text: str
 
 
@@ -49,9 +62,13 @@ def load(member: Member) -> tuple[Probe | None, Finding]:
     try:
         probe = Ensemble([member]).loaded().result()[member.name]
     except Exception as error:
-        return None, Finding(member.name, "loading", BAD, f"does not load: {type(error).__name__}: {error}")
+        return None, Finding(
+            member.name, "loading", BAD, f"does not load: {type(error).__name__}: {error}"
+        )
     context = f", context of {probe.max_context} tokens" if probe.max_context else ""
-    detail = f"loaded in {time.perf_counter() - since:.1f} s ({probe.detail or 'no details'}{context})"
+    detail = (
+        f"loaded in {time.perf_counter() - since:.1f} s ({probe.detail or 'no details'}{context})"
+    )
     return probe, Finding(member.name, "loading", GOOD, detail)
 
 
@@ -67,7 +84,11 @@ def examine(member: Member, probe: Probe) -> list[Finding]:
         try:
             found += [Finding(member.name, name, verdict, text) for verdict, text in check()]
         except Exception as error:
-            found.append(Finding(member.name, name, BAD, f"the check failed: {type(error).__name__}: {error}"))
+            found.append(
+                Finding(
+                    member.name, name, BAD, f"the check failed: {type(error).__name__}: {error}"
+                )
+            )
     return found
 
 
@@ -83,17 +104,23 @@ def _template(member: Any) -> Verdicts:
     elif getattr(member, "chat_template", None) == "plain":
         yield GOOD, "no chat template: it is asked in a plain form, as chosen"
     else:
-        yield WATCH, "no chat template: a plain form is used; right for a base model, else give chat_template=..."
+        yield (
+            WATCH,
+            "no chat template: a plain form is used; right for a base model, else give "
+            "chat_template=...",
+        )
 
 
-# --- scores and seams -------------------------------------------------------------------------------------------
+# --- scores and seams -----------------------------------------------------------------------------
 
 
 def _query(text: str) -> Query:
     return Query(f"doctor-{uuid.uuid4().hex}", (Turn("user", text),))
 
 
-def _draft(member: Member, query: Query, answer: tuple[Segment, ...] = (), tokens: int = 8) -> Draft:
+def _draft(
+    member: Member, query: Query, answer: tuple[Segment, ...] = (), tokens: int = 8
+) -> Draft:
     draft = member.draft([DraftJob(query, answer, tokens, 64, Sampling())])[0]
     if isinstance(draft, Failure):
         raise RuntimeError(f"drafting failed: {draft.message}")
@@ -105,20 +132,32 @@ def _scores(member: Member, probe: Probe) -> Verdicts:
     if not probe.scores:
         yield WATCH, "cannot score: it drafts, but has no vote"
         return
-    found = [on_worker(member, partial(_distance, member, _query(text))).result() for text in QUESTIONS]
+    found = [
+        on_worker(member, partial(_distance, member, _query(text))).result() for text in QUESTIONS
+    ]
     distances = [one for one in found if one is not None]
     if not distances:
-        yield WATCH, "its drafts have no log-probabilities, or other tokens: there is nothing to compare scores with"
+        yield (
+            WATCH,
+            "its drafts have no log-probabilities, or other tokens: there is nothing to compare "
+            "scores with",
+        )
     else:
         verdict = GOOD if max(distances) <= CLOSE else WATCH if max(distances) <= COARSE else BAD
-        yield verdict, f"its scores differ from its drafts' own log-probabilities by {max(distances):.2g} per token"
+        yield (
+            verdict,
+            f"its scores differ from its drafts' own log-probabilities by {max(distances):.2g} per "
+            "token",
+        )
 
 
 def _distance(member: Member, query: Query) -> float | None:
     """How far a draft's log-probabilities are from the scores of the same tokens."""
     try:
         draft = _draft(member, query)
-        scored = member.score([ScoreJob(query, (), (Candidate(draft.text, draft.ended, ("doctor",)),))])[0]
+        scored = member.score(
+            [ScoreJob(query, (), (Candidate(draft.text, draft.ended, ("doctor",)),))]
+        )[0]
         if isinstance(scored, Failure):
             raise RuntimeError(f"scoring failed: {scored.message}")
         comparable = draft.logprobs and len(draft.logprobs) == len(scored.logprobs[0])
@@ -132,10 +171,14 @@ def _apart(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _seams(member: Member) -> Verdicts:
-    """Whether it continues after another member's text in the same way with its caches and without."""
+    """Whether it continues after another member's text in the same way with its caches and
+    without."""
     found = [on_worker(member, partial(_seam, member, text)).result() for text in FOREIGN]
     wrong = next(filter(None, found), "")
-    good = f"continues after others' text as if it had read everything again ({len(FOREIGN)} kinds of text)"
+    good = (
+        f"continues after others' text as if it had read everything again ({len(FOREIGN)} kinds "
+        "of text)"
+    )
     yield (BAD, wrong) if wrong else (GOOD, good)
 
 
@@ -152,16 +195,21 @@ def _seam(member: Member, foreign: str) -> str:
     finally:
         member.forget(query.id)
     if _unlike(cached, fresh):
-        return f"after {foreign!r} it says {cached.text!r}, but {fresh.text!r} when it reads everything again"
+        return (
+            f"after {foreign!r} it says {cached.text!r}, but {fresh.text!r} when it reads "
+            "everything again"
+        )
     return ""
 
 
 def _unlike(one: Draft, other: Draft) -> bool:
-    """Whether two drafts of one job come from different readings. In low precision a near-tie may fall either way, so
-    log-probabilities are compared up to where the drafts part."""
+    """Whether two drafts of one job come from different readings. In low precision a near-tie may
+    fall either way, so log-probabilities are compared up to where the drafts part."""
     if not one.logprobs or not other.logprobs:
         return one.text != other.text
     pairs = zip(one.tokens, other.tokens, strict=False)
-    same = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one.tokens), len(other.tokens)))
+    same = next(
+        (at for at, (a, b) in enumerate(pairs) if a != b), min(len(one.tokens), len(other.tokens))
+    )
     count = min(max(same, 1), len(one.logprobs), len(other.logprobs))
     return _apart(one.logprobs[:count], other.logprobs[:count]) > COARSE

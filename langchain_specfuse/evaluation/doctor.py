@@ -1,4 +1,5 @@
-"""Are these members good together? Checks each, measures each alone, finds out who leads and whether the others help.
+"""Are these members good together? Checks each, measures each alone, finds out who leads and
+whether the others help.
 
 Every conclusion carries its uncertainty, and "cannot tell" is one of them.
 """
@@ -40,7 +41,8 @@ class Diagnosis:
     report: Report | None
     """None: no member could be loaded."""
     verdict: str
-    """``ensemble``, ``alone``, ``cannot tell``, or ``none``: there is no ensemble to advise about."""
+    """``ensemble``, ``alone``, ``cannot tell``, or ``none``: there is no ensemble to advise
+    about."""
     advice: tuple[str, ...]
     results: tuple[Result, ...] = ()
     calibration: Calibration | None = None
@@ -58,7 +60,8 @@ class Diagnosis:
 
 
 def own_task() -> Task:
-    """The doctor's own questions: short ones of many kinds, whose answers can be checked by rule."""
+    """The doctor's own questions: short ones of many kinds, whose answers can be checked by
+    rule."""
     return replace(jsonl(QUESTIONS), max_tokens=48)
 
 
@@ -70,9 +73,14 @@ def refuse_few(task: Task) -> None:
 
 
 def ways_of(
-    members: Sequence[str], lead: str, settings: Settings, task: Task, alone: Mapping[str, Sequence[Result]]
+    members: Sequence[str],
+    lead: str,
+    settings: Settings,
+    task: Task,
+    alone: Mapping[str, Sequence[Result]],
 ) -> list[System]:
-    """The ways to use the other members: as the lead's correctors, as equals, and for whole answers."""
+    """The ways to use the other members: as the lead's correctors, as equals, and for whole
+    answers."""
     led = replace(settings, lead=lead)
     whole = System(ENSEMBLE, tuple(members), led)
     ways = [whole] if settings.method.margin is not None else []
@@ -93,7 +101,8 @@ def diagnosed(
     at_once: int = AT_ONCE,
     timeout: float | None = None,
 ) -> Diagnosis:
-    """Check, measure and advise. ``results`` keeps what was measured, so that a stopped run continues."""
+    """Check, measure and advise. ``results`` keeps what was measured, so that a stopped run
+    continues."""
     refuse_few(task)
     findings: list[Finding] = []
     fit: dict[str, Member] = {}
@@ -137,11 +146,20 @@ def mean_of(results: Sequence[Result]) -> float:
 
 
 def calibrated(
-    ways: Sequence[System], attempts: Sequence[Tried], lead: str, members: Mapping[str, float], questions: int
+    ways: Sequence[System],
+    attempts: Sequence[Tried],
+    lead: str,
+    members: Mapping[str, float],
+    questions: int,
 ) -> Calibration:
     """Who leads, and the way that was opened with the smallest p, if any."""
     opened = [(one.p, one.passes, at) for at, one in enumerate(attempts) if one.opened]
-    shared: dict[str, Any] = {"lead": lead, "members": members, "questions": questions, "tried": tuple(attempts)}
+    shared: dict[str, Any] = {
+        "lead": lead,
+        "members": members,
+        "questions": questions,
+        "tried": tuple(attempts),
+    }
     if not opened:
         return Calibration(**shared, method={"margin": math.inf})
     way = ways[min(opened)[2]]
@@ -164,11 +182,15 @@ def _endings(name: str, found: Sequence[Result]) -> Finding:
         return Finding(name, "answers", BAD, "no answer without an error")
     ended = sum(result.finish != "length" for result in own)
     empty = sum(not result.answer.strip() for result in own)
-    text = f"ended {ended} of {amount(len(own), 'answer')} by itself" + (f", {empty} empty" if empty else "")
-    return Finding(name, "answers", "watch" if 2 * ended < len(own) or 10 * empty > len(own) else "good", text)
+    text = f"ended {ended} of {amount(len(own), 'answer')} by itself" + (
+        f", {empty} empty" if empty else ""
+    )
+    return Finding(
+        name, "answers", "watch" if 2 * ended < len(own) or 10 * empty > len(own) else "good", text
+    )
 
 
-# --- advice -----------------------------------------------------------------------------------------------------
+# --- advice ---------------------------------------------------------------------------------------
 
 WAYS = {
     ENSEMBLE: "{lead} corrected by the others where it is unsure",
@@ -177,13 +199,20 @@ WAYS = {
 }
 
 
-def advise(calibration: Calibration | None, by_system: Mapping[str, Sequence[Result]]) -> tuple[str, list[str]]:
+def advise(
+    calibration: Calibration | None, by_system: Mapping[str, Sequence[Result]]
+) -> tuple[str, list[str]]:
     """The verdict and its reasons, a sentence each."""
     if calibration is None:
         return "none", ["One member is no ensemble: there is nothing to compare."]
     lead, questions = calibration.lead, amount(calibration.questions, "prompt")
-    others = ", ".join(f"{name} {_percent(one)}" for name, one in calibration.members.items() if name != lead)
-    lines = [f"{lead} leads: alone it is right on {_percent(calibration.members[lead])} of {questions} ({others})."]
+    others = ", ".join(
+        f"{name} {_percent(one)}" for name, one in calibration.members.items() if name != lead
+    )
+    lines = [
+        f"{lead} leads: alone it is right on {_percent(calibration.members[lead])} of {questions} "
+        f"({others})."
+    ]
     own = scores_of(by_system[lead])
     hopeful, more = [], 0
     for one in calibration.tried:
@@ -192,17 +221,26 @@ def advise(calibration: Calibration | None, by_system: Mapping[str, Sequence[Res
         hopeful += [one.name] if apart.high > ALIKE else []
         more = max(more, needed(differences(mine, own)))
         lines.append(
-            f"{one.name.capitalize()} ({WAYS[one.name].format(lead=lead)}): {one.wins} won, {one.losses} lost against "
-            f"{lead} alone, {points_range(apart)}, p = {one.p:.2g}; {one.passes:.1f} times its passes, "
-            f"{one.seconds:.1f} times its computing time: {'opened' if one.opened else 'not opened'}."
+            f"{one.name.capitalize()} ({WAYS[one.name].format(lead=lead)}): {one.wins} won, "
+            f"{one.losses} lost against "
+            f"{lead} alone, {points_range(apart)}, p = {one.p:.2g}; {one.passes:.1f} times its "
+            "passes, "
+            f"{one.seconds:.1f} times its computing time: "
+            f"{'opened' if one.opened else 'not opened'}."
         )
     if calibration.use != "alone":
-        return "ensemble", [*lines, f"Use {calibration.use}: {WAYS[calibration.use].format(lead=lead)}."]
+        return "ensemble", [
+            *lines,
+            f"Use {calibration.use}: {WAYS[calibration.use].format(lead=lead)}.",
+        ]
     lines.append(f"Use {lead} alone: no way to use the others was shown to help.")
     if not hopeful:
         return "alone", lines
     count = f"About {more} prompts would show a difference of 5 points."
-    return "cannot tell", [*lines, f"It cannot be told yet whether {' or '.join(hopeful)} would help. {count}"]
+    return "cannot tell", [
+        *lines,
+        f"It cannot be told yet whether {' or '.join(hopeful)} would help. {count}",
+    ]
 
 
 def _percent(share: float) -> str:

@@ -1,8 +1,10 @@
-"""The gate: the other members take part only where that is shown to help, on the user's own questions.
+"""The gate: the other members take part only where that is shown to help, on the user's own
+questions.
 
-Each way to use them is compared with the lead alone on the questions on which their scores differ. It is
-opened only if so many wins would be rare if wins and losses were equally likely: p < 0.1, divided by the number of ways
-that were tried. So at most one calibration in ten lets in members that do not help.
+Each way to use them is compared with the lead alone on the questions on which their scores differ.
+It is opened only if so many wins would be rare if wins and losses were equally likely: p < 0.1,
+divided by the number of ways that were tried. So at most one calibration in ten lets in members
+that do not help.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ def opens(wins: int, losses: int, tried: int) -> bool:
 
 
 def weights(alone: Mapping[str, Sequence[Result]], result: str) -> dict[str, float]:
-    """How much each member's whole answer counts: the log-odds log(a k / (1 - a)) of its share a of right answers.
+    """How much each member's whole answer counts: the log-odds log(a k / (1 - a)) of its share a of
+    right answers.
 
-    k, the effective number of different wrong results, is one over the share of pairs of wrong answers to one question
-    that agree. Both shares are taken as if one more answer of each kind had been seen.
+    k, the effective number of different wrong results, is one over the share of pairs of wrong
+    answers to one question that agree. Both shares are taken as if one more answer of each kind had
+    been seen.
     """
     come_to, count = RESULTS[result], {name: len(found) for name, found in alone.items()}
     right = {name: math.fsum(one.score for one in found) for name, found in alone.items()}

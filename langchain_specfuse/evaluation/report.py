@@ -37,16 +37,21 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
 
 
 def table(report: Report, *, conclusions: bool = True) -> str:
-    """The table as text, without columns that are empty for every system, and below it what it says in words (unless
-    ``conclusions`` is false)."""
+    """The table as text, without columns that are empty for every system, and below it what it says
+    in words (unless ``conclusions`` is false)."""
     columns = [[name, *(cell(row) for row in report.rows)] for name, cell in COLUMNS.items()]
     columns = [column for column in columns if any(cell != "-" for cell in column[1:])]
     widths = [max(map(len, column)) for column in columns]
     first, *others = (
-        "  ".join(cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in enumerate(pairs)).rstrip()
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in enumerate(pairs)
+        ).rstrip()
         for pairs in (list(zip(row, widths, strict=True)) for row in zip(*columns, strict=True))
     )
-    title = f"{report.task}: {amount(report.questions, 'question')}, score = {report.measure}, in percent"
+    title = (
+        f"{report.task}: {amount(report.questions, 'question')}, score = {report.measure}, in "
+        "percent"
+    )
     rule = "  ".join("-" * width for width in widths)
     words = ["", *sentences(report)] if conclusions else []
     return visible("\n".join([title, "", first, rule, *others, *words]))
@@ -67,11 +72,18 @@ def _against_best(report: Report, name: str) -> str:
         "open": "is neither shown better nor shown worse than its best member alone",
     }
     line = (
-        f"{name}: {one.wins} won, {one.losses} lost against {one.best} alone (uncorrected p = {one.p_plain:.3g}); it "
-        f"{verdicts[one.verdict]}: {points_range(one.apart)}, corrected for the number of comparisons and for having "
+        f"{name}: {one.wins} won, {one.losses} lost against {one.best} alone (uncorrected p = "
+        f"{one.p_plain:.3g}); it "
+        f"{verdicts[one.verdict]}: {points_range(one.apart)}, corrected for the number of "
+        "comparisons and for having "
         "picked the best member on these questions"
     )
-    if name == ENSEMBLE and one.verdict == "open" and report.needed and report.needed > report.questions:
+    if (
+        name == ENSEMBLE
+        and one.verdict == "open"
+        and report.needed
+        and report.needed > report.questions
+    ):
         line += f". About {report.needed} questions would show a difference of 5 points"
     return line
 
@@ -82,9 +94,14 @@ def _doubts(report: Report) -> list[str]:
     for row in report.rows:
         missing = report.questions - row.questions
         if row.failed:
-            lines.append(f"{row.system}: {amount(row.failed, 'question')} failed (see results.jsonl): counted as wrong")
+            lines.append(
+                f"{row.system}: {amount(row.failed, 'question')} failed (see results.jsonl): "
+                "counted as wrong"
+            )
         if missing and row.rounds is not None:
             lines.append(f"{row.system}: no result yet for {amount(missing, 'question')}")
     if len(report.rows) > 1 and {row.score.mean for row in report.rows} in ({0.0}, {1.0}):
-        lines.append("every system has the same score, all or nothing: this task does not tell them apart")
+        lines.append(
+            "every system has the same score, all or nothing: this task does not tell them apart"
+        )
     return lines

@@ -1,7 +1,8 @@
-"""Results on disk: one line of JSON per finished question, written at once, so that a run can be killed and continued.
+"""Results on disk: one line of JSON per finished question, written at once, so that a run can be
+killed and continued.
 
-A result's ``key`` identifies system, settings, members, question, checker and seed. A half-written last line, which a
-killed process leaves, is cut off when the file is opened.
+A result's ``key`` identifies system, settings, members, question, checker and seed. A half-written
+last line, which a killed process leaves, is cut off when the file is opened.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Result:
     passes: int = 0
     """Forward passes of all members: one per drafted token, one per scoring."""
     work_s: float = 0.0
-    """Seconds that the members computed; replies from a bank count with the seconds that they once took."""
+    """Seconds that the members computed; replies from a bank count with the seconds that they once
+    took."""
 
 
 _RESULT = TypeAdapter(Result)
@@ -115,11 +117,16 @@ class Results:
 
     def found(self, keys: Iterable[str] | None = None) -> list[Result]:
         """The results of these keys that exist, in that order; without keys, all as they came."""
-        return [self._by_key[key] for key in (self._by_key if keys is None else keys) if key in self._by_key]
+        return [
+            self._by_key[key]
+            for key in (self._by_key if keys is None else keys)
+            if key in self._by_key
+        ]
 
 
 def read_results(data: bytes, path: Path) -> tuple[list[Result], int]:
-    """The results in a file's content, and where the last whole line ends. Only the last line may be broken."""
+    """The results in a file's content, and where the last whole line ends. Only the last line may
+    be broken."""
     *lines, rest = data.split(b"\n")
     results: list[Result] = []
     for at, line in enumerate(lines):

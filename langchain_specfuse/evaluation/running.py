@@ -1,7 +1,8 @@
-"""Runs an evaluation: asks every system every question, many at a time, and keeps each result as soon as it exists.
+"""Runs an evaluation: asks every system every question, many at a time, and keeps each result as
+soon as it exists.
 
-Up to ``at_once`` questions of a system are under way together, so the workers form batches of them. Systems run one
-after another, because one would slow down the other's clock.
+Up to ``at_once`` questions of a system are under way together, so the workers form batches of them.
+Systems run one after another, because one would slow down the other's clock.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ async def _ask(plan: Plan, system: System, results: Results, seen: Seen) -> None
     if not open:
         return
     ensemble = Ensemble(
-        [plan.members[name] for name in system.members], [plan.members[name] for name in system.verifiers]
+        [plan.members[name] for name in system.members],
+        [plan.members[name] for name in system.verifiers],
     )
     await asyncio.wrap_future(ensemble.loaded())
     for member in ensemble.members.values():
@@ -134,7 +136,9 @@ def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
     return done
 
 
-async def _answer(plan: Plan, system: System, ensemble: Ensemble, key: str, question: Question, seed: int) -> Result:
+async def _answer(
+    plan: Plan, system: System, ensemble: Ensemble, key: str, question: Question, seed: int
+) -> Result:
     sampling = system.settings.sampling
     settings = replace(system.settings, sampling=replace(sampling, seed=sampling.seed + seed))
     query = Query(f"eval-{uuid.uuid4().hex}", question.turns)
@@ -144,9 +148,13 @@ async def _answer(plan: Plan, system: System, ensemble: Ensemble, key: str, ques
     schedule = Schedule(timeout=plan.timeout)
     try:
         if system.baseline:
-            answer, rounds = await answered(system.baseline, ensemble, question.turns, settings, schedule)
+            answer, rounds = await answered(
+                system.baseline, ensemble, question.turns, settings, schedule
+            )
         else:
-            async with aclosing(ensemble.arounds(query, settings, prior=system.prior, schedule=schedule)) as agreed:  # type: ignore[type-var]
+            async with aclosing(
+                ensemble.arounds(query, settings, prior=system.prior, schedule=schedule)
+            ) as agreed:  # type: ignore[type-var]
                 async for round in agreed:
                     rounds.append(round)
                     if first is None and round.text:
@@ -158,8 +166,18 @@ async def _answer(plan: Plan, system: System, ensemble: Ensemble, key: str, ques
         answer, error = "".join(round.text for round in rounds), f"{type(wrong).__name__}: {wrong}"
     seconds = time.perf_counter() - since
     # In a thread, because a checker may take its time.
-    grade = Grade(0.0, "failed") if error else await asyncio.to_thread(plan.task.grade, question, answer)
-    took: dict[str, Any] = {"error": error, "began": began, "seconds": seconds, "first_s": first, **counts(rounds)}
+    grade = (
+        Grade(0.0, "failed")
+        if error
+        else await asyncio.to_thread(plan.task.grade, question, answer)
+    )
+    took: dict[str, Any] = {
+        "error": error,
+        "began": began,
+        "seconds": seconds,
+        "first_s": first,
+        **counts(rounds),
+    }
     return Result(key, system.name, question.id, seed, answer, **asdict(grade), **took)
 
 
@@ -172,18 +190,22 @@ def counts(rounds: Sequence[Round]) -> dict[str, Any]:
         "open": sum(len(round.drafts) > 1 for round in rounds),
         "replaced": sum(bool(round.lead) and round.lead not in round.authors for round in rounds),
         "passes": sum(passes_of(round) for round in rounds),
-        "work_s": math.fsum(e.seconds for round in rounds for by in round.efforts.values() for e in by.values()),
+        "work_s": math.fsum(
+            e.seconds for round in rounds for by in round.efforts.values() for e in by.values()
+        ),
     }
 
 
 def passes_of(round: Round) -> int:
-    """The forward passes of a round: one per token that was drafted, one per verifier that scored."""
+    """The forward passes of a round: one per token that was drafted, one per verifier that
+    scored."""
     drafted = sum(max(len(draft.tokens), 1) for draft in round.drafts.values())
     return drafted + len(round.efforts.get("verify", {}))
 
 
 class Progress:
-    """Prints how far each system is and how long it will take: ``run(plan, results, seen=Progress(sys.stderr))``."""
+    """Prints how far each system is and how long it will take: ``run(plan, results,
+    seen=Progress(sys.stderr))``."""
 
     EVERY_S = 10.0
 
@@ -201,7 +223,9 @@ class Progress:
         line = f"{system.name}: {done} of {amount(of, 'answer')}"
         if self._earlier < done < of:
             seconds = (now - self._since) / (done - self._earlier) * (of - done)
-            line += f", about {f'{seconds:.0f} s' if seconds < 90 else f'{seconds / 60:.0f} min'} left"
+            line += (
+                f", about {f'{seconds:.0f} s' if seconds < 90 else f'{seconds / 60:.0f} min'} left"
+            )
         if done == of or now - self._printed >= self.EVERY_S:
             self._printed = now
             print(line, file=self._stream, flush=True)

@@ -1,8 +1,10 @@
-"""How certain a number is: bootstrap intervals, paired tests, and the ensemble against the best of several.
+"""How certain a number is: bootstrap intervals, paired tests, and the ensemble against the best of
+several.
 
-Scores that are only 0 and 1 need care in small sets: the plain bootstrap of twenty right answers out of twenty says
-"100%, for certain". So each resample is drawn from the answers and one imagined answer at each end of the scale. Graded
-scores need no such help. Which of the two they are is read from the scores. All randomness is seeded.
+Scores that are only 0 and 1 need care in small sets: the plain bootstrap of twenty right answers
+out of twenty says "100%, for certain". So each resample is drawn from the answers and one imagined
+answer at each end of the scale. Graded scores need no such help. Which of the two they are is read
+from the scores. All randomness is seeded.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Interval:
 
 
 def numpy() -> Any:
-    """The library, or an error that names its extra. The commands call it before they ask the first question."""
+    """The library, or an error that names its extra. The commands call it before they ask the first
+    question."""
     return imported("numpy", "an evaluation", "eval")
 
 
@@ -70,18 +73,24 @@ def _interval(values: Sequence[float], level: float, ends: tuple[float, float]) 
         return Interval(mean, *ends)
     drawn_from = np.asarray([*values, *(() if graded else ends)], dtype=float)
     chance = np.random.default_rng(0)
-    means = [drawn_from[chance.integers(0, len(drawn_from), size=count)].mean() for _ in range(RESAMPLES)]
-    # Resamples of n answers vary as if there were n - 1: widen them by that factor. The imagined answers do it already.
+    means = [
+        drawn_from[chance.integers(0, len(drawn_from), size=count)].mean() for _ in range(RESAMPLES)
+    ]
+    # Resamples of n answers vary as if there were n - 1: widen them by that factor. The imagined
+    # answers do it already.
     wide = math.sqrt(count / (count - 1)) if graded else 1.0
     middle = float(drawn_from.mean())
-    low, high = (middle + wide * (q - middle) for q in np.quantile(means, [(1 - level) / 2, (1 + level) / 2]))
+    low, high = (
+        middle + wide * (q - middle) for q in np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    )
     return Interval(mean, max(ends[0], min(float(low), mean)), min(ends[1], max(float(high), mean)))
 
 
 def chance_of(wins: int, losses: int) -> float:
     """The probability of at least this many wins, if wins and losses are equally likely.
 
-    It is below a level exactly if the one-sided Clopper-Pearson bound of wins / (wins + losses) exceeds one half.
+    It is below a level exactly if the one-sided Clopper-Pearson bound of wins / (wins + losses)
+    exceeds one half.
 
     >>> chance_of(5, 0), chance_of(0, 0), round(chance_of(9, 3), 4)
     (0.03125, 1.0, 0.073)
@@ -91,7 +100,8 @@ def chance_of(wins: int, losses: int) -> float:
 
 
 def mcnemar(better: int, worse: int) -> float:
-    """The exact two-sided p-value of "one is right as often as the other", from the questions on which they differ.
+    """The exact two-sided p-value of "one is right as often as the other", from the questions on
+    which they differ.
 
     >>> mcnemar(9, 1), mcnemar(0, 0)
     (0.021484375, 1.0)
@@ -107,12 +117,14 @@ def counted(one: Sequence[float], other: Sequence[float]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class AgainstBest:
-    """One system against the best of several others, where the best is known only from the same questions."""
+    """One system against the best of several others, where the best is known only from the same
+    questions."""
 
     best: str
     """The best of the others on these questions."""
     apart: Interval
-    """How far the system is above the best one, at this level of confidence, whichever that truly is."""
+    """How far the system is above the best one, at this level of confidence, whichever that truly
+    is."""
     p_plain: float
     """The paired test against ``best`` as if it had been named beforehand."""
     p_better: float
@@ -131,13 +143,16 @@ class AgainstBest:
         return "worse" if self.p_worse < SIGNIFICANT and self.apart.mean < 0 else "open"
 
 
-def against_best(system: Sequence[float], others: Mapping[str, Sequence[float]], systems: int = 1) -> AgainstBest:
-    """The system against the best of these. ``systems``: so many are compared; p and intervals are corrected for it.
+def against_best(
+    system: Sequence[float], others: Mapping[str, Sequence[float]], systems: int = 1
+) -> AgainstBest:
+    """The system against the best of these. ``systems``: so many are compared; p and intervals are
+    corrected for it.
 
-    Picking the best on the same questions flatters it. So: better than the best means better than *each* (the largest
-    of the p-values counts, which needs no correction); worse than the best means worse than *one* of them (the smallest
-    counts, times their number). The interval is [min, min] of the differences' intervals, each at the level
-    1 - (1 - level) / k.
+    Picking the best on the same questions flatters it. So: better than the best means better than
+    *each* (the largest of the p-values counts, which needs no correction); worse than the best
+    means worse than *one* of them (the smallest counts, times their number). The interval is [min,
+    min] of the differences' intervals, each at the level 1 - (1 - level) / k.
 
     >>> found = against_best([1.0] * 30, {"a": [0.0, 1.0] * 15, "b": [0.0] * 30})
     >>> found.best, found.verdict
@@ -150,8 +165,14 @@ def against_best(system: Sequence[float], others: Mapping[str, Sequence[float]],
     tests = {name: mcnemar(*count) for name, count in counts.items()}
     low, high = min(one.low for one in apart.values()), min(one.high for one in apart.values())
     # Of graded scores the mean and most questions may say the opposite: then nothing is shown.
-    better = max(p if apart[name].mean > 0 and counts[name][0] > counts[name][1] else 1.0 for name, p in tests.items())
-    worse = min(p if apart[name].mean < 0 and counts[name][0] < counts[name][1] else 1.0 for name, p in tests.items())
+    better = max(
+        p if apart[name].mean > 0 and counts[name][0] > counts[name][1] else 1.0
+        for name, p in tests.items()
+    )
+    worse = min(
+        p if apart[name].mean < 0 and counts[name][0] < counts[name][1] else 1.0
+        for name, p in tests.items()
+    )
     return AgainstBest(
         best,
         Interval(apart[best].mean, low, high),
@@ -163,7 +184,8 @@ def against_best(system: Sequence[float], others: Mapping[str, Sequence[float]],
 
 
 def needed(apart: Sequence[float], gap: float = 0.05) -> int:
-    """About how many questions show a difference of ``gap`` in four of five tries: n = (1.96 + 0.84)² · var / gap².
+    """About how many questions show a difference of ``gap`` in four of five tries: n = (1.96 +
+    0.84)² · var / gap².
 
     >>> needed([1.0, -1.0, 0.0, 0.0] * 10)
     1568
@@ -172,5 +194,7 @@ def needed(apart: Sequence[float], gap: float = 0.05) -> int:
         return 0
     mean = math.fsum(apart) / len(apart)
     # In a small set, as if one more pair had differed each way: where none did, some would.
-    variance = (math.fsum((value - mean) ** 2 for value in apart) + 2 * (len(apart) < 40)) / len(apart)
+    variance = (math.fsum((value - mean) ** 2 for value in apart) + 2 * (len(apart) < 40)) / len(
+        apart
+    )
     return math.ceil((1.96 + 0.84) ** 2 * variance / gap**2)

@@ -1,4 +1,5 @@
-"""From results to a report: a row per system, and comparisons with the best member and the ensemble."""
+"""From results to a report: a row per system, and comparisons with the best member and the
+ensemble."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ from typing import Any
 from .._version import __version__
 from .results import Result
 from .running import Plan
-from .statistics import LEVEL, AgainstBest, Interval, against_best, counted, difference, interval, mcnemar, needed
+from .statistics import (
+    LEVEL,
+    AgainstBest,
+    Interval,
+    against_best,
+    counted,
+    difference,
+    interval,
+    mcnemar,
+    needed,
+)
 from .systems import ENSEMBLE, ORACLE, ROUTER, System
 
 Scores = Mapping[str, float]
@@ -43,8 +54,8 @@ class Row:
 class Comparison:
     """One system against another on the same questions.
 
-    Where several are compared with the ensemble, the intervals together hold at the level of confidence; ``p`` is that
-    of this pair alone.
+    Where several are compared with the ensemble, the intervals together hold at the level of
+    confidence; ``p`` is that of this pair alone.
     """
 
     system: str
@@ -65,7 +76,8 @@ class Report:
     """system -> against the best single member."""
     comparisons: tuple[Comparison, ...]
     needed: int | None
-    """About this many questions would show a difference of five points between ensemble and best single member."""
+    """About this many questions would show a difference of five points between ensemble and best
+    single member."""
     seeds: tuple[int, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
     """Version, settings, members: what is needed to repeat it."""
@@ -90,13 +102,21 @@ def summary(plan: Plan, results: Sequence[Result]) -> Report:
     if len(single) > 1:
         best_of = [max(scored) for scored in zip(*common(*single.values()), strict=True)]
         rows.append(Row(ORACLE, len(best_of), interval(best_of)))
-        if routed := _router(single, {question.id: question.facts.get("kind") for question in plan.task.questions}):
+        if routed := _router(
+            single, {question.id: question.facts.get("kind") for question in plan.task.questions}
+        ):
             rows.append(Row(ROUTER, len(routed), interval(routed)))
     if ENSEMBLE in others:
         rest = [name for name in others if name != ENSEMBLE]
         level = 1 - (1 - LEVEL) / max(len(rest), 1)
-        comparisons += [_compared(name, scores[name], ENSEMBLE, scores[ENSEMBLE], level) for name in rest]
-    best = {name: found for name in others if (found := _against_singles(scores[name], single, len(others)))}
+        comparisons += [
+            _compared(name, scores[name], ENSEMBLE, scores[ENSEMBLE], level) for name in rest
+        ]
+    best = {
+        name: found
+        for name in others
+        if (found := _against_singles(scores[name], single, len(others)))
+    }
     return Report(
         task=plan.task.name,
         measure=plan.task.measure,
@@ -104,7 +124,9 @@ def summary(plan: Plan, results: Sequence[Result]) -> Report:
         rows=tuple(rows),
         best=best,
         comparisons=tuple(comparisons),
-        needed=needed(differences(scores[ENSEMBLE], single[best[ENSEMBLE].best])) if ENSEMBLE in best else None,
+        needed=needed(differences(scores[ENSEMBLE], single[best[ENSEMBLE].best]))
+        if ENSEMBLE in best
+        else None,
         seeds=plan.seeds,
         about=_about(plan),
     )
@@ -134,12 +156,19 @@ def common(*scores: Scores) -> list[list[float]]:
 
 def _compared(name: str, mine: Scores, other: str, theirs: Scores, level: float) -> Comparison:
     first, second = common(mine, theirs)
-    return Comparison(name, other, difference(first, second, level=level), mcnemar(*counted(first, second)))
+    return Comparison(
+        name, other, difference(first, second, level=level), mcnemar(*counted(first, second))
+    )
 
 
 def _router(single: Mapping[str, Scores], kinds: Mapping[str, Any]) -> list[float]:
-    """Each question's score by the member that is best on the *other* questions of its kind; empty without kinds."""
-    known = [one for one in kinds if kinds[one] is not None and all(one in scores for scores in single.values())]
+    """Each question's score by the member that is best on the *other* questions of its kind; empty
+    without kinds."""
+    known = [
+        one
+        for one in kinds
+        if kinds[one] is not None and all(one in scores for scores in single.values())
+    ]
     routed = []
     for question in known:
         others = [one for one in known if kinds[one] == kinds[question] and one != question]
@@ -148,7 +177,9 @@ def _router(single: Mapping[str, Scores], kinds: Mapping[str, Any]) -> list[floa
     return routed
 
 
-def _against_singles(scores: Scores, single: Mapping[str, Scores], systems: int) -> AgainstBest | None:
+def _against_singles(
+    scores: Scores, single: Mapping[str, Scores], systems: int
+) -> AgainstBest | None:
     if not single:
         return None
     mine, *theirs = common(scores, *single.values())
@@ -181,7 +212,8 @@ def _row(system: System, results: Sequence[Result], scores: Scores) -> Row:
 
 
 def _busy_s(results: Sequence[Result]) -> float:
-    """Seconds in which at least one answer was under way, also where a run was stopped and continued."""
+    """Seconds in which at least one answer was under way, also where a run was stopped and
+    continued."""
     whole, until = 0.0, -math.inf
     for began, ended in sorted((r.began, r.began + r.seconds) for r in results):
         whole += max(0.0, ended - max(began, until))
@@ -190,13 +222,19 @@ def _busy_s(results: Sequence[Result]) -> float:
 
 
 def _about(plan: Plan) -> dict[str, Any]:
-    systems = {one.name: {**asdict(one), "prior": dict(one.prior) if one.prior else None} for one in plan.systems}
+    systems = {
+        one.name: {**asdict(one), "prior": dict(one.prior) if one.prior else None}
+        for one in plan.systems
+    }
     for one in systems.values():
         method = one["settings"]["method"]
-        method["margin"] = "inf" if method["margin"] == math.inf else method["margin"]  # JSON has no infinity
+        # JSON has no infinity
+        method["margin"] = "inf" if method["margin"] == math.inf else method["margin"]
     return {
         "version": __version__,
         "at_once": plan.at_once,
-        "members": {name: dict(getattr(member, "spec", {})) for name, member in plan.members.items()},
+        "members": {
+            name: dict(getattr(member, "spec", {})) for name, member in plan.members.items()
+        },
         "systems": systems,
     }

@@ -1,4 +1,5 @@
-"""What an evaluation compares: each member alone, the ensemble, and the ensemble with something changed, by name."""
+"""What an evaluation compares: each member alone, the ensemble, and the ensemble with something
+changed, by name."""
 
 from __future__ import annotations
 
@@ -41,10 +42,13 @@ class System:
         return len(self.members) == 1 and not self.verifiers and self.settings.samples == 1
 
     def fingerprint(self, identities: Mapping[str, Any]) -> str:
-        """Changes with anything that can change an answer. ``identities``: what tells each member from another."""
+        """Changes with anything that can change an answer. ``identities``: what tells each member
+        from another."""
         who = [[identities[name] for name in names] for names in (self.members, self.verifiers)]
         prior = dict(self.prior) if self.prior and not self.alone else None
-        return digest([who, asdict(self.settings), prior, *([self.baseline] if self.baseline else [])])
+        return digest(
+            [who, asdict(self.settings), prior, *([self.baseline] if self.baseline else [])]
+        )
 
 
 CHANGED: Mapping[str, str] = {"vote": "lead=none", "lead-alone": "margin=inf"}
@@ -59,21 +63,32 @@ def singles(members: Sequence[str], settings: Settings) -> list[System]:
 def chosen(
     names: Sequence[str], members: Sequence[str], settings: Settings, verifiers: Sequence[str] = ()
 ) -> list[System]:
-    """The systems of these names: ``singles``, ``ensemble``, a member's name, one of ``BASELINES`` or ``CHANGED``, or
-    ``name:key=value,key=value``.
+    """The systems of these names: ``singles``, ``ensemble``, a member's name, one of ``BASELINES``
+    or ``CHANGED``, or ``name:key=value,key=value``.
 
-    >>> [s.name for s in chosen(["singles", "ensemble", "short:segment_tokens=4"], ["a", "b"], Settings())]
+    >>> [
+    ...     s.name
+    ...     for s in chosen(
+    ...         ["singles", "ensemble", "short:segment_tokens=4"], ["a", "b"], Settings()
+    ...     )
+    ... ]
     ['a', 'b', 'ensemble', 'short']
     """
     whole = System(ENSEMBLE, tuple(members), settings, verifiers=tuple(verifiers))
     systems = [system for name in names for system in _systems_named(name, whole)]
     if len(members) == 1 and not verifiers and len(systems) > 1:
-        systems = [system for system in systems if system.name != ENSEMBLE]  # the same as the member alone
+        # the same as the member alone
+        systems = [system for system in systems if system.name != ENSEMBLE]
     found = [system.name for system in systems]
     if taken := next((name for name in (ORACLE, ROUTER) if name in found), None):
-        raise advised(UsageError(f"no system may be called {taken!r}"), "give that member another name")
+        raise advised(
+            UsageError(f"no system may be called {taken!r}"), "give that member another name"
+        )
     if twice := next((name for name in found if found.count(name) > 1), None):
-        raise advised(UsageError(f"two systems are called {twice!r}"), "give one of them another name: NAME:key=value")
+        raise advised(
+            UsageError(f"two systems are called {twice!r}"),
+            "give one of them another name: NAME:key=value",
+        )
     return systems
 
 
@@ -81,7 +96,10 @@ def _systems_named(name: str, whole: System) -> list[System]:
     own, colon, changes = name.partition(":")
     if colon and own and changes:
         if own in (*RESERVED, *whole.members):
-            raise advised(UsageError(f"{own!r} is taken as a system's name"), f"another name: my-{own}:{changes}")
+            raise advised(
+                UsageError(f"{own!r} is taken as a system's name"),
+                f"another name: my-{own}:{changes}",
+            )
         return [changed(whole, own, changes)]
     if name == ENSEMBLE:
         return [whole]
@@ -96,16 +114,17 @@ def _systems_named(name: str, whole: System) -> list[System]:
     raise advised(UsageError(f"there is no system {name!r}"), advice)
 
 
-# --- changes ----------------------------------------------------------------------------------------------------
+# --- changes --------------------------------------------------------------------------------------
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 OTHERS = ("segment_tokens", "max_tokens", "result", "samples")
 
 
 def changed(whole: System, name: str, changes: str) -> System:
-    """The system with changes ``key=value,key=value``: options of the method, ``method``, ``segment_tokens``,
-    ``max_tokens``, ``lead`` (a member, ``auto`` or ``none``), ``result`` and ``samples`` for whole answers, options of
-    the sampling, and ``members=a+b`` for some of the members."""
+    """The system with changes ``key=value,key=value``: options of the method, ``method``,
+    ``segment_tokens``, ``max_tokens``, ``lead`` (a member, ``auto`` or ``none``), ``result`` and
+    ``samples`` for whole answers, options of the sampling, and ``members=a+b`` for some of the
+    members."""
     try:
         system = replace(whole, name=name)
         # The method first: the others change its options.
@@ -118,14 +137,19 @@ def changed(whole: System, name: str, changes: str) -> System:
     if system.settings.lead not in system.members:
         led = None if system.settings.lead is None else "auto"
         system = replace(system, settings=replace(system.settings, lead=led))
-    return replace(system, prior={one: w for one, w in (whole.prior or {}).items() if one in known} or None)
+    return replace(
+        system, prior={one: w for one, w in (whole.prior or {}).items() if one in known} or None
+    )
 
 
 def _pairs(changes: str) -> Iterator[tuple[str, str]]:
     for pair in changes.split(","):
         key, equals, value = pair.partition("=")
         if not equals or not value.strip():
-            raise advised(UsageError(f"{pair!r} is not key=value"), "for example short:segment_tokens=4,exit=never")
+            raise advised(
+                UsageError(f"{pair!r} is not key=value"),
+                "for example short:segment_tokens=4,exit=never",
+            )
         yield key.strip().replace("-", "_"), value.strip()
 
 
@@ -134,12 +158,17 @@ def _with(system: System, key: str, value: str) -> System:
     if key == "members":
         members = tuple(value.split("+"))
         if missing := next((one for one in members if one not in system.members), None):
-            raise advised(UsageError(f"there is no member {missing!r}"), f"members are {', '.join(system.members)}")
+            raise advised(
+                UsageError(f"there is no member {missing!r}"),
+                f"members are {', '.join(system.members)}",
+            )
         return replace(system, members=members, verifiers=())
     if key == "method":
         settings = replace(settings, method=Method.named(value))
     elif key in method_options():
-        settings = replace(settings, method=replace(method, **{key: method_options()[key].read(key, value)}))
+        settings = replace(
+            settings, method=replace(method, **{key: method_options()[key].read(key, value)})
+        )
     elif key in SAMPLING:
         change = options.checked({key: _number(value)}, SAMPLING)
         settings = replace(settings, sampling=replace(settings.sampling, **change))
@@ -149,10 +178,14 @@ def _with(system: System, key: str, value: str) -> System:
             raise advised(error, f"lead is auto, none or one of {', '.join(system.members)}")
         settings = replace(settings, lead=None if value == "none" else value)
     elif key in OTHERS:
-        settings = replace(settings, **options.checked({key: value if key == "result" else _number(value)}, OTHERS))
+        settings = replace(
+            settings, **options.checked({key: value if key == "result" else _number(value)}, OTHERS)
+        )
     else:
         known = ("method", "members", "lead", *OTHERS, *method_options(), *SAMPLING)
-        raise advised(UsageError(f"there is no option {key!r}"), f"the options are {', '.join(known)}")
+        raise advised(
+            UsageError(f"there is no option {key!r}"), f"the options are {', '.join(known)}"
+        )
     return replace(system, settings=settings)
 
 

@@ -50,7 +50,9 @@ class Task:
             wrong = UsageError(f"{said}: {type(error).__name__}: {error}")
             raise advised(wrong, "fix it, and run this again: graded answers are kept") from error
         if not 0.0 <= grade.score <= 1.0:
-            wrong = UsageError(f"a checker must give a score from 0 to 1, got {grade.score!r} for {question.id!r}")
+            wrong = UsageError(
+                f"a checker must give a score from 0 to 1, got {grade.score!r} for {question.id!r}"
+            )
             raise advised(wrong, "divide by the highest score that it can give")
         return grade
 
@@ -67,7 +69,8 @@ def digest(data: Any) -> str:
 
 
 def jsonl(path: str | Path, checker: str | None = None) -> Task:
-    """The questions of a JSONL file. ``checker``, a name or ``FILE.py:FUNCTION``, is for lines that name none."""
+    """The questions of a JSONL file. ``checker``, a name or ``FILE.py:FUNCTION``, is for lines that
+    name none."""
     questions = questions_of(path)
     if checker is None and any(not question.checker for question in questions):
         error = UsageError(f"{path}: not every line names a checker")
@@ -88,17 +91,25 @@ def jsonl(path: str | Path, checker: str | None = None) -> Task:
 
 
 def questions_of(path: str | Path) -> tuple[Question, ...]:
-    """The questions of a JSONL file: ``input``, ``reference``, optional ``id``, ``checker``, ``choices`` and others."""
+    """The questions of a JSONL file: ``input``, ``reference``, optional ``id``, ``checker``,
+    ``choices`` and others."""
     questions = []
     lines: dict[str, int] = {}
     for number, line in json_lines(path):
         where = f"{path}:{number}"
         if "input" not in line:
             raise advised(UsageError(f"{where} has no 'input', only {sorted(line)}"), EXAMPLE)
-        facts = {key: value for key, value in line.items() if key not in ("input", "reference", "id", "checker")}
+        facts = {
+            key: value
+            for key, value in line.items()
+            if key not in ("input", "reference", "id", "checker")
+        }
         name = str(number if line.get("id") is None else line["id"])
         if lines.setdefault(name, number) != number:
-            error = UsageError(f"{where}: two questions have the id {name!r}, this one and that of line {lines[name]}")
+            error = UsageError(
+                f"{where}: two questions have the id {name!r}, this one and that of line "
+                f"{lines[name]}"
+            )
             raise advised(error, "leave ids out, or make them differ")
         turns, checker = _turns(line["input"], where), str(line.get("checker") or "")
         questions.append(Question(name, turns, line.get("reference"), checker, facts))
@@ -110,33 +121,56 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
 def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and object of every line that is not blank."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
+        # some editors begin a file with a byte order mark
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         wrong = UsageError(f"{path} cannot be read: {error}")
         line = '{"input": "2 + 2?", "reference": "4"}'
-        raise advised(wrong, f"name a JSONL file in UTF-8, with a question on each line: {line}") from error
+        raise advised(
+            wrong, f"name a JSONL file in UTF-8, with a question on each line: {line}"
+        ) from error
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-            where = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+            where = (
+                f"{error.msg} at character {error.pos + 1}"
+                if isinstance(error, json.JSONDecodeError)
+                else error
+            )
             raise advised(UsageError(f"{path}:{number} is not JSON: {where}"), EXAMPLE) from error
         if not isinstance(value, dict):
-            raise advised(UsageError(f"{path}:{number} must be an object, got {type(value).__name__}"), EXAMPLE)
+            raise advised(
+                UsageError(f"{path}:{number} must be an object, got {type(value).__name__}"),
+                EXAMPLE,
+            )
         yield number, value
 
 
 def _turns(given: Any, where: str) -> tuple[Turn, ...]:
-    """The turns of a text, or of a list of messages ``{"role": ..., "content": ...}`` that ends with the user's."""
+    """The turns of a text, or of a list of messages ``{"role": ..., "content": ...}`` that ends
+    with the user's."""
     if isinstance(given, str) and given.strip():
         return (Turn("user", given),)
-    if isinstance(given, list) and given and all(map(_is_message, given)) and given[-1]["role"] == "user":
+    if (
+        isinstance(given, list)
+        and given
+        and all(map(_is_message, given))
+        and given[-1]["role"] == "user"
+    ):
         return tuple(Turn(message["role"], message["content"]) for message in given)
     wanted = 'a text, or a list of {"role": "user", "content": "..."} that ends with the user'
-    raise advised(UsageError(f"{where}: input must be {wanted}, got {given!r:.120}"), "see docs/how-to/evaluate.md")
+    raise advised(
+        UsageError(f"{where}: input must be {wanted}, got {given!r:.120}"),
+        "see docs/how-to/evaluate.md",
+    )
 
 
 def _is_message(given: Any) -> bool:
-    return isinstance(given, Mapping) and given.get("role") in ROLES and isinstance(given.get("content"), str)
+    return (
+        isinstance(given, Mapping)
+        and given.get("role") in ROLES
+        and isinstance(given.get("content"), str)
+    )

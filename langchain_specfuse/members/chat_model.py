@@ -1,10 +1,10 @@
 """ChatModelMember: any LangChain chat model, such as Ollama's or a hosted one. Text in, text out.
 
-A draft is read from the model's own stream, which stays open: as long as this member's drafts are chosen, its next
-draft is the next part of that stream. A member that writes alone, or leads and is not corrected, therefore gives its
-own answer in one request. When another draft is chosen, the stream is cancelled, and a new one continues the chosen
-text; a short trial finds out how this model does so. It votes by ballot: it sees the drafts under letters, in two
-orders.
+A draft is read from the model's own stream, which stays open: as long as this member's drafts are
+chosen, its next draft is the next part of that stream. A member that writes alone, or leads and is
+not corrected, therefore gives its own answer in one request. When another draft is chosen, the
+stream is cancelled, and a new one continues the chosen text; a short trial finds out how this model
+does so. It votes by ballot: it sees the drafts under letters, in two orders.
 
 Knows LangChain's chat models; nothing of rounds.
 
@@ -28,7 +28,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+)
 from langsmith import tracing_context
 
 from ..constraints.rules import respaced
@@ -59,32 +65,79 @@ from .threads import each, shown
 log = logging.getLogger("langchain_specfuse")
 
 PROVIDERS = (
-    *("anthropic", "anthropic_bedrock", "azure_ai", "azure_openai", "baseten", "bedrock", "bedrock_converse", "cohere"),
-    *("deepseek", "fireworks", "google_genai", "google_vertexai", "groq", "huggingface", "ibm", "litellm", "meta"),
-    *("mistralai", "nvidia", "ollama", "openai", "openrouter", "perplexity", "together", "upstage", "xai"),
+    *(
+        "anthropic",
+        "anthropic_bedrock",
+        "azure_ai",
+        "azure_openai",
+        "baseten",
+        "bedrock",
+        "bedrock_converse",
+        "cohere",
+    ),
+    *(
+        "deepseek",
+        "fireworks",
+        "google_genai",
+        "google_vertexai",
+        "groq",
+        "huggingface",
+        "ibm",
+        "litellm",
+        "meta",
+    ),
+    *(
+        "mistralai",
+        "nvidia",
+        "ollama",
+        "openai",
+        "openrouter",
+        "perplexity",
+        "together",
+        "upstage",
+        "xai",
+    ),
 )
-"""What may stand before the colon in a name such as ``"ollama:llama3.2"``: the providers of ``init_chat_model``."""
+"""What may stand before the colon in a name such as ``"ollama:llama3.2"``: the providers of
+``init_chat_model``."""
 WAYS = ("continue", "instruct")
-"""How a model continues a text: as its own unfinished message, or because a message after it asks for the rest."""
-GO_ON = "Continue your last message exactly where it stops (after: {!r}). Write only what comes next; repeat nothing."
+"""How a model continues a text: as its own unfinished message, or because a message after it asks
+for the rest."""
+GO_ON = (
+    "Continue your last message exactly where it stops (after: {!r}). Write only what comes "
+    "next; repeat nothing."
+)
 TRIAL = (Turn("user", "Count the numbers up to ten in words, separated by commas."),)
 TRIAL_BEGUN, TRIAL_NEXT = "ten, nine, eight, seven,", "six"
 """The text counts down; a model that starts over instead of continuing it counts up."""
-BALLOT = "Which continuation of the answer is the most correct and helpful one? Reply with its letter alone."
+BALLOT = (
+    "Which continuation of the answer is the most correct and helpful one? Reply with its "
+    "letter alone."
+)
 BALLOT_WORDS = 12
 """A ballot is read up to this many words."""
 DOUBT = 0.1
 """What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
 TAIL = 12
-"""A continuation that begins with at least this many of the answer's last characters repeats them."""
+"""A continuation that begins with at least this many of the answer's last characters repeats
+them."""
 REFUSED = ("content_filter", "refusal", "safety")
 """Finish reasons of a provider that broke the reply off."""
-INPUTS = {"image": "image_inputs", "file": "pdf_inputs", "audio": "audio_inputs", "video": "video_inputs"}
+INPUTS = {
+    "image": "image_inputs",
+    "file": "pdf_inputs",
+    "audio": "audio_inputs",
+    "video": "video_inputs",
+}
 """Kinds of attachments, and what a chat model's ``profile`` says of them."""
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 _UNREACHED = {"ConnectError", "ConnectionError", "ModelConnectionError", "APIConnectionError"}
 """Classes of the errors of httpx, Python, langchain-core and the providers' clients."""
-_KINDS = {"ModelTimeoutError": "timeout", "ContextOverflowError": "overflow", "ModelNotFoundError": "not_found"}
+_KINDS = {
+    "ModelTimeoutError": "timeout",
+    "ContextOverflowError": "overflow",
+    "ModelNotFoundError": "not_found",
+}
 
 
 class ChatModelMember:
@@ -94,15 +147,19 @@ class ChatModelMember:
     >>> ChatModelMember(FakeListChatModel(responses=["Hello!"]), name="fake").name
     'fake'
 
-    - ``model``: a chat model, or a name that LangChain's ``init_chat_model`` knows, such as ``"ollama:llama3.2"``.
+    - ``model``: a chat model, or a name that LangChain's ``init_chat_model`` knows, such as
+      ``"ollama:llama3.2"``.
     - ``max_concurrency``: at most this many questions run at the same time.
     - ``system_prompt``: replaces the conversation's system prompt for this member.
-    - ``price``: dollars per million input tokens and per million output tokens, for ``max_cost`` and the trace.
-    - ``thinking_tokens``: a model that reasons for longer before its first word leaves the answer. A chunk of the
-      stream counts as its words, and as one at least. Reasoning that is not streamed is not counted.
+    - ``price``: dollars per million input tokens and per million output tokens, for ``max_cost``
+      and the trace.
+    - ``thinking_tokens``: a model that reasons for longer before its first word leaves the answer.
+      A chunk of the stream counts as its words, and as one at least. Reasoning that is not streamed
+      is not counted.
 
-    A ``temperature`` above 0 is passed to the chat model; all other settings are those of the chat model. As the lead,
-    it counts as sure of a draft only if it returns log-probabilities: ``ChatOpenAI(..., logprobs=True)``.
+    A ``temperature`` above 0 is passed to the chat model; all other settings are those of the chat
+    model. As the lead, it counts as sure of a draft only if it returns log-probabilities:
+    ``ChatOpenAI(..., logprobs=True)``.
     """
 
     def __init__(
@@ -117,18 +174,40 @@ class ChatModelMember:
     ) -> None:
         self.model = chat_model_named(model) if isinstance(model, str) else model
         if not isinstance(self.model, BaseChatModel):
-            error = UsageError(f"ChatModelMember takes a LangChain chat model or its name, got {type(model).__name__}")
+            error = UsageError(
+                "ChatModelMember takes a LangChain chat model or its name, got "
+                f"{type(model).__name__}"
+            )
             raise advised(error, "for example ChatModelMember('ollama:llama3.2')")
-        if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
-            error = UsageError(f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}")
+        if (
+            isinstance(max_concurrency, bool)
+            or not isinstance(max_concurrency, int)
+            or max_concurrency < 1
+        ):
+            error = UsageError(
+                f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}"
+            )
             raise advised(error, "leave it out for 8 questions at once")
-        if isinstance(thinking_tokens, bool) or not isinstance(thinking_tokens, int) or thinking_tokens < 1:
-            error = UsageError(f"thinking_tokens must be a whole number of at least 1, got {thinking_tokens!r}")
-            raise advised(error, "switch reasoning off in the chat model itself: ChatOllama(..., reasoning=False)")
+        if (
+            isinstance(thinking_tokens, bool)
+            or not isinstance(thinking_tokens, int)
+            or thinking_tokens < 1
+        ):
+            error = UsageError(
+                f"thinking_tokens must be a whole number of at least 1, got {thinking_tokens!r}"
+            )
+            raise advised(
+                error,
+                "switch reasoning off in the chat model itself: ChatOllama(..., reasoning=False)",
+            )
         self._known = dict(self.model._get_ls_params())
         self._key = _key_of(self.model)
         self.name = name or name_of(self.model)
-        self.max_concurrency, self.system_prompt, self.price = max_concurrency, system_prompt, _checked_price(price)
+        self.max_concurrency, self.system_prompt, self.price = (
+            max_concurrency,
+            system_prompt,
+            _checked_price(price),
+        )
         self.thinking_tokens = thinking_tokens
         self._way: str | None = None
         """How it continues a text; empty: it cannot; None: not tried yet."""
@@ -143,21 +222,31 @@ class ChatModelMember:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What distinguishes its answers from other members', as plain JSON. ``key``: a digest of all settings."""
-        known = {key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")}
+        """What distinguishes its answers from other members', as plain JSON. ``key``: a digest of
+        all settings."""
+        known = {
+            key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")
+        }
         own = {"system_prompt": self.system_prompt, "thinking_tokens": self.thinking_tokens}
         return {"chat_model": type(self.model).__name__, **own, **known, "key": self._key}
 
-    # --- the protocol -------------------------------------------------------------------------------------------
+    # --- the protocol -----------------------------------------------------------------------------
 
     def preview(self) -> Probe:
         profile: Mapping[str, Any] = self.model.profile or {}
-        # The context that ChatOllama or ChatLlamaCpp was told to open, not all that the model could read.
+        # The context that ChatOllama or ChatLlamaCpp was told to open, not all that the model could
+        # read.
         chosen = getattr(self.model, "num_ctx", None) or getattr(self.model, "n_ctx", None)
-        name, limit = str(self._known.get("ls_model_name", self.name)), chosen or profile.get("max_input_tokens")
+        name, limit = (
+            str(self._known.get("ls_model_name", self.name)),
+            chosen or profile.get("max_input_tokens"),
+        )
         detail = f"{type(self.model).__name__}, votes by ballot"
-        takes = tuple(kind for kind, key in INPUTS.items() if profile.get(key, True))  # unknown: the provider refuses
-        return Probe(name, True, limit, detail, reasons=profile.get("reasoning_output"), takes=takes)
+        # unknown: the provider refuses
+        takes = tuple(kind for kind, key in INPUTS.items() if profile.get(key, True))
+        return Probe(
+            name, True, limit, detail, reasons=profile.get("reasoning_output"), takes=takes
+        )
 
     def probe(self) -> Probe:
         return self.preview()
@@ -178,7 +267,7 @@ class ChatModelMember:
             self.forget(query_id)
         self._way = None
 
-    # --- drafts -------------------------------------------------------------------------------------------------
+    # --- drafts -----------------------------------------------------------------------------------
 
     def _draft(self, job: DraftJob) -> Draft | Failure:
         since = time.perf_counter(), time.time()
@@ -190,15 +279,29 @@ class ChatModelMember:
                 stream = self._streams[job.query.id] = self._opened(job, answer)
             except MemberError as error:
                 spent, self._trial = self._trial, Effort()
-                return replace(Failure.of(error, str(error)), effort=replace(spent, cost=self._cost_of(spent)))
+                return replace(
+                    Failure.of(error, str(error)), effort=replace(spent, cost=self._cost_of(spent))
+                )
         before = stream.words
         wanted = min(job.segment_tokens, job.max_tokens)
         text, ended = stream.after(answer, wanted, job.max_tokens)
         thought, stream.thought = stream.thought.strip(), ""
-        spent, self._trial, took = stream.used() + self._trial, Effort(), time.perf_counter() - since[0]
-        effort = replace(spent, read=stream.words - before, seconds=took, began=since[1], cost=self._cost_of(spent))
+        spent, self._trial, took = (
+            stream.used() + self._trial,
+            Effort(),
+            time.perf_counter() - since[0],
+        )
+        effort = replace(
+            spent,
+            read=stream.words - before,
+            seconds=took,
+            began=since[1],
+            cost=self._cost_of(spent),
+        )
         tokens = tuple(zlib.crc32(word.encode()) for word in words_of(text)[: job.max_tokens])
-        return Draft(text, ended, tokens, effort=effort, thought=thought, least=stream.least(answer, text))
+        return Draft(
+            text, ended, tokens, effort=effort, thought=thought, least=stream.least(answer, text)
+        )
 
     def _opened(self, job: DraftJob, answer: str) -> Stream:
         """What the model says next, as a stream."""
@@ -207,7 +310,9 @@ class ChatModelMember:
         messages = self._messages(query.turns, query.tools, query.constraint)
         options = {"temperature": job.sampling.temperature} if job.sampling.temperature > 0 else {}
         # The wanted form demands the text so far; no member wrote it.
-        demanded = query.constraint is not None and not any(segment.tokens for segment in job.answer)
+        demanded = query.constraint is not None and not any(
+            segment.tokens for segment in job.answer
+        )
         if demanded or not answer:
             said = self._said(messages, options)
             stream = Stream(said, "", _words_in(messages), query.constraint, sampling=job.sampling)
@@ -219,9 +324,14 @@ class ChatModelMember:
             self._way = self._found_way()
         if not self._way:
             what = "it cannot continue text that other members wrote"
-            advice = f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')"
+            advice = (
+                f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')"
+            )
             if demanded:
-                what = f"its reply did not begin with {answer!r:.80}, as answers must, and it cannot continue a text"
+                what = (
+                    f"its reply did not begin with {answer!r:.80}, as answers must, and it "
+                    "cannot continue a text"
+                )
                 advice = "add a member that can continue a text, such as a .gguf file"
             raise advised(MemberError(what, member=self.name), advice)
         sent = _words_in(messages) + len(words_of(answer))
@@ -230,24 +340,33 @@ class ChatModelMember:
 
     def _refuse_if_spent(self, job: DraftJob | ScoreJob) -> None:
         if not job.new_requests:
-            raise MemberError("the answer's budget (max_calls, max_cost) is spent", member=self.name, kind=BUDGET)
+            raise MemberError(
+                "the answer's budget (max_calls, max_cost) is spent", member=self.name, kind=BUDGET
+            )
 
     def _cost_of(self, effort: Effort) -> float:
         read, written = self.price or (0.0, 0.0)
         return (effort.input_tokens * read + effort.output_tokens * written) / 1e6
 
     def _messages(
-        self, turns: Sequence[Turn], tools: Sequence[Tool] = (), constraint: Constraint | None = None
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
     ) -> list[BaseMessage]:
         turns = turns if self.system_prompt is None else with_system(turns, self.system_prompt)
         kinds = {"system": SystemMessage, "assistant": AIMessage}
         texts = all_as_text(turns, tools, constraint)
-        return [kinds.get(turn.role, HumanMessage)(_content(turn.text, turn.attachments)) for turn in texts]
+        return [
+            kinds.get(turn.role, HumanMessage)(_content(turn.text, turn.attachments))
+            for turn in texts
+        ]
 
     def _continued(
         self, messages: Sequence[BaseMessage], answer: str, way: str, options: Mapping[str, Any]
     ) -> Iterator[Piece]:
-        """What comes after ``answer``: without what the model repeats of it, and with the space that belongs there."""
+        """What comes after ``answer``: without what the model repeats of it, and with the space
+        that belongs there."""
         kept = answer.rstrip()  # some providers refuse a message that ends with white space
         # The field "prefix" is Mistral's and DeepSeek's; others leave it alone.
         begun = AIMessage(kept, additional_kwargs={"prefix": True} if way == "continue" else {})
@@ -267,7 +386,9 @@ class ChatModelMember:
     def _said(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Iterator[Piece]:
         """The model's stream as pieces of text and thought; the last one says how it finished."""
         # Some chat models, such as ChatOllama, know a setting only as their own field.
-        own = {name: value for name, value in options.items() if name in type(self.model).model_fields}
+        own = {
+            name: value for name, value in options.items() if name in type(self.model).model_fields
+        }
         model = self.model.model_copy(update=own) if own else self.model
         rest = {name: value for name, value in options.items() if name not in own}
         chunks, finish = model.stream(list(messages), **rest), ""
@@ -279,12 +400,17 @@ class ChatModelMember:
                 if chunk is None:
                     break
                 finish = _finish_of(chunk.response_metadata) or finish
-                text, thought, used = str(chunk.text), _thought_in(chunk), chunk.usage_metadata or {}
+                text, thought, used = (
+                    str(chunk.text),
+                    _thought_in(chunk),
+                    chunk.usage_metadata or {},
+                )
                 if not begun:  # a thought may stand before the text
                     held, count = held + text, len(words_of(text + thought))
                     tagged, text = parted(held) or ("", "")
                     begun, thought = bool(text), thought + tagged
-                    # ChatOpenAI leaves out the reasoning field of other servers: its chunks are empty then.
+                    # ChatOpenAI leaves out the reasoning field of other servers: its chunks are
+                    # empty then.
                     thinking += 0 if begun else max(1, count)
                 if text or thought or used:
                     counted = used.get("input_tokens", 0), used.get("output_tokens", 0)
@@ -296,17 +422,26 @@ class ChatModelMember:
         if not begun:
             thought, text = parted(held, whole=True) or ("", "")
             limit = "its own max_tokens" if finish == "length" and not text else ""
-            limit = f"thinking_tokens={self.thinking_tokens}" if thinking > self.thinking_tokens else limit
+            limit = (
+                f"thinking_tokens={self.thinking_tokens}"
+                if thinking > self.thinking_tokens
+                else limit
+            )
             if limit:
-                error = MemberError(f"it reasoned up to {limit}, before its first word", member=self.name)
+                error = MemberError(
+                    f"it reasoned up to {limit}, before its first word", member=self.name
+                )
                 raise advised(error, "raise that limit, or lower the chat model's reasoning effort")
             yield Piece(text, thought)
         if finish in REFUSED:
-            raise MemberError(f"the provider stopped the reply (finish reason: {finish})", member=self.name)
+            raise MemberError(
+                f"the provider stopped the reply (finish reason: {finish})", member=self.name
+            )
         yield Piece("", "", finish or "stop")
 
     def _found_way(self) -> str:
-        """The first way in which the model goes on counting, if any. It need not be greedy for that."""
+        """The first way in which the model goes on counting, if any. It need not be greedy for
+        that."""
         refusal = None
         for way in WAYS:
             pieces = self._continued(self._messages(TRIAL), TRIAL_BEGUN, way, {})
@@ -324,10 +459,11 @@ class ChatModelMember:
             raise refusal
         return ""
 
-    # --- ballots ------------------------------------------------------------------------------------------------
+    # --- ballots ----------------------------------------------------------------------------------
 
     def _ballot(self, job: ScoreJob) -> Scored:
-        """One number per draft: the log of its share of two ballots, in which the drafts stand in opposite orders."""
+        """One number per draft: the log of its share of two ballots, in which the drafts stand in
+        opposite orders."""
         since = time.perf_counter(), time.time()
         self._refuse_if_spent(job)
         counts, effort = [DOUBT] * len(job.candidates), Effort()
@@ -342,14 +478,18 @@ class ChatModelMember:
                 counts[order[LETTERS.index(letter)]] += 1.0
         logs = tuple((math.log(count / math.fsum(counts)),) for count in counts)
         took = time.perf_counter() - since[0]
-        return Scored(logs, replace(effort, seconds=took, began=since[1], cost=self._cost_of(effort)))
+        return Scored(
+            logs, replace(effort, seconds=took, began=since[1], cost=self._cost_of(effort))
+        )
 
     def _asked(self, job: ScoreJob, order: Sequence[int]) -> list[BaseMessage]:
         """The ballot: the conversation, the answer so far, and the drafts under letters."""
         answer = "".join(segment.text for segment in job.answer)
         turns = "\n\n".join(f"{turn.role}: {turn.text}" for turn in job.query.turns)
         attachments = [one for turn in job.query.turns for one in turn.attachments]
-        drafts = "\n".join(f"{LETTERS[n]}: {_shown(job.candidates[at])}" for n, at in enumerate(order))
+        drafts = "\n".join(
+            f"{LETTERS[n]}: {_shown(job.candidates[at])}" for n, at in enumerate(order)
+        )
         text = f"{turns}\n\nThe answer so far: {answer!r}\n\nContinuations:\n{drafts}\n\n{BALLOT}"
         return [HumanMessage(_content(text, attachments))]
 
@@ -365,7 +505,8 @@ class Piece:
     used: tuple[int, int] = (0, 0)
     """Input and output tokens, as the provider counts them: mostly with one of the last pieces."""
     least: float | None = None
-    """The lowest log-probability in it, if the model was asked for them (``ChatOpenAI(logprobs=True)``)."""
+    """The lowest log-probability in it, if the model was asked for them
+    (``ChatOpenAI(logprobs=True)``)."""
 
 
 @dataclass
@@ -396,16 +537,20 @@ class Stream:
         return len(words_of(self._raw)) + self._thought_words
 
     def leads_to(self, answer: str) -> bool:
-        """Whether this answer is what the model has said so far, or what it says next, if it said more."""
+        """Whether this answer is what the model has said so far, or what it says next, if it said
+        more."""
         if not answer.startswith(self.before):
             return False
         said = answer[len(self.before) :]
         while len(self.said) < len(said) and said.startswith(self.said) and self._more():
             pass
-        return self.said.startswith(said) and (len(self.said) > len(said) or self.finish in ("", "stop"))
+        return self.said.startswith(said) and (
+            len(self.said) > len(said) or self.finish in ("", "stop")
+        )
 
     def after(self, answer: str, wanted: int, most: int) -> tuple[str, bool]:
-        """About ``wanted`` words after this answer, ``most`` at most, and whether they end the answer."""
+        """About ``wanted`` words after this answer, ``most`` at most, and whether they end the
+        answer."""
         at = len(answer) - len(self.before)
         for count in (wanted, min(2 * wanted + 8, most), most):
             while len(words_of(self.said[at:])) <= count and self._more():
@@ -420,14 +565,21 @@ class Stream:
     def least(self, answer: str, text: str) -> float | None:
         """The lowest log-probability in this text after this answer; None: unknown."""
         begin = len(answer) - len(self.before)
-        return min((least for end, least in self._doubts if begin < end <= begin + len(text)), default=None)
+        return min(
+            (least for end, least in self._doubts if begin < end <= begin + len(text)), default=None
+        )
 
     def used(self) -> Effort:
         """What the stream has cost since this was asked last."""
-        billed, before = (1, *(self._billed if any(self._billed) else (self.sent, self.words))), self._told
+        billed, before = (
+            (1, *(self._billed if any(self._billed) else (self.sent, self.words))),
+            self._told,
+        )
         self._told = billed
         requests, sent, said = (now - then for now, then in zip(billed, before, strict=True))
-        return Effort(said, prompt=billed[1], requests=requests, input_tokens=sent, output_tokens=said)
+        return Effort(
+            said, prompt=billed[1], requests=requests, input_tokens=sent, output_tokens=said
+        )
 
     def _more(self) -> bool:
         """Read a piece; False: there is none."""
@@ -437,7 +589,8 @@ class Stream:
             return False
         self.thought += piece.thought
         self._raw += piece.text
-        # Some providers send running totals, others a single count: the largest value seen is the total.
+        # Some providers send running totals, others a single count: the largest value seen is the
+        # total.
         self._billed = max(self._billed[0], piece.used[0]), max(self._billed[1], piece.used[1])
         self.finish = piece.finish
         self._thought_words += len(words_of(piece.thought))
@@ -463,7 +616,8 @@ def _read(pieces: Iterator[Piece], count: int, sent: int = 0) -> tuple[str, Effo
 
 
 def words_of(text: str) -> list[str]:
-    """The words, each with the white space before it; together they are the text. They stand for the unknown tokens.
+    """The words, each with the white space before it; together they are the text. They stand for
+    the unknown tokens.
 
     >>> words_of("The sky is\\nblue. ")
     ['The', ' sky', ' is', '\\nblue.', ' ']
@@ -489,19 +643,27 @@ def _words_in(messages: Sequence[BaseMessage]) -> int:
 def begins_alike(said: str, answer: str) -> bool:
     """Whether this may still turn out to repeat the answer, or its end."""
     said = said.lstrip()
-    return answer.startswith(said) or any(said.startswith(end) or end.startswith(said) for end in _tails(answer))
+    return answer.startswith(said) or any(
+        said.startswith(end) or end.startswith(said) for end in _tails(answer)
+    )
 
 
 def _tails(answer: str) -> list[str]:
-    """The ends of the answer that a model may repeat, the longest first: each begins with a word."""
+    """The ends of the answer that a model may repeat, the longest first: each begins with a
+    word."""
     starts = [match.start() for match in re.finditer(r"\S+", answer)]
     return [answer[at:] for at in starts if len(answer) - at >= TAIL][-40:]
 
 
 def joined(answer: str, said: str) -> str:
-    """What a model said after an answer, without what it repeated, and with a space where words would be glued.
+    """What a model said after an answer, without what it repeated, and with a space where words
+    would be glued.
 
-    >>> joined("The sky is", "blue."), joined("The sky is", " blue."), joined("The sky is", "The sky is blue.")
+    >>> (
+    ...     joined("The sky is", "blue."),
+    ...     joined("The sky is", " blue."),
+    ...     joined("The sky is", "The sky is blue."),
+    ... )
     (' blue.', ' blue.', ' blue.')
     >>> joined("Light is scattered by air", "scattered by air, and so"), joined("天空是", "蓝色")
     (', and so', '蓝色')
@@ -513,7 +675,11 @@ def joined(answer: str, said: str) -> str:
             break
     if len(kept) < len(answer):
         return said.lstrip()
-    return said if not said or is_safe(answer + said, len(answer)) or said[:1] in ".,;:!?)" else f" {said}"
+    return (
+        said
+        if not said or is_safe(answer + said, len(answer)) or said[:1] in ".,;:!?)"
+        else f" {said}"
+    )
 
 
 def _content(text: str, attachments: Sequence[Attachment]) -> Any:
@@ -523,14 +689,20 @@ def _content(text: str, attachments: Sequence[Attachment]) -> Any:
 
 
 def _thought_in(chunk: AIMessageChunk) -> str:
-    """The reasoning in a chunk. LangChain's blocks lack it where an OpenAI-like server has it in a field of its own."""
-    found = "".join(str(block.get("reasoning", "")) for block in chunk.content_blocks if block["type"] == "reasoning")
+    """The reasoning in a chunk. LangChain's blocks lack it where an OpenAI-like server has it in a
+    field of its own."""
+    found = "".join(
+        str(block.get("reasoning", ""))
+        for block in chunk.content_blocks
+        if block["type"] == "reasoning"
+    )
     fields = (chunk.additional_kwargs.get(name) for name in ("reasoning_content", "reasoning"))
     return found or next((field for field in fields if isinstance(field, str)), "")
 
 
 def _key_of(model: BaseChatModel) -> str:
-    """A digest of a chat model's settings. LangChain's own key is not enough: of a ChatOllama it has only the class."""
+    """A digest of a chat model's settings. LangChain's own key is not enough: of a ChatOllama it
+    has only the class."""
     own = {}
     for name in sorted(type(model).model_fields.keys() - BaseChatModel.model_fields.keys()):
         with suppress(TypeError, ValueError):  # a SecretStr or a client is no JSON
@@ -549,7 +721,9 @@ def _member_error(raised: Exception, name: str) -> MemberError:
     try:
         address = urlsplit(str(raised.request.url))  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):  # httpx raises the latter if there is none
-        return advised(error, "check the network connection, and the address that the chat model was given")
+        return advised(
+            error, "check the network connection, and the address that the chat model was given"
+        )
     url = f"{address.scheme}://{address.hostname}" + (f":{address.port}" if address.port else "")
     error = MemberError(f"its server at {url} cannot be reached ({shown(raised)})", member=name)
     return advised(error, to_reach(url))
@@ -557,7 +731,12 @@ def _member_error(raised: Exception, name: str) -> MemberError:
 
 def _finish_of(metadata: Mapping[str, Any]) -> str:
     """Why a model stopped, in one word for all providers."""
-    reason = str(metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason") or "")
+    reason = str(
+        metadata.get("finish_reason")
+        or metadata.get("stop_reason")
+        or metadata.get("done_reason")
+        or ""
+    )
     kinds = {"": "", "length": "length", "max_tokens": "length", **{one: one for one in REFUSED}}
     return kinds.get(reason.lower(), "stop")  # such as end_turn, eos_token
 
@@ -582,7 +761,10 @@ def _checked_price(price: Any) -> tuple[float, float] | None:
         read = written = math.nan
     if not (0 <= read < math.inf and 0 <= written < math.inf):
         error = UsageError(f"price must be two numbers of at least 0, got {price!r:.80}")
-        raise advised(error, "dollars per million input tokens and per million output tokens: price=(0.4, 1.6)")
+        raise advised(
+            error,
+            "dollars per million input tokens and per million output tokens: price=(0.4, 1.6)",
+        )
     return read, written
 
 
@@ -606,5 +788,10 @@ def chat_model_named(name: str) -> BaseChatModel:
         wrong = UsageError(f"a member named {name!r} needs {package}, which is not installed")
         raise advised(wrong, f"pip install {package}") from error
     except Exception as error:
-        wrong = UsageError(f"LangChain could not create a chat model from {name!r}: {type(error).__name__}: {error}")
-        raise advised(wrong, "create it yourself and pass the object: members=[ChatOpenAI(...)]") from error
+        wrong = UsageError(
+            f"LangChain could not create a chat model from {name!r}: {type(error).__name__}: "
+            f"{error}"
+        )
+        raise advised(
+            wrong, "create it yourself and pass the object: members=[ChatOpenAI(...)]"
+        ) from error

@@ -1,8 +1,10 @@
-"""What a model's files reveal before it is loaded: the length of its context, and whether it reasons.
+"""What a model's files reveal before it is loaded: the length of its context, and whether it
+reasons.
 
-Reads the header of a ``.gguf`` file, or the JSON files of a folder or of a hub id in the local cache. Reads no weights,
-asks no network and imports no engine. Not used: transformers' AutoConfig, which takes seconds to import torch, and the
-reader of the package gguf, which makes an array of every token's text.
+Reads the header of a ``.gguf`` file, or the JSON files of a folder or of a hub id in the local
+cache. Reads no weights, asks no network and imports no engine. Not used: transformers' AutoConfig,
+which takes seconds to import torch, and the reader of the package gguf, which makes an array of
+every token's text.
 """
 
 from __future__ import annotations
@@ -22,22 +24,27 @@ from .text.thinking import HARMONY, TAGS
 LENGTHS = ("max_position_embeddings", "n_positions")
 """The names in config.json of the longest text that a model reads, in tokens."""
 _TEXT_CONFIGS = ("decoder", "generator", "text_config")
-"""Keys of config.json under which a multimodal model describes its language model, in transformers' order."""
+"""Keys of config.json under which a multimodal model describes its language model, in transformers'
+order."""
 
 
 def preview(arguments: Mapping[str, Any]) -> Probe | None:
-    """What the files tell of a member with these arguments; None if they do not tell its context."""
+    """What the files tell of a member with these arguments; None if they do not tell its
+    context."""
     try:
         found = _of_gguf if arguments["model"].lower().endswith(".gguf") else _of_folder
         length, template = found(arguments)
         reasoning = reasons(template, arguments)
     except Exception:  # loading the member reports what is wrong
         return None
-    return None if length is None else Probe(arguments["model"], max_context=length, reasons=reasoning)
+    return (
+        None if length is None else Probe(arguments["model"], max_context=length, reasons=reasoning)
+    )
 
 
 def reasons(template: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether a member in this process reasons, by its model's chat template and its own arguments."""
+    """Whether a member in this process reasons, by its model's chat template and its own
+    arguments."""
     switched_off = (arguments.get("chat_template_kwargs") or {}).get("enable_thinking") is False
     chosen = arguments.get("chat_template") or template
     marked = any(marks.open.strip() in str(chosen) for marks in (TAGS, HARMONY))
@@ -45,7 +52,8 @@ def reasons(template: Any, arguments: Mapping[str, Any]) -> bool:
 
 
 def shortest(lengths: Iterable[Any]) -> int | None:
-    """The shortest of the lengths that are real limits. Files write 0, null or a huge number for "no limit".
+    """The shortest of the lengths that are real limits. Files write 0, null or a huge number for
+    "no limit".
 
     >>> shortest([4096, None, 1e30, "2048"])
     2048
@@ -53,7 +61,7 @@ def shortest(lengths: Iterable[Any]) -> int | None:
     return min((int(one) for one in lengths if one and 0 < int(one) < 10**9), default=None)
 
 
-# --- transformers -----------------------------------------------------------------------------------------------
+# --- transformers ---------------------------------------------------------------------------------
 
 
 def config_length(config: Mapping[str, Any], tokenizer_length: Any = None) -> int | None:
@@ -61,7 +69,8 @@ def config_length(config: Mapping[str, Any], tokenizer_length: Any = None) -> in
     lengths = [*map(config.get, LENGTHS), tokenizer_length]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if (rope.get("rope_type") or rope.get("type")) == "longrope":
-        # Beyond this length all positions turn differently, in a whole batch and in what is cached already.
+        # Beyond this length all positions turn differently, in a whole batch and in what is cached
+        # already.
         key = "original_max_position_embeddings"
         lengths.append(config.get(key) or rope.get(key))
     return shortest(lengths)
@@ -74,7 +83,8 @@ def _of_folder(arguments: Mapping[str, Any]) -> tuple[int | None, Any]:
     config = {**json.loads(_text(arguments, "config.json")), **changed}
     tokenizer = json.loads(_text(arguments, "tokenizer_config.json") or "{}")
     config = next((config[key] for key in _TEXT_CONFIGS if config.get(key)), config)
-    if not any(map(config.get, LENGTHS)):  # the default of the model's class counts, which only transformers knows
+    # the default of the model's class counts, which only transformers knows
+    if not any(map(config.get, LENGTHS)):
         return None, None
     template = _text(arguments, "chat_template.jinja") or tokenizer.get("chat_template")
     return config_length(config, tokenizer.get("model_max_length")), template
@@ -87,28 +97,40 @@ def _text(arguments: Mapping[str, Any], name: str) -> str:
         from huggingface_hub import try_to_load_from_cache
 
         path = try_to_load_from_cache(arguments["model"], name, revision=arguments.get("revision"))
-    return Path(path).read_text("utf-8") if isinstance(path, str | Path) and os.path.exists(path) else ""
+    return (
+        Path(path).read_text("utf-8")
+        if isinstance(path, str | Path) and os.path.exists(path)
+        else ""
+    )
 
 
 def refuse_unsafe(folder: Path) -> None:
     """Refuse a folder from which transformers would load nothing, or load code."""
     if any(folder.glob("*.safetensors")):
         return
-    pickled = sorted(file.name for file in folder.glob("*") if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    pickled = sorted(
+        file.name for file in folder.glob("*") if file.suffix in (".bin", ".pt", ".pth", ".ckpt")
+    )
     ggufs = sorted(file.name for file in folder.glob("*.gguf"))
     if pickled:
         shown = ", ".join(pickled[:3])
-        error = UsageError(f"{folder} has only pickled weights ({shown}): loading them could run any code")
-        raise advised(error, "convert them once: model.save_pretrained(folder, safe_serialization=True)")
+        error = UsageError(
+            f"{folder} has only pickled weights ({shown}): loading them could run any code"
+        )
+        raise advised(
+            error, "convert them once: model.save_pretrained(folder, safe_serialization=True)"
+        )
     if ggufs:
         error = UsageError(f"{folder} has no *.safetensors, but GGUF files: {', '.join(ggufs[:3])}")
         raise advised(error, f"name the file itself, which llama.cpp reads: {folder / ggufs[0]}")
     if not (folder / "config.json").exists():
-        missing = MemberError(f"{folder} holds no model: neither config.json nor *.safetensors", kind="not_found")
+        missing = MemberError(
+            f"{folder} holds no model: neither config.json nor *.safetensors", kind="not_found"
+        )
         raise advised(missing, "name a folder that save_pretrained wrote")
 
 
-# --- GGUF -------------------------------------------------------------------------------------------------------
+# --- GGUF -----------------------------------------------------------------------------------------
 
 _STRING, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
@@ -116,10 +138,12 @@ _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 
 
 def gguf_length(meta: Callable[[str], Any]) -> int | None:
-    """The longest text that the model of a GGUF file with these metadata was trained to read, in tokens."""
+    """The longest text that the model of a GGUF file with these metadata was trained to read, in
+    tokens."""
     model = meta("general.architecture")
     lengths = [meta(f"{model}.context_length")]
-    if meta(f"{model}.rope.scaling.type") == "longrope":  # beyond it every position is rotated otherwise
+    # beyond it every position is rotated otherwise
+    if meta(f"{model}.rope.scaling.type") == "longrope":
         lengths.append(meta(f"{model}.rope.scaling.original_context_length"))
     return shortest(lengths)
 
@@ -138,7 +162,8 @@ def _read_gguf(path: Path, _changed: int) -> tuple[int | None, Any]:
 
 
 def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
-    """The numbers and texts at the head of a GGUF file. Arrays, such as the vocabulary, are passed over (None)."""
+    """The numbers and texts at the head of a GGUF file. Arrays, such as the vocabulary, are passed
+    over (None)."""
 
     def number(kind: str) -> Any:
         return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]

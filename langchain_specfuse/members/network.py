@@ -1,4 +1,5 @@
-"""Which proxy a request takes, and what is loaded when the model hub cannot be reached. Knows no engine."""
+"""Which proxy a request takes, and what is loaded when the model hub cannot be reached. Knows no
+engine."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ from .threads import shown
 
 
 def through_proxy(url: str) -> str:
-    """Through which proxy httpx2 asks this address, for a message and without its password; empty if through none."""
+    """Through which proxy httpx2 asks this address, for a message and without its password; empty
+    if through none."""
     address, proxies = urlsplit(url), getproxies()
     kind = next((one for one in (address.scheme, "all") if proxies.get(one)), None)
     if kind is None or proxy_bypass(address.hostname or ""):
         return ""
-    return f", asked through the proxy {proxies[kind].rpartition('@')[2]} (from {kind.upper()}_PROXY),"
+    return (
+        f", asked through the proxy {proxies[kind].rpartition('@')[2]} (from {kind.upper()}_PROXY),"
+    )
 
 
 def to_reach(url: str) -> str:
@@ -27,15 +31,25 @@ def to_reach(url: str) -> str:
         start = "check the network connection, or correct the server's address"
     if address.port == 11434:
         start = "is Ollama running? `ollama serve` starts it"
-    return start + (f"; to bypass the proxy, set NO_PROXY={address.hostname}" if through_proxy(url) else "")
+    return start + (
+        f"; to bypass the proxy, set NO_PROXY={address.hostname}" if through_proxy(url) else ""
+    )
 
 
 def on_hub(model: str, revision: str | None, member: str) -> str:
-    """What transformers should load: ``model`` itself, or its folder in the hub's cache if the hub cannot be asked.
+    """What transformers should load: ``model`` itself, or its folder in the hub's cache if the hub
+    cannot be asked.
 
-    Asks once. transformers would ask six times for each file, which takes a minute without a network.
+    Asks once. transformers would ask six times for each file, which takes a minute without a
+    network.
     """
-    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub import (
+        constants,
+        errors,
+        get_hf_file_metadata,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
 
     try:
         if not os.path.exists(model):
@@ -46,10 +60,15 @@ def on_hub(model: str, revision: str | None, member: str) -> str:
         cached = try_to_load_from_cache(model, "config.json", revision=revision)
         if isinstance(cached, str):
             return os.path.dirname(cached)
-        hub = f"the hub {constants.ENDPOINT}{through_proxy(constants.ENDPOINT)} cannot be reached ({shown(error)})"
+        hub = (
+            f"the hub {constants.ENDPOINT}{through_proxy(constants.ENDPOINT)} cannot be reached "
+            f"({shown(error)})"
+        )
         offline = isinstance(error, errors.OfflineModeIsEnabled)
         why = "HF_HUB_OFFLINE is set" if offline else hub
         why = f"{model} is neither a local folder nor in the hub's cache, and {why}"
         absent = MemberError(why, member=member, kind="not_found" if offline else "error")
-        raise advised(absent, "name a folder or a .gguf file, or make sure the hub can be reached") from error
+        raise advised(
+            absent, "name a folder or a .gguf file, or make sure the hub can be reached"
+        ) from error
     return model

@@ -1,6 +1,8 @@
-"""RayMember: any member behind an actor of a Ray cluster: placed by resources, and restarted when it dies.
+"""RayMember: any member behind an actor of a Ray cluster: placed by resources, and restarted when
+it dies.
 
-A job carries all that is needed, so whichever process gets it gives the same reply. Nothing is loaded here.
+A job carries all that is needed, so whichever process gets it gives the same reply. Nothing is
+loaded here.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ log = logging.getLogger("langchain_specfuse")
 PLACEMENT = ("cluster", "num_cpus", "num_gpus", "resources")
 """The arguments that say where a member works."""
 ATTEMPTS = 3
-"""A job fails when its process died this often over it. The last time each job is sent alone, so that a job that kills
-its process does not take others with it."""
+"""A job fails when its process died this often over it. The last time each job is sent alone, so
+that a job that kills its process does not take others with it."""
 CONNECT_S, PLACING_S, RESTART_S, PAUSE_S = 5.0, 120.0, 60.0, 0.05
-"""Limits: to reach the cluster (Ray would try for minutes), to find a place, to be back after a death (after that jobs
-fail at once until a process is back); and the pause between two looks."""
+"""Limits: to reach the cluster (Ray would try for minutes), to find a place, to be back after a
+death (after that jobs fail at once until a process is back); and the pause between two looks."""
 _CONNECTING = threading.Lock()
 
 
@@ -42,10 +44,11 @@ class RayMember:
     >>> member
     RayMember(ScriptedMember(name='ann'), cluster='auto')
 
-    ``member`` is any member that has not been loaded; the actor loads it. ``cluster`` is ``"auto"`` (the one that
-    ``RAY_ADDRESS`` names or that runs on this machine) or an address, ``"10.0.0.1:6379"``; a process that is connected
-    already stays so. The actor takes ``num_cpus``, ``num_gpus`` (default: one if the cluster has any; ``0.5`` lets two
-    members share one) and ``resources`` of one node.
+    ``member`` is any member that has not been loaded; the actor loads it. ``cluster`` is ``"auto"``
+    (the one that ``RAY_ADDRESS`` names or that runs on this machine) or an address,
+    ``"10.0.0.1:6379"``; a process that is connected already stays so. The actor takes ``num_cpus``,
+    ``num_gpus`` (default: one if the cluster has any; ``0.5`` lets two members share one) and
+    ``resources`` of one node.
     """
 
     def __init__(
@@ -58,13 +61,26 @@ class RayMember:
         resources: Mapping[str, float] | None = None,
     ) -> None:
         if isinstance(member, RayMember) or not hasattr(type(member), "probe"):
-            error = UsageError(f"a RayMember hosts a member, got {member!r:.80} ({type(member).__name__})")
-            raise advised(error, "for example RayMember(TransformersMember('Qwen/Qwen2.5-7B-Instruct'))")
-        if not isinstance(cluster, str) or not (cluster == "auto" or re.fullmatch(r"[^/\s]+:\d+", cluster)):
+            error = UsageError(
+                f"a RayMember hosts a member, got {member!r:.80} ({type(member).__name__})"
+            )
+            raise advised(
+                error, "for example RayMember(TransformersMember('Qwen/Qwen2.5-7B-Instruct'))"
+            )
+        if not isinstance(cluster, str) or not (
+            cluster == "auto" or re.fullmatch(r"[^/\s]+:\d+", cluster)
+        ):
             error = UsageError(f"cluster must be 'auto' or an address of Ray, got {cluster!r}")
-            raise advised(error, "for example '10.0.0.1:6379', from a machine of the cluster (no ray:// client)")
+            raise advised(
+                error,
+                "for example '10.0.0.1:6379', from a machine of the cluster (no ray:// client)",
+            )
         amounts = {"num_cpus": num_cpus, "num_gpus": num_gpus or 0, **(resources or {})}
-        if wrong := {name: one for name, one in amounts.items() if not isinstance(one, int | float) or not one >= 0}:
+        if wrong := {
+            name: one
+            for name, one in amounts.items()
+            if not isinstance(one, int | float) or not one >= 0
+        }:
             raise UsageError(f"amounts must be numbers of at least 0, got {wrong}")
         self.name: str = member.name
         self._member, self.cluster = member, cluster
@@ -79,12 +95,21 @@ class RayMember:
 
     def __reduce__(self) -> Any:
         # A copy starts an actor of its own.
-        return partial(RayMember, **{name: getattr(self, name) for name in PLACEMENT}), (self._member,)
+        return partial(RayMember, **{name: getattr(self, name) for name in PLACEMENT}), (
+            self._member,
+        )
 
     def __getattr__(self, name: str) -> Any:
-        # What only some members can do is looked up in the hosted member's class: the member is not loaded here.
-        if name in ("token_ids", "token_count", "spec", "preview") and hasattr(type(vars(self).get("_member")), name):
-            return partial(self._call, name) if name.startswith("token") else getattr(self._member, name)
+        # What only some members can do is looked up in the hosted member's class: the member is not
+        # loaded here.
+        if name in ("token_ids", "token_count", "spec", "preview") and hasattr(
+            type(vars(self).get("_member")), name
+        ):
+            return (
+                partial(self._call, name)
+                if name.startswith("token")
+                else getattr(self._member, name)
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
@@ -136,13 +161,24 @@ class RayMember:
         replies: list[Any] = [None] * len(jobs)
         for attempt in range(ATTEMPTS):
             waiting = [at for at, reply in enumerate(replies) if reply is None]
-            for group in [[at] for at in waiting] if attempt == ATTEMPTS - 1 else [waiting] if waiting else []:
-                for at, reply in zip(group, self._answer(work, [jobs[at] for at in group]) or (), strict=False):
+            for group in (
+                [[at] for at in waiting]
+                if attempt == ATTEMPTS - 1
+                else [waiting]
+                if waiting
+                else []
+            ):
+                for at, reply in zip(
+                    group, self._answer(work, [jobs[at] for at in group]) or (), strict=False
+                ):
                     replies[at] = reply
-        return [Failure("error", self._trouble(work)) if reply is None else reply for reply in replies]
+        return [
+            Failure("error", self._trouble(work)) if reply is None else reply for reply in replies
+        ]
 
     def _answer(self, method: str, *arguments: Any) -> Any:
-        """What the member returns; None: its process died, or is not back in the time that a restart may take."""
+        """What the member returns; None: its process died, or is not back in the time that a
+        restart may take."""
         process = self._process
         assert process is not None
         while not process.is_up():
@@ -152,7 +188,11 @@ class RayMember:
         return process.receive(process.send(method, *arguments))
 
     def _trouble(self, work: str) -> str:
-        how = f"it died over this {work}" if self.place else f"its process died over this {work}, and is not back yet"
+        how = (
+            f"it died over this {work}"
+            if self.place
+            else f"its process died over this {work}, and is not back yet"
+        )
         return f"{how}: {self._process.trouble if self._process else ''}"
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -166,25 +206,40 @@ class RayMember:
         with _CONNECTING:
             ray = _connected(self.cluster, self.name)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        gpus = float(any(node.get("GPU", 0) >= 1 for node in nodes)) if self.num_gpus is None else self.num_gpus
+        gpus = (
+            float(any(node.get("GPU", 0) >= 1 for node in nodes))
+            if self.num_gpus is None
+            else self.num_gpus
+        )
         self._asked = {"CPU": self.num_cpus, "GPU": gpus, **self.resources}
-        if not any(all(node.get(name, 0) >= count for name, count in self._asked.items()) for node in nodes):
+        if not any(
+            all(node.get(name, 0) >= count for name, count in self._asked.items()) for node in nodes
+        ):
             has = " | ".join(map(_shown, nodes)) or "none"
-            error = UsageError(f"{self.name} wants {_shown(self._asked)}, which no node has; there are {has}")
-            raise advised(error, "ask for less (num_cpus=0.5, num_gpus=0.5, resources=), or add nodes first")
+            error = UsageError(
+                f"{self.name} wants {_shown(self._asked)}, which no node has; there are {has}"
+            )
+            raise advised(
+                error, "ask for less (num_cpus=0.5, num_gpus=0.5, resources=), or add nodes first"
+            )
         actor = ray.remote(_Actor).options(
             num_cpus=self.num_cpus,
             num_gpus=gpus,
             resources=self.resources,
             max_restarts=-1,
-            max_task_retries=0,  # a retry may kill the new process too: jobs are sent again here, in the end alone
+            # a retry may kill the new process too: jobs are sent again here, in the end alone
+            max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
         try:
             return _Process(ray, partial(actor.remote, self._member))
         except (TypeError, AttributeError, pickle.PicklingError) as error:
-            unsent = UsageError(f"{self.name} cannot be sent to another process: {str(error).splitlines()[0]}")
-            raise advised(unsent, "a member that has not been loaded can be: name its model, load nothing") from error
+            unsent = UsageError(
+                f"{self.name} cannot be sent to another process: {str(error).splitlines()[0]}"
+            )
+            raise advised(
+                unsent, "a member that has not been loaded can be: name its model, load nothing"
+            ) from error
 
     def _loaded(self) -> Probe:
         """What the member can do, once it has its place and has loaded."""
@@ -196,7 +251,11 @@ class RayMember:
             wants, free = _shown(self._asked), _shown(ray.available_resources())
             message = f"Ray did not start {self.name} ({why}): it wants {wants}; free are {free}"
             error = MemberError(message, member=self.name)
-            raise advised(error, "ask for less, end what else runs there, or install the same versions on every node")
+            raise advised(
+                error,
+                "ask for less, end what else runs there, or install the same versions on every "
+                "node",
+            )
         probe: Probe | None = process.receive(process.probe)
         if probe is None or process.place is None:
             died = MemberError(f"{self.name}: {self._trouble('load')}", member=self.name)
@@ -254,7 +313,8 @@ class _Process:
 
 
 class _Actor:
-    """What Ray runs: a member that loads when it is first asked, also in a process that replaces a dead one."""
+    """What Ray runs: a member that loads when it is first asked, also in a process that replaces a
+    dead one."""
 
     def __init__(self, member: Any) -> None:
         self._member = member
@@ -267,12 +327,17 @@ class _Actor:
         try:
             if self._probe is None and method != "forget":
                 self._probe = self._member.probe()
-            result: Any = self._probe if method == "probe" else getattr(self._member, method)(*arguments)
+            result: Any = (
+                self._probe if method == "probe" else getattr(self._member, method)(*arguments)
+            )
         except Exception as error:
             raise _picklable(error) from None
         if method not in ("draft", "score"):
             return result
-        return [replace(one, cause=_picklable(one.cause)) if isinstance(one, Failure) else one for one in result]
+        return [
+            replace(one, cause=_picklable(one.cause)) if isinstance(one, Failure) else one
+            for one in result
+        ]
 
 
 def _picklable(error: Any) -> Any:
@@ -282,7 +347,7 @@ def _picklable(error: Any) -> Any:
         return MemberError(f"{type(error).__name__}: {error}", kind=getattr(error, "kind", "error"))
 
 
-# --- the cluster ------------------------------------------------------------------------------------------------
+# --- the cluster ----------------------------------------------------------------------------------
 
 
 def _ray() -> Any:
@@ -290,14 +355,21 @@ def _ray() -> Any:
 
 
 def _connected(cluster: str, name: str) -> Any:
-    """Ray, with this process as part of the cluster. Called under a lock: Ray must not be connected twice at once."""
+    """Ray, with this process as part of the cluster. Called under a lock: Ray must not be connected
+    twice at once."""
     ray = _ray()
     address = os.environ.get("RAY_ADDRESS", "auto") if cluster == "auto" else cluster
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
         if cluster != "auto" and _resolved(ray, cluster) != _resolved(ray, here):
-            error = UsageError(f"cluster={cluster!r} is wanted, but this process belongs to the cluster at {here!r}")
-            raise advised(error, "a process belongs to one cluster: name that one, or call ray.shutdown() first")
+            error = UsageError(
+                f"cluster={cluster!r} is wanted, but this process belongs to the cluster at "
+                f"{here!r}"
+            )
+            raise advised(
+                error,
+                "a process belongs to one cluster: name that one, or call ray.shutdown() first",
+            )
         return ray
     try:
         if address not in ("auto", "local"):
@@ -305,7 +377,9 @@ def _connected(cluster: str, name: str) -> Any:
         ray.init(cluster, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         missing = MemberError(f"{name}: no Ray cluster at {address!r}: {error}", member=name)
-        raise advised(missing, "`ray start --head` starts one; name it: cluster='HOST:6379' or RAY_ADDRESS") from error
+        raise advised(
+            missing, "`ray start --head` starts one; name it: cluster='HOST:6379' or RAY_ADDRESS"
+        ) from error
     return ray
 
 
@@ -317,5 +391,9 @@ def _resolved(ray: Any, address: str) -> tuple[str, int]:
 
 def _shown(amounts: Mapping[str, float]) -> str:
     """Resources for people, without those that Ray adds itself."""
-    own = {name: count for name, count in sorted(amounts.items()) if count > 0 and not re.search("memory|node:", name)}
+    own = {
+        name: count
+        for name, count in sorted(amounts.items())
+        if count > 0 and not re.search("memory|node:", name)
+    }
     return ", ".join(f"{name} {count:g}" for name, count in own.items()) or "nothing"

@@ -1,7 +1,8 @@
 """ScriptedMember: a member that says what its script says. Deterministic, instant, no torch.
 
-For tests of your own chains, for docs, and for looking at the method itself. Its tokens are words with the white space
-before them; its log-probabilities come from how well a text agrees with its script.
+For tests of your own chains, for docs, and for looking at the method itself. Its tokens are words
+with the white space before them; its log-probabilities come from how well a text agrees with its
+script.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from typing import Any
 from ..constraints import referee_for
 from ..core.answer import first_stop
 from ..core.member import Probe
-from ..core.values import Call, CallFormat, Draft, DraftJob, Effort, Failure, Query, Scored, ScoreJob
+from ..core.values import (
+    Call,
+    CallFormat,
+    Draft,
+    DraftJob,
+    Effort,
+    Failure,
+    Query,
+    Scored,
+    ScoreJob,
+)
 from ..errors import UsageError, advised
 from .text.tools import written
 
@@ -27,7 +38,9 @@ SURE, UNSURE = -0.1, -3.0
 """The log-probability of a word that agrees with the script, and of any other."""
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 _COUNT = itertools.count()
-_ADVICE = "pass a text, a dict (said as JSON), an AIMessage, a function of the query, or a list of these"
+_ADVICE = (
+    "pass a text, a dict (said as JSON), an AIMessage, a function of the query, or a list of these"
+)
 Line = str | Callable[[Query], Any]
 """One answer, or the function that makes it."""
 
@@ -36,23 +49,27 @@ class ScriptedMember:
     """Says ``answer``, a segment at a time, whatever has been agreed before.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
-    >>> llm = SpecFuseChatModel(members=[ScriptedMember("The sky is blue."), ScriptedMember("The sea is blue.")])
+    >>> llm = SpecFuseChatModel(
+    ...     members=[ScriptedMember("The sky is blue."), ScriptedMember("The sea is blue.")]
+    ... )
     >>> llm.invoke("What is blue?").text
     'The sky is blue.'
 
-    ``answer`` is a text, or a function of the query that returns one, or a list of these: one for each answer of the
-    conversation. The first is said while nothing has been answered, the second after one turn of the assistant (a
-    tool call is one), and so on; past the end of the list the last one stays. A dict is said as JSON, an ``AIMessage``
-    as its text and its calls; :meth:`call` writes a call.
+    ``answer`` is a text, or a function of the query that returns one, or a list of these: one for
+    each answer of the conversation. The first is said while nothing has been answered, the second
+    after one turn of the assistant (a tool call is one), and so on; past the end of the list the
+    last one stays. A dict is said as JSON, an ``AIMessage`` as its text and its calls; :meth:`call`
+    writes a call.
 
-    It continues at the place that the agreed answer has reached in words: after four agreed words it proposes its fifth
-    and following ones. Under a constraint, where an agreed text may end inside a word, it continues there, as long as
-    the text is its own. A script that the constraint does not allow is cut where it breaks it, and the logger
-    ``langchain_specfuse`` warns.
+    It continues at the place that the agreed answer has reached in words: after four agreed words
+    it proposes its fifth and following ones. Under a constraint, where an agreed text may end
+    inside a word, it continues there, as long as the text is its own. A script that the constraint
+    does not allow is cut where it breaks it, and the logger ``langchain_specfuse`` warns.
 
-    ``confidence`` scales its log-probabilities (0: sure of itself, 1: as above, more: unsure). ``fails_in`` is the
-    number of a draft call (from 1) in which it raises ``error``; ``draft_only`` takes its vote away. It fails where
-    prompt and answer together have more than ``max_context`` words.
+    ``confidence`` scales its log-probabilities (0: sure of itself, 1: as above, more: unsure).
+    ``fails_in`` is the number of a draft call (from 1) in which it raises ``error``; ``draft_only``
+    takes its vote away. It fails where prompt and answer together have more than ``max_context``
+    words.
     """
 
     def __init__(
@@ -86,7 +103,8 @@ class ScriptedMember:
 
     @staticmethod
     def call(tool: str, /, **arguments: Any) -> str:
-        """A script that calls this tool. Several calls at once are several of these, joined by a new line.
+        """A script that calls this tool. Several calls at once are several of these, joined by a
+        new line.
 
         >>> print(ScriptedMember.call("get_weather", city="Rome"))
         <tool_call>
@@ -165,15 +183,21 @@ class ScriptedMember:
         return place, _WORD.findall(script)[place:]
 
     def _failure(self, job: DraftJob | ScoreJob) -> Failure | None:
-        """Why there is nothing to say: the script raised, or returned no text, or prompt and answer are too long."""
+        """Why there is nothing to say: the script raised, or returned no text, or prompt and answer
+        are too long."""
         try:
             self._script(job.query)
         except Exception as error:
             return Failure.of(error)
         if self.max_context is not None:
-            size = _length(job.query) + len(_WORD.findall("".join(segment.text for segment in job.answer)))
+            size = _length(job.query) + len(
+                _WORD.findall("".join(segment.text for segment in job.answer))
+            )
             if size > self.max_context:
-                return Failure("overflow", f"{size} words of prompt and answer exceed max_context={self.max_context}")
+                return Failure(
+                    "overflow",
+                    f"{size} words of prompt and answer exceed max_context={self.max_context}",
+                )
         return None
 
     def _script(self, query: Query) -> str:
@@ -188,11 +212,15 @@ class ScriptedMember:
     def _warn_if_illegal(self, script: str, query: Query) -> None:
         try:
             referee = referee_for(query.constraint)
-        except (ImportError, ValueError, RuntimeError):  # the constraint cannot be read here; the chat model says so
+        # the constraint cannot be read here; the chat model says so
+        except (ImportError, ValueError, RuntimeError):
             return
         legal = referee.legal("", script)
         if legal < len(script):
-            what = f"is not allowed by the constraint from character {legal} on: {script[legal : legal + 20]!r}"
+            what = (
+                f"is not allowed by the constraint from character {legal} on: "
+                f"{script[legal : legal + 20]!r}"
+            )
         elif not referee.may_end(script):
             what = f"ends at character {legal}, where the constraint wants more"
         else:
@@ -209,11 +237,12 @@ def _ends(words: Sequence[str]) -> tuple[int, ...]:
     return tuple(itertools.accumulate(map(len, words)))
 
 
-# --- scripts ----------------------------------------------------------------------------------------------------
+# --- scripts --------------------------------------------------------------------------------------
 
 
 def _lines_of(answer: Any) -> tuple[Line, ...]:
-    """The answers of a script, in their order: one of a text or a function, as many as a list has."""
+    """The answers of a script, in their order: one of a text or a function, as many as a list
+    has."""
     given = answer if isinstance(answer, list | tuple) else [answer]
     lines = tuple(line for one in given if (line := _line(one)) is not None)
     if not lines or len(lines) < len(given):
@@ -239,7 +268,8 @@ def _said(line: Line, query: Query) -> str:
 
 
 def _text_of(value: Any) -> str | None:
-    """A text as it is, a dict as JSON, a message's text and calls as a member writes them. None: it is none of these.
+    """A text as it is, a dict as JSON, a message's text and calls as a member writes them. None: it
+    is none of these.
 
     >>> _text_of({"city": "Köln"})
     '{"city": "Köln"}'
@@ -253,7 +283,9 @@ def _text_of(value: Any) -> str | None:
     text = next((one for one in texts if isinstance(one, str)), None)
     if isinstance(value, type) or not isinstance(calls, Sequence) or text is None:
         return None
-    return str(text) + CallFormat().between.join(_call_text(call["name"], call["args"]) for call in calls)
+    return str(text) + CallFormat().between.join(
+        _call_text(call["name"], call["args"]) for call in calls
+    )
 
 
 def _call_text(name: str, arguments: Mapping[str, Any]) -> str:
@@ -269,7 +301,9 @@ def _json(value: Any, what: str) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         wrong = UsageError(f"{what} is no JSON: {error}")
-        raise advised(wrong, "use texts, finite numbers, True, False, None, lists and dicts only") from error
+        raise advised(
+            wrong, "use texts, finite numbers, True, False, None, lists and dicts only"
+        ) from error
 
 
 def _shown(value: Any) -> str:

@@ -16,9 +16,11 @@ SHOWN = 300
 
 
 def each(jobs: Sequence[_Job], work: Callable[[_Job], Any], name: str, at_once: int) -> list[Any]:
-    """The replies to all jobs, at most ``at_once`` at a time; one that fails does not disturb the others.
+    """The replies to all jobs, at most ``at_once`` at a time; one that fails does not disturb the
+    others.
 
-    In daemon threads: those of ``concurrent.futures`` keep a program from ending while a server hangs.
+    In daemon threads: those of ``concurrent.futures`` keep a program from ending while a server
+    hangs.
     """
     replies: list[Any] = [None] * len(jobs)
     waiting = deque(enumerate(jobs))

@@ -1,4 +1,5 @@
-"""One answer as an HTTP response: streamed or whole, cancelled when its client disconnects, and counted."""
+"""One answer as an HTTP response: streamed or whole, cancelled when its client disconnects, and
+counted."""
 
 from __future__ import annotations
 
@@ -22,16 +23,23 @@ from .responses import DONE, ApiError, Completion, api_error, event, to_json
 log = logging.getLogger("langchain_specfuse.serve")
 
 GRACE_S = 5.0
-"""The chat model ends a late answer; this much later the response ends, even if its client does not read."""
+"""The chat model ends a late answer; this much later the response ends, even if its client does not
+read."""
 RETRY_S = 5
 BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+_STREAM = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
 
 
 class Answer(Response):
     """The chunks of an answer as a response."""
 
-    def __init__(self, chunks: Any, completion: Completion, metrics: Metrics, *, stream: bool, timeout: float) -> None:
+    def __init__(
+        self, chunks: Any, completion: Completion, metrics: Metrics, *, stream: bool, timeout: float
+    ) -> None:
         super().__init__()
         self._chunks = chunks
         self._completion = completion
@@ -48,8 +56,11 @@ class Answer(Response):
         error: BaseException | None = None
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # the server's time for a graceful stop is over: there is none to wait, either
-            error = ApiError(503, "the server is stopping\n-> ask again", code="closing", retry_after_s=RETRY_S)
+        # the server's time for a graceful stop is over: there is none to wait, either
+        except asyncio.CancelledError:
+            error = ApiError(
+                503, "the server is stopping\n-> ask again", code="closing", retry_after_s=RETRY_S
+            )
         answering.cancel()
         leaving.cancel()
         if error is None or answering.done():
@@ -71,14 +82,21 @@ class Answer(Response):
                 if parts and self._stream:
                     await self._send(b"".join(map(event, parts)), send)
             if self._stream:
-                await self._send(b"".join(map(event, self._completion.closing())) + DONE, send, last=True)
+                await self._send(
+                    b"".join(map(event, self._completion.closing())) + DONE, send, last=True
+                )
             else:
                 headers = {"x-request-id": self._completion.id}
-                whole = Response(to_json(self._completion.whole()), headers=headers, media_type="application/json")
+                whole = Response(
+                    to_json(self._completion.whole()),
+                    headers=headers,
+                    media_type="application/json",
+                )
                 await whole(scope, receive, send)
 
     async def _send(self, data: bytes, send: Send, *, last: bool = False) -> None:
-        """Send events. Nothing is sent before the first one, so that an earlier error has a status of its own."""
+        """Send events. Nothing is sent before the first one, so that an earlier error has a status
+        of its own."""
         if not self._streaming:
             self._streaming = True
             headers = {"x-request-id": self._completion.id, **_STREAM}
@@ -87,11 +105,14 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _fail(self, error: BaseException, send: Send) -> str:
-        """Raise the error as a response if nothing has been sent, else send it as the last event. Returns its code."""
+        """Raise the error as a response if nothing has been sent, else send it as the last event.
+        Returns its code."""
         failure = api_error(error)
         # Exceptions may quote the question, so they are logged in full at the level "debug" only.
         level = logging.INFO if failure.status < 500 else logging.WARNING
-        log.log(level, "answer %s: %s (%s)", self._completion.id, failure.code, type(error).__name__)
+        log.log(
+            level, "answer %s: %s (%s)", self._completion.id, failure.code, type(error).__name__
+        )
         log.debug("answer %s failed", self._completion.id, exc_info=error)
         if not self._streaming:
             raise failure from None
@@ -109,25 +130,43 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class Metrics(BaseCallbackHandler):
-    """Prometheus metrics of one endpoint: numbers and names of members, never a text. Rounds and exits are counted from
-    the chat model's events."""
+    """Prometheus metrics of one endpoint: numbers and names of members, never a text. Rounds and
+    exits are counted from the chat model's events."""
 
     run_inline = True
 
     def __init__(self, admission: Admission) -> None:
         self.registry = reg = CollectorRegistry()
-        self.answers = Counter("specfuse_answers", "Finished answers by outcome", ["outcome"], registry=reg)
-        self.refused = Counter("specfuse_refused", "Requests refused before an answer began", ["code"], registry=reg)
+        self.answers = Counter(
+            "specfuse_answers", "Finished answers by outcome", ["outcome"], registry=reg
+        )
+        self.refused = Counter(
+            "specfuse_refused", "Requests refused before an answer began", ["code"], registry=reg
+        )
         self.rounds = Counter("specfuse_rounds", "Rounds of all answers", registry=reg)
-        self.segments = Counter("specfuse_segments", "Segments by the member that wrote them", ["member"], registry=reg)
-        self.exits = Counter("specfuse_exits", "Members that left an answer", ["member", "kind"], registry=reg)
+        self.segments = Counter(
+            "specfuse_segments", "Segments by the member that wrote them", ["member"], registry=reg
+        )
+        self.exits = Counter(
+            "specfuse_exits", "Members that left an answer", ["member", "kind"], registry=reg
+        )
         self.tokens = Counter("specfuse_tokens", "Tokens read and written", ["kind"], registry=reg)
-        self.weight = Summary("specfuse_weight", "Voting weights at the end of answers", ["member"], registry=reg)
+        self.weight = Summary(
+            "specfuse_weight", "Voting weights at the end of answers", ["member"], registry=reg
+        )
         timed: Any = {"registry": reg, "buckets": BUCKETS_S}
-        self.first_segment_s = Histogram("specfuse_first_segment_seconds", "From request to first segment", **timed)
-        self.answer_s = Histogram("specfuse_answer_seconds", "From request to the end of the answer", **timed)
-        Gauge("specfuse_answers_in_flight", "Answers under way", registry=reg).set_function(lambda: admission.under_way)
-        Gauge("specfuse_answers_waiting", "Answers that wait", registry=reg).set_function(lambda: admission.waiting)
+        self.first_segment_s = Histogram(
+            "specfuse_first_segment_seconds", "From request to first segment", **timed
+        )
+        self.answer_s = Histogram(
+            "specfuse_answer_seconds", "From request to the end of the answer", **timed
+        )
+        Gauge("specfuse_answers_in_flight", "Answers under way", registry=reg).set_function(
+            lambda: admission.under_way
+        )
+        Gauge("specfuse_answers_waiting", "Answers that wait", registry=reg).set_function(
+            lambda: admission.waiting
+        )
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == ROUND_EVENT:
@@ -136,7 +175,9 @@ class Metrics(BaseCallbackHandler):
         elif name == EXIT_EVENT:
             self.exits.labels(data["member"], data["kind"]).inc()
 
-    def answered(self, outcome: str, seconds: float, usage: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    def answered(
+        self, outcome: str, seconds: float, usage: Mapping[str, Any], summary: Mapping[str, Any]
+    ) -> None:
         """An answer has ended, one way or another."""
         self.answers.labels(outcome).inc()
         self.answer_s.observe(seconds)

@@ -34,18 +34,26 @@ def app_of(
 ) -> FastAPI:
     """The app that answers with this chat model.
 
-    ``model``: the name that clients ask for. ``api_keys``: a request must carry one of these, if there are any.
-    ``hosts``: the host names that requests may use, if there are any; they stop DNS rebinding where there is no key.
-    ``page``: show a page at ``/`` that asks and shows each round: drafts, scores, votes, weights and reasoning.
+    ``model``: the name that clients ask for. ``api_keys``: a request must carry one of these, if
+    there are any. ``hosts``: the host names that requests may use, if there are any; they stop DNS
+    rebinding where there is no key. ``page``: show a page at ``/`` that asks and shows each round:
+    drafts, scores, votes, weights and reasoning.
 
     >>> from langchain_specfuse import ScriptedMember
     >>> app = app_of(SpecFuseChatModel(members=[ScriptedMember("Blue.")]))
     """
-    llm = llm.model_copy(update={"output_version": "v0"})  # the environment may have chosen content blocks
+    # the environment may have chosen content blocks
+    llm = llm.model_copy(update={"output_version": "v0"})
     ensemble = ensemble_for(llm.members, llm.verifiers)
     metrics = Metrics(ensemble.admission)
     about = {"members": list(ensemble.members)}
-    card = {"id": model, "object": "model", "created": 0, "owned_by": "langchain-specfuse", "specfuse": about}
+    card = {
+        "id": model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "langchain-specfuse",
+        "specfuse": about,
+    }
     timeout = min(llm.timeout or limits.timeout, limits.timeout)
     defaults = {"max_tokens": min(llm.max_tokens, limits.max_answer_tokens), "reasoning": True}
     bounds = {"timeout": timeout, "max_waiting": limits.max_waiting}
@@ -57,7 +65,9 @@ def app_of(
         yield
 
     # No page with documentation: FastAPI's loads scripts from elsewhere.
-    app = FastAPI(title="langchain-specfuse", openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    app = FastAPI(
+        title="langchain-specfuse", openapi_url=None, redirect_slashes=False, lifespan=lifespan
+    )
     app.state.ensemble = ensemble
 
     async def answer(request: Request, recorder: TraceCallbackHandler | None = None) -> Response:
@@ -68,10 +78,16 @@ def app_of(
         asked = read_request(await read_body(request, limits), model, limits)
         handlers: list[Any] = [metrics, recorder] if recorder else [metrics]
         try:
-            chunks = llm.astream(asked.messages, {"callbacks": handlers}, **{**defaults, **asked.options, **bounds})
+            chunks = llm.astream(
+                asked.messages, {"callbacks": handlers}, **{**defaults, **asked.options, **bounds}
+            )
         except UsageError as error:
             raise api_error(error) from None
-        completion = Rounds(model, recorder) if recorder else Completion(model, with_usage=asked.include_usage)
+        completion = (
+            Rounds(model, recorder)
+            if recorder
+            else Completion(model, with_usage=asked.include_usage)
+        )
         return Answer(chunks, completion, metrics, stream=asked.stream, timeout=timeout)
 
     @app.post("/v1/chat/completions", dependencies=guarded)
@@ -110,7 +126,11 @@ def app_of(
     @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         ensemble.load()
-        return JSONResponse({"status": "ready"}) if ensemble.ready else JSONResponse({"status": "loading"}, 503)
+        return (
+            JSONResponse({"status": "ready"})
+            if ensemble.ready
+            else JSONResponse({"status": "loading"}, 503)
+        )
 
     @app.exception_handler(ApiError)
     async def refuse(request: Request, error: ApiError) -> Response:
@@ -128,18 +148,23 @@ def app_of(
 
 
 def _guard(api_keys: Sequence[str], hosts: Sequence[str]) -> Callable[[Request], Awaitable[None]]:
-    """Refuses requests without a key, and those that reached this machine under another host name."""
+    """Refuses requests without a key, and those that reached this machine under another host
+    name."""
     digests = [sha256(key.encode()).digest() for key in api_keys]
 
     async def check(request: Request) -> None:
         host = request.headers.get("host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if hosts and name not in hosts:
-            message = f"this endpoint is not called {name!r:.80}\n-> use {min(hosts)}, or set an API key"
+            message = (
+                f"this endpoint is not called {name!r:.80}\n-> use {min(hosts)}, or set an API key"
+            )
             raise ApiError(403, message, code="unknown_host")
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = sha256(key.strip().encode("latin-1")).digest()  # headers are bytes, decoded as Latin-1
-        matches = [hmac.compare_digest(given, digest) for digest in digests]  # all of them, each in constant time
+        # headers are bytes, decoded as Latin-1
+        given = sha256(key.strip().encode("latin-1")).digest()
+        # all of them, each in constant time
+        matches = [hmac.compare_digest(given, digest) for digest in digests]
         if digests and not (any(matches) and scheme.lower() == "bearer"):
             message = "the API key is missing or wrong\n-> send it as Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key")

@@ -1,7 +1,7 @@
 """The body of a request, read strictly: LangChain messages and options of the chat model.
 
-A client chooses how its answer is sampled and what it looks like, never which members answer. An option that would
-change the answer and cannot be honoured is refused, not ignored.
+A client chooses how its answer is sampled and what it looks like, never which members answer. An
+option that would change the answer and cannot be honoured is refused, not ignored.
 """
 
 from __future__ import annotations
@@ -22,35 +22,74 @@ from .responses import ApiError, invalid
 BODY_TIMEOUT_S = 30.0
 MAX_FORMAT_BYTES = 128 * 1024
 """Of tools and formats together, as JSON: compiling them costs more than reading them."""
-FORMATS = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "regex", "choice", "grammar")
+FORMATS = (
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "regex",
+    "choice",
+    "grammar",
+)
 OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", *FORMATS)
 """Options of the chat model that a client may choose."""
-IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-           "prediction"}  # fmt: skip
+IGNORED = {
+    "user",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prediction",
+}
 """They say nothing about the answer."""
-NEUTRAL = {"n": 1, "logprobs": False, "top_logprobs": 0, "presence_penalty": 0, "frequency_penalty": 0, "store": False,
-           "logit_bias": {}, "modalities": ["text"], "functions": [], "function_call": "none"}  # fmt: skip
+NEUTRAL = {
+    "n": 1,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "store": False,
+    "logit_bias": {},
+    "modalities": ["text"],
+    "functions": [],
+    "function_call": "none",
+}
 """Not supported, and accepted only with the value that asks for nothing."""
-MESSAGES: dict[str, type[BaseMessage]] = {"user": HumanMessage, "assistant": AIMessage, "tool": ToolMessage}
+MESSAGES: dict[str, type[BaseMessage]] = {
+    "user": HumanMessage,
+    "assistant": AIMessage,
+    "tool": ToolMessage,
+}
 MESSAGES |= dict.fromkeys(("system", "developer"), SystemMessage)
 EXAMPLE = 'for example {"role": "user", "content": "Why is the sky blue?"}'
 
 
 class Limits(BaseModel, frozen=True, extra="forbid"):
-    """The bounds of an endpoint; a request beyond them is refused with a reason. How many answers are under way at once
-    is the chat model's own ``max_concurrency``."""
+    """The bounds of an endpoint; a request beyond them is refused with a reason. How many answers
+    are under way at once is the chat model's own ``max_concurrency``."""
 
-    max_waiting: int = Field(default=64, strict=True, ge=0, description="requests that may wait; more get a 429")
-    max_answer_tokens: int = Field(default=4096, strict=True, ge=1, description="largest max_tokens of a client")
-    max_body_bytes: int = Field(default=2 * 1024 * 1024, strict=True, ge=1, description="largest request body")
-    timeout: float = Field(default=300.0, gt=0, allow_inf_nan=False, description="seconds for an answer with its wait")
+    max_waiting: int = Field(
+        default=64, strict=True, ge=0, description="requests that may wait; more get a 429"
+    )
+    max_answer_tokens: int = Field(
+        default=4096, strict=True, ge=1, description="largest max_tokens of a client"
+    )
+    max_body_bytes: int = Field(
+        default=2 * 1024 * 1024, strict=True, ge=1, description="largest request body"
+    )
+    timeout: float = Field(
+        default=300.0, gt=0, allow_inf_nan=False, description="seconds for an answer with its wait"
+    )
 
 
 async def read_body(request: Request, limits: Limits) -> Any:
     """The body as plain data, with bounds on its size and on the time it takes to arrive."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a web page may send other types to other sites without asking
-        message = f"the body is of type {kind!r:.80}\n-> send it with content-type: application/json"
+        message = (
+            f"the body is of type {kind!r:.80}\n-> send it with content-type: application/json"
+        )
         raise ApiError(415, message, code="unsupported_media_type")
     body = bytearray()
     try:
@@ -58,7 +97,10 @@ async def read_body(request: Request, limits: Limits) -> Any:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > limits.max_body_bytes:
-                    large = f"the body is larger than {limits.max_body_bytes} bytes\n-> send a shorter conversation"
+                    large = (
+                        f"the body is larger than {limits.max_body_bytes} bytes\n-> send a "
+                        "shorter conversation"
+                    )
                     raise ApiError(413, large, code="body_too_large", close=True)
         return read_json(body.decode())
     except TimeoutError:
@@ -68,9 +110,13 @@ async def read_body(request: Request, limits: Limits) -> Any:
         raise ApiError(499, "the client has disconnected", code="gone") from None
     except ValueError as error:  # also a decoding error, or a number of thousands of digits
         reason = getattr(error, "msg", type(error).__name__)
-        raise invalid(f"the body is not JSON: {reason}", "send a JSON object in UTF-8", code="invalid_json") from None
+        raise invalid(
+            f"the body is not JSON: {reason}", "send a JSON object in UTF-8", code="invalid_json"
+        ) from None
     except RecursionError:
-        raise invalid("the body is nested too deep", "send a flatter schema", code="body_too_deep") from None
+        raise invalid(
+            "the body is nested too deep", "send a flatter schema", code="body_too_deep"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +146,10 @@ USED = {"model", "max_tokens", "max_completion_tokens", *_Fields.model_fields, *
 def read_request(body: Any, model: str, limits: Limits) -> ChatRequest:
     """The request in this body; :class:`ApiError` if something is wrong with it."""
     if not isinstance(body, dict):
-        raise invalid(f"the body must be a JSON object, got {body!r:.80}", 'with at least "model" and "messages"')
+        raise invalid(
+            f"the body must be a JSON object, got {body!r:.80}",
+            'with at least "model" and "messages"',
+        )
     given = {name: value for name, value in body.items() if value is not None}
     _refuse_unknown(given)
     refuse_other_model(given.get("model"), model)
@@ -109,7 +158,9 @@ def read_request(body: Any, model: str, limits: Limits) -> ChatRequest:
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
         advice = EXAMPLE if name == "messages" else "leave it out"
-        raise invalid(f"{name} cannot be {given.get(name)!r:.80}: {_reason(error)}", advice, param=name) from None
+        raise invalid(
+            f"{name} cannot be {given.get(name)!r:.80}: {_reason(error)}", advice, param=name
+        ) from None
     messages = [_message(one, f"messages[{place}]") for place, one in enumerate(fields.messages)]
     usage = fields.stream_options.get("include_usage", False)
     return ChatRequest(messages, _options(given, limits), fields.stream, usage)
@@ -119,30 +170,53 @@ def refuse_other_model(asked: Any, model: str) -> None:
     if asked != model:
         message = "model is missing" if asked is None else f"there is no model {asked!r:.80}"
         message = f"{message}\n-> the model is {model!r}; GET /v1/models lists it"
-        raise ApiError(400 if asked is None else 404, message, code="model_not_found", param="model")
+        raise ApiError(
+            400 if asked is None else 404, message, code="model_not_found", param="model"
+        )
 
 
 def _refuse_unknown(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if name not in USED | IGNORED | NEUTRAL.keys():
             advice = meant(name, USED, f"the options are {', '.join(sorted(USED))}")
-            raise invalid(f"there is no option {name!r:.80}", advice, param=f"{name:.80}", code="unknown_parameter")
+            raise invalid(
+                f"there is no option {name!r:.80}",
+                advice,
+                param=f"{name:.80}",
+                code="unknown_parameter",
+            )
         if value != NEUTRAL.get(name, value):
             message = f"{name} is not supported, got {value!r:.80}"
-            raise invalid(message, f"leave it out, or send {NEUTRAL[name]!r}", param=name, code="unsupported_parameter")
+            raise invalid(
+                message,
+                f"leave it out, or send {NEUTRAL[name]!r}",
+                param=name,
+                code="unsupported_parameter",
+            )
 
 
 def _message(given: Any, where: str) -> BaseMessage:
     """LangChain's message. What may stand in its content is checked by the chat model."""
     role = given.get("role") if isinstance(given, dict) else None
     if role not in list(MESSAGES):
-        raise invalid(f"{where} needs a role, one of {', '.join(MESSAGES)}; got {given!r:.80}", EXAMPLE, param=where)
-    fields = {name: given[name] for name in ("content", "name", "tool_call_id") if given.get(name) is not None}
+        raise invalid(
+            f"{where} needs a role, one of {', '.join(MESSAGES)}; got {given!r:.80}",
+            EXAMPLE,
+            param=where,
+        )
+    fields = {
+        name: given[name]
+        for name in ("content", "name", "tool_call_id")
+        if given.get(name) is not None
+    }
     parts = fields.get("content")
     for part in parts if role == "user" and isinstance(parts, list) else ():
-        # Chat models of some providers load an image's address themselves: a client could reach this host's network.
+        # Chat models of some providers load an image's address themselves: a client could reach
+        # this host's network.
         if isinstance(part, dict) and part.get("type") != "text":
-            message = f"{where} has a part of type {part.get('type')!r:.80}; the endpoint takes text"
+            message = (
+                f"{where} has a part of type {part.get('type')!r:.80}; the endpoint takes text"
+            )
             raise invalid(message, "describe images and files in words", param=where)
     try:
         calls = [_call(one) for one in given.get("tool_calls") or ()]
@@ -152,11 +226,14 @@ def _message(given: Any, where: str) -> BaseMessage:
             fields = {"content": "", **fields, "tool_calls": valid, "invalid_tool_calls": broken}
         return MESSAGES[role](**fields)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise invalid(f"{where} cannot be {given!r:.80}: {_reason(error):.200}", EXAMPLE, param=where) from None
+        raise invalid(
+            f"{where} cannot be {given!r:.80}: {_reason(error):.200}", EXAMPLE, param=where
+        ) from None
 
 
 def _call(given: Any) -> dict[str, Any]:
-    """LangChain's tool call; an invalid one if its arguments are no JSON object, because it was made all the same."""
+    """LangChain's tool call; an invalid one if its arguments are no JSON object, because it was
+    made all the same."""
     text = given["function"].get("arguments") or "{}"
     call = {"name": given["function"]["name"], "id": given.get("id", "")}
     try:
@@ -180,13 +257,21 @@ def _options(given: dict[str, Any], limits: Limits) -> dict[str, Any]:
         message = f"tools and formats take {size} bytes as JSON; the limit is {MAX_FORMAT_BYTES}"
         raise invalid(message, "send fewer tools, or a smaller schema", code="shape_too_large")
     for tool in options["tools"] if isinstance(options.get("tools"), list) else ():
-        if isinstance(tool, dict) and isinstance(tool.get("function"), dict):  # OpenAI does not need parameters
+        # OpenAI does not need parameters
+        if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
             tool["function"].setdefault("parameters", {"type": "object", "properties": {}})
-    name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"  # OpenAI has two names
+    # OpenAI has two names
+    name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
     if (budget := given.get(name)) is not None:
         if given.get("max_tokens", budget) != budget:
-            raise invalid(f"max_tokens and {name} differ", "leave max_tokens out", param="max_tokens")
+            raise invalid(
+                f"max_tokens and {name} differ", "leave max_tokens out", param="max_tokens"
+            )
         if isinstance(budget, int) and budget > limits.max_answer_tokens:
-            raise invalid(f"{name} is {budget}; the limit is {limits.max_answer_tokens}", "ask for less", param=name)
+            raise invalid(
+                f"{name} is {budget}; the limit is {limits.max_answer_tokens}",
+                "ask for less",
+                param=name,
+            )
         options["max_tokens"] = budget
     return options

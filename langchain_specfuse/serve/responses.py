@@ -53,7 +53,8 @@ class Completion:
         """The ensemble's own account of the answer: rounds, weights, shares."""
 
     def add(self, chunk: AIMessageChunk) -> list[dict[str, Any]]:
-        """Add a chunk. Returns its event for a stream; none if the chunk adds nothing to the message."""
+        """Add a chunk. Returns its event for a stream; none if the chunk adds nothing to the
+        message."""
         self.chunks.append(chunk)
         self._read_metadata(chunk)
         delta: dict[str, Any] = {"content": str(chunk.text)} if chunk.text else {}
@@ -71,7 +72,10 @@ class Completion:
 
     def closing(self) -> Iterator[dict[str, Any]]:
         """The last events of a stream."""
-        yield {**self._event({"content": ""} if self._role else {}, self.finish), "specfuse": self.summary}
+        yield {
+            **self._event({"content": ""} if self._role else {}, self.finish),
+            "specfuse": self.summary,
+        }
         if self._with_usage:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": self.usage}
 
@@ -93,7 +97,12 @@ class Completion:
         return {**self._head("chat.completion"), **body}
 
     def _event(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": {**self._role, **delta}, "logprobs": None, "finish_reason": finish}
+        choice = {
+            "index": 0,
+            "delta": {**self._role, **delta},
+            "logprobs": None,
+            "finish_reason": finish,
+        }
         self._role = {}
         body = {"choices": [choice], "usage": None} if self._with_usage else {"choices": [choice]}
         return {**self._head("chat.completion.chunk"), **body}
@@ -111,7 +120,9 @@ class Completion:
                 "prompt_tokens": usage["input_tokens"],
                 "completion_tokens": usage["output_tokens"],
                 "total_tokens": usage["total_tokens"],
-                "prompt_tokens_details": {"cached_tokens": usage.get("input_token_details", {}).get("cache_read", 0)},
+                "prompt_tokens_details": {
+                    "cached_tokens": usage.get("input_token_details", {}).get("cache_read", 0)
+                },
             }
             self.summary["tokens"] = dict(usage.get("output_token_details", {}))
 
@@ -144,8 +155,12 @@ def _public(round: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _exits(exits: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Members that left. The reason of a failure is left out: it may quote what the member raised."""
-    return [{key: one[key] for key in one if key != "reason" or one.get("kind") == "exit"} for one in exits]
+    """Members that left. The reason of a failure is left out: it may quote what the member
+    raised."""
+    return [
+        {key: one[key] for key in one if key != "reason" or one.get("kind") == "exit"}
+        for one in exits
+    ]
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,14 +172,21 @@ class ApiError(Exception):
     """An error response."""
 
     def __init__(
-        self, status: int, message: str, *, code: str, param: str | None = None, retry_after_s: int | None = None,
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        retry_after_s: int | None = None,
         close: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
-        self.headers = {"content-type": "application/json", "x-should-retry": "false"}  # else clients retry after 5xx
+        # else clients retry after 5xx
+        self.headers = {"content-type": "application/json", "x-should-retry": "false"}
         if retry_after_s is not None:
             self.headers |= {"x-should-retry": "true", "retry-after": str(retry_after_s)}
         if close:
@@ -172,24 +194,35 @@ class ApiError(Exception):
 
     @property
     def body(self) -> bytes:
-        kind = "server_error" if self.status >= 500 else _ERROR_TYPES.get(self.status, "invalid_request_error")
+        kind = (
+            "server_error"
+            if self.status >= 500
+            else _ERROR_TYPES.get(self.status, "invalid_request_error")
+        )
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}).encode()  # ASCII, because a message may quote invalid text
+        # ASCII, because a message may quote invalid text
+        return json.dumps({"error": error}).encode()
 
 
-def invalid(message: str, advice: str, *, param: str | None = None, code: str = "invalid_value") -> ApiError:
+def invalid(
+    message: str, advice: str, *, param: str | None = None, code: str = "invalid_value"
+) -> ApiError:
     """The client's mistake, and how to correct it."""
     return ApiError(400, f"{message}\n-> {advice}", code=code, param=param)
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The error response for an exception. A member's own message is left out: it may quote a question or a path."""
+    """The error response for an exception. A member's own message is left out: it may quote a
+    question or a path."""
     message = "\n".join([str(error), *getattr(error, "__notes__", ())])
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLongError):
-        # LangChain recognises "prompt is too long"; not every version of OpenAI's client passes the code on.
-        return ApiError(400, f"prompt is too long: {message}", code="context_length_exceeded", param="messages")
+        # LangChain recognises "prompt is too long"; not every version of OpenAI's client passes the
+        # code on.
+        return ApiError(
+            400, f"prompt is too long: {message}", code="context_length_exceeded", param="messages"
+        )
     if isinstance(error, UsageError):
         option = message.partition(" ")[0].partition("=")[0]
         known = option in CallOptions.model_fields or option in CALL_ONLY
@@ -197,14 +230,24 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, RecursionError):
         return invalid("the body is nested too deep", "send a flatter schema", code="body_too_deep")
     if isinstance(error, TimeoutError):
-        return ApiError(504, "the answer took too long\n-> ask for a shorter one with max_tokens", code="timeout")
+        return ApiError(
+            504,
+            "the answer took too long\n-> ask for a shorter one with max_tokens",
+            code="timeout",
+        )
     if isinstance(error, BusyError):
         seconds = math.ceil(error.retry_after_s)
         busy = f"too many requests are waiting\n-> try again in about {seconds} s"
         return ApiError(429, busy, code="rate_limit_exceeded", retry_after_s=seconds)
     if isinstance(error, EnsembleError):
         failed = ", ".join(f"{one.member} ({one.kind})" for one in error.failures) or "all members"
-        return ApiError(500, f"no member is left to finish the answer; failed: {failed}", code="members_failed")
+        return ApiError(
+            500, f"no member is left to finish the answer; failed: {failed}", code="members_failed"
+        )
     if isinstance(error, MemberError):
-        return ApiError(500, f"a member failed: {error.member or 'unknown'} ({error.kind})", code="member_failed")
+        return ApiError(
+            500,
+            f"a member failed: {error.member or 'unknown'} ({error.kind})",
+            code="member_failed",
+        )
     return ApiError(500, "internal error", code="internal_error")

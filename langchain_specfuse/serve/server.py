@@ -21,18 +21,23 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         if not 0 <= port < 65536:  # create_server would leave a socket open
             raise OverflowError("a port is a number from 0 to 65535")
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError, UnicodeError) as error:
         wrong = UsageError(f"cannot listen on --host {host} --port {port}: {error}")
-        raise advised(wrong, "choose another --port (0: any free one), or an address of this machine") from error
+        raise advised(
+            wrong, "choose another --port (0: any free one), or an address of this machine"
+        ) from error
     with listener:
         yield listener
 
 
 class Server(uvicorn.Server):
-    """uvicorn, stopped gracefully by the first signal and at once by the second, always with exit code 0: uvicorn
-    itself raises the signal again after a graceful stop, which looks like a crash."""
+    """uvicorn, stopped gracefully by the first signal and at once by the second, always with
+    exit code 0: uvicorn itself raises the signal again after a graceful stop, which looks like a
+    crash."""
 
     on_stop: Callable[[], None] | None = None
 

@@ -1,8 +1,9 @@
 """One HTML page of a trace that needs nothing else: no network, no other file.
 
-A model's text may hold anything. In the page it occurs only as JSON in a block that is not executed, with everything
-but plain ASCII and every ``<``, ``>`` and ``&`` escaped; the script shows it as text nodes. A content security policy
-allows the page's own style and scripts by their hashes, and nothing else. The live page may also ask its own server.
+A model's text may hold anything. In the page it occurs only as JSON in a block that is not
+executed, with everything but plain ASCII and every ``<``, ``>`` and ``&`` escaped; the script shows
+it as text nodes. A content security policy allows the page's own style and scripts by their hashes,
+and nothing else. The live page may also ask its own server.
 """
 
 from __future__ import annotations
@@ -28,19 +29,27 @@ _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
 
 def page(trace: Mapping[str, Any]) -> str:
     """The page of ``Trace.as_dict()``."""
-    title, answer = trace["question"].strip() or TITLE, "".join(item["text"] for item in trace["rounds"])
+    title, answer = (
+        trace["question"].strip() or TITLE,
+        "".join(item["text"] for item in trace["rounds"]),
+    )
     return _filled(ask="", title=_text(title), run=_data(trace), answer=_text(answer))
 
 
 def live() -> str:
     """The live page, which asks its own server. It contains the template of a saved run's page."""
     saved = f'<script type="application/json" id="shell">{_data(_filled(ask=""))}</script>\n'
-    blank = {"title": "One answer from several models", "run": _data(Trace().as_dict()), "answer": "none yet"}
+    blank = {
+        "title": "One answer from several models",
+        "run": _data(Trace().as_dict()),
+        "answer": "none yet",
+    }
     return _filled((*SCRIPTS, "live.js"), connect="'self'", ask=_part("ask.html") + saved, **blank)
 
 
 def frame(page: str, height: str = "46rem") -> str:
-    """The page in an iframe for a notebook's output cell, so that page and notebook do not affect each other."""
+    """The page in an iframe for a notebook's output cell, so that page and notebook do not affect
+    each other."""
     inner = page.replace("&", "&amp;").replace("'", "&#39;")
     style = f"width:100%;height:{height};border:1px solid #8884;border-radius:8px"
     allowed = "allow-scripts allow-downloads"
@@ -50,7 +59,9 @@ def frame(page: str, height: str = "46rem") -> str:
 def _filled(scripts: Sequence[str] = SCRIPTS, *, connect: str = "'none'", **parts: str) -> str:
     """The page with these parts; places of others stay."""
     style, code = _part("page.css"), [_part(name) for name in scripts]
-    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, code))}"
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, code))}"
+    )
     parts["policy"] = f"{policy}; connect-src {connect}; base-uri 'none'; form-action 'none'"
     parts |= {"style": style, "scripts": "".join(f"<script>{script}</script>\n" for script in code)}
     return _PLACEHOLDER.sub(lambda found: parts.get(found[1], found[0]), _part("page.html"))

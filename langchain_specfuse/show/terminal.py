@@ -10,7 +10,11 @@ from ..errors import amount
 
 COLOURS = (36, 33, 35, 32, 34, 31)
 BOLD, DIM = 1, 2
-FINISHED = {"stop": "its author ended it", "stop_string": "a stop string appeared", "length": "the budget was used up"}
+FINISHED = {
+    "stop": "its author ended it",
+    "stop_string": "a stop string appeared",
+    "length": "the budget was used up",
+}
 MAX_WEIGHTS = 5
 """With more members than this a row shows only its author's weight."""
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
@@ -18,7 +22,8 @@ _CONTROLS |= dict.fromkeys(range(127, 160), 0xFFFD)
 
 
 class Paint:
-    """A colour per member. Every piece resets its colour, so the terminal stays clean whenever the program ends.
+    """A colour per member. Every piece resets its colour, so the terminal stays clean whenever the
+    program ends.
 
     >>> Paint(["a", "b"], on=True).by("b", "text")
     '\\x1b[33mtext\\x1b[0m'
@@ -49,7 +54,8 @@ def visible(text: str) -> str:
 
 
 def pieces(item: Round) -> list[tuple[str, str]]:
-    """The text of a round in pieces with their authors: forced text around the segment has the author ""."""
+    """The text of a round in pieces with their authors: forced text around the segment has the
+    author ""."""
     text, segment, forced = item.text, item.segment.text, item.forced
     for at in range(len(forced) + 1) if forced else ():
         end = at + len(segment)
@@ -74,18 +80,30 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
     lines = [paint.coded(BOLD, _line(head, widths))]
     for item, row in zip(rounds, rows, strict=True):
         lines.append(paint.by(item.winner, _line(row, widths)))
-        lines += [paint.coded(DIM, f"   loops, not eligible: {', '.join(item.looped)}")] if item.looped else []
+        lines += (
+            [paint.coded(DIM, f"   loops, not eligible: {', '.join(item.looped)}")]
+            if item.looped
+            else []
+        )
         if item.evidence:
             asked = ", ".join(f"{name} {value:+.2f}" for name, value in item.evidence.items())
-            lines.append(paint.coded(DIM, f"   {item.lead} was unsure; evidence for others: {asked}"))
-        lines += [paint.coded(DIM, f"   late in {phase}: {', '.join(late)}") for phase, late in item.late.items()]
+            lines.append(
+                paint.coded(DIM, f"   {item.lead} was unsure; evidence for others: {asked}")
+            )
+        lines += [
+            paint.coded(DIM, f"   late in {phase}: {', '.join(late)}")
+            for phase, late in item.late.items()
+        ]
         lines += [paint.coded(BOLD, f"   {line}") for left in item.left for line in departed(left)]
     return "\n".join([*lines, "", _summary(rounds, paint)])
 
 
 def departed(left: Departure) -> list[str]:
     """That a member left and why, and what to do about it, if that is known."""
-    return [f"{left.member} left ({left.kind}): {left.reason}", *getattr(left.cause, "__notes__", ())]
+    return [
+        f"{left.member} left ({left.kind}): {left.reason}",
+        *getattr(left.cause, "__notes__", ()),
+    ]
 
 
 def _row(item: Round, names: Sequence[str]) -> list[str]:
@@ -113,9 +131,14 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _summary(rounds: Sequence[Round], paint: Paint) -> str:
     wins = Counter(item.winner for item in rounds)
-    tokens = sum(max((len(ids) for ids in item.segment.tokens.values()), default=0) for item in rounds)
+    tokens = sum(
+        max((len(ids) for ids in item.segment.tokens.values()), default=0) for item in rounds
+    )
     seconds = sum(sum(item.seconds.values()) for item in rounds)
     shares = ", ".join(paint.by(name, f"{name} {wins[name]}") for name in paint.names if wins[name])
     ending = FINISHED.get(rounds[-1].finish or "", "it is incomplete")
     speed = f", {tokens / seconds:.1f} a second" if seconds > 0 else ""
-    return f"{amount(len(rounds), 'round')} ({shares}), {amount(tokens, 'token')} in {seconds:.1f} s{speed}; {ending}"
+    return (
+        f"{amount(len(rounds), 'round')} ({shares}), {amount(tokens, 'token')} in {seconds:.1f} "
+        f"s{speed}; {ending}"
+    )

@@ -28,7 +28,10 @@ def weather(city: str) -> str:
 
 def called(*calls: tuple[str, dict[str, Any]]) -> str:
     """These calls as a member writes them."""
-    bodies = [json.dumps({FORMAT.name_key: name, FORMAT.arguments_key: arguments}) for name, arguments in calls]
+    bodies = [
+        json.dumps({FORMAT.name_key: name, FORMAT.arguments_key: arguments})
+        for name, arguments in calls
+    ]
     return FORMAT.between.join(FORMAT.begin + body + FORMAT.end for body in bodies)
 
 
@@ -37,13 +40,17 @@ def caller(last: str = "The report says: {}", city: str = "Paris") -> Callable[[
 
     def script(query: Query) -> str:
         turn = query.turns[-1]
-        return last.format(turn.text) if turn.role == "tool" else called(("weather", {"city": city}))
+        return (
+            last.format(turn.text) if turn.role == "tool" else called(("weather", {"city": city}))
+        )
 
     return script
 
 
 def model(*scripts: Callable[[Query], str]) -> SpecFuseChatModel:
-    members = [ScriptedMember(script, name=name) for script, name in zip(scripts, "abcd", strict=False)]
+    members = [
+        ScriptedMember(script, name=name) for script, name in zip(scripts, "abcd", strict=False)
+    ]
     return SpecFuseChatModel(members=members, segment_tokens=3)
 
 

@@ -37,11 +37,20 @@ async def test_an_agent_calls_its_tool_reads_the_result_and_answers(llm: Any, wa
 @tool
 def facts(city: str) -> Any:
     """Facts about a city."""
-    return {"list": [city, "ein Fluß"], "dict": {"people": 2_100_000}, "none": None, "long": "x " * 5_000}[city]
+    return {
+        "list": [city, "ein Fluß"],
+        "dict": {"people": 2_100_000},
+        "none": None,
+        "long": "x " * 5_000,
+    }[city]
 
 
 def test_several_calls_at_once_are_all_made_and_answered() -> None:
-    calls = [("weather", {"city": "Paris"}), ("weather", {"city": "Rome"}), ("facts", {"city": "dict"})]
+    calls = [
+        ("weather", {"city": "Paris"}),
+        ("weather", {"city": "Rome"}),
+        ("facts", {"city": "dict"}),
+    ]
 
     def curious(query: Query) -> str:
         return " ".join(turn.text for turn in query.turns if turn.role == "tool") or called(*calls)
@@ -64,7 +73,7 @@ def test_a_call_survives_a_checkpoint_where_a_person_approves_it(llm: Any) -> No
     assert state["messages"][-1].response_metadata["specfuse"]["rounds"] > 0
 
 
-# --- objects ----------------------------------------------------------------------------------------------------
+# --- objects --------------------------------------------------------------------------------------
 
 
 class Report(BaseModel):
@@ -98,7 +107,8 @@ FACTS: dict[str, Any] = {"city": "Paris", "sky": "sunny", "degrees": 21}
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        (Report, Report(**FACTS)),  # a schema alone means ProviderStrategy: the profile says that schemas are kept
+        # a schema alone means ProviderStrategy: the profile says that schemas are kept
+        (Report, Report(**FACTS)),
         (ProviderStrategy(TypedReport), FACTS),
         (ProviderStrategy(PlainReport), PlainReport(**FACTS)),
         (ProviderStrategy(Report.model_json_schema()), FACTS),
@@ -106,11 +116,17 @@ FACTS: dict[str, Any] = {"city": "Paris", "sky": "sunny", "degrees": 21}
     ],
 )
 @pytest.mark.parametrize("tools", [[], [weather]], ids=["alone", "with a tool"])
-def test_every_kind_of_schema_gives_its_kind_of_object(schema: Any, expected: Any, tools: Any) -> None:
+def test_every_kind_of_schema_gives_its_kind_of_object(
+    schema: Any, expected: Any, tools: Any
+) -> None:
     answer = called(("Report", FACTS)) if isinstance(schema, ToolStrategy) else json.dumps(FACTS)
 
     def script(query: Query) -> str:
-        return answer if query.turns[-1].role == "tool" or not tools else called(("weather", {"city": "Paris"}))
+        return (
+            answer
+            if query.turns[-1].role == "tool" or not tools
+            else called(("weather", {"city": "Paris"}))
+        )
 
     state = create_agent(model(script, script), tools, response_format=schema).invoke(QUESTION)
     assert state["structured_response"] == expected

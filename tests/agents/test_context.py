@@ -20,7 +20,10 @@ LONG = {"messages": [("human", "word " * 150), ("ai", "Go on.")] * 60 + [("human
 
 def summarizing(llm: SpecFuseChatModel) -> Any:
     return create_agent(
-        llm, middleware=[SummarizationMiddleware(llm, trigger=("fraction", 0.7), keep=("fraction", 0.1))]
+        llm,
+        middleware=[
+            SummarizationMiddleware(llm, trigger=("fraction", 0.7), keep=("fraction", 0.1))
+        ],
     )
 
 
@@ -28,13 +31,20 @@ def summarizing(llm: SpecFuseChatModel) -> Any:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the members that were loaded."""
     names: list[str] = []
-    monkeypatch.setattr(ScriptedMember, "probe", lambda self: names.append(self.name) or self.preview())
+    monkeypatch.setattr(
+        ScriptedMember, "probe", lambda self: names.append(self.name) or self.preview()
+    )
     return names
 
 
 @pytest.mark.parametrize("made", [summarizing, create_deep_agent])
-def test_an_agent_keeps_its_history_within_the_smallest_context(made: Callable[..., Any], loads: list[str]) -> None:
-    members = [ScriptedMember("Short.", name=name, max_context=size) for name, size in (("a", 9000), ("b", 8000))]
+def test_an_agent_keeps_its_history_within_the_smallest_context(
+    made: Callable[..., Any], loads: list[str]
+) -> None:
+    members = [
+        ScriptedMember("Short.", name=name, max_context=size)
+        for name, size in (("a", 9000), ("b", 8000))
+    ]
     llm = SpecFuseChatModel(members=members)
     agent = made(llm)
     assert llm.profile["max_input_tokens"] == 8000 and loads == []
@@ -45,7 +55,11 @@ def test_an_agent_keeps_its_history_within_the_smallest_context(made: Callable[.
 
 def test_a_deep_agent_calls_its_tool_and_answers(loads: list[str]) -> None:
     other = FakeListChatModel(responses=["I do not know."])
-    members = [ScriptedMember(caller(), name="a", max_context=50_000), ScriptedMember(caller(), name="b"), other]
+    members = [
+        ScriptedMember(caller(), name="a", max_context=50_000),
+        ScriptedMember(caller(), name="b"),
+        other,
+    ]
     agent = create_deep_agent(SpecFuseChatModel(members=members), tools=[weather])
     assert loads == []
     state = agent.invoke(QUESTION)

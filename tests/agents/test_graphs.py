@@ -1,4 +1,5 @@
-"""LangGraph graphs: the members answer in a node; tokens, calls and rounds come out of the graph."""
+"""LangGraph graphs: the members answer in a node; tokens, calls and rounds come out of the
+graph."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def loop(llm: Runnable[Any, Any], way: str = "invoke") -> Any:
         return {"messages": [sum(chunks[1:], chunks[0])]}
 
     graph = StateGraph(MessagesState)
-    graph.add_node("answer", {"invoke": invoke, "ainvoke": ainvoke, "stream": stream, "astream": astream}[way])
+    graph.add_node(
+        "answer", {"invoke": invoke, "ainvoke": ainvoke, "stream": stream, "astream": astream}[way]
+    )
     graph.add_node("tools", ToolNode([weather]))
     graph.add_edge(START, "answer")
     graph.add_conditional_edges("answer", tools_condition)
@@ -55,7 +58,9 @@ def loop(llm: Runnable[Any, Any], way: str = "invoke") -> Any:
 async def test_tokens_calls_and_rounds_come_out_while_the_node_works(llm: Any, way: str) -> None:
     app, state = loop(llm.bind_tools([weather]), way), {}
     seen: list[tuple[str, Any]] = []
-    async for mode, value in app.astream(QUESTION, ROUNDS, stream_mode=["messages", "custom", "values"]):
+    async for mode, value in app.astream(
+        QUESTION, ROUNDS, stream_mode=["messages", "custom", "values"]
+    ):
         if mode == "values":
             state = value
         elif mode == "custom" or value[1]["langgraph_node"] == "answer":
@@ -64,7 +69,9 @@ async def test_tokens_calls_and_rounds_come_out_while_the_node_works(llm: Any, w
     assert results(state)[0].tool_call_id == state["messages"][1].tool_calls[0]["id"]
     assert state["messages"][-1].text == REPORT
     chunks = [chunk for mode, chunk in seen if mode == "messages"]
-    pieces = [chunk for chunk in chunks if isinstance(chunk, AIMessageChunk) and chunk.tool_call_chunks]
+    pieces = [
+        chunk for chunk in chunks if isinstance(chunk, AIMessageChunk) and chunk.tool_call_chunks
+    ]
     (call,) = sum(pieces[1:], pieces[0]).tool_calls
     assert (call["name"], call["args"]) == ("weather", {"city": "Paris"})
     rounds = [round for mode, round in seen if mode == "custom"]

@@ -1,4 +1,5 @@
-"""Agents, graphs and answers from documents on the demo's two real models and on real embeddings."""
+"""Agents, graphs and answers from documents on the demo's two real models and on real
+embeddings."""
 
 from __future__ import annotations
 
@@ -34,8 +35,11 @@ class ToolFirst(AgentMiddleware):
 
     def _chosen(self, request: Any) -> Any:
         choice = "none" if request.messages[-1].type == "tool" else "any"
-        if request.response_format:  # beside a schema LangChain takes the choice from the model's settings only
-            return request.override(model_settings={**request.model_settings, "tool_choice": choice})
+        # beside a schema LangChain takes the choice from the model's settings only
+        if request.response_format:
+            return request.override(
+                model_settings={**request.model_settings, "tool_choice": choice}
+            )
         return request.override(tool_choice=choice)
 
 
@@ -61,7 +65,9 @@ async def test_an_agent_calls_its_tool_and_answers(with_object: bool) -> None:
     assert kinds(state) == PLAN
     ((name, arguments),) = made(state)
     assert name == "opening_hours"
-    assert results(state)[0].text == f"The {arguments['place']} is open {HOURS[arguments['place']]}."
+    assert (
+        results(state)[0].text == f"The {arguments['place']} is open {HOURS[arguments['place']]}."
+    )
     assert state["messages"][-1].text and not state["messages"][-1].tool_calls
     assert isinstance(state.get("structured_response"), Visit) == with_object
 

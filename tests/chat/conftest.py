@@ -16,18 +16,22 @@ from langchain_specfuse.core.values import Failure
 
 BLUE = "The sky is blue because the air scatters short waves more than long ones."
 WIDE = "The sky is wide because the air scatters short waves better than long ones."
-"""As many words as BLUE: a scripted member continues at the same word whichever member wrote the words before."""
+"""As many words as BLUE: a scripted member continues at the same word whichever member wrote the
+words before."""
 LIMIT_S = 30
 """Things that happen in other threads are waited for this long."""
 
 
 @pytest.fixture
 def ensemble() -> Callable[..., SpecFuseChatModel]:
-    """Makes a chat model of two members that differ; its answer is BLUE. Answers and options can be chosen."""
+    """Makes a chat model of two members that differ; its answer is BLUE. Answers and options can be
+    chosen."""
 
     def make(*answers: Any, names: str = "abcdef", **options: Any) -> SpecFuseChatModel:
         scripts = answers or (BLUE, WIDE)
-        members = [ScriptedMember(script, name=name) for script, name in zip(scripts, names, strict=False)]
+        members = [
+            ScriptedMember(script, name=name) for script, name in zip(scripts, names, strict=False)
+        ]
         return SpecFuseChatModel(**{"members": members, "segment_tokens": 4, **options})
 
     return make

@@ -66,7 +66,9 @@ class Endpoint:
 
     def receive(self, kind: str, body: bytes) -> None:
         self.bodies.append(body)
-        message = BytesParser(policy=HTTP).parsebytes(b"content-type: " + kind.encode() + b"\r\n\r\n" + body)
+        message = BytesParser(policy=HTTP).parsebytes(
+            b"content-type: " + kind.encode() + b"\r\n\r\n" + body
+        )
         for part in message.iter_parts():
             name = str(part.get_param("name", header="content-disposition"))
             event, run_id, *field = name.split(".")
@@ -120,7 +122,8 @@ class Endpoint:
 
 @contextmanager
 def recorded(**options: Any) -> Iterator[tuple[LangChainTracer, Endpoint]]:
-    """The tracer of a real client and its endpoint; everything has arrived at the end of the ``with``."""
+    """The tracer of a real client and its endpoint; everything has arrived at the end of the
+    ``with``."""
     endpoint = Endpoint()
     client = Client(api_url=endpoint.url, api_key="not-a-key", **options)
     try:

@@ -1,4 +1,5 @@
-"""What comes out: text, chunks, usage, metadata and provenance; the same whichever way it is asked for."""
+"""What comes out: text, chunks, usage, metadata and provenance; the same whichever way it is asked
+for."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from .conftest import BLUE, asked, joined
 async def every_way(llm: SpecFuseChatModel, question: str = "Why?", **options: Any) -> list[Any]:
     """The message from invoke, ainvoke, stream, astream, batch, abatch, generate and agenerate."""
     messages = [await asked(llm, way, question, **options) for way in ("invoke", "ainvoke")]
-    messages += [joined(await asked(llm, way, question, **options)) for way in ("stream", "astream")]
+    messages += [
+        joined(await asked(llm, way, question, **options)) for way in ("stream", "astream")
+    ]
     messages += [(await asked(llm, way, question, **options))[1] for way in ("batch", "abatch")]
     twice: Any = [[HumanMessage(question)]] * 2
     generated = [llm.generate(twice, **options), await llm.agenerate(twice, **options)]
@@ -38,16 +41,22 @@ async def test_every_way_of_asking_gives_the_same_message(ensemble: Any) -> None
 async def test_each_agreed_segment_is_one_chunk_and_they_join_to_the_answer(ensemble: Any) -> None:
     llm = ensemble()
     chunks = [chunk.text for chunk in llm.stream("Why?") if chunk.text]
-    assert chunks == ["The sky is blue", " because the air scatters", " short waves more than", " long ones."]
+    assert chunks == [
+        "The sky is blue",
+        " because the air scatters",
+        " short waves more than",
+        " long ones.",
+    ]
     assert chunks == [chunk.text async for chunk in llm.astream("Why?") if chunk.text]
     assert llm.invoke("Why?").text == "".join(chunks) == BLUE
 
 
-# --- stop strings -----------------------------------------------------------------------------------------------
+# --- stop strings ---------------------------------------------------------------------------------
 
 
 def test_a_stop_string_does_not_change_the_vote() -> None:
-    """The first draft used to be cut at the stop string before the vote, so that the other draft won."""
+    """The first draft used to be cut at the stop string before the vote, so that the other draft
+    won."""
     texts = ('{"tags": [\n    {"name": "a"}]}', '{"tags": ["Category A", "Category B"]}')
     members = [ScriptedMember(text, name=name) for text, name in zip(texts, "ab", strict=True)]
     llm = SpecFuseChatModel(members=members, segment_tokens=3)
@@ -66,7 +75,7 @@ async def test_a_calls_stop_strings_replace_those_of_the_model(ensemble: Any) ->
     assert llm.invoke("Why?", stop=[]).text == BLUE
 
 
-# --- metadata and usage -----------------------------------------------------------------------------------------
+# --- metadata and usage ---------------------------------------------------------------------------
 
 
 async def test_metadata_comes_once(ensemble: Any) -> None:
@@ -74,16 +83,24 @@ async def test_metadata_comes_once(ensemble: Any) -> None:
     for chunks in (list(llm.stream("Why?")), [chunk async for chunk in llm.astream("Why?")]):
         first, *middle, last = chunks
         assert first.response_metadata == {"model_name": "a+b", "model_provider": "specfuse"}
-        assert all(chunk.response_metadata == {} and chunk.usage_metadata is None for chunk in middle)
+        assert all(
+            chunk.response_metadata == {} and chunk.usage_metadata is None for chunk in middle
+        )
         assert set(last.response_metadata) == {"finish_reason", "specfuse"}
         assert last.chunk_position == "last"
         assert last.usage_metadata
 
 
 @pytest.mark.parametrize(("text", "reason"), [(BLUE, "stop"), ("", "stop")])
-def test_an_answer_of_one_segment_or_none_is_one_chunk_with_all_metadata(ensemble: Any, text: str, reason: str) -> None:
+def test_an_answer_of_one_segment_or_none_is_one_chunk_with_all_metadata(
+    ensemble: Any, text: str, reason: str
+) -> None:
     (chunk,) = ensemble(text, text, segment_tokens=100).stream("Why?")
-    assert (chunk.text, chunk.chunk_position, chunk.response_metadata["finish_reason"]) == (text, "last", reason)
+    assert (chunk.text, chunk.chunk_position, chunk.response_metadata["finish_reason"]) == (
+        text,
+        "last",
+        reason,
+    )
     assert {"model_name", "specfuse"} <= set(chunk.response_metadata)
     assert chunk.usage_metadata["output_tokens"] == len(text.split())
 
@@ -95,7 +112,12 @@ def test_the_summary_is_plain_json_with_rounds_weights_shares_and_exits(ensemble
     assert summary["rounds"] == 4
     assert sum(summary["weights"].values()) == pytest.approx(1)
     assert sum(summary["shares"].values()) == pytest.approx(1)
-    assert (summary["exits"], summary["looped"], summary["late"], summary["forced"]) == ([], 0, {}, 0)
+    assert (summary["exits"], summary["looped"], summary["late"], summary["forced"]) == (
+        [],
+        0,
+        {},
+        0,
+    )
 
 
 def test_usage_counts_the_winners_tokens_once_and_all_drafts_apart(ensemble: Any) -> None:
@@ -118,11 +140,13 @@ def test_the_seed_of_a_sampled_answer_is_in_its_metadata_and_repeats_it(ensemble
     assert "seed" not in ensemble(seed=3).invoke("Why?").response_metadata["specfuse"]
 
 
-# --- provenance -------------------------------------------------------------------------------------------------
+# --- provenance -----------------------------------------------------------------------------------
 
 
 def notes(message: Any) -> list[dict[str, Any]]:
-    return [note["value"] for block in message.content_blocks for note in block.get("annotations", [])]
+    return [
+        note["value"] for block in message.content_blocks for note in block.get("annotations", [])
+    ]
 
 
 async def test_v1_blocks_say_who_wrote_which_part(ensemble: Any) -> None:
@@ -142,7 +166,9 @@ def test_the_confidence_of_a_segment_is_its_share_of_the_vote(ensemble: Any) -> 
     (agreed,) = notes(ensemble("The sky", "The sky", output_version="v1").invoke("?"))
     assert (agreed["confidence"], agreed["dissent"]) == (1.0, 0.0)
     texts = ("The sky is blue", "The sky is wide", "The sky is blue")
-    (value,) = notes(ensemble(*texts, output_version="v1", method={"weighting": "equal"}).invoke("?"))
+    (value,) = notes(
+        ensemble(*texts, output_version="v1", method={"weighting": "equal"}).invoke("?")
+    )
     # Each scores its own draft -0.1 a word and the end, another's one word in five with -3.0.
     mine = 1 / (1 + math.exp(-(3.0 - 0.1) / 5))
     assert value["confidence"] == pytest.approx((2 * mine + (1 - mine)) / 3)
@@ -158,7 +184,10 @@ class Speechless(ScriptedMember):
 
 @pytest.mark.filterwarnings("ignore:no member can score")
 def test_there_is_no_confidence_where_nobody_could_disagree_or_vote(ensemble: Any) -> None:
-    mute = [ScriptedMember(text, name=name, draft_only=True) for text, name in (("The sky", "a"), ("The sea", "b"))]
+    mute = [
+        ScriptedMember(text, name=name, draft_only=True)
+        for text, name in (("The sky", "a"), ("The sea", "b"))
+    ]
     silent = [ScriptedMember("Yes", name="a"), Speechless("", name="b")]
     for members in ([ScriptedMember("Yes")], mute, silent):
         value = notes(ensemble(members=members, output_version="v1").invoke("?"))[0]
@@ -166,7 +195,9 @@ def test_there_is_no_confidence_where_nobody_could_disagree_or_vote(ensemble: An
 
 
 @pytest.mark.parametrize("output_version", [None, "v1"])
-async def test_langchains_v3_events_carry_text_usage_and_metadata(ensemble: Any, output_version: Any) -> None:
+async def test_langchains_v3_events_carry_text_usage_and_metadata(
+    ensemble: Any, output_version: Any
+) -> None:
     """Its bridge from chunks keeps only the last annotation of a text (1.7.2, 1.8.2)."""
     llm = ensemble(output_version=output_version)
     stream = llm.stream_events("Why?", version="v3")

@@ -20,7 +20,10 @@ class BatchMember(ScriptedMember):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
-            lambda query: f"You said {query.turns[-1].text} to me and to all the others who are here today.", **options
+            lambda query: (
+                f"You said {query.turns[-1].text} to me and to all the others who are here today."
+            ),
+            **options,
         )
         self.sizes: list[int] = []
 
@@ -37,11 +40,16 @@ def llm() -> SpecFuseChatModel:
 
 
 @pytest.mark.parametrize("way", ["batch", "abatch", "agenerate", "batch_as_completed", "chain"])
-async def test_questions_are_answered_together_and_in_order(llm: SpecFuseChatModel, way: str) -> None:
+async def test_questions_are_answered_together_and_in_order(
+    llm: SpecFuseChatModel, way: str
+) -> None:
     if way == "chain":
         messages = (RunnableLambda(str) | llm).batch(QUESTIONS, {"max_concurrency": 40})
     elif way == "batch_as_completed":
-        messages = [message for _, message in sorted(llm.batch_as_completed(QUESTIONS), key=lambda pair: pair[0])]
+        messages = [
+            message
+            for _, message in sorted(llm.batch_as_completed(QUESTIONS), key=lambda pair: pair[0])
+        ]
     elif way == "agenerate":
         results = await llm.agenerate([[HumanMessage(question)] for question in QUESTIONS])
         messages = [row[0].message for row in results.generations]  # type: ignore[attr-defined]
@@ -63,7 +71,11 @@ async def test_max_concurrency_is_respected(llm: SpecFuseChatModel) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 async def test_a_wrong_question_fails_alone(llm: SpecFuseChatModel, asynchronous: bool) -> None:
-    inputs: list[Any] = ["one", [HumanMessage([{"type": "image", "url": "https://example.com/x.png"}])], "three"]
+    inputs: list[Any] = [
+        "one",
+        [HumanMessage([{"type": "image", "url": "https://example.com/x.png"}])],
+        "three",
+    ]
     options: Any = {"return_exceptions": True}
     results = await llm.abatch(inputs, **options) if asynchronous else llm.batch(inputs, **options)
     assert [type(result).__name__ for result in results] == ["AIMessage", "UsageError", "AIMessage"]
@@ -72,9 +84,19 @@ async def test_a_wrong_question_fails_alone(llm: SpecFuseChatModel, asynchronous
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-async def test_each_question_keeps_its_own_config(llm: SpecFuseChatModel, asynchronous: bool) -> None:
+async def test_each_question_keeps_its_own_config(
+    llm: SpecFuseChatModel, asynchronous: bool
+) -> None:
     recorders = [TraceCallbackHandler() for _ in range(5)]
-    configs: list[RunnableConfig] = [{"callbacks": [one], "run_name": f"run {i}"} for i, one in enumerate(recorders)]
-    _ = await llm.abatch(QUESTIONS[:5], configs) if asynchronous else llm.batch(QUESTIONS[:5], configs)
-    assert [[trace.answer for trace in one.traces.values()] for one in recorders] == [[text] for text in ANSWERS[:5]]
+    configs: list[RunnableConfig] = [
+        {"callbacks": [one], "run_name": f"run {i}"} for i, one in enumerate(recorders)
+    ]
+    _ = (
+        await llm.abatch(QUESTIONS[:5], configs)
+        if asynchronous
+        else llm.batch(QUESTIONS[:5], configs)
+    )
+    assert [[trace.answer for trace in one.traces.values()] for one in recorders] == [
+        [text] for text in ANSWERS[:5]
+    ]
     assert configs[0].keys() == {"callbacks", "run_name"}, "the caller's config is not changed"

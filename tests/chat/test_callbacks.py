@@ -40,7 +40,9 @@ def failing_ensemble() -> SpecFuseChatModel:
 
 def test_typed_events_report_rounds_weights_and_exits_in_order() -> None:
     events: list[Any] = []
-    handler = SpecFuseCallbackHandler(on_round=events.append, on_weights=events.append, on_exit=events.append)
+    handler = SpecFuseCallbackHandler(
+        on_round=events.append, on_weights=events.append, on_exit=events.append
+    )
     answer = failing_ensemble().invoke("Count.", {"callbacks": [handler]})
     rounds = [event for event in events if isinstance(event, RoundEvent)]
     exits = [event for event in events if isinstance(event, ExitEvent)]
@@ -63,7 +65,9 @@ def test_a_change_of_weights_is_an_event(ensemble: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"])
-async def test_coroutine_functions_are_awaited_in_every_way_of_asking(ensemble: Any, way: str) -> None:
+async def test_coroutine_functions_are_awaited_in_every_way_of_asking(
+    ensemble: Any, way: str
+) -> None:
     numbers: list[int] = []
 
     async def note(event: RoundEvent) -> None:
@@ -101,7 +105,7 @@ def test_a_coroutine_function_in_the_plain_handler_is_refused() -> None:
     assert "AsyncSpecFuseCallbackHandler" in error.value.__notes__[0]
 
 
-# --- listeners that fail ----------------------------------------------------------------------------------------
+# --- listeners that fail --------------------------------------------------------------------------
 
 HOOKS = ["on_chat_model_start", "on_llm_new_token", "on_llm_end", "on_custom_event", "on_llm_error"]
 
@@ -128,7 +132,9 @@ def text_of(result: Any, way: str) -> str:
     if way in ("stream", "astream"):
         return "".join(str(chunk.text) for chunk in result)
     if way == "astream_events":
-        return "".join(str(e["data"]["chunk"].text) for e in result if e["event"] == "on_chat_model_stream")
+        return "".join(
+            str(e["data"]["chunk"].text) for e in result if e["event"] == "on_chat_model_stream"
+        )
     return str((result[0] if isinstance(result, list) else result).text)
 
 
@@ -141,7 +147,9 @@ async def test_listeners_that_fail_in_every_hook_change_nothing(ensemble: Any, w
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_listener_with_raise_error_ends_the_answer_and_everything_is_freed(ensemble: Any, way: str) -> None:
+async def test_a_listener_with_raise_error_ends_the_answer_and_everything_is_freed(
+    ensemble: Any, way: str
+) -> None:
     """``raise_error`` is LangChain's way to say that this listener's errors are the caller's."""
     llm, insistent = ensemble(), SpecFuseCallbackHandler(on_round=fails)
     insistent.raise_error = True
@@ -151,12 +159,17 @@ async def test_a_listener_with_raise_error_ends_the_answer_and_everything_is_fre
     assert llm.invoke("Why?").text == BLUE
 
 
-# --- traces -----------------------------------------------------------------------------------------------------
+# --- traces ---------------------------------------------------------------------------------------
 
 
 def test_an_answer_becomes_a_trace_with_its_question(ensemble: Any) -> None:
     recorder = TraceCallbackHandler()
-    messages = [SystemMessage("Be short."), HumanMessage("Hi"), AIMessage("Yes?"), HumanMessage("Why is it blue?")]
+    messages = [
+        SystemMessage("Be short."),
+        HumanMessage("Hi"),
+        AIMessage("Yes?"),
+        HumanMessage("Why is it blue?"),
+    ]
     answer = ensemble().invoke(messages, {"callbacks": [recorder]})
     assert recorder.trace.answer == answer.text == BLUE
     assert recorder.trace.question == "Why is it blue?" and recorder.trace.members == ["a", "b"]
@@ -165,7 +178,11 @@ def test_an_answer_becomes_a_trace_with_its_question(ensemble: Any) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 async def test_traces_of_many_answers_do_not_mix(ensemble: Any, asynchronous: bool) -> None:
-    recorder, llm, questions = TraceCallbackHandler(), ensemble(), [f"Question {at}?" for at in range(8)]
+    recorder, llm, questions = (
+        TraceCallbackHandler(),
+        ensemble(),
+        [f"Question {at}?" for at in range(8)],
+    )
     config: Any = {"callbacks": [recorder]}
     _ = await llm.abatch(questions, config) if asynchronous else llm.batch(questions, config)
     assert sorted(trace.question for trace in recorder.traces.values()) == questions
@@ -184,7 +201,9 @@ def test_the_trace_of_a_failed_answer_has_the_error_and_the_agreed_text(
     fails_in: int, agreed: str, tmp_path: Path
 ) -> None:
     recorder = TraceCallbackHandler()
-    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a", fails_in=fails_in)], segment_tokens=4)
+    llm = SpecFuseChatModel(
+        members=[ScriptedMember(BLUE, name="a", fails_in=fails_in)], segment_tokens=4
+    )
     with pytest.raises(EnsembleError):
         llm.invoke("Why?", {"callbacks": [recorder]})
     trace = recorder.trace

@@ -1,4 +1,5 @@
-"""Answers that call tools: as messages, as streams, as content blocks; whole, cut off, thought about."""
+"""Answers that call tools: as messages, as streams, as content blocks; whole, cut off, thought
+about."""
 
 from __future__ import annotations
 
@@ -51,12 +52,16 @@ async def every_message(model: Any, question: Any = "?") -> list[AIMessage]:
 
 def content(message: AIMessage) -> list[Any]:
     dropped = ("id", "annotations", "index", "extras")
-    return [{k: v for k, v in block.items() if k not in dropped} for block in message.content_blocks]
+    return [
+        {k: v for k, v in block.items() if k not in dropped} for block in message.content_blocks
+    ]
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
 @pytest.mark.parametrize("words", ["", "Let me see < <tool. "])
-async def test_words_and_calls_are_the_same_in_every_way_of_asking(ensemble: Make, version: str, words: str) -> None:
+async def test_words_and_calls_are_the_same_in_every_way_of_asking(
+    ensemble: Make, version: str, words: str
+) -> None:
     bound = ensemble(words + BOTH, output_version=version).bind_tools([add, say])
     for message in await every_message(bound):
         assert message.text == words
@@ -69,15 +74,23 @@ async def test_words_and_calls_are_the_same_in_every_way_of_asking(ensemble: Mak
         ]
         ids = [call["id"] for call in message.tool_calls]
         assert len(set(ids)) == 2
-        assert [block["id"] for block in message.content_blocks if block["type"] == "tool_call"] == ids
+        assert [
+            block["id"] for block in message.content_blocks if block["type"] == "tool_call"
+        ] == ids
     message = bound.stream_events("?", version="v3").output
-    assert (message.text, [call["args"] for call in message.tool_calls]) == (words, [SAID, {"a": 1, "b": 2}])
+    assert (message.text, [call["args"] for call in message.tool_calls]) == (
+        words,
+        [SAID, {"a": 1, "b": 2}],
+    )
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=9)
-SAY = st.tuples(st.just("say"), st.builds(lambda what, loud: {"what": what, "loud": loud}, TEXT, st.booleans()))
+SAY = st.tuples(
+    st.just("say"), st.builds(lambda what, loud: {"what": what, "loud": loud}, TEXT, st.booleans())
+)
 ADD = st.tuples(
-    st.just("add"), st.builds(lambda a, b: {"a": a, "b": b}, st.integers(-9, 9), st.sampled_from([0.5, -2]))
+    st.just("add"),
+    st.builds(lambda a, b: {"a": a, "b": b}, st.integers(-9, 9), st.sampled_from([0.5, -2])),
 )
 CALLS = st.lists(SAY | ADD, max_size=3, unique_by=str)
 
@@ -97,7 +110,9 @@ def test_any_words_and_calls_come_out_as_they_were_written(
 
 async def test_a_call_says_who_wrote_it_and_how_sure_the_others_were(ensemble: Make) -> None:
     scripts = [written(("add", {"a": a, "b": 2})) for a in (1, 1, 3)]
-    for message in await every_message(ensemble(*scripts, output_version="v1", segment_tokens=40).bind_tools([add])):
+    for message in await every_message(
+        ensemble(*scripts, output_version="v1", segment_tokens=40).bind_tools([add])
+    ):
         (block,) = (block for block in message.content_blocks if block["type"] == "tool_call")
         extras = block["extras"]  # type: ignore[typeddict-item]
         assert (extras["member"], extras["round"]) == ("a", 1)
@@ -105,7 +120,9 @@ async def test_a_call_says_who_wrote_it_and_how_sure_the_others_were(ensemble: M
 
 
 async def test_prose_stays_prose_where_members_are_free(ensemble: Make) -> None:
-    for message in await every_message(ensemble("No <tool_call> is needed here.").bind_tools([add])):
+    for message in await every_message(
+        ensemble("No <tool_call> is needed here.").bind_tools([add])
+    ):
         assert (message.text, message.tool_calls) == ("No <tool_call> is needed here.", [])
         assert message.response_metadata["finish_reason"] == "stop"
     text = written(("add", {"a": 1, "b": 2}))
@@ -115,15 +132,24 @@ async def test_prose_stays_prose_where_members_are_free(ensemble: Make) -> None:
 
 def test_the_vote_decides_between_words_and_a_call() -> None:
     call = written(("add", {"a": 1, "b": 2}))
-    members = [ScriptedMember("It is three I think.", name="a"), *(ScriptedMember(call, name=n) for n in "bc")]
+    members = [
+        ScriptedMember("It is three I think.", name="a"),
+        *(ScriptedMember(call, name=n) for n in "bc"),
+    ]
     message = SpecFuseChatModel(members=members).bind_tools([add]).invoke("1 + 2?")
     assert [call["args"] for call in message.tool_calls] == [{"a": 1, "b": 2}]
-    message = SpecFuseChatModel(members=members, prior={"a": 9.0}).bind_tools([add]).invoke("1 + 2?")
+    message = (
+        SpecFuseChatModel(members=members, prior={"a": 9.0}).bind_tools([add]).invoke("1 + 2?")
+    )
     assert (message.text, message.tool_calls) == ("It is three I think.", [])
 
 
 def test_a_forced_call_is_begun_whatever_members_would_say(ensemble: Make) -> None:
-    message = ensemble("I would rather talk.", max_tokens=9).bind_tools([add], tool_choice="add").invoke("?")
+    message = (
+        ensemble("I would rather talk.", max_tokens=9)
+        .bind_tools([add], tool_choice="add")
+        .invoke("?")
+    )
     assert (message.text, message.tool_calls) == ("", [])
     assert [call["name"] for call in message.invalid_tool_calls] == ["add"]
     assert message.response_metadata["specfuse"]["forced"] > 0
@@ -139,7 +165,7 @@ def test_a_stop_string_ends_prose_and_cuts_no_call(ensemble: Make, stop: str) ->
     assert message.response_metadata["finish_reason"] == "stop_string"
 
 
-# --- calls that are cut off -----------------------------------------------------------------------------------------
+# --- calls that are cut off -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
@@ -150,9 +176,19 @@ async def test_a_call_that_the_budget_cuts_is_invalid_and_whole_ones_stay_valid(
     text = words + written(("add", {"a": 1, "b": 2}), ("say", SAID))
     seen = set()
     for budget in range(1, 24, 2):
-        bound = ensemble(text, max_tokens=budget, output_version=version, segment_tokens=2).bind_tools([add, say])
-        events = [event for event in await asked(bound, "astream_events") if event["event"] == "on_chat_model_end"]
-        others = [events[0]["data"]["output"], bound.stream_events("?", version="v3").output] if budget % 4 == 1 else []
+        bound = ensemble(
+            text, max_tokens=budget, output_version=version, segment_tokens=2
+        ).bind_tools([add, say])
+        events = [
+            event
+            for event in await asked(bound, "astream_events")
+            if event["event"] == "on_chat_model_end"
+        ]
+        others = (
+            [events[0]["data"]["output"], bound.stream_events("?", version="v3").output]
+            if budget % 4 == 1
+            else []
+        )
         for message in [*await every_message(bound), *others]:
             assert message.text in ("So:", words) and "<" not in message.text
             right, wrong = [call["name"] for call in message.tool_calls], message.invalid_tool_calls
@@ -176,13 +212,15 @@ def test_an_agent_does_not_run_a_call_that_was_cut_off() -> None:
     for version in ("v0", "v1"):
         for budget in range(1, 8):
             members = [ScriptedMember(script, name=name) for name in "ab"]
-            agent = create_agent(SpecFuseChatModel(members=members, max_tokens=budget, output_version=version), [pay])
+            agent = create_agent(
+                SpecFuseChatModel(members=members, max_tokens=budget, output_version=version), [pay]
+            )
             state = agent.invoke({"messages": [HumanMessage("Pay ann.")]})
             assert [message.type for message in state["messages"]] == ["human", "ai"]
     assert paid == []
 
 
-# --- results, formats, thoughts -------------------------------------------------------------------------------------
+# --- results, formats, thoughts -------------------------------------------------------------------
 
 
 async def test_a_result_goes_back_to_every_member() -> None:
@@ -190,9 +228,13 @@ async def test_a_result_goes_back_to_every_member() -> None:
 
     def answer(query: Any) -> str:
         seen.append(query)
-        return "It is three." if query.turns[-1].role == "tool" else written(("add", {"a": 1, "b": 2}))
+        return (
+            "It is three." if query.turns[-1].role == "tool" else written(("add", {"a": 1, "b": 2}))
+        )
 
-    bound = SpecFuseChatModel(members=[ScriptedMember(answer, name=name) for name in "ab"]).bind_tools([add])
+    bound = SpecFuseChatModel(
+        members=[ScriptedMember(answer, name=name) for name in "ab"]
+    ).bind_tools([add])
     question = HumanMessage("1 + 2?")
     call = await bound.ainvoke([question])
     result = add.invoke(call.tool_calls[0])
@@ -210,7 +252,8 @@ COMMON = CallFormat()
 
 
 class Trained(ScriptedMember):
-    """Was trained to write calls in a format of its own; writes whatever format it is asked for, after some words."""
+    """Was trained to write calls in a format of its own; writes whatever format it is asked for,
+    after some words."""
 
     def __init__(self, calls: CallFormat | None, words: str = "", **options: Any) -> None:
         super().__init__(self._called, **options)
@@ -228,21 +271,32 @@ class Trained(ScriptedMember):
 
 @pytest.mark.parametrize(
     ("writers", "verifier", "begin"),
-    [((OWN, OWN), None, OWN), ((OWN, None), None, OWN), ((OWN, BARE), None, COMMON), ((None, None), BARE, COMMON)],
+    [
+        ((OWN, OWN), None, OWN),
+        ((OWN, None), None, OWN),
+        ((OWN, BARE), None, COMMON),
+        ((None, None), BARE, COMMON),
+    ],
 )
-def test_calls_are_written_as_the_writers_know_them_if_they_agree(writers: Any, verifier: Any, begin: Any) -> None:
+def test_calls_are_written_as_the_writers_know_them_if_they_agree(
+    writers: Any, verifier: Any, begin: Any
+) -> None:
     members = [Trained(calls, name=name) for calls, name in zip(writers, "ab", strict=True)]
     seen: list[str] = []
     handler = SpecFuseCallbackHandler(on_round=lambda event: seen.append(event.text))
     llm = SpecFuseChatModel(members=members, verifiers=[Trained(verifier, name="v")])
     message = llm.bind_tools([add], tool_choice="add").invoke("?", {"callbacks": [handler]})
-    assert [(call["name"], call["args"]) for call in message.tool_calls] == [("add", {"a": 1, "b": 2})]
+    assert [(call["name"], call["args"]) for call in message.tool_calls] == [
+        ("add", {"a": 1, "b": 2})
+    ]
     assert "".join(seen).startswith(begin.begin) and message.text == ""
 
 
 @pytest.mark.parametrize("format", [OWN, BARE, COMMON])
 def test_words_before_a_call_stream_in_every_format(format: CallFormat) -> None:
-    llm = SpecFuseChatModel(members=[Trained(format, "Well, let me see: ", name="a")], segment_tokens=2)
+    llm = SpecFuseChatModel(
+        members=[Trained(format, "Well, let me see: ", name="a")], segment_tokens=2
+    )
     chunks = list(llm.bind_tools([add]).stream("?"))
     assert [chunk.text for chunk in chunks if chunk.text][:2] == ["Well, let", " me see:"]
     assert llm.bind_tools([add]).invoke("?").tool_calls[0]["args"] == {"a": 1, "b": 2}
@@ -253,13 +307,18 @@ class Thinking(ScriptedMember):
 
     def draft(self, jobs: Any) -> Any:
         thoughts = ["" if job.answer else f"{self.name}?" for job in jobs]
-        return [replace(draft, thought=thought) for draft, thought in zip(super().draft(jobs), thoughts, strict=True)]
+        return [
+            replace(draft, thought=thought)
+            for draft, thought in zip(super().draft(jobs), thoughts, strict=True)
+        ]
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
 async def test_the_thought_of_whose_draft_won_first_is_shown_where_asked_for(version: str) -> None:
     members = [Thinking("The sky is blue and wide.", name=name) for name in "ab"]
-    llm = SpecFuseChatModel(members=members, segment_tokens=2, output_version=version, reasoning=True)
+    llm = SpecFuseChatModel(
+        members=members, segment_tokens=2, output_version=version, reasoning=True
+    )
     for message in await every_message(llm):
         assert message.text == "The sky is blue and wide."
         first, *rest = message.content_blocks
@@ -267,4 +326,6 @@ async def test_the_thought_of_whose_draft_won_first_is_shown_where_asked_for(ver
         assert {block["type"] for block in rest} == {"text"}
         assert message.additional_kwargs == ({"reasoning_content": "a?"} if version == "v0" else {})
     message = llm.invoke("?", reasoning=False)
-    assert [block["type"] for block in message.content_blocks] == ["text"] and not message.additional_kwargs
+    assert [block["type"] for block in message.content_blocks] == [
+        "text"
+    ] and not message.additional_kwargs

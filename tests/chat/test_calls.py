@@ -15,7 +15,9 @@ from tests.constraints.test_calls import ARGUMENTS, BARE, HERMES, written
 from tests.torture.texts import cut
 
 
-def fed(format: CallFormat, text: str, places: list[int], *, cut_off: bool = False) -> list[tuple[str, list[Piece]]]:
+def fed(
+    format: CallFormat, text: str, places: list[int], *, cut_off: bool = False
+) -> list[tuple[str, list[Piece]]]:
     splitter, pieces = Splitter(format, anywhere=True), cut(text, places)
     return [
         splitter.feed(piece, last=at == len(pieces) - 1, cut=cut_off and at == len(pieces) - 1)
@@ -33,7 +35,9 @@ def arguments(parts: list[tuple[str, list[Piece]]]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("size", range(1, len(HERMES.begin)))
-def test_the_beginning_of_a_call_that_ends_an_answer_is_said_only_if_the_answer_was_not_cut(size: int) -> None:
+def test_the_beginning_of_a_call_that_ends_an_answer_is_said_only_if_the_answer_was_not_cut(
+    size: int,
+) -> None:
     text = "So: " + HERMES.begin[:size]
     for cut_off, said in ((False, text), (True, "So: ")):
         for at in (0, 2, 5):
@@ -41,7 +45,12 @@ def test_the_beginning_of_a_call_that_ends_an_answer_is_said_only_if_the_answer_
             assert ("".join(said for said, _ in parts), arguments(parts)) == (said, {})
 
 
-@given(ARGUMENTS, st.integers(1, 400), st.lists(st.integers(0, 200), max_size=6), st.sampled_from([HERMES, BARE]))
+@given(
+    ARGUMENTS,
+    st.integers(1, 400),
+    st.lists(st.integers(0, 200), max_size=6),
+    st.sampled_from([HERMES, BARE]),
+)
 def test_a_call_that_is_cut_off_can_be_completed_by_nobody(
     given: Any, size: int, places: list[int], format: CallFormat
 ) -> None:

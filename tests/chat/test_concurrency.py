@@ -1,4 +1,5 @@
-"""How many answers are under way at once, what a refused caller gets, and who may ask from where."""
+"""How many answers are under way at once, what a refused caller gets, and who may ask from
+where."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ async def started(member: GatedMember, llm: SpecFuseChatModel) -> asyncio.Task[A
 async def test_a_refused_call_is_langchains_rate_limit_and_can_be_retried() -> None:
     member, llm = gated("refused")
     first = await started(member, llm)
-    for refused in (llm.ainvoke("second", max_waiting=0), anext(llm.astream("second", max_waiting=0))):
+    for refused in (
+        llm.ainvoke("second", max_waiting=0),
+        anext(llm.astream("second", max_waiting=0)),
+    ):
         with pytest.raises(TooBusyError) as error:
             await refused
         assert isinstance(error.value, BusyError) and isinstance(error.value, ModelRateLimitError)
@@ -43,7 +47,9 @@ async def test_a_refused_call_is_langchains_rate_limit_and_can_be_retried() -> N
 
 
 def test_several_event_loops_one_after_another_and_at_once() -> None:
-    llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="l", device="concurrency-loops")], max_concurrency=2)
+    llm = SpecFuseChatModel(
+        members=[ScriptedMember(BLUE, name="l", device="concurrency-loops")], max_concurrency=2
+    )
     texts: list[str] = []
 
     async def ask() -> None:

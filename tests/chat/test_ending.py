@@ -1,5 +1,5 @@
-"""Answers that end before their time: closed, cancelled, late or failing. Text already shown is not lost, caches are
-freed."""
+"""Answers that end before their time: closed, cancelled, late or failing. Text already shown is not
+lost, caches are freed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ async def test_cancelling_a_task_frees_everything(gated: Any, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["stream", "astream", "invoke", "ainvoke"])
-async def test_a_late_answer_is_langchains_timeout_and_has_the_agreed_text(gated: Any, way: str) -> None:
+async def test_a_late_answer_is_langchains_timeout_and_has_the_agreed_text(
+    gated: Any, way: str
+) -> None:
     with pytest.raises(AnswerTimeoutError, match=r"timeout=0\.5") as error:
         await asked(gated, way, timeout=0.5)
     assert isinstance(error.value, ModelTimeoutError)
@@ -108,7 +110,7 @@ def test_a_stream_that_was_not_read_to_its_end_ends_with_the_interpreter() -> No
     assert (done.returncode, done.stdout, done.stderr) == (0, "GeneratorExit\n" * 2, "")
 
 
-# --- failing members --------------------------------------------------------------------------------------------
+# --- failing members ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
@@ -136,7 +138,9 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_the_failures()
 
 @pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream", "batch"])
 async def test_a_prompt_too_long_for_all_members_is_langchains_overflow(way: str) -> None:
-    llm = SpecFuseChatModel(members=[FailingMember("overflow", name="a"), FailingMember("overflow", name="b")])
+    llm = SpecFuseChatModel(
+        members=[FailingMember("overflow", name="a"), FailingMember("overflow", name="b")]
+    )
     with pytest.raises(PromptTooLongError) as error:
         await asked(llm, way)
     assert isinstance(error.value, ContextOverflowError)
@@ -150,7 +154,10 @@ class SmallContext(ScriptedMember):
 
     def draft(self, jobs: Any) -> Any:
         full = Failure("overflow", "its context is full")
-        return [full if len(job.answer) >= 2 else reply for job, reply in zip(jobs, super().draft(jobs), strict=True)]
+        return [
+            full if len(job.answer) >= 2 else reply
+            for job, reply in zip(jobs, super().draft(jobs), strict=True)
+        ]
 
 
 def test_an_answer_ends_for_its_length_when_all_contexts_are_full() -> None:
@@ -177,14 +184,18 @@ class Unloadable(ScriptedMember):
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 async def test_a_model_that_does_not_exist_is_langchains_not_found(way: str) -> None:
-    llm = SpecFuseChatModel(members=[Unloadable(MemberError("no such model", member="x", kind="not_found"))])
+    llm = SpecFuseChatModel(
+        members=[Unloadable(MemberError("no such model", member="x", kind="not_found"))]
+    )
     with pytest.raises(MemberNotFoundError, match="no such model") as error:
         await asked(llm, way)
     assert isinstance(error.value, ModelNotFoundError)
     assert error.value.member == "x"
 
 
-async def test_an_error_while_loading_is_a_members_failure_and_the_next_question_tries_again() -> None:
+async def test_an_error_while_loading_is_a_members_failure_and_the_next_question_tries_again() -> (
+    None
+):
     llm = SpecFuseChatModel(members=[Unloadable(OSError("disk on fire"))])
     with pytest.raises(MemberError, match="disk on fire") as error:
         await llm.ainvoke("?")
@@ -194,6 +205,12 @@ async def test_an_error_while_loading_is_a_members_failure_and_the_next_question
 
 def test_langchains_retry_and_fallback_go_on() -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a", fails_in=1)])
-    assert llm.with_retry(stop_after_attempt=2, wait_exponential_jitter=False).invoke("Why?").text == BLUE
+    assert (
+        llm.with_retry(stop_after_attempt=2, wait_exponential_jitter=False).invoke("Why?").text
+        == BLUE
+    )
     full = SpecFuseChatModel(members=[FailingMember("overflow", name="a")])
-    assert full.with_fallbacks([llm], exceptions_to_handle=(ContextOverflowError,)).invoke("Why?").text == BLUE
+    assert (
+        full.with_fallbacks([llm], exceptions_to_handle=(ContextOverflowError,)).invoke("Why?").text
+        == BLUE
+    )

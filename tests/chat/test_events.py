@@ -1,4 +1,5 @@
-"""Rounds and exits are events and child runs of the chat model's own run, wherever the chat model is called from."""
+"""Rounds and exits are events and child runs of the chat model's own run, wherever the chat model
+is called from."""
 
 from __future__ import annotations
 
@@ -33,10 +34,14 @@ class Listener(BaseCallbackHandler):
         self.events: list[tuple[UUID, str, dict[str, Any]]] = []
         self.chains: list[str] = []
 
-    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_chat_model_start(
+        self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any
+    ) -> None:
         self.runs.append(run_id)
 
-    def on_chain_start(self, serialized: Any, inputs: Any, *, name: str | None = None, **kwargs: Any) -> None:
+    def on_chain_start(
+        self, serialized: Any, inputs: Any, *, name: str | None = None, **kwargs: Any
+    ) -> None:
         self.chains.append(name or "")
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -70,7 +75,7 @@ def descendants(run: Run) -> Iterator[Run]:
         yield from descendants(child)
 
 
-# --- where a chat model may be called from ----------------------------------------------------------------------
+# --- where a chat model may be called from --------------------------------------------------------
 
 
 def alone(llm: BaseChatModel) -> Runnable[Any, Any]:
@@ -82,7 +87,12 @@ def bound(llm: BaseChatModel) -> Runnable[Any, Any]:
 
 
 def in_a_chain(llm: BaseChatModel) -> Runnable[Any, Any]:
-    return RunnableLambda(lambda text: {"q": text}) | ChatPromptTemplate.from_template("{q}") | llm | StrOutputParser()
+    return (
+        RunnableLambda(lambda text: {"q": text})
+        | ChatPromptTemplate.from_template("{q}")
+        | llm
+        | StrOutputParser()
+    )
 
 
 def _in_a_node(answer: Callable[..., Any], aanswer: Callable[..., Any]) -> Runnable[Any, Any]:
@@ -122,7 +132,7 @@ def in_an_agent(llm: BaseChatModel) -> Runnable[Any, Any]:
     return RunnableLambda(lambda text: {"messages": [("human", text)]}) | create_agent(llm)
 
 
-# --- how it may be called ---------------------------------------------------------------------------------------
+# --- how it may be called -------------------------------------------------------------------------
 
 
 async def called(chain: Runnable[Any, Any], way: str, config: Any) -> None:
@@ -133,7 +143,9 @@ async def called(chain: Runnable[Any, Any], way: str, config: Any) -> None:
         custom = [event for event in events if event["event"] == "on_custom_event"]
         assert [event["run_id"] for event in custom] == started * ROUNDS
         assert [event["data"]["round"] for event in custom] == list(range(1, ROUNDS + 1))
-        assert not [event for event in events if event["name"] in NAMES], "child runs are no events of a stream"
+        assert not [event for event in events if event["name"] in NAMES], (
+            "child runs are no events of a stream"
+        )
 
 
 PLACES = [alone, bound, in_a_chain, in_a_node, streamed_in_a_node, in_an_agent]
@@ -150,10 +162,17 @@ async def test_each_run_gets_its_own_rounds_once_and_in_order(
     for listener in (plain, asynchronous.listener):
         assert len(listener.runs) == (2 if "batch" in way else 1)
         for run_id in listener.runs:
-            assert [(name, data["round"]) for run, name, data in listener.events if run == run_id] == expected
+            assert [
+                (name, data["round"]) for run, name, data in listener.events if run == run_id
+            ] == expected
         assert len(listener.events) == ROUNDS * len(listener.runs)
     assert not [name for name in plain.chains if name in NAMES], "only tracers get child runs"
-    runs = [run for top in tracer.traced_runs for run in [top, *descendants(top)] if run.run_type == "llm"]
+    runs = [
+        run
+        for top in tracer.traced_runs
+        for run in [top, *descendants(top)]
+        if run.run_type == "llm"
+    ]
     assert {run.id for run in runs} == set(plain.runs)
     for run in runs:
         assert [child.name for child in run.child_runs] == NAMES
@@ -162,7 +181,9 @@ async def test_each_run_gets_its_own_rounds_once_and_in_order(
 
 
 @pytest.mark.parametrize("way", WAYS[:4])
-async def test_run_id_tags_metadata_and_callbacks_count_wherever_they_are_set(ensemble: Any, way: str) -> None:
+async def test_run_id_tags_metadata_and_callbacks_count_wherever_they_are_set(
+    ensemble: Any, way: str
+) -> None:
     seen: list[dict[str, Any]] = []
 
     class Noting(BaseCallbackHandler):
@@ -170,7 +191,12 @@ async def test_run_id_tags_metadata_and_callbacks_count_wherever_they_are_set(en
             seen.append(kwargs)
 
     run_id, noting = uuid4(), Noting()
-    config = {"callbacks": [noting], "run_id": run_id, "tags": ["mine"], "metadata": {"user": "ann"}}
+    config = {
+        "callbacks": [noting],
+        "run_id": run_id,
+        "tags": ["mine"],
+        "metadata": {"user": "ann"},
+    }
     await called(ensemble(callbacks=[noting], tags=["own"]), way, config)
     assert len(seen) == ROUNDS, "a handler of both gets each event once"
     assert {kwargs["run_id"] for kwargs in seen} == {run_id}
@@ -192,7 +218,9 @@ async def test_interleaved_streams_do_not_mix(ensemble: Any) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-async def test_a_stream_closed_early_has_reported_what_it_showed(ensemble: Any, asynchronous: bool) -> None:
+async def test_a_stream_closed_early_has_reported_what_it_showed(
+    ensemble: Any, asynchronous: bool
+) -> None:
     listener = Listener()
     if asynchronous:
         async for _ in ensemble().astream("Why?", {"callbacks": [listener]}):

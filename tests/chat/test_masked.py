@@ -1,4 +1,5 @@
-"""The same through real members that mask their drafting: tiny random models, whose every word is chance."""
+"""The same through real members that mask their drafting: tiny random models, whose every word is
+chance."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def now() -> str:
 
 @cache
 def members() -> tuple[Any, ...]:
-    """Two families with tokenizers of their own: bytes in one, pieces with a mark for spaces in the other."""
+    """Two families with tokenizers of their own: bytes in one, pieces with a mark for spaces in the
+    other."""
     return tuple(tiny.member(arch, seed=7) for arch in ("gpt2", "llama"))
 
 
@@ -38,12 +40,18 @@ def fused(**options: Any) -> SpecFuseChatModel:
 def test_whole_answers_satisfy_a_schema_with_several_keys() -> None:
     schema = {
         "type": "object",
-        "properties": {"sky": {"enum": ["blue", "red"]}, "sea": {"enum": ["wide", "deep"]}, "wet": {"type": "boolean"}},
+        "properties": {
+            "sky": {"enum": ["blue", "red"]},
+            "sea": {"enum": ["wide", "deep"]},
+            "wet": {"type": "boolean"},
+        },
         "required": ["sky", "sea", "wet"],
     }
     asking = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     for samples in (1, 3):
-        message = fused(segment="answer", samples=samples).invoke("Tell me something.", response_format=asking)
+        message = fused(segment="answer", samples=samples).invoke(
+            "Tell me something.", response_format=asking
+        )
         assert message.response_metadata["finish_reason"] == "stop"
         assert_satisfies(message.text, schema)
 
@@ -52,8 +60,14 @@ def test_whole_answers_satisfy_a_schema_with_several_keys() -> None:
 def test_every_call_has_the_tool_s_arguments_and_is_not_in_the_words(choice: str) -> None:
     for number in range(5):
         llm = fused(temperature=1.5, seed=number, max_tokens=48)
-        message = llm.bind_tools([get_weather, now], tool_choice=choice).invoke(f"Question {number}?")
+        message = llm.bind_tools([get_weather, now], tool_choice=choice).invoke(
+            f"Question {number}?"
+        )
         for call in message.tool_calls:
-            {"now": now, "get_weather": get_weather}[call["name"]].args_schema.model_validate(call["args"])  # type: ignore[union-attr]
+            {"now": now, "get_weather": get_weather}[call["name"]].args_schema.model_validate(
+                call["args"]
+            )  # type: ignore[union-attr]
         assert "<tool_call>\n" not in message.text and (choice == "auto" or message.text == "")
-        assert not message.invalid_tool_calls or message.response_metadata["finish_reason"] == "length"
+        assert (
+            not message.invalid_tool_calls or message.response_metadata["finish_reason"] == "length"
+        )

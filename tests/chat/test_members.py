@@ -1,4 +1,5 @@
-"""One object per member in a process, whatever is copied, pickled, configured, serialized or cached."""
+"""One object per member in a process, whatever is copied, pickled, configured, serialized or
+cached."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.runnables import ConfigurableField
 
 import langchain_specfuse
-from langchain_specfuse import MemberError, Method, ScriptedMember, SpecFuseChatModel, UsageError, unload
+from langchain_specfuse import (
+    MemberError,
+    Method,
+    ScriptedMember,
+    SpecFuseChatModel,
+    UsageError,
+    unload,
+)
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.members.transformers import member as transformers_member
 
@@ -72,12 +80,22 @@ def test_chat_models_that_name_the_same_member_share_it(named: Any) -> None:
 def test_configuring_copying_pickling_and_serializing_load_nothing_again(named: Any) -> None:
     llm = SpecFuseChatModel(members=["org/one", "org/two"])
     llm.invoke("Who?")
-    configurable = llm.configurable_fields(temperature=ConfigurableField(id="t"), max_tokens=ConfigurableField(id="n"))
+    configurable = llm.configurable_fields(
+        temperature=ConfigurableField(id="t"), max_tokens=ConfigurableField(id="n")
+    )
     for length in (1, 2, 3):
         answer = configurable.invoke("Who?", {"configurable": {"t": 0.3, "n": length}})
         assert len(answer.text.split()) == length
-    written = loads(dumps(llm), allowed_objects=[SpecFuseChatModel], valid_namespaces=["langchain_specfuse"])
-    for other in (copy.copy(llm), copy.deepcopy(llm), pickle.loads(pickle.dumps(llm)), llm.model_copy(), written):
+    written = loads(
+        dumps(llm), allowed_objects=[SpecFuseChatModel], valid_namespaces=["langchain_specfuse"]
+    )
+    for other in (
+        copy.copy(llm),
+        copy.deepcopy(llm),
+        pickle.loads(pickle.dumps(llm)),
+        llm.model_copy(),
+        written,
+    ):
         assert other.invoke("Who?").text == llm.invoke("Who?").text
     assert named.loads == ["one", "two"]
 
@@ -142,7 +160,11 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
         ("two.ggfu", "there is no model 'two.ggfu'", "name an existing file that ends in .gguf"),
         ("localhost:11434#llama3.2", "is no model", "'http://localhost:11434#llama3.2'"),
         ("llama3.2:latest", "LangChain knows no provider 'llama3.2'", "'ollama:llama3.2:latest'"),
-        ("olama:llama3.2", "LangChain knows no provider 'olama'", "did you mean 'ollama:llama3.2'?"),
+        (
+            "olama:llama3.2",
+            "LangChain knows no provider 'olama'",
+            "did you mean 'ollama:llama3.2'?",
+        ),
         ("ollama:", "'ollama:' names no model", "did you mean 'ollama:MODEL'?"),
         ("C:\\models\\qwen", "there is no model", "in WSL it is /mnt/c/models/qwen"),
         ("D:/one.gguf", "there is no model", "in WSL it is /mnt/d/one.gguf"),
@@ -151,7 +173,11 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
         ("localhost:8000", "'localhost:8000' is no model", "'http://localhost:8000'"),
         ("gpu.example.org:8000/v1#m", "is no model", "begins with http"),
         ("./nowhere", "/nowhere does not exist", "name a folder with a model"),
-        ("htp://localhost:8000", "LangChain knows no provider 'htp'", "begins with http:// or https://"),
+        (
+            "htp://localhost:8000",
+            "LangChain knows no provider 'htp'",
+            "begins with http:// or https://",
+        ),
         ("models\\one", "one does not exist", "name a folder with a model"),
         ("empty", "empty holds no model", "name a folder that save_pretrained wrote"),
         ("./model.bin", "is a file, but not a .gguf file", "name a .gguf file"),
@@ -170,11 +196,18 @@ def test_a_mistaken_name_is_refused_before_transformers_is_imported(
     assert said in str(error.value) and advice in error.value.__notes__[0]
 
 
-def test_a_mistyped_name_without_transformers_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistyped_name_without_transformers_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "langchain_specfuse.members.transformers.member", None)
-    with pytest.raises(UsageError, match=r"there is no file or folder 'qwem'; .* is not installed") as error:
+    with pytest.raises(
+        UsageError, match=r"there is no file or folder 'qwem'; .* is not installed"
+    ) as error:
         SpecFuseChatModel(members=["qwem"]).invoke("Who?")
-    assert "ollama:" in error.value.__notes__[0] and '[transformers]" (this brings PyTorch' in error.value.__notes__[1]
+    assert (
+        "ollama:" in error.value.__notes__[0]
+        and '[transformers]" (this brings PyTorch' in error.value.__notes__[1]
+    )
 
 
 def test_a_member_class_without_its_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,10 +240,15 @@ def test_the_lead_writes_unless_another_draft_is_better() -> None:
     for lead, text in (("ann", BLUE), ("bob", WIDE)):
         llm = SpecFuseChatModel(members=members, lead=lead, method=Method(margin=math.inf))
         assert llm.invoke("Why?").text == text
-        assert SpecFuseChatModel(members=members).invoke("Why?", lead=lead, method={"margin": math.inf}).text == text
+        assert (
+            SpecFuseChatModel(members=members)
+            .invoke("Why?", lead=lead, method={"margin": math.inf})
+            .text
+            == text
+        )
 
 
-# --- LangChain's cache ------------------------------------------------------------------------------------------
+# --- LangChain's cache ----------------------------------------------------------------------------
 
 DIFFERENT: list[dict[str, Any]] = [
     {"temperature": 0.9, "seed": 1},
@@ -233,7 +271,9 @@ DIFFERENT: list[dict[str, Any]] = [
 
 @pytest.mark.usefixtures("no_cache")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-async def test_the_cache_key_has_every_option_that_can_change_the_answer(asynchronous: bool) -> None:
+async def test_the_cache_key_has_every_option_that_can_change_the_answer(
+    asynchronous: bool,
+) -> None:
     set_llm_cache(InMemoryCache())
     member, other = ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")
 
@@ -241,11 +281,20 @@ async def test_the_cache_key_has_every_option_that_can_change_the_answer(asynchr
         """Whether the first member was asked."""
         before = member.draft_calls
         llm = SpecFuseChatModel(**{"members": [member, other], **options})
-        _ = await llm.ainvoke("Why?", **call or {}) if asynchronous else llm.invoke("Why?", **call or {})
+        _ = (
+            await llm.ainvoke("Why?", **call or {})
+            if asynchronous
+            else llm.invoke("Why?", **call or {})
+        )
         return member.draft_calls > before
 
     assert await answered()
-    made = [*DIFFERENT, {"members": [member]}, {"members": [other, member]}, {"output_version": "v1"}]
+    made = [
+        *DIFFERENT,
+        {"members": [member]},
+        {"members": [other, member]},
+        {"output_version": "v1"},
+    ]
     for options in [{}, *made, {"members": [member], "verifiers": [other]}]:
         assert await answered(**options) == bool(options), options
         assert not await answered(**options), options
@@ -261,19 +310,33 @@ async def test_the_cache_key_has_every_option_that_can_change_the_answer(asynchr
 def test_members_of_one_name_but_other_answers_do_not_share_cached_answers() -> None:
     set_llm_cache(InMemoryCache())
     for answer in ("one", "two", "three"):
-        assert SpecFuseChatModel(members=[ScriptedMember(answer, name="a")]).invoke("Why?").text == answer
+        assert (
+            SpecFuseChatModel(members=[ScriptedMember(answer, name="a")]).invoke("Why?").text
+            == answer
+        )
 
 
-# --- serialization ----------------------------------------------------------------------------------------------
+# --- serialization --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["specem", Method(reward="wins", margin=math.inf), {"exit": "never"}])
+@pytest.mark.parametrize(
+    "method", ["specem", Method(reward="wins", margin=math.inf), {"exit": "never"}]
+)
 def test_a_chat_model_of_names_round_trips_with_its_method(method: Any) -> None:
     members = ["org/one", {"model": "org/two", "dtype": "bfloat16"}]
-    llm = SpecFuseChatModel(members=members, temperature=0.4, stop=["x"], method=method, prior={"one": 2.0})
+    llm = SpecFuseChatModel(
+        members=members, temperature=0.4, stop=["x"], method=method, prior={"one": 2.0}
+    )
     assert llm.is_lc_serializable()
-    options: Any = {"allowed_objects": [SpecFuseChatModel], "valid_namespaces": ["langchain_specfuse"]}
-    for again in (load(dumpd(llm), **options), loads(dumps(llm), **options), pickle.loads(pickle.dumps(llm))):
+    options: Any = {
+        "allowed_objects": [SpecFuseChatModel],
+        "valid_namespaces": ["langchain_specfuse"],
+    }
+    for again in (
+        load(dumpd(llm), **options),
+        loads(dumps(llm), **options),
+        pickle.loads(pickle.dumps(llm)),
+    ):
         assert again.asdict() == llm.asdict()
         assert (again.method, again.prior) == (llm.method, llm.prior)
     assert json.loads(json.dumps(llm.asdict())) == llm.asdict()
@@ -284,5 +347,7 @@ def test_a_chat_model_of_objects_is_never_serialized(ensemble: Any) -> None:
     assert not llm.is_lc_serializable()
     assert dumpd(llm)["type"] == "not_implemented"
     assert BLUE not in dumps(llm)
-    expected = "SpecFuseChatModel(members=['a', 'b'], verifiers=[], segment_tokens=4, temperature=0.5)"
+    expected = (
+        "SpecFuseChatModel(members=['a', 'b'], verifiers=[], segment_tokens=4, temperature=0.5)"
+    )
     assert repr(llm) == expected

@@ -1,4 +1,5 @@
-"""LangChain's messages become plain turns: nothing is lost or moved, and what is no text is refused with its place."""
+"""LangChain's messages become plain turns: nothing is lost or moved, and what is no text is refused
+with its place."""
 
 from __future__ import annotations
 
@@ -30,8 +31,17 @@ def roles_and_texts(messages: list[BaseMessage]) -> list[tuple[str, str]]:
 
 
 def test_system_messages_go_first_and_neighbours_of_one_role_become_one_turn() -> None:
-    messages = [SystemMessage(" Be brief.\n"), HumanMessage("one"), SystemMessage("Be kind."), HumanMessage("two\t")]
-    messages += [AIMessage("  three"), ChatMessage("four", role="assistant"), HumanMessage("Why? 🙂")]
+    messages = [
+        SystemMessage(" Be brief.\n"),
+        HumanMessage("one"),
+        SystemMessage("Be kind."),
+        HumanMessage("two\t"),
+    ]
+    messages += [
+        AIMessage("  three"),
+        ChatMessage("four", role="assistant"),
+        HumanMessage("Why? 🙂"),
+    ]
     assert roles_and_texts(messages) == [
         ("system", " Be brief.\n\n\nBe kind."),
         ("user", "one\n\ntwo\t"),
@@ -41,13 +51,23 @@ def test_system_messages_go_first_and_neighbours_of_one_role_become_one_turn() -
 
 
 def test_a_humans_name_is_written_before_the_text_and_an_agents_is_not() -> None:
-    messages = [HumanMessage("hi", name="ann"), AIMessage("hello", name="agent"), HumanMessage("well?")]
-    assert roles_and_texts(messages) == [("user", "ann: hi"), ("assistant", "hello"), ("user", "well?")]
+    messages = [
+        HumanMessage("hi", name="ann"),
+        AIMessage("hello", name="agent"),
+        HumanMessage("well?"),
+    ]
+    assert roles_and_texts(messages) == [
+        ("user", "ann: hi"),
+        ("assistant", "hello"),
+        ("user", "well?"),
+    ]
 
 
 def test_text_blocks_are_joined_and_reasoning_is_left_out() -> None:
     human = HumanMessage([{"type": "text", "text": "one "}, "two"])
-    thinking = AIMessage([{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "three"}])
+    thinking = AIMessage(
+        [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "three"}]
+    )
     assert roles_and_texts([human, thinking]) == [("user", "one two"), ("assistant", "three")]
 
 
@@ -61,11 +81,17 @@ IMAGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("block", IMAGES)
-def test_an_image_in_any_form_is_the_same_attachment_in_a_human_message_and_refused_elsewhere(block: Any) -> None:
+def test_an_image_in_any_form_is_the_same_attachment_in_a_human_message_and_refused_elsewhere(
+    block: Any,
+) -> None:
     image = Attachment("image", json.dumps({"type": "image", **DATA}))
     messages = [HumanMessage(["What is ", block, "this?"]), HumanMessage([block])]
     assert turns_of(messages) == (Turn("user", "What is this?", attachments=(image, image)),)
-    for message in (SystemMessage([block]), AIMessage([block]), ToolMessage([block], tool_call_id="1")):
+    for message in (
+        SystemMessage([block]),
+        AIMessage([block]),
+        ToolMessage([block], tool_call_id="1"),
+    ):
         with pytest.raises(UsageError, match=r"block 0 of message 0 \(\w+\) is of type 'image"):
             turns_of([message])
 
@@ -76,7 +102,12 @@ ADDED = Call("add", '{"a": 1, "b": "天"}', "1")
 
 def test_calls_and_results_are_turns_of_their_own() -> None:
     results = [ToolMessage("2", tool_call_id="1", name="sum"), ToolMessage("3", tool_call_id="1")]
-    messages = [HumanMessage("1+1?"), AIMessage("So.", tool_calls=[ADD]), *results, FunctionMessage("4", name="old")]
+    messages = [
+        HumanMessage("1+1?"),
+        AIMessage("So.", tool_calls=[ADD]),
+        *results,
+        FunctionMessage("4", name="old"),
+    ]
     assert turns_of(messages) == (
         Turn("user", "1+1?"),
         Turn("assistant", "So.", calls=(ADDED,)),
@@ -86,16 +117,24 @@ def test_calls_and_results_are_turns_of_their_own() -> None:
     )
 
 
-@pytest.mark.parametrize("block", [{"type": "tool_use", "input": ADD["args"]}, {"type": "tool_call"}])
+@pytest.mark.parametrize(
+    "block", [{"type": "tool_use", "input": ADD["args"]}, {"type": "tool_call"}]
+)
 @pytest.mark.parametrize("calls", [[], [ADD]])
-def test_a_call_is_read_once_from_a_block_from_tool_calls_or_from_both(block: dict[str, Any], calls: list[Any]) -> None:
+def test_a_call_is_read_once_from_a_block_from_tool_calls_or_from_both(
+    block: dict[str, Any], calls: list[Any]
+) -> None:
     content: list[str | dict[Any, Any]] = [{"type": "text", "text": "some text"}, {**ADD, **block}]
     message = AIMessage(content, tool_calls=calls)
-    assert turns_of([HumanMessage("?"), message])[1] == Turn("assistant", "some text", calls=(ADDED,))
+    assert turns_of([HumanMessage("?"), message])[1] == Turn(
+        "assistant", "some text", calls=(ADDED,)
+    )
 
 
 def test_a_failed_result_says_so_once() -> None:
-    failed = ToolMessage("no such city", tool_call_id="1", status="error", artifact={"big": object()})
+    failed = ToolMessage(
+        "no such city", tool_call_id="1", status="error", artifact={"big": object()}
+    )
     marked = ToolMessage("Error: no such city", tool_call_id="1", status="error")
     assert [turn.text for turn in turns_of([failed, marked])] == ["Error: no such city"] * 2
 
@@ -105,7 +144,10 @@ def test_messages_that_cannot_be_read_are_refused_before_a_member_is_asked() -> 
     llm = SpecFuseChatModel(members=[member])
     for question, error in (
         ([], "nothing to answer"),
-        ([HumanMessage("hi"), ChatMessage("bad", role="critic")], "message 1 has the role 'critic'"),
+        (
+            [HumanMessage("hi"), ChatMessage("bad", role="critic")],
+            "message 1 has the role 'critic'",
+        ),
         ("hi\ud800", "not valid UTF-8 at character 3"),
     ):
         with pytest.raises(UsageError, match=error):
@@ -114,9 +156,15 @@ def test_messages_that_cannot_be_read_are_refused_before_a_member_is_asked() -> 
     assert llm.invoke("").text == "hi"
 
 
-# --- properties: each message is made together with what members must read of it --------------------------------
+# --- properties: each message is made together with what members must read of it ------------------
 
-ROLES = {"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant", "tool": "tool"}
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "ai": "assistant",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 ROLES |= {"system": "system", "developer": "system"}
 
 
@@ -136,7 +184,10 @@ class Sample:
         if self.text is None or not self.role:
             return True
         arguments = json.dumps([arguments for _, arguments in self.calls], ensure_ascii=False)
-        return any("\ud800" <= char <= "\udfff" for char in self.text + arguments + "".join(n for n, _ in self.calls))
+        return any(
+            "\ud800" <= char <= "\udfff"
+            for char in self.text + arguments + "".join(n for n, _ in self.calls)
+        )
 
 
 plain_json = st.recursive(
@@ -147,8 +198,15 @@ plain_json = st.recursive(
 text_blocks = st.one_of(
     broken.map(lambda text: (text, text)),
     broken.map(lambda text: ({"type": "text", "text": text}, text)),
-    broken.map(lambda text: ({"type": "text", "text": text, "id": "1", "annotations": [], "index": 0}, text)),
-    broken.map(lambda text: ({"type": "text-plain", "text": text, "mime_type": "text/plain"}, text)),
+    broken.map(
+        lambda text: (
+            {"type": "text", "text": text, "id": "1", "annotations": [], "index": 0},
+            text,
+        )
+    ),
+    broken.map(
+        lambda text: ({"type": "text-plain", "text": text, "mime_type": "text/plain"}, text)
+    ),
 )
 """(block, its text)."""
 silent_blocks = st.sampled_from(
@@ -178,7 +236,9 @@ def contents(draw: Any, *, silent: bool = False) -> tuple[Any, str | None]:
         text = draw(broken)
         return text, text
     blocks = draw(st.lists(text_blocks, max_size=4))
-    blocks += [(block, "") for block in (draw(st.lists(silent_blocks, max_size=2)) if silent else ())]
+    blocks += [
+        (block, "") for block in (draw(st.lists(silent_blocks, max_size=2)) if silent else ())
+    ]
     blocks += [(draw(other_blocks), None)] if draw(st.integers(0, 5)) == 5 else []
     blocks = draw(st.permutations(blocks))
     known = [text for _, text in blocks]
@@ -198,7 +258,9 @@ def samples(draw: Any) -> Sample:
     if kind == "human":
         name = draw(names)
         return Sample(
-            HumanMessage(content, name=name), "user", f"{name}: {text}" if name and text is not None else text
+            HumanMessage(content, name=name),
+            "user",
+            f"{name}: {text}" if name and text is not None else text,
         )
     if kind == "chat":
         role = draw(st.sampled_from([*ROLES, "critic", "", "\ud800", "x" * 5000]))
@@ -207,14 +269,17 @@ def samples(draw: Any) -> Sample:
         return Sample(FunctionMessage("f", name="f"), "tool", "f")
     if kind == "tool":
         status, call_id = draw(st.sampled_from(["success", "error"])), draw(ids)
-        message = ToolMessage(content, tool_call_id=call_id, status=status, name=draw(names), artifact={"a": 1})
+        message = ToolMessage(
+            content, tool_call_id=call_id, status=status, name=draw(names), artifact={"a": 1}
+        )
         if status == "error" and text is not None and not text.lower().startswith("error"):
             text = f"Error: {text}"
         return Sample(message, "tool", text, call_id=call_id)
     objects = st.dictionaries(texts, plain_json, max_size=3)
     made = draw(st.lists(st.tuples(broken, objects, ids | st.none()), max_size=3))
     calls = [{"name": name, "args": arguments, "id": one} for name, arguments, one in made]
-    if made and isinstance(content, list) and draw(st.integers(0, 3)):  # in its blocks as well, as providers do
+    # in its blocks as well, as providers do
+    if made and isinstance(content, list) and draw(st.integers(0, 3)):
         content = [*content, *({"type": "tool_call", **call} for call in calls)]
     pairs = tuple((name, arguments) for name, arguments, _ in made)
     return Sample(AIMessage(content, tool_calls=calls), "assistant", text, pairs)
@@ -236,15 +301,21 @@ def read(messages: list[BaseMessage]) -> tuple[Turn, ...] | str:
 
 @given(conversations)
 def test_no_character_call_or_result_is_lost_or_moved(found: list[Sample]) -> None:
-    found = [one for one in found if not one.refused] or [Sample(HumanMessage("Why?"), "user", "Why?")]
+    found = [one for one in found if not one.refused] or [
+        Sample(HumanMessage("Why?"), "user", "Why?")
+    ]
     turns = turns_of([one.message for one in found])
     for role in ("system", "user", "assistant", "tool"):
         whole = "\n\n".join(text for turn in turns if turn.role == role and (text := turn.text))
         assert whole == "\n\n".join(one.text for one in found if one.role == role and one.text)
     calls = [(call.name, call.arguments) for turn in turns for call in turn.calls]
-    assert calls == [(name, json.dumps(args, ensure_ascii=False)) for one in found for name, args in one.calls]
+    assert calls == [
+        (name, json.dumps(args, ensure_ascii=False)) for one in found for name, args in one.calls
+    ]
     order = [len(turn.calls) or turn.call_id for turn in turns if turn.calls or turn.role == "tool"]
-    assert order == [len(one.calls) or one.call_id for one in found if one.calls or one.role == "tool"]
+    assert order == [
+        len(one.calls) or one.call_id for one in found if one.calls or one.role == "tool"
+    ]
     systems = [turn.role for turn in turns].count("system")
     assert systems <= 1 and all(turn.role != "system" for turn in turns[systems:])
 
@@ -265,7 +336,8 @@ def test_a_conversation_is_answered_unless_it_holds_what_is_no_text(found: list[
     turns = read(messages)
     assert isinstance(turns, str) == (not found or any(one.refused for one in found))
     blocks = [block for message in messages for block in message.content if isinstance(block, dict)]
-    assume(all(isinstance(block["type"], str) for block in blocks))  # LangChain itself fails on others
+    # LangChain itself fails on others
+    assume(all(isinstance(block["type"], str) for block in blocks))
     llm = SpecFuseChatModel(members=[ScriptedMember(answer, name="a")])
     if isinstance(turns, str):
         with pytest.raises(UsageError) as raised:
@@ -276,11 +348,15 @@ def test_a_conversation_is_answered_unless_it_holds_what_is_no_text(found: list[
         assert llm.get_num_tokens_from_messages(messages) >= 0
 
 
-# --- counting tokens --------------------------------------------------------------------------------------------
+# --- counting tokens ------------------------------------------------------------------------------
 
 
 def test_tokens_are_counted_by_the_first_member(ensemble: Any) -> None:
     llm = ensemble()
     assert llm.get_num_tokens("one two three") == len(llm.get_token_ids("one two three")) == 3
     messages = [SystemMessage("Be brief."), HumanMessage("Why is the sky blue?")]
-    assert llm.get_num_tokens_from_messages(messages) == 7 == llm.invoke(messages).usage_metadata["input_tokens"]
+    assert (
+        llm.get_num_tokens_from_messages(messages)
+        == 7
+        == llm.invoke(messages).usage_metadata["input_tokens"]
+    )

@@ -1,5 +1,5 @@
-"""Wrong options are refused with what was given, what was expected and what to do; right ones count wherever they are
-set."""
+"""Wrong options are refused with what was given, what was expected and what to do; right ones count
+wherever they are set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import pytest
 from langchain_core.runnables import ConfigurableField
 
 import langchain_specfuse
-from langchain_specfuse import METHODS, Method, ScriptedMember, SpecFuseChatModel, SpecFuseError, UsageError
+from langchain_specfuse import (
+    METHODS,
+    Method,
+    ScriptedMember,
+    SpecFuseChatModel,
+    SpecFuseError,
+    UsageError,
+)
 from langchain_specfuse.core.member import Probe
 
 from .conftest import BLUE, asked
@@ -30,8 +37,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"timeout": 0}, "timeout must be greater than 0"),
     ({"max_concurrency": 0}, "max_concurrency must be greater than or equal to 1"),
     ({"trace": "all"}, "trace must be 'off', 'summary', 'rounds' or 'members', got 'all'"),
-    ({"method": "fast"}, "method must be one of 'robust', 'specfuse', 'specem' or a Method, got 'fast'"),
-    ({"method": {"score": "logits"}}, "score must be one of 'mean_prob', 'mean_logprob', 'logprob_per_byte'"),
+    (
+        {"method": "fast"},
+        "method must be one of 'robust', 'specfuse', 'specem' or a Method, got 'fast'",
+    ),
+    (
+        {"method": {"score": "logits"}},
+        "score must be one of 'mean_prob', 'mean_logprob', 'logprob_per_byte'",
+    ),
     ({"method": {"scores": "mean_prob"}}, "there is no option 'scores' of the method"),
     ({"stop": ["END", ""]}, "a stop string must not be empty"),
     ({"stop": 7}, "stop must be a text or a list of texts"),
@@ -41,7 +54,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"members": ["  "]}, "a member's name is empty"),
     ({"members": ["http:///v1#m"]}, "names no server"),
     ({"members": [{"dtype": "bfloat16"}]}, "a member given as a dict needs a 'model'"),
-    ({"members": [{"model": "org/x", "api_key": "not-a-key"}]}, "a member given as a dict must not hold 'api_key'"),
+    (
+        {"members": [{"model": "org/x", "api_key": "not-a-key"}]},
+        "a member given as a dict must not hold 'api_key'",
+    ),
     ({"members": ["org/a"], "model": "org/b"}, "model and members are both given"),
     ({"verifiers": [None]}, "a member is a hub id"),
     ({"prior": {"nobody": 1.0}}, "prior names 'nobody', which is not a member"),
@@ -78,7 +94,9 @@ def test_a_wrong_option_is_refused_with_what_was_expected_and_what_to_do(
         assert note.startswith("-> ")
 
 
-@pytest.mark.parametrize(("options", "message", "advice"), UNKNOWN, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("options", "message", "advice"), UNKNOWN, ids=lambda value: str(value)[:40]
+)
 def test_an_unknown_option_is_refused_with_its_new_name_or_a_close_one(
     ensemble: Any, options: dict[str, Any], message: str, advice: str
 ) -> None:
@@ -100,7 +118,8 @@ def test_options_of_a_chat_model_and_of_a_call_are_not_confused(ensemble: Any) -
     error, note = refusal(lambda: ensemble(max_waiting=1))
     assert "max_waiting is chosen for a call" in error and "llm.bind(max_waiting=...)" in note
     assert (
-        "max_waiting must be greater than or equal to 0" in refusal(lambda: ensemble().invoke("?", max_waiting=-1))[0]
+        "max_waiting must be greater than or equal to 0"
+        in refusal(lambda: ensemble().invoke("?", max_waiting=-1))[0]
     )
 
 
@@ -110,7 +129,9 @@ def test_langchains_standard_parameters_are_accepted(ensemble: Any, caplog: Any)
     assert "max_retries is ignored" in caplog.text and "not-a-key" not in caplog.text + repr(llm)
 
 
-def test_an_option_counts_in_the_constructor_in_bind_in_the_call_and_in_the_config(ensemble: Any) -> None:
+def test_an_option_counts_in_the_constructor_in_bind_in_the_call_and_in_the_config(
+    ensemble: Any,
+) -> None:
     three = " ".join(BLUE.split()[:3])
     configurable = ensemble().configurable_fields(max_tokens=ConfigurableField(id="length"))
     assert ensemble(max_tokens=3).invoke("Why?").text == three
@@ -152,7 +173,9 @@ def test_standard_parameters_for_traces_follow_the_call(ensemble: Any) -> None:
         def on_chat_model_start(self, *args: Any, metadata: Any = None, **kwargs: Any) -> None:
             seen.append({key: value for key, value in metadata.items() if key.startswith("ls_")})
 
-    ensemble(temperature=0.3, stop=["x"]).invoke("Why?", {"callbacks": [Noting()]}, stop=["y"], max_tokens=9)
+    ensemble(temperature=0.3, stop=["x"]).invoke(
+        "Why?", {"callbacks": [Noting()]}, stop=["y"], max_tokens=9
+    )
     assert (
         seen[0].items()
         >= {
@@ -173,13 +196,18 @@ def test_every_public_error_is_a_specfuse_error() -> None:
     assert names == sorted(names) and set(names) <= set(dir(langchain_specfuse))
 
 
-# --- ensembles whose votes decide nothing -----------------------------------------------------------------------
+# --- ensembles whose votes decide nothing ---------------------------------------------------------
 
 
 def of(*scoring: bool, verifier: bool = False) -> SpecFuseChatModel:
     """Members that can score or not, perhaps with a verifier that can."""
-    members = [ScriptedMember(BLUE, name=name, draft_only=not can) for name, can in zip("abc", scoring, strict=False)]
-    return SpecFuseChatModel(members=members, verifiers=[ScriptedMember(BLUE, name="judge")] if verifier else [])
+    members = [
+        ScriptedMember(BLUE, name=name, draft_only=not can)
+        for name, can in zip("abc", scoring, strict=False)
+    ]
+    return SpecFuseChatModel(
+        members=members, verifiers=[ScriptedMember(BLUE, name="judge")] if verifier else []
+    )
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -193,10 +221,13 @@ def of(*scoring: bool, verifier: bool = False) -> SpecFuseChatModel:
 async def test_an_ensemble_whose_votes_decide_nothing_warns_once(
     scoring: Any, message: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it is made, as far as its members are known without being loaded, else with its first answer."""
+    """When it is made, as far as its members are known without being loaded, else with its first
+    answer."""
     if not known:
         monkeypatch.setattr(ScriptedMember, "preview", lambda self: None)
-        monkeypatch.setattr(ScriptedMember, "probe", lambda self: Probe(self.name, not self.draft_only))
+        monkeypatch.setattr(
+            ScriptedMember, "probe", lambda self: Probe(self.name, not self.draft_only)
+        )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         llm = of(*scoring)
@@ -208,7 +239,9 @@ async def test_an_ensemble_whose_votes_decide_nothing_warns_once(
     assert (Path(warning.filename) == Path(__file__)) is known  # the user's own line
 
 
-@pytest.mark.parametrize("llm", [of(True), of(False), of(True, True), of(True, True, False), of(False, verifier=True)])
+@pytest.mark.parametrize(
+    "llm", [of(True), of(False), of(True, True), of(True, True, False), of(False, verifier=True)]
+)
 def test_other_ensembles_do_not_warn(llm: SpecFuseChatModel) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -21,10 +21,22 @@ def quoting(query: Any) -> str:
 
 
 CASES: dict[str, tuple[list[ScriptedMember], dict[str, Any]]] = {
-    "no failure": ([ScriptedMember(ANSWER, name="a"), ScriptedMember(ANSWER.upper(), name="b")], {}),
-    "one fails": ([ScriptedMember(ANSWER, name="a"), ScriptedMember(ANSWER, name="b", fails_in=2)], {}),
-    "one quotes the question": ([ScriptedMember(ANSWER, name="a"), ScriptedMember(quoting, name="b")], {}),
-    "all quote the question": ([ScriptedMember(quoting, name="a"), ScriptedMember(quoting, name="b")], {}),
+    "no failure": (
+        [ScriptedMember(ANSWER, name="a"), ScriptedMember(ANSWER.upper(), name="b")],
+        {},
+    ),
+    "one fails": (
+        [ScriptedMember(ANSWER, name="a"), ScriptedMember(ANSWER, name="b", fails_in=2)],
+        {},
+    ),
+    "one quotes the question": (
+        [ScriptedMember(ANSWER, name="a"), ScriptedMember(quoting, name="b")],
+        {},
+    ),
+    "all quote the question": (
+        [ScriptedMember(quoting, name="a"), ScriptedMember(quoting, name="b")],
+        {},
+    ),
     "too long": ([FailingMember("overflow", name="a")], {}),
     "not a number": ([FailingMember("nan", name="a"), ScriptedMember(ANSWER, name="b")], {}),
     "late": ([GatedMember(ANSWER, name="a", device="quiet")], {"timeout": 0.2}),
@@ -36,11 +48,15 @@ def test_no_word_of_a_question_or_answer_is_logged(case: str, caplog: Any) -> No
     members, options = CASES[case]
     caplog.set_level(logging.INFO, "langchain_specfuse")
     try:
-        SpecFuseChatModel(members=members, segment_tokens=3, **options).invoke(f"What is {QUESTION}?")
+        SpecFuseChatModel(members=members, segment_tokens=3, **options).invoke(
+            f"What is {QUESTION}?"
+        )
     except (SpecFuseError, TimeoutError):
         pass
     for member in members:
         if isinstance(member, GatedMember):
             member.gate.set()
     ours = [record for record in caplog.records if record.name.startswith("langchain_specfuse")]
-    assert not [text for record in ours if "canary" in (text := record.getMessage() + str(record.exc_info))]
+    assert not [
+        text for record in ours if "canary" in (text := record.getMessage() + str(record.exc_info))
+    ]

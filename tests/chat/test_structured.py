@@ -1,4 +1,5 @@
-"""Objects for answers: of every kind of schema, by every method, whole, growing and cut off; and other fixed forms."""
+"""Objects for answers: of every kind of schema, by every method, whole, growing and cut off; and
+other fixed forms."""
 
 from __future__ import annotations
 
@@ -50,8 +51,16 @@ class DictJoke(TypedDict):
 
 
 SCHEMA = Joke.model_json_schema()
-FUNCTION = {"name": "Joke", "description": "A joke.", "parameters": {k: SCHEMA[k] for k in ("type", "properties")}}
-UNTITLED = {"type": "object", "properties": {key: {"type": "string"} for key in DATA}, "required": list(DATA)}
+FUNCTION = {
+    "name": "Joke",
+    "description": "A joke.",
+    "parameters": {k: SCHEMA[k] for k in ("type", "properties")},
+}
+UNTITLED = {
+    "type": "object",
+    "properties": {key: {"type": "string"} for key in DATA},
+    "required": list(DATA),
+}
 KINDS: dict[str, tuple[Any, Any, str]] = {
     "pydantic": (Joke, Joke(**DATA), "Joke"),
     "pydantic v1": (OldJoke, OldJoke(**DATA), "OldJoke"),
@@ -69,7 +78,9 @@ METHODS = ["json_schema", "json_mode", "function_calling"]
 def joker() -> Callable[..., SpecFuseChatModel]:
     """Makes a chat model that writes this text, or calls this tool with it."""
 
-    def make(method: str, name: str = "Joke", text: str = TEXT, **options: Any) -> SpecFuseChatModel:
+    def make(
+        method: str, name: str = "Joke", text: str = TEXT, **options: Any
+    ) -> SpecFuseChatModel:
         call = f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>'
         member = ScriptedMember(call if method == "function_calling" else text, name="a")
         return SpecFuseChatModel(members=[member], segment_tokens=3, **options)
@@ -80,7 +91,9 @@ def joker() -> Callable[..., SpecFuseChatModel]:
 @pytest.mark.parametrize("version", ["v0", "v1"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_every_kind_of_schema_by_every_method(joker: Any, kind: str, method: str, version: str) -> None:
+async def test_every_kind_of_schema_by_every_method(
+    joker: Any, kind: str, method: str, version: str
+) -> None:
     schema, expected, name = KINDS[kind]
     llm = joker(method, name, output_version=version).with_structured_output(schema, method=method)
     assert llm.invoke("A joke?") == expected == await llm.ainvoke("A joke?")
@@ -155,7 +168,9 @@ async def test_an_answer_that_the_budget_cuts_is_an_error_that_names_max_tokens(
 
 
 def test_json_mode_needs_no_schema(joker: Any) -> None:
-    llm = joker("json_mode", text='{"any": [1, {"thing": null}]}').with_structured_output(method="json_mode")
+    llm = joker("json_mode", text='{"any": [1, {"thing": null}]}').with_structured_output(
+        method="json_mode"
+    )
     assert llm.invoke("?") == {"any": [1, {"thing": None}]}
 
 
@@ -174,30 +189,41 @@ def test_recursion_is_kept_and_sets_are_written_as_lists(joker: Any) -> None:
     llm = joker("json_schema", text='{"tags": ["a", "b", "a"]}')
     assert llm.with_structured_output(Tags).invoke("x") == Tags(tags={"a", "b"})
     with pytest.raises(UsageError, match="uniqueItems"):
-        llm.with_structured_output(Tags.model_json_schema())  # nothing would remove doubles from a list
+        # nothing would remove doubles from a list
+        llm.with_structured_output(Tags.model_json_schema())
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
-def test_a_call_where_an_object_was_wanted_is_an_error_that_says_so(joker: Any, version: str) -> None:
+def test_a_call_where_an_object_was_wanted_is_an_error_that_says_so(
+    joker: Any, version: str
+) -> None:
     tools = [{"name": "look", "parameters": {"type": "object", "properties": {}}}]
     llm = joker("function_calling", "look", "{}", output_version=version)
-    with pytest.raises(OutputParserException, match="the answer is a call of 'look', not an object"):
+    with pytest.raises(
+        OutputParserException, match="the answer is a call of 'look', not an object"
+    ):
         llm.with_structured_output(Joke, tools=tools).invoke("?")
     result = llm.with_structured_output(Joke, tools=tools, include_raw=True).invoke("?")
     assert result["parsed"] is None and "a call of 'look'" in str(result["parsing_error"])
     assert result["raw"].tool_calls[0]["name"] == "look"
-    assert joker("json_schema").with_structured_output(Joke, tools=tools).invoke("?") == Joke(**DATA)
+    assert joker("json_schema").with_structured_output(Joke, tools=tools).invoke("?") == Joke(
+        **DATA
+    )
 
 
-# --- while it grows -------------------------------------------------------------------------------------------------
+# --- while it grows -------------------------------------------------------------------------------
 
 
 def grows(before: Any, after: Any) -> bool:
     """Whether nothing that was shown is taken back."""
     if isinstance(before, dict):
-        return isinstance(after, dict) and all(key in after and grows(one, after[key]) for key, one in before.items())
+        return isinstance(after, dict) and all(
+            key in after and grows(one, after[key]) for key, one in before.items()
+        )
     if isinstance(before, list):
-        return isinstance(after, list) and len(before) <= len(after) and all(map(grows, before, after))
+        return (
+            isinstance(after, list) and len(before) <= len(after) and all(map(grows, before, after))
+        )
     if isinstance(before, str):
         return isinstance(after, str) and after.startswith(before)
     return type(before) is type(after) or isinstance(before, int | float)
@@ -215,7 +241,7 @@ def test_what_is_shown_of_an_object_only_grows(data: dict[str, Any], ascii: bool
     assert shown == data == reader.parse(text)
 
 
-# --- other fixed forms ----------------------------------------------------------------------------------------------
+# --- other fixed forms ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -225,14 +251,28 @@ def test_what_is_shown_of_an_object_only_grows(data: dict[str, Any], ascii: bool
         ({"regex": "[0-9]{4}"}, "1984", "1984"),
         ({"regex": "[0-9]{4} (A|B)"}, "1984 C", "1984 "),
         ({"grammar": 'root ::= "a" ("b" | "c")'}, "ac", "ac"),
-        *(({"response_format": format}, TEXT, TEXT) for format in (SCHEMA, Joke, OldJoke, DataJoke, DictJoke)),
+        *(
+            ({"response_format": format}, TEXT, TEXT)
+            for format in (SCHEMA, Joke, OldJoke, DataJoke, DictJoke)
+        ),
         ({"response_format": {"type": "json_object"}}, TEXT, TEXT),
         ({"response_format": {"type": "text"}}, "free", "free"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "J", "schema": SCHEMA}}}, TEXT, TEXT),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "J", "schema": SCHEMA},
+                }
+            },
+            TEXT,
+            TEXT,
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_text_has_the_form_that_was_asked_for(options: dict[str, Any], said: str, heard: str) -> None:
+def test_a_text_has_the_form_that_was_asked_for(
+    options: dict[str, Any], said: str, heard: str
+) -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember(said, name=name) for name in "ab"])
     for message in (llm.invoke("?", **options), llm.bind(**options).invoke("?")):
         assert message.text == heard
@@ -243,16 +283,27 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"choice": ["yes", ""]}, "choice must be a list of texts"),
     ({"regex": ""}, "regex must be a text"),
     ({"response_format": {"type": "xml"}}, "response_format is of a kind that is not known"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format has no schema"),
-    ({"response_format": {"type": "json_object", "schema": {}}}, "a key 'schema' that is not known"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format has no schema",
+    ),
+    (
+        {"response_format": {"type": "json_object", "schema": {}}},
+        "a key 'schema' that is not known",
+    ),
     ({"response_format": {"type": "object", "default": {1, 2}}}, "a schema is no JSON"),
-    ({"response_format": {"type": "object", "description": "half a pair: \ud800"}}, "is not valid UTF-8"),
+    (
+        {"response_format": {"type": "object", "description": "half a pair: \ud800"}},
+        "is not valid UTF-8",
+    ),
     ({"choice": ["a"], "stop": "x"}, "choice=...: a stop string would cut"),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: str(value)[:50])
-def test_a_form_that_cannot_be_is_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
+def test_a_form_that_cannot_be_is_refused_before_anything_runs(
+    options: dict[str, Any], message: str
+) -> None:
     member = ScriptedMember("never asked", name="a", fails_in=1)
     with pytest.raises(UsageError) as error:
         SpecFuseChatModel(members=[member]).invoke("?", **options)
@@ -263,15 +314,31 @@ def test_a_form_that_cannot_be_is_refused_before_anything_runs(options: dict[str
 
 BADLY_BOUND: list[tuple[Any, dict[str, Any], str]] = [
     (Joke, {"temprature": 0.5}, "temprature"),
-    (Joke, {"method": "yaml"}, "method must be one of 'json_schema', 'json_mode', 'function_calling'"),
+    (
+        Joke,
+        {"method": "yaml"},
+        "method must be one of 'json_schema', 'json_mode', 'function_calling'",
+    ),
     (None, {}, "method='json_schema' needs a schema"),
-    (Joke, {"method": "function_calling", "tools": [FUNCTION]}, "tools and method='function_calling' are both"),
+    (
+        Joke,
+        {"method": "function_calling", "tools": [FUNCTION]},
+        "tools and method='function_calling' are both",
+    ),
     ({"type": "strng"}, {}, "a schema is a pydantic class"),
-    ({"title": "x", "type": "array", "items": {"type": "string"}}, {"method": "function_calling"}, "wanted 'object'"),
+    (
+        {"title": "x", "type": "array", "items": {"type": "string"}},
+        {"method": "function_calling"},
+        "wanted 'object'",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("schema", "options", "message"), BADLY_BOUND, ids=str)
-def test_a_schema_that_cannot_be_is_refused_where_it_is_bound(schema: Any, options: Any, message: str) -> None:
+def test_a_schema_that_cannot_be_is_refused_where_it_is_bound(
+    schema: Any, options: Any, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
-        SpecFuseChatModel(members=["nobody/has-this-model"]).with_structured_output(schema, **options)
+        SpecFuseChatModel(members=["nobody/has-this-model"]).with_structured_output(
+            schema, **options
+        )

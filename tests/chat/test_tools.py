@@ -1,4 +1,5 @@
-"""Tools in every form that LangChain knows, every choice among them, and what is refused before anything loads."""
+"""Tools in every form that LangChain knows, every choice among them, and what is refused before
+anything loads."""
 
 from __future__ import annotations
 
@@ -37,11 +38,18 @@ def tell(setup: str, punchline: str) -> str:
     return setup + punchline
 
 
-STRINGS = {"type": "object", "properties": {key: {"type": "string"} for key in DATA}, "required": list(DATA)}
+STRINGS = {
+    "type": "object",
+    "properties": {key: {"type": "string"} for key in DATA},
+    "required": list(DATA),
+}
 FUNCTION = {"name": "joke", "description": "A joke.", "parameters": STRINGS}
 RUNNABLE = RunnableLambda(lambda joke: joke["setup"])
 FORMS: dict[str, Any] = {
-    "runnable": (RUNNABLE.as_tool(name="joke", arg_types={"setup": str, "punchline": str}, description="."), "joke"),
+    "runnable": (
+        RUNNABLE.as_tool(name="joke", arg_types={"setup": str, "punchline": str}, description="."),
+        "joke",
+    ),
     "tool": (tool(tell), "tell"),
     "function": (tell, "tell"),
     "pydantic": (Joke, "Joke"),
@@ -56,7 +64,9 @@ FORMS: dict[str, Any] = {
 
 def caller(name: str, arguments: dict[str, Any], **options: Any) -> SpecFuseChatModel:
     """A chat model that calls this tool with these arguments."""
-    return SpecFuseChatModel(members=[ScriptedMember(ScriptedMember.call(name, **arguments))], **options)
+    return SpecFuseChatModel(
+        members=[ScriptedMember(ScriptedMember.call(name, **arguments))], **options
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -83,7 +93,7 @@ def test_descriptions_reach_the_members_and_recursion_stays() -> None:
     assert caller("Tree", nodes).bind_tools([Tree]).invoke("?").tool_calls[0]["args"] == nodes
 
 
-# --- which of them --------------------------------------------------------------------------------------------------
+# --- which of them --------------------------------------------------------------------------------
 
 FREE, FORCED = "Just words.", '<tool_call>\n{"name": "'
 CHOICES: list[tuple[Any, str]] = [
@@ -99,7 +109,9 @@ CHOICES: list[tuple[Any, str]] = [
 def test_every_choice_says_whether_and_what_must_be_called(choice: Any, begins: str) -> None:
     seen: list[Any] = []
     member = ScriptedMember(lambda query: seen.append(query) or FREE)
-    llm = SpecFuseChatModel(members=[member], max_tokens=4).bind_tools([add, now], tool_choice=choice)
+    llm = SpecFuseChatModel(members=[member], max_tokens=4).bind_tools(
+        [add, now], tool_choice=choice
+    )
     message = llm.invoke("?")
     assert (message.text == FREE) is (begins == FREE)
     assert [one.name for one in seen[0].tools] == (
@@ -109,7 +121,7 @@ def test_every_choice_says_whether_and_what_must_be_called(choice: Any, begins: 
         assert message.tool_calls[0]["name"] == "now"
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 DEEP: dict[str, Any] = {}
 for _ in range(300):
@@ -121,20 +133,38 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tool 0 is of type 'web_search', wanted 'function'"),
     ({"tools": [{"name": "", "parameters": STRINGS}]}, "tool 0 has no name"),
     ({"tools": [{"name": "add"}]}, "tool 'add' has no schema of its arguments"),
-    ({"tools": [{"name": "add", "parameters": {"type": "string"}}]}, "is of type 'string', wanted 'object'"),
+    (
+        {"tools": [{"name": "add", "parameters": {"type": "string"}}]},
+        "is of type 'string', wanted 'object'",
+    ),
     ({"tools": [add, {"name": "add", "parameters": STRINGS}]}, "two tools are called 'add'"),
-    ({"tools": [{"name": "add", "parameters": {"type": "object", "default": {1}}}]}, "a schema is no JSON"),
+    (
+        {"tools": [{"name": "add", "parameters": {"type": "object", "default": {1}}}]},
+        "a schema is no JSON",
+    ),
     ({"tools": [{"name": "add", "parameters": DEEP}]}, "add.parameters"),
     ({"tools": [{"name": "\ud800", "parameters": STRINGS}]}, "is not valid UTF-8"),
-    ({"tools": [add], "tool_choice": "sub"}, "tool_choice names 'sub', which is no tool; there are 'add'"),
+    (
+        {"tools": [add], "tool_choice": "sub"},
+        "tool_choice names 'sub', which is no tool; there are 'add'",
+    ),
     ({"tools": [add], "tool_choice": 7}, "tool_choice must be"),
     ({"tools": [add], "tool_choice": {"type": "function"}}, "tool_choice must be"),
     ({"tools": [], "tool_choice": "any"}, "tool_choice='any' without tools"),
     ({"tools": [add], "parallel_tool_calls": "yes"}, "parallel_tool_calls must be True or False"),
-    ({"tools": [add], "tool_choice": "add", "parallel_tool_calls": True}, "a tool named is called once"),
-    ({"tools": [add], "tool_choice": "any", "stop": ["x"]}, "a stop string would cut what must be whole"),
+    (
+        {"tools": [add], "tool_choice": "add", "parallel_tool_calls": True},
+        "a tool named is called once",
+    ),
+    (
+        {"tools": [add], "tool_choice": "any", "stop": ["x"]},
+        "a stop string would cut what must be whole",
+    ),
     ({"tools": [add], "tool_choice": "any", "regex": "a+"}, "regex and tool_choice='any'"),
-    ({"tools": [add], "response_format": Joke, "choice": ["a"]}, "response_format and choice are both given"),
+    (
+        {"tools": [add], "response_format": Joke, "choice": ["a"]},
+        "response_format and choice are both given",
+    ),
 ]
 
 
@@ -157,7 +187,7 @@ def test_a_tool_as_the_choice_is_refused_with_its_name() -> None:
         assert f"tool_choice={name!r}" in error.value.__notes__[0]
 
 
-# --- beside other options -------------------------------------------------------------------------------------------
+# --- beside other options -------------------------------------------------------------------------
 
 
 def test_tools_may_come_with_the_call_or_with_bind_and_beside_other_options() -> None:
@@ -169,11 +199,19 @@ def test_tools_may_come_with_the_call_or_with_bind_and_beside_other_options() ->
         (llm.bind_tools([add], choice=["yes", "no"]), {}),
     ):
         assert bound.invoke("?", **options).tool_calls[0]["args"] == {"a": 1, "b": 2}  # type: ignore[attr-defined]
-    raw = llm.with_structured_output({"title": "Joke", **STRINGS}, tools=[add], include_raw=True).invoke("?")["raw"]
+    raw = llm.with_structured_output(
+        {"title": "Joke", **STRINGS}, tools=[add], include_raw=True
+    ).invoke("?")["raw"]
     assert raw.tool_calls[0]["args"] == {"a": 1, "b": 2}
-    said = SpecFuseChatModel(members=[ScriptedMember("yes")]).bind_tools([add], regex="yes|no").invoke("?")
+    said = (
+        SpecFuseChatModel(members=[ScriptedMember("yes")])
+        .bind_tools([add], regex="yes|no")
+        .invoke("?")
+    )
     assert (said.text, said.tool_calls) == ("yes", [])
-    choosable = llm.configurable_fields(max_tokens=ConfigurableField(id="budget")).bind(tools=[add], tool_choice="add")
+    choosable = llm.configurable_fields(max_tokens=ConfigurableField(id="budget")).bind(
+        tools=[add], tool_choice="add"
+    )
     for budget, finish in ((2, "length"), (50, "tool_calls")):
         message = choosable.with_config(configurable={"budget": budget}).invoke("?")
         assert message.response_metadata["finish_reason"] == finish

@@ -1,5 +1,5 @@
-"""What tracers get of an answer: the ensemble, its rounds and what each member did, with true times. Sent by the real
-LangSmith client to an endpoint on loopback."""
+"""What tracers get of an answer: the ensemble, its rounds and what each member did, with true
+times. Sent by the real LangSmith client to an endpoint on loopback."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ def traced(llm: Any, **options: Any) -> Run:
 def facts(run: Run) -> dict[str, Any]:
     """What the run's metadata says of the ensemble."""
     metadata = run.extra["metadata"].items()
-    return {key.removeprefix("specfuse_"): value for key, value in metadata if key.startswith("specfuse_")}
+    return {
+        key.removeprefix("specfuse_"): value
+        for key, value in metadata
+        if key.startswith("specfuse_")
+    }
 
 
-# --- how deep ---------------------------------------------------------------------------------------------------
+# --- how deep -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", ["off", "summary", "rounds", "members"])
@@ -44,7 +48,9 @@ def test_the_depth_can_be_chosen_for_the_chat_model_or_a_call(ensemble: Any, dep
     for run in (traced(ensemble(trace=depth)), traced(ensemble(trace="summary"), trace=depth)):
         assert len(list(descendants(run))) == runs
         assert bool(facts(run)) == (depth != "off")
-    with pytest.raises(UsageError, match="must be 'off', 'summary', 'rounds' or 'members', got 'deep'"):
+    with pytest.raises(
+        UsageError, match="must be 'off', 'summary', 'rounds' or 'members', got 'deep'"
+    ):
         ensemble(trace="deep")
 
 
@@ -72,20 +78,35 @@ def test_rounds_are_child_runs_with_the_vote(ensemble: Any) -> None:
     first, *_, last = run.child_runs
     assert first.inputs["members"] == ["a", "b"]
     assert first.inputs["agreed_characters"] == 0
-    assert last.inputs["agreed_characters"] == len("".join(r.outputs["text"] for r in run.child_runs[:-1]))
+    assert last.inputs["agreed_characters"] == len(
+        "".join(r.outputs["text"] for r in run.child_runs[:-1])
+    )
     assert BLUE.startswith(last.inputs["agreed_tail"])
     assert "".join(child.outputs["text"] for child in run.child_runs) == BLUE
     assert first.outputs["winner"] == "a"
     assert first.outputs["drafts"]["b"]["text"] == "The sky is wide"
     assert first.outputs["scores"]["a"]["a"] > first.outputs["scores"]["a"]["b"]
-    assert set(first.outputs) >= {"votes", "totals", "margin", "weights_before", "weights", "forced", "left"}
+    assert set(first.outputs) >= {
+        "votes",
+        "totals",
+        "margin",
+        "weights_before",
+        "weights",
+        "forced",
+        "left",
+    }
     assert last.outputs["finish"] == "stop"
 
 
 def test_members_are_grandchildren_with_what_each_drafted_and_scored(ensemble: Any) -> None:
     run = traced(ensemble(trace="members"))
     first = run.child_runs[0]
-    assert [child.name for child in first.child_runs] == ["draft a", "draft b", "score a", "score b"]
+    assert [child.name for child in first.child_runs] == [
+        "draft a",
+        "draft b",
+        "score a",
+        "score b",
+    ]
     draft, score = first.child_runs[1], first.child_runs[2]
     assert draft.outputs["text"] == "The sky is wide"
     assert draft.outputs["tokens"] == draft.outputs["read"] == 4
@@ -93,7 +114,7 @@ def test_members_are_grandchildren_with_what_each_drafted_and_scored(ensemble: A
     assert score.outputs["scores"] == first.outputs["scores"]["a"]
 
 
-# --- what LangSmith is sent -------------------------------------------------------------------------------------
+# --- what LangSmith is sent -----------------------------------------------------------------------
 
 
 def test_langsmith_gets_one_tree_with_every_run_posted_once(ensemble: Any) -> None:
@@ -112,7 +133,9 @@ def test_langsmith_gets_one_tree_with_every_run_posted_once(ensemble: Any) -> No
         assert run["end_time"] >= run["start_time"]
         assert run["extra"]["metadata"]["thread_id"] == "t1"
         # Tokens are counted once, in the chat model's run.
-        assert run["extra"]["metadata"].get("usage_metadata") == (answer.usage_metadata if run is model else None)
+        assert run["extra"]["metadata"].get("usage_metadata") == (
+            answer.usage_metadata if run is model else None
+        )
     for round in rounds:
         assert round["dotted_order"].startswith(model["dotted_order"] + ".")
         for member in endpoint.children(round):
@@ -147,7 +170,8 @@ SECRET = ["A zebra in the garden is striped.", "A zebra on the meadow looks odd.
 def test_hidden_inputs_and_outputs_stay_hidden(fails: bool) -> None:
     # Functions: the text of a scripted member is part of its identity, and that is metadata.
     members = [
-        ScriptedMember(lambda query, text=text: text, name=name) for name, text in zip("ab", SECRET, strict=True)
+        ScriptedMember(lambda query, text=text: text, name=name)
+        for name, text in zip("ab", SECRET, strict=True)
     ]
     if fails:
         members.append(ScriptedMember(lambda query: SECRET[0], name="c", fails_in=2))
@@ -158,10 +182,12 @@ def test_hidden_inputs_and_outputs_stay_hidden(fails: bool) -> None:
     assert len(endpoint.runs) > 8
     for word in ("zebra", "garden", "meadow", "striped", "odd.", "Who lives"):
         assert word not in endpoint.received
-    assert all(run.get("inputs", {}) == run.get("outputs", {}) == {} for run in endpoint.runs.values())
+    assert all(
+        run.get("inputs", {}) == run.get("outputs", {}) == {} for run in endpoint.runs.values()
+    )
 
 
-# --- answers that break off -------------------------------------------------------------------------------------
+# --- answers that break off -----------------------------------------------------------------------
 
 
 def gated() -> SpecFuseChatModel:
@@ -192,7 +218,11 @@ async def too_late(llm: SpecFuseChatModel, config: Any) -> None:
         llm.invoke("Why?", config, timeout=0.5)
 
 
-ENDS = {stopped: "GeneratorExit", cancelled: ("CancelledError", "GeneratorExit"), too_late: "AnswerLate"}
+ENDS = {
+    stopped: "GeneratorExit",
+    cancelled: ("CancelledError", "GeneratorExit"),
+    too_late: "AnswerLate",
+}
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
@@ -226,6 +256,9 @@ def test_an_answer_that_no_member_can_finish_shows_each_failure() -> None:
     failures = [(child.name, child.error.split(":")[0]) for child in cut.child_runs]
     assert failures == [("draft a", "error"), ("draft b", "overflow")]
     events = [event["kwargs"] for event in run.events if event["name"] == "specfuse_exit"]
-    assert [(event["member"], event["kind"]) for event in events] == [("a", "error"), ("b", "overflow")]
+    assert [(event["member"], event["kind"]) for event in events] == [
+        ("a", "error"),
+        ("b", "overflow"),
+    ]
     assert run.extra["metadata"]["specfuse_exits"] == events
     assert "specfuse_exit" in run.tags and cut.tags == ["specfuse_exit"]

@@ -1,4 +1,5 @@
-"""The command from outside: what it prints on which stream, and its exit codes. Scripted members, so it is quick."""
+"""The command from outside: what it prints on which stream, and its exit codes. Scripted members,
+so it is quick."""
 
 from __future__ import annotations
 
@@ -20,11 +21,17 @@ from langchain_specfuse.core.method import METHODS, Method, options
 from langchain_specfuse.core.values import DraftJob
 
 TEXT = "The sky is blue because the air scatters short waves of light more strongly than long ones."
-OTHER = "The sea is blue since water absorbs red light, the sky is another matter altogether, friends."
+OTHER = (
+    "The sea is blue since water absorbs red light, the sky is another matter altogether, friends."
+)
 
 
 def members() -> list[ScriptedMember]:
-    return [ScriptedMember(TEXT, name="alpha"), ScriptedMember(TEXT, name="beta"), ScriptedMember(OTHER, name="gamma")]
+    return [
+        ScriptedMember(TEXT, name="alpha"),
+        ScriptedMember(TEXT, name="beta"),
+        ScriptedMember(OTHER, name="gamma"),
+    ]
 
 
 @pytest.fixture
@@ -43,7 +50,7 @@ class Terminal(io.StringIO):
         return True
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------
+# --- what is shown --------------------------------------------------------------------------------
 
 
 def test_prints_a_legend_then_the_answer_then_the_rounds(ask):
@@ -69,15 +76,21 @@ def test_choices_reach_the_members(ask):
             jobs.extend(given)
             return super().draft(given)
 
-    argv = "--system S --temperature 0.5 --top-p 0.9 --seed 7 --max-tokens 6 --segment-tokens 4 --stop END --stop X"
+    argv = (
+        "--system S --temperature 0.5 --top-p 0.9 --seed 7 --max-tokens 6 --segment-tokens 4 "
+        "--stop END --stop X"
+    )
     ask("Why?", *argv.split(), by=[Listening(TEXT, name="a")])
     job = jobs[0]
-    assert [(turn.role, turn.text) for turn in job.query.turns] == [("system", "S"), ("user", "Why?")]
+    assert [(turn.role, turn.text) for turn in job.query.turns] == [
+        ("system", "S"),
+        ("user", "Why?"),
+    ]
     assert (job.sampling.temperature, job.sampling.top_p, job.sampling.seed) == (0.5, 0.9, 7)
     assert (job.max_tokens, job.segment_tokens, job.stop) == (6, 4, ("END", "X"))
 
 
-# --- the question -----------------------------------------------------------------------------------------------
+# --- the question ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -87,7 +100,9 @@ def heard(monkeypatch):
 
     def member(arguments):
         name = arguments["name"]
-        return ScriptedMember(lambda query: asked.append((name, query.turns[-1].text)) or "Yes.", name=name)
+        return ScriptedMember(
+            lambda query: asked.append((name, query.turns[-1].text)) or "Yes.", name=name
+        )
 
     monkeypatch.setattr("langchain_specfuse.chat.members._made", member)
     yield asked
@@ -106,7 +121,9 @@ def heard(monkeypatch):
         ["-", "--members", "a", "b"],
     ],
 )
-def test_a_question_before_or_after_the_members_or_on_standard_input_is_the_question(heard, ask, monkeypatch, argv):
+def test_a_question_before_or_after_the_members_or_on_standard_input_is_the_question(
+    heard, ask, monkeypatch, argv
+):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why is it so?\n"))
     assert ask("--quiet", *argv)[:2] == (FINE, "Yes.\n")
     assert {question for _, question in heard} == {"Why is it so?"}
@@ -126,7 +143,7 @@ def test_one_word_or_a_folder_after_the_members_is_a_member(heard, ask, tmp_path
         assert '-> for example: langchain-specfuse "Why is the sky blue?" --members A B' in err
 
 
-# --- the method -------------------------------------------------------------------------------------------------
+# --- the method -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["main", "eval", "doctor", "serve"])
@@ -140,11 +157,13 @@ def test_every_command_takes_the_method_and_lists_its_options(command, capsys):
             parser.parse_args(words)
     printed = capsys.readouterr().out
     assert all(f"{name}=" in printed for name in options()) and "exit codes" in printed
-    assert method_of(["exit=never", "specem", "min-members=1"]) == Method.named("specem", exit="never", min_members=1)
+    assert method_of(["exit=never", "specem", "min-members=1"]) == Method.named(
+        "specem", exit="never", min_members=1
+    )
     assert method_of([]) == METHODS["robust"]
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 WRONG = {
     "unknown option": ["Why?", "--colour"],
@@ -190,7 +209,9 @@ cli.command()
 def test_ctrl_c_exits_with_130_and_no_traceback_and_the_page_is_written(tmp_path):
     page = tmp_path / "run.html"
     code = SLOW.replace('"--quiet"]', f'"--quiet", "--html", {str(page)!r}]')
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     with process:
         shown = process.stdout.read(len("a b c d e f g h i j"))
         process.send_signal(signal.SIGINT)
@@ -201,13 +222,20 @@ def test_ctrl_c_exits_with_130_and_no_traceback_and_the_page_is_written(tmp_path
 
 def test_ctrl_c_leaves_the_rounds_so_far_in_the_table():
     code = SLOW.replace(', "--quiet"', "")
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     with process:
         legend, blank = process.stdout.readline(), process.stdout.readline()
         shown = process.stdout.read(len("a b c d e f g h i j"))
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
-    assert (process.returncode, legend, blank, shown) == (INTERRUPTED, "■ a\n", "\n", "a b c d e f g h i j")
+    assert (process.returncode, legend, blank, shown) == (
+        INTERRUPTED,
+        "■ a\n",
+        "\n",
+        "a b c d e f g h i j",
+    )
     assert re.search(r"^1 +a ", out, re.MULTILINE)
 
 
@@ -232,8 +260,12 @@ def test_ctrl_c_while_the_command_is_imported_is_the_same():
 
 
 def test_a_reader_that_leaves_is_no_error():
-    code = SLOW.replace("time.sleep(600)", "pass").replace('"--quiet"', '"--quiet", "--segment-tokens", "1"')
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    code = SLOW.replace("time.sleep(600)", "pass").replace(
+        '"--quiet"', '"--quiet", "--segment-tokens", "1"'
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     with process:
         process.stdout.close()
         assert (process.wait(timeout=60), process.stderr.read()) == (UNREAD, b"")
@@ -262,17 +294,25 @@ def test_an_unknown_argument_is_refused_with_what_was_meant_or_an_example(argume
     assert OLD[argument] in capsys.readouterr().err
 
 
-# --- forms and pages --------------------------------------------------------------------------------------------
+# --- forms and pages ------------------------------------------------------------------------------
 
 
 def test_a_schema_a_pattern_and_a_choice_are_kept(ask, tmp_path):
     file = tmp_path / "city.json"
-    file.write_text('{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}')
-    by = [ScriptedMember('{"city": "Rome"}', name="a"), ScriptedMember("I think it is Rome.", name="b")]
+    file.write_text(
+        '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
+    )
+    by = [
+        ScriptedMember('{"city": "Rome"}', name="a"),
+        ScriptedMember("I think it is Rome.", name="b"),
+    ]
     code, out, err = ask("Where?", "--schema", str(file), "-q", by=by)
     assert (code, err, json.loads(out)) == (FINE, "", {"city": "Rome"})
     for argv in (["--choice", "yes", "--choice", "no"], ["--regex", "y[a-z]+"]):
-        assert ask("Well?", *argv, "-q", by=[ScriptedMember("yes", name="a")])[:2] == (FINE, "yes\n")
+        assert ask("Well?", *argv, "-q", by=[ScriptedMember("yes", name="a")])[:2] == (
+            FINE,
+            "yes\n",
+        )
     for text in ("[1]", "{", "[" * 100_000):
         file.write_text(text)
         code, out, err = ask("Well?", "--schema", str(file))

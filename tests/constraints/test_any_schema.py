@@ -1,7 +1,8 @@
 """Any schema, pattern or choice is kept on both sides, or refused in words.
 
-*On both sides*: what the referee lets through is right, and what is right, written as members must write it, is let
-through. Another library judges each time: ``jsonschema``, ``re``, Python's own ``in``.
+*On both sides*: what the referee lets through is right, and what is right, written as members must
+write it, is let through. Another library judges each time: ``jsonschema``, ``re``, Python's own
+``in``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from .walks import BYTES, assert_satisfies, json_schema, walk
 KNOWN = sorted(KEYWORDS | ANNOTATIONS)
 SET = [word for word in KNOWN if word not in ("$id", "$schema", "$anchor")]
 """Names of schemas are read by the judge, and only by it."""
-words = st.text(st.characters(exclude_categories=["Cc", "Cs"], include_characters="\n\t\r\b\f"), max_size=8)
+words = st.text(
+    st.characters(exclude_categories=["Cc", "Cs"], include_characters="\n\t\r\b\f"), max_size=8
+)
 """Control characters without a letter of their own have several spellings in JSON."""
 scraps = st.recursive(
     st.none()
@@ -37,7 +40,10 @@ scraps = st.recursive(
     | st.floats(width=16)
     | broken
     | st.sampled_from(["string", "object", "^a", "#"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(SET) | broken, inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(SET) | broken, inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -60,7 +66,7 @@ def through(constraint: Constraint, text: str) -> bool:
     return referee.legal("", text) == len(text) and referee.may_end(text)
 
 
-# --- schemas that are right -------------------------------------------------------------------------------------
+# --- schemas that are right -----------------------------------------------------------------------
 
 
 numbers = st.integers(-2000, 2000)
@@ -71,7 +77,14 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=6,
 )
-TYPES = {bool: "boolean", type(None): "null", str: "string", int: "integer", float: "number", list: "array"}
+TYPES = {
+    bool: "boolean",
+    type(None): "null",
+    str: "string",
+    int: "integer",
+    float: "number",
+    list: "array",
+}
 
 
 @st.composite
@@ -84,12 +97,18 @@ def describing(draw: Any, value: Any) -> Any:
             "properties": {key: draw(describing(one)) for key, one in value.items()},
             "additionalProperties": False,
         }
-        schema["properties"] |= {key: {} for key in draw(st.lists(words, max_size=1)) if key not in value}
+        schema["properties"] |= {
+            key: {} for key in draw(st.lists(words, max_size=1)) if key not in value
+        }
         schema["required"] = [key for key in value if draw(st.booleans())]
     elif isinstance(value, list):
         items = [draw(describing(one)) for one in value]
         schema |= {"items": {"anyOf": items}} if items else {}
-        schema |= {"minItems": max(len(value) - some, 0), "maxItems": len(value) + some} if draw(st.booleans()) else {}
+        schema |= (
+            {"minItems": max(len(value) - some, 0), "maxItems": len(value) + some}
+            if draw(st.booleans())
+            else {}
+        )
     elif isinstance(value, str):
         schema |= {"minLength": max(len(value) - some, 0), "maxLength": len(value) + some}
     elif type(value) is int:
@@ -120,9 +139,19 @@ def neighbours(draw: Any, value: Any) -> Any:
         return {key: draw(neighbours(one)) if key == name else one for key, one in value.items()}
     if isinstance(value, list) and value and draw(st.booleans()):
         at = draw(st.integers(0, len(value) - 1))
-        return [*value[:at], draw(neighbours(value[at])), *value[at + 1 :], *value[at : draw(st.integers(at, at + 2))]]
+        return [
+            *value[:at],
+            draw(neighbours(value[at])),
+            *value[at + 1 :],
+            *value[at : draw(st.integers(at, at + 2))],
+        ]
     return draw(
-        st.sampled_from([{}, [], [value], {"a": value}]) | words | numbers | decimals | st.none() | st.booleans()
+        st.sampled_from([{}, [], [value], {"a": value}])
+        | words
+        | numbers
+        | decimals
+        | st.none()
+        | st.booleans()
     )
 
 
@@ -135,7 +164,9 @@ def written(value: Any) -> str:
 
 
 @given(pairs(), st.lists(st.integers(0, 10**6), max_size=3))
-def test_what_satisfies_a_schema_is_let_through_in_any_pieces(pair: tuple[Any, Any], places: list[int]) -> None:
+def test_what_satisfies_a_schema_is_let_through_in_any_pieces(
+    pair: tuple[Any, Any], places: list[int]
+) -> None:
     assert valid(*pair)
     constraint, text = json_schema(pair[0]), written(pair[1])
     assert not refused(constraint)
@@ -147,12 +178,14 @@ def test_what_satisfies_a_schema_is_let_through_in_any_pieces(pair: tuple[Any, A
 
 
 @given(st.data(), pairs())
-def test_a_value_is_let_through_just_if_it_satisfies_the_schema(data: Any, pair: tuple[Any, Any]) -> None:
+def test_a_value_is_let_through_just_if_it_satisfies_the_schema(
+    data: Any, pair: tuple[Any, Any]
+) -> None:
     value = data.draw(neighbours(pair[1]))
     assert through(json_schema(pair[0]), written(value)) == valid(pair[0], value)
 
 
-# --- schemas that may be anything -------------------------------------------------------------------------------
+# --- schemas that may be anything -----------------------------------------------------------------
 
 
 @st.composite
@@ -161,7 +194,9 @@ def spoiled(draw: Any) -> Any:
     if draw(st.integers(0, 9)) == 0:
         return draw(scraps)
     seed = draw(st.integers(0, 10**6))
-    schema = copy.deepcopy(BY_HAND[seed % len(BY_HAND)] if draw(st.booleans()) else made(random.Random(seed)))
+    schema = copy.deepcopy(
+        BY_HAND[seed % len(BY_HAND)] if draw(st.booleans()) else made(random.Random(seed))
+    )
     for _ in range(draw(st.integers(1, 2))):
         holder, key = draw(st.sampled_from(list(places_in(schema)) or [(schema, "type")]))
         if isinstance(holder, dict) and draw(st.booleans()):
@@ -171,9 +206,30 @@ def spoiled(draw: Any) -> Any:
 
 
 @example({"type": "object", "propertyNames": False, "additionalProperties": {"type": "boolean"}}, 0)
-@example({"type": "object", "propertyNames": {"type": "integer"}, "additionalProperties": {"type": "boolean"}}, 0)
-@example({"type": "object", "propertyNames": {"enum": [[], "y"]}, "additionalProperties": {"type": "boolean"}}, 0)
-@example({"type": "object", "propertyNames": {"enum": ["a", "b"], "const": "a"}, "additionalProperties": {}}, 0)
+@example(
+    {
+        "type": "object",
+        "propertyNames": {"type": "integer"},
+        "additionalProperties": {"type": "boolean"},
+    },
+    0,
+)
+@example(
+    {
+        "type": "object",
+        "propertyNames": {"enum": [[], "y"]},
+        "additionalProperties": {"type": "boolean"},
+    },
+    0,
+)
+@example(
+    {
+        "type": "object",
+        "propertyNames": {"enum": ["a", "b"], "const": "a"},
+        "additionalProperties": {},
+    },
+    0,
+)
 @example({"anyOf": [{"$ref": "0"}, {"type": "null"}]}, 0)
 @given(spoiled(), st.integers(0, 10**6))
 def test_any_schema_is_kept_or_refused_in_words(schema: Any, seed: int) -> None:
@@ -185,16 +241,20 @@ def test_any_schema_is_kept_or_refused_in_words(schema: Any, seed: int) -> None:
         return
     json.loads(data)
     try:
-        jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
+        jsonschema.validators.validator_for(
+            schema, default=jsonschema.Draft202012Validator
+        ).check_schema(schema)
     except (jsonschema.SchemaError, re.error):
         return  # there is no judge of a schema that is none
     assert_satisfies(data.decode(), schema)
 
 
-# --- patterns and choices ---------------------------------------------------------------------------------------
+# --- patterns and choices -------------------------------------------------------------------------
 
 letters = st.sampled_from([*"abcxyz019 -_.,:/\"'\\+*?()[]{}|^$#&~@", "é", "ß", "天", "😀", "ש"])
-atoms = letters.map(re.escape) | st.sampled_from(["[a-c]", "[^a-c]", "[0-9]", "[é天-]", ".", "[\\]a]", "(?:)"])
+atoms = letters.map(re.escape) | st.sampled_from(
+    ["[a-c]", "[^a-c]", "[0-9]", "[é天-]", ".", "[\\]a]", "(?:)"]
+)
 
 
 def built(inner: Any) -> Any:
@@ -216,9 +276,15 @@ lines = st.lists(letters, max_size=5).map("".join)
 def test_a_pattern_lets_through_just_what_it_matches(data: Any, pattern: str) -> None:
     constraint = Constraint("regex", pattern)
     if refused(constraint):
-        assert re.fullmatch(pattern, "") and not any(re.fullmatch(pattern, one) for one in "abcx09.é天😀")
+        assert re.fullmatch(pattern, "") and not any(
+            re.fullmatch(pattern, one) for one in "abcx09.é天😀"
+        )
         return
-    like = data.draw(st.from_regex(pattern, fullmatch=True, alphabet=st.characters(exclude_categories=["Cc", "Cs"])))
+    like = data.draw(
+        st.from_regex(
+            pattern, fullmatch=True, alphabet=st.characters(exclude_categories=["Cc", "Cs"])
+        )
+    )
     string = json_schema({"type": "string", "pattern": f"^(?:{pattern})$"})
     for text in (like, data.draw(lines), like + data.draw(lines), like[1:]):
         assert through(constraint, text) == bool(re.fullmatch(pattern, text)), text

@@ -17,8 +17,22 @@ from tests.torture.texts import cut
 from .walks import BYTES, walk
 
 TOOLS = [
-    {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}},
-    {"name": "find", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}},
+    {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number"}},
+            "required": ["a"],
+        },
+    },
+    {
+        "name": "find",
+        "parameters": {
+            "type": "object",
+            "properties": {"q": {"type": "string"}},
+            "required": ["q"],
+        },
+    },
 ]
 HERMES = CallFormat()
 BARE = CallFormat("", "", "; ", arguments_key="parameters")
@@ -44,21 +58,32 @@ def written(form: CallFormat, name: str, arguments: Any) -> str:
 
 
 def read(constraint: Constraint | CallFormat, text: str) -> CallReader:
-    reader = CallReader(constraint, anywhere=True) if isinstance(constraint, CallFormat) else reader_for(constraint)
+    reader = (
+        CallReader(constraint, anywhere=True)
+        if isinstance(constraint, CallFormat)
+        else reader_for(constraint)
+    )
     assert reader is not None
     reader.feed(text)
     return reader
 
 
-# --- the reader -----------------------------------------------------------------------------------------------------
+# --- the reader -----------------------------------------------------------------------------------
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-99, 99) | st.text(st.sampled_from('ab"\\{}[]<>/\n天'), max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-99, 99)
+    | st.text(st.sampled_from('ab"\\{}[]<>/\n天'), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 ARGUMENTS = st.dictionaries(st.text(st.sampled_from('ab"}{'), max_size=3), VALUES, max_size=3)
-PROSE = st.text(st.sampled_from("ab <tol_c>\n"), max_size=20).filter(lambda text: HERMES.begin not in text + "\n")
+PROSE = st.text(st.sampled_from("ab <tol_c>\n"), max_size=20).filter(
+    lambda text: HERMES.begin not in text + "\n"
+)
 MANY = st.lists(st.tuples(st.sampled_from(["add", 'od"d', "天気"]), ARGUMENTS), max_size=3)
 
 
@@ -76,8 +101,12 @@ def test_words_and_calls_come_out_as_they_went_in_wherever_the_text_is_cut(
             names += [one.name] if one.name is not None else []
             found[one.index] += one.arguments
     assert said + reader.finish() == prose
-    assert list(zip(names, found, strict=True)) == [(n, json.dumps(a, ensure_ascii=False)) for n, a in many]
-    assert [(call.name, call.arguments) for call in reader.calls] == list(zip(names, found, strict=True))
+    assert list(zip(names, found, strict=True)) == [
+        (n, json.dumps(a, ensure_ascii=False)) for n, a in many
+    ]
+    assert [(call.name, call.arguments) for call in reader.calls] == list(
+        zip(names, found, strict=True)
+    )
     assert reader.ends == tuple(sorted(reader.ends)) and (not many or reader.ends[-1] == len(text))
 
 
@@ -96,16 +125,20 @@ def test_equal_calls_are_equal_however_they_are_written() -> None:
     assert canonical(Call("f", "{")) == canonical(Call("f", "{"))
 
 
-# --- the grammar ----------------------------------------------------------------------------------------------------
+# --- the grammar ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("parallel", [False, True])
-def test_every_text_that_ends_is_calls_that_satisfy_their_schemas(form: CallFormat, parallel: bool) -> None:
+def test_every_text_that_ends_is_calls_that_satisfy_their_schemas(
+    form: CallFormat, parallel: bool
+) -> None:
     referee = referee_for(calls(form, parallel))
     ended = 0
     for seed in range(12):
-        data, whole = walk(BYTES.grammar(calls(form, parallel)).start(), random.Random(seed), most=20)
+        data, whole = walk(
+            BYTES.grammar(calls(form, parallel)).start(), random.Random(seed), most=20
+        )
         if whole:
             reader = read(calls(form, parallel), data.decode())
             assert (reader.prose, reader.rest) == (0, "")
@@ -132,7 +165,8 @@ def test_a_state_is_in_a_call_from_its_begin_to_its_end(form: CallFormat) -> Non
 
 
 def test_what_follows_a_call_is_inside_the_next_one_from_its_first_byte() -> None:
-    """So that the next call is drafted whole, and a referee that knows it already sees all of it."""
+    """So that the next call is drafted whole, and a referee that knows it already sees all of
+    it."""
     state = BYTES.grammar(calls()).start()
     assert state.advance(ADD) == len(ADD) and not state.in_call
     for byte in "\n<tool_call>\n":
@@ -140,13 +174,15 @@ def test_what_follows_a_call_is_inside_the_next_one_from_its_first_byte() -> Non
         assert state.in_call
 
 
-# --- the referee ----------------------------------------------------------------------------------------------------
+# --- the referee ----------------------------------------------------------------------------------
 
 
 def test_drafts_that_complete_equal_calls_are_the_same() -> None:
     referee = referee_for(calls())
     begun = '<tool_call>\n{"name": "find", "arguments": {"q": "'
-    assert referee.same(begun, 'é"}}\n</tool_call>') == referee.same(begun, '\\u00e9"}}\n</tool_call>')
+    assert referee.same(begun, 'é"}}\n</tool_call>') == referee.same(
+        begun, '\\u00e9"}}\n</tool_call>'
+    )
     assert referee.same(begun, 'é"}}\n</tool_call>') != referee.same(begun, 'e"}}\n</tool_call>')
     assert referee.same(begun, "é") == "é"
     assert referee_for(Constraint("json")).same("", "{") == "{"
@@ -167,7 +203,9 @@ def test_free_text_or_a_call_after_which_nothing_may_come() -> None:
 
 def test_calls_or_an_answer_by_a_schema() -> None:
     schema = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
-    constraint = Constraint("any_of", json.dumps([["calls", calls().body], ["json_schema", schema]]))
+    constraint = Constraint(
+        "any_of", json.dumps([["calls", calls().body], ["json_schema", schema]])
+    )
     referee = referee_for(constraint)
     assert referee.forced("") == ""
     assert referee.forced("<") == 'tool_call>\n{"name": "'
@@ -193,5 +231,7 @@ def test_what_only_begins_another_call_is_left_out_of_a_draft() -> None:
     for more in ("\n", "\n<to", "\n<tool_call>\n", "\n\n", "\nDone.", " and so on"):
         assert referee.legal("", ADD + more) == len(ADD)
         assert referee.legal(ADD, more) == 0
-    assert referee.legal("", ADD + '\n<tool_call>\n{"name"') == len(ADD) + len('\n<tool_call>\n{"name"')
+    assert referee.legal("", ADD + '\n<tool_call>\n{"name"') == len(ADD) + len(
+        '\n<tool_call>\n{"name"'
+    )
     assert referee.legal("", "Well.\n") == len("Well.\n")

@@ -1,4 +1,5 @@
-"""What the loop asks the referee: about texts, in any order, from any thread, about answers of any length."""
+"""What the loop asks the referee: about texts, in any order, from any thread, about answers of any
+length."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from .walks import json_schema
 
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, 'q"\\é\n': {"type": "null"}},
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        'q"\\é\n': {"type": "null"},
+    },
     "required": ["name", "age", 'q"\\é\n'],
 }
 WHOLE = json.dumps({"name": "some name", "age": 31, 'q"\\é\n': None}, ensure_ascii=False)
@@ -103,11 +108,13 @@ def test_a_string_has_one_spelling_and_is_cut_before_an_escape_of_another(text: 
     assert referee.legal("", whole) == len(whole)
 
 
-# --- spaces ---------------------------------------------------------------------------------------------------------
+# --- spaces ---------------------------------------------------------------------------------------
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 spacings = st.sampled_from(
@@ -116,8 +123,13 @@ spacings = st.sampled_from(
 
 
 @given(values, spacings, st.floats(0, 1))
-def test_json_with_any_spaces_is_spaced_as_grammars_want_it(value: Any, spacing: dict[str, Any], share: float) -> None:
-    right, text = json.dumps(value, ensure_ascii=False), json.dumps(value, ensure_ascii=False, **spacing)
+def test_json_with_any_spaces_is_spaced_as_grammars_want_it(
+    value: Any, spacing: dict[str, Any], share: float
+) -> None:
+    right, text = (
+        json.dumps(value, ensure_ascii=False),
+        json.dumps(value, ensure_ascii=False, **spacing),
+    )
     assert respaced(Constraint("json"), "", text) == right
     answer = right[: int(share * len(right))]
     assert answer + respaced(Constraint("json"), answer, right[len(answer) :]) == right

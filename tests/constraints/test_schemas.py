@@ -1,4 +1,5 @@
-"""JSON schemas: every answer that ends satisfies its schema, and what cannot be kept is refused in words."""
+"""JSON schemas: every answer that ends satisfies its schema, and what cannot be kept is refused in
+words."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from .walks import BYTES, assert_satisfies, json_schema, walk
 
 MANY = schemas(240, seed=1)
 REFUSED = 42
-"""At most no properties, or one of them: llguidance counts the properties only where all of them are required."""
+"""At most no properties, or one of them: llguidance counts the properties only where all of them
+are required."""
 
 
 def through(schema: Any, text: str) -> bool:
@@ -65,7 +67,7 @@ def test_forced_text_is_the_only_way_on() -> None:
             assert state.fits(bytes([byte])) == (byte in follows)
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 BASE = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
@@ -123,7 +125,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_its_place(schema: Any, mes
     assert error.value.__notes__[0].startswith("-> ")
 
 
-# --- what is rewritten because llguidance would not keep it ---------------------------------------------------------
+# --- what is rewritten because llguidance would not keep it ---------------------------------------
 
 
 def ref(name: str) -> dict[str, str]:
@@ -170,8 +172,12 @@ KEPT: list[tuple[str, Any, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "schema", "right", "wrong"), KEPT, ids=lambda value: str(value)[:30])
-def test_what_llguidance_alone_would_not_keep_is_kept(name: str, schema: Any, right: str, wrong: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "schema", "right", "wrong"), KEPT, ids=lambda value: str(value)[:30]
+)
+def test_what_llguidance_alone_would_not_keep_is_kept(
+    name: str, schema: Any, right: str, wrong: str
+) -> None:
     check(json_schema(schema))
     assert through(schema, right) and not through(schema, wrong)
     dice, grammar = random.Random(1), BYTES.grammar(json_schema(schema))
@@ -218,7 +224,7 @@ def test_pydantic_reads_whatever_is_written_for_its_own_schemas(kind: Any) -> No
             adapter.validate_json(data)
 
 
-# --- the other kinds ------------------------------------------------------------------------------------------------
+# --- the other kinds ------------------------------------------------------------------------------
 
 BROKEN = {"name": "book", "parameters": {"type": "object", "properties": {"n": {"type": "x"}}}}
 OTHERS = [
@@ -228,7 +234,10 @@ OTHERS = [
     (Constraint("grammar", "root ::= nothing"), "nothing"),
     (Constraint("grammar", 'root ::= ("a"'), "grammar"),
     (Constraint("grammar", 'root ::= "a" root'), "no answer ends"),
-    (Constraint("calls", json.dumps({"tools": [BROKEN]})), r"book\.parameters\.properties\.n .*Invalid type"),
+    (
+        Constraint("calls", json.dumps({"tools": [BROKEN]})),
+        r"book\.parameters\.properties\.n .*Invalid type",
+    ),
 ]
 
 

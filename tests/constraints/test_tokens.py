@@ -52,12 +52,15 @@ def test_the_bytes_of_a_token_are_what_decoding_adds(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda value: str(value)[:60])
-def test_masks_hold_exactly_the_tokens_that_fit_whoever_wrote_the_text(kind: str, constraint: Constraint) -> None:
+def test_masks_hold_exactly_the_tokens_that_fit_whoever_wrote_the_text(
+    kind: str, constraint: Constraint
+) -> None:
     vocab, words, stop, size = made(kind)
     grammar, dice, text = vocab.grammar(constraint), random.Random(1), b""
     state = grammar.start()
     for step in range(9):
-        if step % 4 == 3 and (follows := state.follows()):  # another member writes, perhaps what no token says
+        # another member writes, perhaps what no token says
+        if step % 4 == 3 and (follows := state.follows()):
             foreign = bytes([dice.choice(follows)])
             assert state.advance(foreign) == 1
             text += foreign
@@ -88,7 +91,16 @@ def test_a_character_may_be_split_over_tokens() -> None:
 
 
 def test_a_call_may_begin_inside_a_token() -> None:
-    words = [b"Hi", b"<", b"<tool", b"_call>\n", b'_call>\n{"', b'_call>\n["', b"_call>\nx", b"</s>"]
+    words = [
+        b"Hi",
+        b"<",
+        b"<tool",
+        b"_call>\n",
+        b'_call>\n{"',
+        b'_call>\n["',
+        b"_call>\nx",
+        b"</s>",
+    ]
     words += [b"!<tool_call>\n{", b"", b"<tool_call>\n<", b"\n"]
     state = Vocabulary(words, [7]).grammar(auto()).start()
     wrong = 10  # it goes on wrongly after a beginning that it holds whole

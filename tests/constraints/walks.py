@@ -27,9 +27,11 @@ def allowed(mask: Any, size: int) -> list[int]:
 
 
 def walk(state: State, dice: random.Random, most: int, eager: float = 0.6) -> tuple[bytes, bool]:
-    """Random legal bytes from here, and whether the text is whole. ``most``: from so many on it goes for the end.
+    """Random legal bytes from here, and whether the text is whole. ``most``: from so many on it
+    goes for the end.
 
-    ``eager``: how gladly it ends strings, arrays and objects. There is always a way on: no text is a dead end.
+    ``eager``: how gladly it ends strings, arrays and objects. There is always a way on: no text is
+    a dead end.
     """
     found = b""
     while len(found) < most + 300:
@@ -40,7 +42,9 @@ def walk(state: State, dice: random.Random, most: int, eager: float = 0.6) -> tu
             assert state.may_end(), found
             return found, True
         ends = bytes(byte for byte in follows if byte in b'"]},')
-        byte = dice.choice(ends if ends and (len(found) >= most or dice.random() < eager) else follows)
+        byte = dice.choice(
+            ends if ends and (len(found) >= most or dice.random() < eager) else follows
+        )
         assert state.advance(bytes([byte])) == 1
         found += bytes([byte])
     return found, False
@@ -59,7 +63,10 @@ def without_nullable(schema: Any) -> Any:
         return [without_nullable(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: one if key in ("enum", "const") else without_nullable(one) for key, one in schema.items()}
+    found = {
+        key: one if key in ("enum", "const") else without_nullable(one)
+        for key, one in schema.items()
+    }
     if found.pop("nullable", False) is True:
         return {"anyOf": [found, {"type": "null"}]}
     return found

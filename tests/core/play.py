@@ -1,4 +1,5 @@
-"""Plays whole answers without threads: asks every member in turn, keeps each ``Ask``, prints rounds as a table."""
+"""Plays whole answers without threads: asks every member in turn, keeps each ``Ask``, prints rounds
+as a table."""
 
 from __future__ import annotations
 
@@ -10,7 +11,18 @@ from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.referee import FREE, Referee
 from langchain_specfuse.core.rounds import rounds
-from langchain_specfuse.core.values import Ask, Draft, DraftJob, Panelist, Query, Reply, Round, Scored, ScoreJob, Turn
+from langchain_specfuse.core.values import (
+    Ask,
+    Draft,
+    DraftJob,
+    Panelist,
+    Query,
+    Reply,
+    Round,
+    Scored,
+    ScoreJob,
+    Turn,
+)
 from langchain_specfuse.members.scripted import ScriptedMember
 
 QUERY = Query("q", (Turn("user", "What is it?"),))
@@ -35,7 +47,9 @@ class Played:
     def asked(self, kind: type, round: int | None = None) -> list[tuple[str, DraftJob | ScoreJob]]:
         """(member, job) for all jobs of this kind, in order."""
         asks = [ask for ask in self.asks if round in (None, ask.round)]
-        return [(name, job) for ask in asks for name, job in ask.jobs.items() if isinstance(job, kind)]
+        return [
+            (name, job) for ask in asks for name, job in ask.jobs.items() if isinstance(job, kind)
+        ]
 
 
 def play(
@@ -46,11 +60,15 @@ def play(
     referee: Referee = FREE,
     query: Query = QUERY,
 ) -> Played:
-    """One whole answer; ``settings.lead`` leads if it is one of them. An error of the loop is kept in ``error``."""
+    """One whole answer; ``settings.lead`` leads if it is one of them. An error of the loop is kept
+    in ``error``."""
     played = Played()
     settings = settings or Settings()
     panel = panel or [Panelist(name) for name in answerers]
-    can_lead = any(one.name == settings.lead and one.drafts for one in panel) and settings.method.margin is not None
+    can_lead = (
+        any(one.name == settings.lead and one.drafts for one in panel)
+        and settings.method.margin is not None
+    )
     members = Panel.of(panel, prior, settings.lead if can_lead else None)
     loop = rounds(query, settings, members, referee)
     replies: dict[str, Reply] | None = None
@@ -62,7 +80,9 @@ def play(
                 played.rounds.append(item)
             else:
                 played.asks.append(item)
-                replies = {name: answerers[name](job, item.round) for name, job in item.jobs.items()}
+                replies = {
+                    name: answerers[name](job, item.round) for name, job in item.jobs.items()
+                }
     except StopIteration:
         return played
     except Exception as error:
@@ -71,7 +91,9 @@ def play(
 
 
 def answering(member: ScriptedMember) -> Answerer:
-    return lambda job, _: (member.draft([job]) if isinstance(job, DraftJob) else member.score([job]))[0]
+    return lambda job, _: (
+        member.draft([job]) if isinstance(job, DraftJob) else member.score([job])
+    )[0]
 
 
 def speakers(**texts: str) -> dict[str, Answerer]:
@@ -80,14 +102,17 @@ def speakers(**texts: str) -> dict[str, Answerer]:
 
 
 def babbler(seed: int, skill: float = 0.0, ends: float = 0.05, noise: float = 0.3) -> Answerer:
-    """Writes random words. All babblers agree, up to noise, that drafts with more "good" words are more probable."""
+    """Writes random words. All babblers agree, up to noise, that drafts with more "good" words are
+    more probable."""
     rng = random.Random(seed)
 
     def reply(job: DraftJob | ScoreJob, _: int) -> Reply:
         if isinstance(job, ScoreJob):
             return Scored(tuple(_logprobs(rng, c.text, c.ended, noise) for c in job.candidates))
         count = min(job.segment_tokens, job.max_tokens)
-        text = "".join(" good" if rng.gauss(skill, 1) > 0 else f" w{rng.randrange(99)}" for _ in range(count))
+        text = "".join(
+            " good" if rng.gauss(skill, 1) > 0 else f" w{rng.randrange(99)}" for _ in range(count)
+        )
         ended = rng.random() < ends
         return Draft(text, ended, tuple(range(count)), _logprobs(rng, text, ended, noise))
 
@@ -95,12 +120,17 @@ def babbler(seed: int, skill: float = 0.0, ends: float = 0.05, noise: float = 0.
 
 
 def _logprobs(rng: random.Random, text: str, ended: bool, noise: float) -> tuple[float, ...]:
-    row = [min(0.0, (-0.3 if word == "good" else -1.5) + rng.gauss(0, noise)) for word in text.split()]
+    row = [
+        min(0.0, (-0.3 if word == "good" else -1.5) + rng.gauss(0, noise)) for word in text.split()
+    ]
     return tuple([*row, -1.0] if ended else row)
 
 
-def repeater(word: str, confidence: Callable[[int], float], score: float = -2.0, size: int = 3) -> Answerer:
-    """Drafts a word ``size`` times with the log-probability ``confidence(round)``; scores others' drafts ``score``."""
+def repeater(
+    word: str, confidence: Callable[[int], float], score: float = -2.0, size: int = 3
+) -> Answerer:
+    """Drafts a word ``size`` times with the log-probability ``confidence(round)``; scores others'
+    drafts ``score``."""
 
     def reply(job: DraftJob | ScoreJob, number: int) -> Reply:
         if isinstance(job, ScoreJob):
@@ -119,5 +149,7 @@ def table(played: Played) -> str:
         weights = " ".join(f"{name}={weight:.2f}" for name, weight in round.weights.items())
         gone = "".join(f" | {d.member} left: {d.kind}" for d in round.left)
         end = f" | {round.finish}" if round.finish else ""
-        lines.append(f"{round.number} {round.winner}: {round.text!r} | {totals} | {weights}{gone}{end}")
+        lines.append(
+            f"{round.number} {round.winner}: {round.text!r} | {totals} | {weights}{gone}{end}"
+        )
     return "\n".join(lines)

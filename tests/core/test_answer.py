@@ -11,7 +11,8 @@ from langchain_specfuse.core.values import Segment
 
 
 def agreed(pieces, stop=(), budget=1000, ended=True):
-    """(answer, what each piece released), until the answer finishes. The last piece ends it if ``ended``."""
+    """(answer, what each piece released), until the answer finishes. The last piece ends it if
+    ``ended``."""
     answer, released = Answer(stop=tuple(stop), budget=budget), []
     for k, piece in enumerate(pieces):
         answer = answer.plus(Segment(piece, ended and k == len(pieces) - 1, {"a": (1,)}))
@@ -22,12 +23,14 @@ def agreed(pieces, stop=(), budget=1000, ended=True):
 
 
 @pytest.mark.parametrize(("ended", "budget", "finish"), [(True, 100, "stop"), (False, 2, "length")])
-def test_held_back_text_is_released_when_the_answer_ends_without_the_stop_string(ended, budget, finish):
+def test_held_back_text_is_released_when_the_answer_ends_without_the_stop_string(
+    ended, budget, finish
+):
     answer, released = agreed(["one ", "E"], ["END"], budget, ended)
     assert (released, answer.finish) == (["one ", "E"], finish)
 
 
-# --- where a draft may be cut -----------------------------------------------------------------------------------
+# --- where a draft may be cut ---------------------------------------------------------------------
 
 
 def pieces(text):
@@ -43,7 +46,10 @@ def pieces(text):
         ("see https://a.b/c?d=e#f now", ["see", " https://a.b/c?d=e#f", " now"]),
         ("def f(x):\n    return x\n", ["def", " f(x):\n    return", " x", "\n"]),
         ("if a:\n\tb = 1\n\n\nc", ["if", " a:\n\tb", " =", " 1", "\n\n\n", "c"]),
-        ("| a | b |\n|---|---|\n| 1 |", ["|", " a", " |", " b", " |\n", "|---|---|\n", "|", " 1", " |"]),
+        (
+            "| a | b |\n|---|---|\n| 1 |",
+            ["|", " a", " |", " b", " |\n", "|---|---|\n", "|", " 1", " |"],
+        ),
         ("天空是蓝色的", list("天空是蓝色的")),
         ("用Python写", ["用", "Python", "写"]),
         ("nice 👨‍👩‍👧‍👦 family", ["nice", " 👨‍👩‍👧‍👦", " family"]),
@@ -85,7 +91,11 @@ def test_a_token_with_part_of_a_character_is_never_the_last():
 
 
 @given(
-    st.lists(st.sampled_from([" the", " sky", ".", "天", "😀", "\n", "    ", "x1", "e\u0301"]), max_size=10), st.data()
+    st.lists(
+        st.sampled_from([" the", " sky", ".", "天", "😀", "\n", "    ", "x1", "e\u0301"]),
+        max_size=10,
+    ),
+    st.data(),
 )
 def test_kept_tokens_are_whole_characters_up_to_a_safe_place(words, data):
     text = "".join(words)
@@ -101,19 +111,24 @@ def test_kept_tokens_are_whole_characters_up_to_a_safe_place(words, data):
         assert is_safe(text, len(kept))
 
 
-@pytest.mark.parametrize("mark", "\U0001f3fb\U0001f3ff\U000e0020\U000e007f\u0301\u20dd\u0903\ufe00\ufe0f\u200d")
+@pytest.mark.parametrize(
+    "mark", "\U0001f3fb\U0001f3ff\U000e0020\U000e007f\u0301\u20dd\u0903\ufe00\ufe0f\u200d"
+)
 def test_a_mark_is_never_cut_off_its_character(mark):
     assert not is_safe(f"天{mark}天", 1)
 
 
-# --- loops ------------------------------------------------------------------------------------------------------
+# --- loops ----------------------------------------------------------------------------------------
 
 SENTENCE = "The sky is blue because of the way light scatters. "
 
 LOOPS = {
     "sentence": (SENTENCE * 2, SENTENCE[:30]),
     "sentence, cut anywhere": ("Well. " + SENTENCE * 2 + SENTENCE[:17], SENTENCE[17:40]),
-    "clause": ("It is natural because it is natural because it is natural because", " it is natural because"),
+    "clause": (
+        "It is natural because it is natural because it is natural because",
+        " it is natural because",
+    ),
     "list of zeros": ("[0, 0, 0, 0, 0, 0, 0, 0, 0, 0,", " 0, 0, 0, 0,"),
     "Chinese": ("天空是蓝色的，因为光的散射。" * 3, "天空是蓝色的，因为光的散射。"),
     "lines of marks": ("...\n" * 40, "...\n...\n"),
@@ -132,7 +147,8 @@ PLAIN = {
     ),
     "indentation": ("if a:\n" + " " * 40, " " * 8),
     "refrain": (
-        "Row, row your boat\nGently down the stream\nOh merrily we go\nRow, row your boat\nAgainst the evening wind\n",
+        "Row, row your boat\nGently down the stream\nOh merrily we go\nRow, row your boat\nAgainst "
+        "the evening wind\n",
         "Oh merrily we go\n",
     ),
     "leaving a loop": (SENTENCE * 2, "The sky is blue, but the sea is not."),
@@ -149,7 +165,10 @@ def test_plain_text_is_no_loop(name):
     assert not continues_loop(*PLAIN[name])
 
 
-@given(st.text("abcde ,.", min_size=8, max_size=50).filter(lambda s: len(set(s)) > 3), st.integers(2, 40))
+@given(
+    st.text("abcde ,.", min_size=8, max_size=50).filter(lambda s: len(set(s)) > 3),
+    st.integers(2, 40),
+)
 def test_a_long_repetition_is_found_wherever_the_seam_is(period, at):
     whole = period * 12
     assert continues_loop(whole[:-at], whole[-at:]) or not whole[-at:].strip()
@@ -164,10 +183,14 @@ def test_text_without_repetition_is_never_a_loop(numbers, at):
 @given(st.text("ab \n", max_size=40), st.integers(1, 60), st.text("ab \n", max_size=20))
 def test_only_the_end_of_a_long_answer_matters(unit, times, draft):
     answer = unit * times
-    assert continues_loop(answer, draft) == continues_loop("x" * 1000 + answer[-LOOP_WINDOW:], draft)
+    assert continues_loop(answer, draft) == continues_loop(
+        "x" * 1000 + answer[-LOOP_WINDOW:], draft
+    )
 
 
-@pytest.mark.parametrize(("unit", "period", "least"), [("ab", 2, 24), ("-", 1, 96)], ids=["letters", "marks"])
+@pytest.mark.parametrize(
+    ("unit", "period", "least"), [("ab", 2, 24), ("-", 1, 96)], ids=["letters", "marks"]
+)
 def test_a_repetition_counts_from_its_least_length_on(unit, period, least):
     text = unit * 120
     assert not continues_loop(text[: least + period - 2], text[least + period - 2])

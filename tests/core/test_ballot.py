@@ -8,7 +8,10 @@ SURE = (-0.1,)
 
 
 def ballot(answer="", method=None, **drafts):
-    made = {n: d if isinstance(d, Draft) else Draft(d, tokens=(1,), logprobs=SURE) for n, d in drafts.items()}
+    made = {
+        n: d if isinstance(d, Draft) else Draft(d, tokens=(1,), logprobs=SURE)
+        for n, d in drafts.items()
+    }
     return Ballot(method or Method(), made, answer)
 
 
@@ -34,7 +37,11 @@ def test_a_member_does_not_score_its_own_draft_if_its_log_probabilities_are_know
 def test_own_and_scored_log_probabilities_are_matched_to_the_right_drafts():
     vote = ballot(a=" x", b=Draft(" y", tokens=(1,), logprobs=(-7.0,)), c=" z")
     assert vote.readings_of("b", Scored(((-1.0,), (-3.0,)))) == [(-1.0,), (-7.0,), (-3.0,)]
-    assert vote.readings_of("judge", Scored(((-1.0,), (-2.0,), (-3.0,)))) == [(-1.0,), (-2.0,), (-3.0,)]
+    assert vote.readings_of("judge", Scored(((-1.0,), (-2.0,), (-3.0,)))) == [
+        (-1.0,),
+        (-2.0,),
+        (-3.0,),
+    ]
 
 
 def test_a_heavier_verifier_decides():
@@ -59,7 +66,11 @@ def test_totals_that_differ_only_by_float_rounding_are_a_tie():
 
 
 def test_the_segment_carries_the_tokens_of_all_its_authors_the_winner_first():
-    vote = ballot(a=Draft(" x", tokens=(1,), logprobs=SURE), b=" y", c=Draft(" x", tokens=(2, 3), logprobs=SURE))
+    vote = ballot(
+        a=Draft(" x", tokens=(1,), logprobs=SURE),
+        b=" y",
+        c=Draft(" x", tokens=(2, 3), logprobs=SURE),
+    )
     segment = vote.counted(read(b=[-0.1, -3.0]), {"a": 0.3, "b": 0.3, "c": 0.4}).segment
     assert list(segment.tokens.items()) == [("c", (2, 3)), ("a", (1,))]
 
@@ -71,14 +82,20 @@ def test_a_loop_loses_to_any_draft_that_goes_on():
     vote = ballot(LOOP, a="it is so because", b=" Rayleigh scattering")
     assert vote.looped == ("a",)
     won = vote.counted({}, {"a": 0.9, "b": 0.1})
-    assert (won.winner, won.totals, won.rewards) == ("b", {"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 1.0})
+    assert (won.winner, won.totals, won.rewards) == (
+        "b",
+        {"a": 0.0, "b": 1.0},
+        {"a": 0.0, "b": 1.0},
+    )
     assert won.disputed
 
 
 def test_loops_are_eligible_where_there_is_nothing_else_or_without_the_guard():
     assert ballot(LOOP, a="it is so because").looped == ()
     assert ballot(LOOP, a="it is so because", b="it is so").looped == ()
-    unguarded = ballot(LOOP, Method(loop_guard=False), a="it is so because", b=" Rayleigh scattering")
+    unguarded = ballot(
+        LOOP, Method(loop_guard=False), a="it is so because", b=" Rayleigh scattering"
+    )
     assert (unguarded.looped, len(unguarded.eligible)) == ((), 2)
 
 

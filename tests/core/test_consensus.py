@@ -48,7 +48,12 @@ THREE = {"a": says("It is 41."), "b": says("Say 42"), "c": says("I found 42.")}
 
 def test_the_result_that_most_of_the_weight_agrees_on_wins():
     round, _ = asked_of(THREE)
-    assert (round.text, round.winner, round.authors, round.finish) == ("Say 42", "b", ("b", "c"), "stop")
+    assert (round.text, round.winner, round.authors, round.finish) == (
+        "Say 42",
+        "b",
+        ("b", "c"),
+        "stop",
+    )
     assert round.totals == pytest.approx({"a": 1 / 3, "b": 2 / 3, "c": 2 / 3})
     assert asked_of(THREE, prior={"a": 5.0})[0].text == "It is 41."
 
@@ -73,7 +78,9 @@ def test_further_samples_are_drawn_with_other_seeds_and_a_temperature():
     assert (round.text, round.winner, round.authors) == ("8", "a#2", ("a#2", "a#3", "a#4"))
     how = [job.sampling for ask in asks for job in ask.jobs.values()]
     assert [(one.temperature, one.seed) for one in how] == [(0.0, 0), (0.7, 1), (0.7, 2), (0.7, 3)]
-    assert names(asked_of({"a": says("7")}, dataclasses.replace(NUMBER, samples=5))[1]) == [["a"]] * 3
+    assert (
+        names(asked_of({"a": says("7")}, dataclasses.replace(NUMBER, samples=5))[1]) == [["a"]] * 3
+    )
 
 
 def test_an_answer_that_comes_to_nothing_does_not_count():
@@ -86,8 +93,13 @@ def test_an_answer_that_comes_to_nothing_does_not_count():
 def test_a_function_says_what_an_answer_comes_to():
     by_length = dataclasses.replace(NUMBER, result=len)
     assert asked_of({"a": says("abc"), "b": says("xy"), "c": says("zw")}, by_length)[0].text == "xy"
-    for wrong, said in ((lambda text: [text], "unhashable"), (lambda text: 1 / 0, "ZeroDivisionError")):
-        with pytest.raises(UsageError, match=f"the function given as result failed on an answer: .*{said}"):
+    for wrong, said in (
+        (lambda text: [text], "unhashable"),
+        (lambda text: 1 / 0, "ZeroDivisionError"),
+    ):
+        with pytest.raises(
+            UsageError, match=f"the function given as result failed on an answer: .*{said}"
+        ):
             asked_of(THREE, dataclasses.replace(NUMBER, result=wrong))
 
 
@@ -104,7 +116,9 @@ def test_a_failed_or_late_member_does_not_hurt_the_others():
 
 def test_an_answer_that_uses_up_its_budget_or_meets_a_stop_string_says_so():
     assert asked_of({"a": says("It is 4", ended=False)})[0].finish == "length"
-    stopped, _ = asked_of({"a": says("It is 4\nNo, 5", ended=False)}, dataclasses.replace(NUMBER, stop=("\n",)))
+    stopped, _ = asked_of(
+        {"a": says("It is 4\nNo, 5", ended=False)}, dataclasses.replace(NUMBER, stop=("\n",))
+    )
     assert (stopped.text, stopped.finish) == ("It is 4", "stop_string")
 
 

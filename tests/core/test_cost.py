@@ -13,7 +13,12 @@ from .play import QUERY
 
 def reply_to(job, rng):
     if isinstance(job, DraftJob):
-        return Draft("".join(rng.choices([f" w{k}" for k in range(400)], k=10)), False, tuple(range(10)), (-0.5,) * 10)
+        return Draft(
+            "".join(rng.choices([f" w{k}" for k in range(400)], k=10)),
+            False,
+            tuple(range(10)),
+            (-0.5,) * 10,
+        )
     return Scored(tuple(tuple(rng.uniform(-3, 0) for _ in range(10)) for _ in job.candidates))
 
 
@@ -35,7 +40,9 @@ def steps(function, *arguments):
 
 def test_a_round_takes_as_many_asks_and_steps_at_the_end_of_a_long_answer():
     rng, number, members = random.Random(0), 200, [Panelist(f"m{i}") for i in range(4)]
-    loop = rounds(QUERY, Settings(max_tokens=10 * number, method=Method(exit="never")), Panel.of(members))
+    loop = rounds(
+        QUERY, Settings(max_tokens=10 * number, method=Method(exit="never")), Panel.of(members)
+    )
     asks, costs, replies = [0], [0], None
     while len(costs) < number:
         item, count = steps(loop.send, replies)

@@ -1,4 +1,5 @@
-"""The lead: it drafts alone while it is sure; the others are asked where it is not, and replace it on evidence only."""
+"""The lead: it drafts alone while it is sure; the others are asked where it is not, and replace it
+on evidence only."""
 
 import math
 from dataclasses import replace
@@ -18,7 +19,12 @@ def always(value):
 
 
 def led(**options):
-    return Settings(max_tokens=30, segment_tokens=3, lead="b", method=Method(**{"sure": 0.5, "margin": 0.0} | options))
+    return Settings(
+        max_tokens=30,
+        segment_tokens=3,
+        lead="b",
+        method=Method(**{"sure": 0.5, "margin": 0.0} | options),
+    )
 
 
 OTHERS = {"a": repeater("x", always(-0.5)), "c": repeater("z", always(-0.6))}
@@ -32,7 +38,9 @@ def test_a_sure_lead_is_not_questioned():
     played = play({"b": repeater("y", always(SURE)), **OTHERS}, led())
     assert drafters(played) == [{"b"}] * 10
     assert {name for ask in played.asks for name in ask.jobs} == {"b"}
-    assert [(r.winner, r.lead, dict(r.evidence), dict(r.scores)) for r in played.rounds] == [("b", "b", {}, {})] * 10
+    assert [(r.winner, r.lead, dict(r.evidence), dict(r.scores)) for r in played.rounds] == [
+        ("b", "b", {}, {})
+    ] * 10
     assert len({tuple(r.weights.values()) for r in played.rounds}) == 1
 
 
@@ -40,7 +48,11 @@ def test_where_the_lead_is_unsure_the_others_draft_and_all_score():
     wavers = repeater("y", lambda number: UNSURE if number == 3 else SURE)
     played = play({"a": OTHERS["a"], "b": wavers, "c": OTHERS["c"]}, led())
     assert [len(drafts) for drafts in drafters(played)] == [1, 1, 3] + [1] * 7
-    assert [set(ask.jobs) for ask in played.asks if ask.round == 3] == [{"b"}, {"a", "c"}, {"a", "b", "c"}]
+    assert [set(ask.jobs) for ask in played.asks if ask.round == 3] == [
+        {"b"},
+        {"a", "c"},
+        {"a", "b", "c"},
+    ]
     assert set(played.rounds[2].evidence) == {"a", "c"}
     assert list(played.rounds[2].drafts) == ["a", "b", "c"]
 
@@ -58,7 +70,8 @@ def test_one_unlikely_token_makes_the_lead_unsure():
 
 
 def test_a_rival_replaces_the_lead_only_by_more_evidence_than_the_margin():
-    # All verifiers score others' drafts -2.0 a token. "a" gives its own -0.5, the lead its own -2.1.
+    # All verifiers score others' drafts -2.0 a token. "a" gives its own -0.5, the lead its own
+    # -2.1.
     members = {"a": repeater("x", always(-0.5)), "b": repeater("y", always(-2.1))}
     evidence = play(members, led()).rounds[0].evidence["a"]
     assert evidence == pytest.approx(((-0.5 + 2.0) + (-2.0 + 2.1)) / 2)
@@ -86,7 +99,9 @@ def test_with_an_infinite_margin_the_answer_is_the_leads_own_and_nobody_else_is_
 @pytest.mark.parametrize("margin", [0.0, math.inf])
 def test_a_lead_that_fails_leaves_the_others_to_vote(margin):
     works = repeater("y", always(SURE))
-    breaks = lambda job, number: Failure("error", "fell over") if number == 2 else works(job, number)
+    breaks = lambda job, number: (
+        Failure("error", "fell over") if number == 2 else works(job, number)
+    )
     played = play({"b": breaks, **OTHERS}, led(margin=margin))
     assert (played.left, played.error) == (["b"], None)
     assert drafters(played) == [{"b"}] + [{"a", "c"}] * 9
@@ -101,7 +116,10 @@ def test_a_lead_whose_context_is_full_leaves_the_answer_to_those_with_room():
 
 
 def test_a_lead_never_leaves_because_it_loses():
-    hopeless, others = repeater("y", always(-9.0)), {name: repeater(name, always(-0.1), -0.2) for name in "acd"}
+    hopeless, others = (
+        repeater("y", always(-9.0)),
+        {name: repeater(name, always(-0.1), -0.2) for name in "acd"},
+    )
     played = play({"b": hopeless, **others}, led(min_members=1))
     assert {round.winner for round in played.rounds} <= set("acd") and "b" not in played.left
     equals = Settings(max_tokens=30, segment_tokens=3, lead=None, method=Method(min_members=1))
@@ -109,8 +127,12 @@ def test_a_lead_never_leaves_because_it_loses():
 
 
 def test_a_lead_that_repeats_itself_is_questioned():
-    members = speakers(a="Something else entirely, at last. " * 3, b="so it goes and so it goes and " * 20)
-    played = play(members, Settings(segment_tokens=8, max_tokens=80, lead="b", method=Method(sure=0.0)))
+    members = speakers(
+        a="Something else entirely, at last. " * 3, b="so it goes and so it goes and " * 20
+    )
+    played = play(
+        members, Settings(segment_tokens=8, max_tokens=80, lead="b", method=Method(sure=0.0))
+    )
     assert any(round.looped == ("b",) and round.winner == "a" for round in played.rounds)
 
 
@@ -124,4 +146,6 @@ def test_a_lead_without_log_probabilities_is_always_questioned():
 
 def test_nobody_leads_where_the_method_has_no_margin():
     settings = Settings(max_tokens=40, segment_tokens=3, lead="b", method=Method.named("specem"))
-    assert {round.lead for round in play({"b": babbler(1), "a": babbler(2)}, settings).rounds} == {""}
+    assert {round.lead for round in play({"b": babbler(1), "a": babbler(2)}, settings).rounds} == {
+        ""
+    }

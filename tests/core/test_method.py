@@ -12,7 +12,9 @@ each = pytest.mark.parametrize(("name", "option"), options().items(), ids=option
 
 def test_every_field_is_an_option_with_its_default():
     assert list(options()) == [field.name for field in dataclasses.fields(Method)]
-    assert {name: option.default for name, option in options().items()} == dataclasses.asdict(Method())
+    assert {name: option.default for name, option in options().items()} == dataclasses.asdict(
+        Method()
+    )
 
 
 @each
@@ -20,7 +22,9 @@ def test_defaults_and_choices_pass_their_own_check_and_are_read_from_text(name, 
     for value in (option.default, *option.choices):
         option.check(name, value)
         read = option.read(name, str(value).lower())
-        assert (read == value and type(read) is type(value)) or (option.type is float and float(read) == value)
+        assert (read == value and type(read) is type(value)) or (
+            option.type is float and float(read) == value
+        )
         assert getattr(Method(**{name: read}), name) == value
 
 
@@ -34,7 +38,9 @@ def error_of(name, value):
 @each
 def test_a_wrong_value_or_text_is_an_error_that_names_the_option(name, option):
     for value in (None, "", "nonsense", -1, 0.5, 3, True, float("nan"), float("inf"), [], {"a": 1}):
-        number = isinstance(value, int | float) and option.least is not None and value >= option.least
+        number = (
+            isinstance(value, int | float) and option.least is not None and value >= option.least
+        )
         if error := error_of(name, value):
             assert str(error) == f"{name} must be {option.wanted}, got {value!r}"
             assert error.__notes__[0].startswith("-> ")
@@ -54,7 +60,9 @@ def test_typos_get_advice_only_where_something_is_close():
     assert notes(learnin_rate=1.0) == ["-> did you mean 'learning_rate'?"]
     assert notes(score="mean_logprobs") == ["-> did you mean 'mean_logprob'?"]
     assert notes(num_predict=5) == [f"-> the options are {', '.join(options())}"]
-    with pytest.raises(UsageError, match="method must be one of 'robust', 'specfuse', 'specem' or a Method") as raised:
+    with pytest.raises(
+        UsageError, match="method must be one of 'robust', 'specfuse', 'specem' or a Method"
+    ) as raised:
         Method.named("specfuze")
     assert raised.value.__notes__ == ["-> did you mean 'specfuse'?"]
 

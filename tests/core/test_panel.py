@@ -1,4 +1,5 @@
-"""Weights, feedback and exits: invariants, schedules, and what the exit policy does over whole answers."""
+"""Weights, feedback and exits: invariants, schedules, and what the exit policy does over whole
+answers."""
 
 import math
 import random
@@ -21,7 +22,9 @@ from langchain_specfuse.core.values import Panelist
 from langchain_specfuse.core.voting import totals, votes
 
 weight = st.one_of(st.floats(0, 1e6), st.sampled_from([0.0, 5e-324, 1e-12, 1e308]))
-weights = st.lists(weight, min_size=1, max_size=60).map(lambda w: {f"m{i}": v for i, v in enumerate(w)})
+weights = st.lists(weight, min_size=1, max_size=60).map(
+    lambda w: {f"m{i}": v for i, v in enumerate(w)}
+)
 
 
 def panel_of(n):
@@ -49,11 +52,12 @@ def test_feedback_keeps_weights_finite_and_in_the_order_of_rewards(rewards, eta)
             assert one < other or w >= v - 1e-12
 
 
-# --- exits ------------------------------------------------------------------------------------------------------
+# --- exits ----------------------------------------------------------------------------------------
 
 
 def whole_answer(means, seed, rounds=30, scale=1.0, min_members=1):
-    """(members per round, departures) of an answer whose members' drafts have these mean qualities."""
+    """(members per round, departures) of an answer whose members' drafts have these mean
+    qualities."""
     rng = random.Random(seed)
     panel, sizes = panel_of(len(means)), []
     for number in range(1, rounds + 1):
@@ -62,7 +66,10 @@ def whole_answer(means, seed, rounds=30, scale=1.0, min_members=1):
         if len(names) < 2:
             continue
         quality = {n: means[int(n[1:])] + rng.gauss(0, 0.7) for n in names}
-        rows = {j: votes("mean_logprob", [scale * (quality[n] + rng.gauss(0, 0.5)) for n in names]) for j in names}
+        rows = {
+            j: votes("mean_logprob", [scale * (quality[n] + rng.gauss(0, 0.5)) for n in names])
+            for j in names
+        }
         total = dict(zip(names, totals(rows, panel.weights, len(names)), strict=True))
         panel = observed(panel, total, max(total, key=total.__getitem__))
         panel = dismissed(panel, min_members, number)

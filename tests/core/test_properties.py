@@ -1,4 +1,5 @@
-"""What holds in every answer, whatever the members do: random members that babble, fail and return nonsense."""
+"""What holds in every answer, whatever the members do: random members that babble, fail and return
+nonsense."""
 
 import math
 import random
@@ -36,7 +37,9 @@ settings = st.builds(
         sure=st.sampled_from([0.0, 0.1, 1.0]),
     ),
 )
-roles = st.lists(st.sampled_from(["drafts", "drafts", "both", "both", "both", "scores"]), min_size=0, max_size=5)
+roles = st.lists(
+    st.sampled_from(["drafts", "drafts", "both", "both", "both", "scores"]), min_size=0, max_size=5
+)
 
 
 def unreliable(answerer, seed, rate):
@@ -55,10 +58,12 @@ def unreliable(answerer, seed, rate):
 
 
 def crowd(roles, seed, rate):
-    """Babblers by name, and the panel: one that drafts and scores, and one for each of these roles."""
+    """Babblers by name, and the panel: one that drafts and scores, and one for each of these
+    roles."""
     names = [f"m{i}" for i in range(len(roles) + 1)]
     panel = [Panelist("m0")] + [
-        Panelist(name, role != "scores", role != "drafts") for name, role in zip(names[1:], roles, strict=True)
+        Panelist(name, role != "scores", role != "drafts")
+        for name, role in zip(names[1:], roles, strict=True)
     ]
     members = {
         name: unreliable(babbler(seed * 31 + i, skill=0.4 * i - 0.5), seed * 37 + i, rate)
@@ -84,25 +89,39 @@ def test_every_answer_keeps_the_promises(settings, roles, seed, rate):
         assert set(round.weights) == {member.name for member in panel} - set(gone)
         # Votes and totals are shares.
         for row in [*round.votes.values(), round.totals]:
-            by_draft = {(round.drafts[name].text, round.drafts[name].ended): share for name, share in row.items()}
+            by_draft = {
+                (round.drafts[name].text, round.drafts[name].ended): share
+                for name, share in row.items()
+            }
             assert math.fsum(by_draft.values()) == pytest.approx(1)
             assert all(math.isfinite(share) and share >= 0 for share in row.values())
         if not round.lead or round.lead in round.looped or round.lead not in round.drafts:
             assert round.totals[round.winner] == max(round.totals.values())
         elif round.lead not in round.authors:
-            assert round.evidence[round.winner] == max(round.evidence.values()) > settings.method.margin
+            assert (
+                round.evidence[round.winner]
+                == max(round.evidence.values())
+                > settings.method.margin
+            )
         assert round.lead in ("", settings.lead)
         assert all(0 <= reward <= 1 for reward in round.rewards.values())
         assert set(round.votes) <= verifiers and set(round.drafts) <= drafters
         # A drafting member stays; so do min_members, unless they fail.
         assert drafters - set(gone)
         exits = [d for r in played.rounds for d in r.left if d.kind == "exit"]
-        assert not exits or len(drafters - set(gone)) + rate * 99 >= min(settings.method.min_members, len(drafters))
+        assert not exits or len(drafters - set(gone)) + rate * 99 >= min(
+            settings.method.min_members, len(drafters)
+        )
     # A member that left is not asked again; members are asked only for what they can do.
     for ask in played.asks:
         assert not [name for name in ask.jobs if gone.get(name, 10**9) < ask.round]
-        assert all(name in (drafters if isinstance(job, DraftJob) else verifiers) for name, job in ask.jobs.items())
-        assert all(len(job.candidates) > 0 for job in ask.jobs.values() if isinstance(job, ScoreJob))
+        assert all(
+            name in (drafters if isinstance(job, DraftJob) else verifiers)
+            for name, job in ask.jobs.items()
+        )
+        assert all(
+            len(job.candidates) > 0 for job in ask.jobs.values() if isinstance(job, ScoreJob)
+        )
     # Text is conserved, and within its budget.
     if played.error is None:
         whole = "".join(round.segment.text for round in played.rounds)
@@ -126,7 +145,9 @@ def test_relabelling_members_changes_only_names(settings, roles, seed):
     )
     assert other.text == one.text
     assert [round.winner for round in other.rounds] == [new[round.winner] for round in one.rounds]
-    assert [list(round.weights.values()) for round in other.rounds] == [list(r.weights.values()) for r in one.rounds]
+    assert [list(round.weights.values()) for round in other.rounds] == [
+        list(r.weights.values()) for r in one.rounds
+    ]
     assert other.left == [new[name] for name in one.left]
 
 
@@ -140,7 +161,11 @@ def test_late_members_stay_and_are_not_judged_by_what_they_did_not_say(settings,
     def sometimes_late(name):
         def reply(job, number):
             answer = plain[name](job, number)
-            return answer if name == names[number % size] or rng.random() < 0.6 else Failure(LATE, "not in time")
+            return (
+                answer
+                if name == names[number % size] or rng.random() < 0.6
+                else Failure(LATE, "not in time")
+            )
 
         return reply
 
@@ -149,7 +174,9 @@ def test_late_members_stay_and_are_not_judged_by_what_they_did_not_say(settings,
     assert played.error is None and played.left == []
     for round in played.rounds:
         assert set(round.weights) == set(names)
-        assert round.winner in round.drafts and not set(round.drafts) & set(round.late.get("draft", ()))
+        assert round.winner in round.drafts and not set(round.drafts) & set(
+            round.late.get("draft", ())
+        )
         assert not set(round.votes) & set(round.late.get("verify", ()))
 
 
@@ -180,7 +207,8 @@ def stopping(answerer):
 
 @given(settings, st.lists(scripts, min_size=1, max_size=4), stops, st.booleans())
 def test_stop_strings_only_cut(settings, scripts, stop, judged):
-    """With ``stop`` the answer is the beginning of the answer without it, up to the first stop string."""
+    """With ``stop`` the answer is the beginning of the answer without it, up to the first stop
+    string."""
     names = [f"m{i}" for i in range(len(scripts))]
     panel = [Panelist(name, drafts=not (judged and name != "m0")) for name in names]
 
@@ -199,7 +227,10 @@ def test_stop_strings_only_cut(settings, scripts, stop, judged):
 
 def test_the_random_answers_contain_exits_failures_and_many_rounds():
     """Otherwise the properties above would hold for nothing."""
-    runs = [play(crowd(["both"] * 4, seed, 0.02)[0], Settings(max_tokens=200, segment_tokens=4)) for seed in range(15)]
+    runs = [
+        play(crowd(["both"] * 4, seed, 0.02)[0], Settings(max_tokens=200, segment_tokens=4))
+        for seed in range(15)
+    ]
     kinds = {gone.kind for played in runs for round in played.rounds for gone in round.left}
     assert kinds >= {"exit", "error", "nan"}
     assert max(len(played.rounds) for played in runs) > 10

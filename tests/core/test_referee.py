@@ -1,4 +1,5 @@
-"""An answer under a constraint: legal at every moment, complete at its end; forced text counts for no member."""
+"""An answer under a constraint: legal at every moment, complete at its end; forced text counts for
+no member."""
 
 from __future__ import annotations
 
@@ -17,17 +18,23 @@ from .play import play, speakers
 
 def common(*texts):
     """The longest common beginning."""
-    return "".join(chars[0] for chars in takewhile(lambda chars: len(set(chars)) == 1, zip(*texts, strict=False)))
+    return "".join(
+        chars[0]
+        for chars in takewhile(lambda chars: len(set(chars)) == 1, zip(*texts, strict=False))
+    )
 
 
 class Only:
-    """The referee of a finite language: the answer must be one of these texts. Simple enough to be obviously right."""
+    """The referee of a finite language: the answer must be one of these texts. Simple enough to be
+    obviously right."""
 
     def __init__(self, *texts):
         self.texts = texts
 
     def legal(self, answer, draft):
-        return max((len(common(text[len(answer) :], draft)) for text in self.starting(answer)), default=0)
+        return max(
+            (len(common(text[len(answer) :], draft)) for text in self.starting(answer)), default=0
+        )
 
     def may_end(self, answer):
         return answer in self.texts
@@ -59,7 +66,11 @@ class Only:
         return common(*(text[len(answer) :] for text in self.starting(answer)))
 
 
-CITIES = Only('{"city": "Paris", "big": true}', '{"city": "Rome", "big": true}', '{"city": "Rome", "big": false}')
+CITIES = Only(
+    '{"city": "Paris", "big": true}',
+    '{"city": "Rome", "big": true}',
+    '{"city": "Rome", "big": false}',
+)
 ROME = '{"city": "Rome", "big": false}'
 
 
@@ -103,9 +114,13 @@ def test_at_every_moment_the_streamed_text_is_a_legal_beginning():
 
 
 def test_a_member_that_cannot_keep_to_the_constraint_is_cut_and_cannot_end_the_answer():
-    played = play({"a": lambda job, _: Draft("Rom and more", True, (1, 2), (-1.0, -1.0, -1.0))}, referee=CITIES)
+    played = play(
+        {"a": lambda job, _: Draft("Rom and more", True, (1, 2), (-1.0, -1.0, -1.0))},
+        referee=CITIES,
+    )
     first, last = played.rounds
-    assert (first.segment.text, dict(first.segment.tokens)) == ("Rom", {})  # its tokens end elsewhere now
+    # its tokens end elsewhere now
+    assert (first.segment.text, dict(first.segment.tokens)) == ("Rom", {})
     assert CITIES.starting(played.text)
     assert (last.finish, last.drafts["a"].ended) == ("length", False)
 
@@ -119,7 +134,8 @@ def test_equal_values_in_other_words_are_one_draft():
     }
     ballot = Ballot(Method(), drafts, "{", Only(*texts))
     assert [c.authors for c in ballot.candidates] == [("x", "y"), ("z",)]
-    # y wrote other words: it must score the text that stands for both, and its tokens are not this text's.
+    # y wrote other words: it must score the text that stands for both, and its tokens are not this
+    # text's.
     assert [c.text for c in ballot.to_score("y")] == [texts[0][1:], texts[2][1:]]
     vote = ballot.counted({"x": [[-1.0], [-2.0]]}, {"x": 0.4, "y": 0.3, "z": 0.3})
     assert vote.authors == ("x", "y") and dict(vote.segment.tokens) == {"x": (1,)}
@@ -128,8 +144,10 @@ def test_equal_values_in_other_words_are_one_draft():
 
 def test_tokens_wholly_inside_forced_text_do_not_count():
     assert unforced([-1.0, -2.0, -3.0], [2, 4, 6], [(0, 2), (4, 6)], False) == [-2.0]
-    assert unforced([-1.0, -2.0], [2, 2], [(0, 2)], False) == [-2.0]  # a token without text is inside nothing
-    assert unforced([-1.0, -2.0, -3.0], [2, 4], [(0, 2)], False) == [-2.0, -3.0]  # the end has no place in the text
+    # a token without text is inside nothing
+    assert unforced([-1.0, -2.0], [2, 2], [(0, 2)], False) == [-2.0]
+    # the end has no place in the text
+    assert unforced([-1.0, -2.0, -3.0], [2, 4], [(0, 2)], False) == [-2.0, -3.0]
     assert unforced([-1.0, -2.0], [2], [(0, 2)], True) == [-1.0, -2.0]
 
 
@@ -139,7 +157,12 @@ def test_an_answer_to_which_nobody_adds_anything_ends_complete_or_cut(texts, fin
 
 
 def draft(**changes):
-    usual = {"text": '"x" and more', "tokens": (1, 2, 3), "logprobs": (-1.0, -2.0, -3.0), "ends": (3, 7, 12)}
+    usual = {
+        "text": '"x" and more',
+        "tokens": (1, 2, 3),
+        "logprobs": (-1.0, -2.0, -3.0),
+        "ends": (3, 7, 12),
+    }
     return Draft(**{**usual, **changes})
 
 

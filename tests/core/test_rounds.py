@@ -5,7 +5,16 @@ import math
 import pytest
 
 from langchain_specfuse.core.method import METHODS, Settings
-from langchain_specfuse.core.values import Draft, DraftJob, Effort, Failure, Panelist, Sampling, Scored, ScoreJob
+from langchain_specfuse.core.values import (
+    Draft,
+    DraftJob,
+    Effort,
+    Failure,
+    Panelist,
+    Sampling,
+    Scored,
+    ScoreJob,
+)
 from langchain_specfuse.errors import EnsembleError
 from langchain_specfuse.members.scripted import ScriptedMember
 
@@ -27,7 +36,9 @@ def test_two_that_agree_outvote_one():
 
 def test_the_winning_segment_becomes_the_context_of_all_members():
     jobs = [job for _, job in play(speakers(a=GREY, b=BLUE, c=BLUE), SHORT).asked(DraftJob, 3)]
-    assert {"".join(segment.text for segment in job.answer) for job in jobs} == {"The sky is blue because of"}
+    assert {"".join(segment.text for segment in job.answer) for job in jobs} == {
+        "The sky is blue because of"
+    }
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -49,7 +60,11 @@ def test_verify_only_members_vote_without_thinking_and_only_where_there_is_a_cho
     first, *others = played.rounds
     assert first.scores == {}
     assert all("judge" in round.votes and "judge" not in round.totals for round in others)
-    assert {name: job.thinks for name, job in played.asked(ScoreJob)} == {"a": True, "b": True, "judge": False}
+    assert {name: job.thinks for name, job in played.asked(ScoreJob)} == {
+        "a": True,
+        "b": True,
+        "judge": False,
+    }
     assert play(speakers(a=BLUE, judge=GREY), None, WITH_JUDGE[::2]).asked(ScoreJob) == []
 
 
@@ -70,7 +85,7 @@ def test_a_member_that_is_clearly_worse_leaves_and_is_not_asked_again():
     assert "keep-probability" in gone.reason
 
 
-# --- members that fail ------------------------------------------------------------------------------------------
+# --- members that fail ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("work", [DraftJob, ScoreJob])
@@ -80,19 +95,37 @@ def test_a_member_that_fails_leaves_with_its_reason_and_the_others_finish(work, 
     fine, cause = members["a"], RuntimeError("burnt out")
 
     def failing(job, number):
-        return Failure(kind, "burnt out", cause) if isinstance(job, work) and number == 2 else fine(job, number)
+        return (
+            Failure(kind, "burnt out", cause)
+            if isinstance(job, work) and number == 2
+            else fine(job, number)
+        )
 
     played = play({**members, "a": failing}, SHORT)
     assert played.text == BLUE
     (gone,) = played.rounds[1].left
-    assert (gone.member, gone.kind, gone.reason, gone.round, gone.cause) == ("a", kind, "burnt out", 2, cause)
+    assert (gone.member, gone.kind, gone.reason, gone.round, gone.cause) == (
+        "a",
+        kind,
+        "burnt out",
+        2,
+        cause,
+    )
     assert "a" not in {name for ask in played.asks if ask.round > 2 for name in ask.jobs}
     assert math.fsum(played.rounds[1].weights.values()) == pytest.approx(1)
 
 
 NONSENSE = {
-    "NaN": (Scored(((-1.0, math.nan),)), "nan", "returned nan as a log-probability (wanted a number of at most 0)"),
-    "a probability": (Scored(((0.7,),)), "nan", "returned 0.7 as a log-probability (wanted a number of at most 0)"),
+    "NaN": (
+        Scored(((-1.0, math.nan),)),
+        "nan",
+        "returned nan as a log-probability (wanted a number of at most 0)",
+    ),
+    "a probability": (
+        Scored(((0.7,),)),
+        "nan",
+        "returned 0.7 as a log-probability (wanted a number of at most 0)",
+    ),
     "few rows": (Scored(()), "error", "scored 0 candidates (wanted 1)"),
     "a draft": (Draft(" x"), "error", "replied with Draft (wanted Scored)"),
     "nothing": (None, "error", "replied with NoneType (wanted Scored)"),
@@ -113,7 +146,9 @@ def test_a_member_that_scores_nonsense_leaves_and_the_others_finish(reply, kind,
     assert gone.reason.startswith(reason)
 
 
-@pytest.mark.parametrize("reply", [None, Scored(()), Draft("\ud83d"), Draft(" x", logprobs=(math.nan,)), Draft(None)])
+@pytest.mark.parametrize(
+    "reply", [None, Scored(()), Draft("\ud83d"), Draft(" x", logprobs=(math.nan,)), Draft(None)]
+)
 def test_a_member_that_drafts_nonsense_leaves_and_the_others_finish(reply):
     played = play({**speakers(b=BLUE, c=BLUE), "a": lambda job, number: reply}, SHORT)
     assert (played.text, played.left) == (BLUE, ["a"])
@@ -122,7 +157,9 @@ def test_a_member_that_drafts_nonsense_leaves_and_the_others_finish(reply):
 def test_when_no_member_is_left_the_error_has_the_agreed_text_and_every_failure():
     def fails_in(number, cause):
         fine = answering(ScriptedMember(BLUE))
-        return lambda job, round: Failure("error", f"gone in {round}", cause) if round == number else fine(job, round)
+        return lambda job, round: (
+            Failure("error", f"gone in {round}", cause) if round == number else fine(job, round)
+        )
 
     one, two = RuntimeError("one"), RuntimeError("two")
     played = play({"a": fails_in(2, one), "b": fails_in(3, two)}, Settings(segment_tokens=2))
@@ -137,22 +174,32 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_every_failure(
     assert ".failures" in error.__notes__[0]
 
 
-# --- jobs, budgets, records -------------------------------------------------------------------------------------
+# --- jobs, budgets, records -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafting", ["ab", "a"])
 def test_a_job_carries_all_that_is_needed_to_redo_it(drafting):
-    """Only a lone drafter is given the stop strings: a draft that ends early would have another score."""
-    settings = Settings(segment_tokens=2, max_tokens=20, sampling=Sampling(temperature=0.5, seed=7), stop=("zzz",))
+    """Only a lone drafter is given the stop strings: a draft that ends early would have another
+    score."""
+    settings = Settings(
+        segment_tokens=2, max_tokens=20, sampling=Sampling(temperature=0.5, seed=7), stop=("zzz",)
+    )
     panel = [Panelist(name, drafts=name in drafting) for name in "ab"]
     played = play(speakers(a=GREY, b=BLUE), settings, panel)
-    drafts = [(ask.round, job) for ask in played.asks for job in ask.jobs.values() if isinstance(job, DraftJob)]
+    drafts = [
+        (ask.round, job)
+        for ask in played.asks
+        for job in ask.jobs.values()
+        if isinstance(job, DraftJob)
+    ]
     assert all(job.query == QUERY for _, job in [*drafts, *played.asked(ScoreJob)])
     for number, job in drafts:
         assert (job.sampling, job.segment_tokens) == (settings.sampling, 2)
         assert job.stop == (("zzz",) if drafting == "a" else ())
         assert len(job.answer) == number - 1
-        assert job.max_tokens == 20 - sum(len(next(iter(segment.tokens.values()))) for segment in job.answer)
+        assert job.max_tokens == 20 - sum(
+            len(next(iter(segment.tokens.values()))) for segment in job.answer
+        )
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5, 7])

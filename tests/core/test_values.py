@@ -19,14 +19,18 @@ def test_efforts_add_up():
     assert Effort(began=5.0) + Effort() == Effort() + Effort(began=5.0) == Effort(began=5.0)
 
 
-@pytest.mark.parametrize(("kind", "given"), [(Failure, ("error", "fell")), (Departure, ("a", "error", "fell", 3))])
+@pytest.mark.parametrize(
+    ("kind", "given"), [(Failure, ("error", "fell")), (Departure, ("a", "error", "fell", 3))]
+)
 def test_the_cause_of_a_failure_is_neither_compared_nor_shown(kind, given):
     assert kind(*given, cause=ValueError("secret")) == kind(*given)
     assert "secret" not in repr(kind(*given, cause=ValueError("secret")))
 
 
 def test_a_round_as_json_has_every_field_and_every_derived_number():
-    second = play(speakers(a="The sky is grey.", b="The sky is blue."), Settings(segment_tokens=3)).rounds[1]
+    second = play(
+        speakers(a="The sky is grey.", b="The sky is blue."), Settings(segment_tokens=3)
+    ).rounds[1]
     record = second.as_dict()
     assert json.loads(json.dumps(record)) == record
     fields = {field.name for field in dataclasses.fields(Round)} - {"number", "efforts", "began"}
@@ -51,8 +55,12 @@ def test_a_round_as_json_has_every_field_and_every_derived_number():
         ({"a": Draft("x", True), "b": Draft("x")}, {"a": 0.6, "b": 0.4}, (), 0.2, 0.971, "b"),
     ],
 )
-def test_margin_dissent_and_runner_up_are_those_of_distinct_drafts(drafts, totals, authors, margin, dissent, runner_up):
-    made = {name: draft if isinstance(draft, Draft) else Draft(draft) for name, draft in drafts.items()}
+def test_margin_dissent_and_runner_up_are_those_of_distinct_drafts(
+    drafts, totals, authors, margin, dissent, runner_up
+):
+    made = {
+        name: draft if isinstance(draft, Draft) else Draft(draft) for name, draft in drafts.items()
+    }
     round = Round(1, "", Segment(""), "a", made, {}, {}, totals, {}, {}, {}, authors=authors)
     assert round.margin == pytest.approx(margin)
     assert round.dissent == pytest.approx(dissent, abs=1e-3)

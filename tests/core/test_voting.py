@@ -10,7 +10,10 @@ from langchain_specfuse.core.voting import confidences, margins, raw_score, shar
 
 KINDS = ["mean_prob", "mean_logprob", "logprob_per_byte"]
 logprob = st.one_of(
-    st.floats(-30, 0), st.just(-math.inf), st.floats(-1e300, -1e3), st.sampled_from([0.0, -0.0, -745.0, -1e-320])
+    st.floats(-30, 0),
+    st.just(-math.inf),
+    st.floats(-1e300, -1e3),
+    st.sampled_from([0.0, -0.0, -745.0, -1e-320]),
 )
 rows = st.lists(st.lists(logprob, max_size=6), min_size=1, max_size=7)
 kinds = st.sampled_from(KINDS)
@@ -30,7 +33,9 @@ def test_votes_sum_to_1_and_keep_the_order_of_scores(kind, drafts):
 
 matrices = st.integers(2, 5).flatmap(
     lambda n: st.lists(
-        st.lists(st.floats(0.01, 1), min_size=n, max_size=n).map(lambda row: [v / sum(row) for v in row]),
+        st.lists(st.floats(0.01, 1), min_size=n, max_size=n).map(
+            lambda row: [v / sum(row) for v in row]
+        ),
         min_size=n,
         max_size=n,
     )
@@ -42,7 +47,7 @@ def by_verifier(matrix):
     return {f"m{j}": row for j, row in enumerate(matrix)}
 
 
-# --- rewards ----------------------------------------------------------------------------------------------------
+# --- rewards --------------------------------------------------------------------------------------
 
 
 @given(matrices)
@@ -63,7 +68,11 @@ A_B_C = [["a"], ["b"], ["c"]]
         # Two members: each draft earns the vote of the other.
         ({"a": [0.9, 0.1], "b": [0.4, 0.6]}, A_B_C[:2], [0.4, 0.1]),
         # Only c compares a with b, only b compares a with c, only a compares b with c.
-        ({"a": [0.8, 0.15, 0.05], "b": [0.2, 0.7, 0.1], "c": [0.3, 0.4, 0.3]}, A_B_C, [0.5, 1.0, 0.0]),
+        (
+            {"a": [0.8, 0.15, 0.05], "b": [0.2, 0.7, 0.1], "c": [0.3, 0.4, 0.3]},
+            A_B_C,
+            [0.5, 1.0, 0.0],
+        ),
         # A verify-only member is a third party for two drafts.
         ({"a": [0.9, 0.1], "b": [0.9, 0.1], "judge": [0.4, 0.6]}, A_B_C[:2], [0.0, 1.0]),
         # The authors of a common draft do not judge it.
@@ -96,7 +105,7 @@ def test_margins_of_two_drafts_are_mean_votes_weighted_by_confidence():
     assert margins({"a": [0.0, 0.0]}, {"a": 1.0}, 2) == [0.5, 0.5]
 
 
-# --- confidence -------------------------------------------------------------------------------------------------
+# --- confidence -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,9 @@ def test_margins_of_two_drafts_are_mean_votes_weighted_by_confidence():
         ("logprob_per_byte", math.log(0.8) / 4, math.log(0.4) / 4),
     ],
 )
-def test_confidence_grows_with_the_probability_of_eight_tokens_of_the_favourite_draft(kind, sure, lost):
+def test_confidence_grows_with_the_probability_of_eight_tokens_of_the_favourite_draft(
+    kind, sure, lost
+):
     found = confidences("confidence", kind, {"a": [sure, lost / 2 - 1], "b": [lost, lost]})
     assert found == pytest.approx({"a": 0.1 + 0.9 * 0.8**8, "b": 0.1 + 0.9 * 0.4**8})
 
@@ -115,7 +126,8 @@ def test_confidence_grows_with_the_probability_of_eight_tokens_of_the_favourite_
 @given(matrices, kinds)
 def test_shares_are_positive_sum_to_1_and_follow_confidence(matrix, kind):
     scores = {
-        name: [v if kind == "mean_prob" else math.log(v) for v in row] for name, row in by_verifier(matrix).items()
+        name: [v if kind == "mean_prob" else math.log(v) for v in row]
+        for name, row in by_verifier(matrix).items()
     }
     found = shares(confidences("confidence", kind, scores), dict.fromkeys(scores, 0.5))
     assert math.fsum(found.values()) == pytest.approx(1)

@@ -1,8 +1,8 @@
 """The code blocks of the pages, and how they are run.
 
-A page is one script: its Python blocks share their names, from top to bottom. Lines that begin with ``# >`` are what a
-block prints. Commands run in one folder, also from top to bottom (see ``shell``). JSON is parsed. A comment in the line
-before a block marks exceptions:
+A page is one script: its Python blocks share their names, from top to bottom. Lines that begin with
+``# >`` are what a block prints. Commands run in one folder, also from top to bottom (see
+``shell``). JSON is parsed. A comment in the line before a block marks exceptions:
 
 ``<!-- real -->``         runs real models, alone
 ``<!-- skip: why -->``    cannot run as it stands; only its syntax is checked
@@ -23,7 +23,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
-PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "_site" not in page.parts)]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(page for page in DOCS.rglob("*.md") if "_site" not in page.parts),
+]
 
 PROPOSED = DOCS / "integrations" / "specfuse.mdx"
 """The page for LangChain's own documentation, on its template: not part of this site."""
@@ -47,7 +50,9 @@ class Block:
     @property
     def promised(self) -> list[str]:
         """The lines that the block prints, as the page says."""
-        return [line[4:] for line in self.code.splitlines() if line == "# >" or line.startswith("# > ")]
+        return [
+            line[4:] for line in self.code.splitlines() if line == "# >" or line.startswith("# > ")
+        ]
 
     def compiled(self) -> Any:
         return compile("\n" * (self.line - 1) + self.code, str(self.page), "exec")
@@ -75,15 +80,22 @@ def fences_of(page: Path, lines: list[str]) -> Iterator[Block]:
         elif here and here["fence"].startswith(start["fence"]) and not here["info"].strip():
             language = next(iter(start["info"].split()), "")
             code = textwrap.dedent("".join(f"{text}\n" for text in lines[begin : number - 1]))
-            yield Block(page, begin + 1, language, _mark(lines[begin - 2] if begin > 1 else ""), code)
+            yield Block(
+                page, begin + 1, language, _mark(lines[begin - 2] if begin > 1 else ""), code
+            )
             start = None
     assert start is None, f"{page.name}:{begin} begins a block that does not end"
 
 
 def _mark(line: str) -> str:
-    """The mark in this line: ``real``, ``skip``, ``needs`` or nothing; comments of docs/build.py mark nothing."""
+    """The mark in this line: ``real``, ``skip``, ``needs`` or nothing; comments of docs/build.py
+    mark nothing."""
     comment = line.strip()
-    if not comment.startswith("<!--") or comment.startswith("<!-- docs/build.py:") or comment == "<!-- end -->":
+    if (
+        not comment.startswith("<!--")
+        or comment.startswith("<!-- docs/build.py:")
+        or comment == "<!-- end -->"
+    ):
         return ""
     known = _MARK.fullmatch(comment)
     assert known, f"unknown mark: {comment}"

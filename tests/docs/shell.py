@@ -1,7 +1,8 @@
 """How the pages' commands run: in an empty folder, with cheap stand-ins for some programs.
 
-``langchain-specfuse`` is the real command with scripted members. ``make`` only checks that its targets exist (CI calls
-them, and some take minutes), ``pip`` that the extras do (it would change the environment in which the tests run).
+``langchain-specfuse`` is the real command with scripted members. ``make`` only checks that its
+targets exist (CI calls them, and some take minutes), ``pip`` that the extras do (it would change
+the environment in which the tests run).
 """
 
 from __future__ import annotations
@@ -49,13 +50,17 @@ def example_of(schema: dict[str, Any]) -> Any:
         return values[0]
     if properties := schema.get("properties"):
         return {key: example_of(one) for key, one in properties.items()}
-    return {"string": "x", "integer": 1, "number": 1, "boolean": True, "array": []}.get(schema.get("type", ""))
+    return {"string": "x", "integer": 1, "number": 1, "boolean": True, "array": []}.get(
+        schema.get("type", "")
+    )
 
 
 def script(query: Query) -> Any:
     """What an actor says: something that fits the query's constraint."""
     if query.constraint and query.constraint.kind == "calls":
-        return ScriptedMember.call(query.tools[0].name, **example_of(json.loads(query.tools[0].parameters)))
+        return ScriptedMember.call(
+            query.tools[0].name, **example_of(json.loads(query.tools[0].parameters))
+        )
     if query.constraint and query.constraint.kind == "json_schema":
         return example_of(json.loads(query.constraint.body))
     return "The sky is blue."
@@ -69,8 +74,13 @@ class Actor(ScriptedMember):
 
 
 def replace_members(set_module: Callable[[str, ModuleType], None]) -> None:
-    """Put modules with actors in the place of those that define members; so commands need not import torch."""
-    homes = {"llamacpp": "LlamaCppMember", "transformers": "TransformersMember", "server": "ServerMember"}
+    """Put modules with actors in the place of those that define members; so commands need not
+    import torch."""
+    homes = {
+        "llamacpp": "LlamaCppMember",
+        "transformers": "TransformersMember",
+        "server": "ServerMember",
+    }
     for folder, name in homes.items():
         module = ModuleType(f"langchain_specfuse.members.{folder}.member")
         setattr(module, name, Actor)
@@ -87,5 +97,10 @@ def run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     command = [str(BASH), "-euo", "pipefail", "-c", block.code]
     return subprocess.run(
-        command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120
+        command,
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )

@@ -68,7 +68,8 @@ def members():
 @pytest.mark.real
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    "name", [name if name == "quickstart" else pytest.param(name, marks=pytest.mark.long) for name in REAL]
+    "name",
+    [name if name == "quickstart" else pytest.param(name, marks=pytest.mark.long) for name in REAL],
 )
 def test_an_example_with_real_models_runs(name, members, monkeypatch, capsys):
     monkeypatch.setattr(langchain_specfuse, "demo_members", lambda: members)
@@ -101,7 +102,9 @@ def run_notebook(path: Path) -> None:
 def test_a_notebook_runs_with_scripted_members_and_has_outputs(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     names = ("SmolLM2-135M", "Gemma-3-270M")
-    monkeypatch.setattr(langchain_specfuse, "demo_members", lambda size: [Actor(name=name) for name in names])
+    monkeypatch.setattr(
+        langchain_specfuse, "demo_members", lambda size: [Actor(name=name) for name in names]
+    )
     run_notebook(path)
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert any(cell["outputs"] for cell in cells)

@@ -1,4 +1,5 @@
-"""Figures are measured by scripts that work, shown by tables that fit, and refused once their code has changed."""
+"""Figures are measured by scripts that work, shown by tables that fit, and refused once their code
+has changed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from .blocks import ROOT
 
 SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "prefix")
 SLOW = {"load", "rounds"}
-"""Minutes even with --tiny. A change of what they measure, or of them, makes the docs build ask for a whole run."""
+"""Minutes even with --tiny. A change of what they measure, or of them, makes the docs build ask for
+a whole run."""
 MINUTES = (pytest.mark.real, pytest.mark.long)
 
 
@@ -25,9 +27,19 @@ def test_examples_in_docstrings_hold(build, module):
 
 def test_a_digest_ignores_comments_and_sentences_and_nothing_else(build):
     code = "def f(x: int = 1) -> str:\n    return f'{x!r:>8} of ' + 'a'\n"
-    told = '"""About."""\ndef f(x: int=1) -> str:\n    """It says."""\n    return f"{x!r:>8} out of " + "a"  # why\n'
-    assert build.fresh.digest(code) == build.fresh.digest(told) == "e10bf39a2ec7", "the same under every Python"
-    others = [code.replace("1", "2"), code.replace("'a'", "'b'"), code.replace(">8", ">9"), code.replace("int", "str")]
+    told = (
+        '"""About."""\ndef f(x: int=1) -> str:\n    """It says."""\n    return f"{x!r:>8} out '
+        'of " + "a"  # why\n'
+    )
+    assert build.fresh.digest(code) == build.fresh.digest(told) == "e10bf39a2ec7", (
+        "the same under every Python"
+    )
+    others = [
+        code.replace("1", "2"),
+        code.replace("'a'", "'b'"),
+        code.replace(">8", ">9"),
+        code.replace("int", "str"),
+    ]
     assert len({build.fresh.digest(one) for one in [code, *others]}) == 5
 
 
@@ -38,7 +50,10 @@ def test_a_figure_that_is_older_than_its_code_is_refused_and_the_script_named(bu
     about["code"]["langchain_specfuse/members/llamacpp/cache.py"] = "another"
     (tmp_path / "prefix.json").write_text(json.dumps({"about": about}))
     (message,) = build.outdated(tmp_path)
-    assert "abc1234" in message and "llamacpp/cache.py changed: run python benchmarks/prefix.py" in message
+    assert (
+        "abc1234" in message
+        and "llamacpp/cache.py changed: run python benchmarks/prefix.py" in message
+    )
 
 
 @pytest.mark.parametrize("script", [*SCRIPTED, *(pytest.param(one, marks=MINUTES) for one in REAL)])
@@ -49,5 +64,9 @@ def test_a_benchmark_runs_and_its_tables_can_be_made(build, script, tmp_path):
     results = json.loads(out.read_text())
     assert {"commit", "version", "arguments", "machine", "date"} <= results["about"].keys()
     assert build.outdated(tmp_path) == []
-    made = [make(results) for make, source in build.MEASURED.values() if source == f"benchmarks/{script}"]
+    made = [
+        make(results)
+        for make, source in build.MEASURED.values()
+        if source == f"benchmarks/{script}"
+    ]
     assert made and all(text.startswith("|") and "older code" not in text for text in made)

@@ -19,7 +19,8 @@ REAL = [block for page in PAGES for block in blocks(page) if block.mark == "real
 WITH_COMMANDS = [page for page in PAGES if any(not block.mark for block in blocks(page, "console"))]
 SKIPPED = {"skip", "needs"}
 LANGUAGES = {"python", "console", "json", "text", "{toctree}", "{eval-rst}"}
-"""The first three are run or parsed, ``text`` is a drawing, the last two belong to the site (see ``test_site``)."""
+"""The first three are run or parsed, ``text`` is a drawing, the last two belong to the site (see
+``test_site``)."""
 
 
 @pytest.fixture
@@ -74,7 +75,17 @@ def test_json_and_skipped_blocks_can_at_least_be_parsed_and_no_block_is_overlook
 
 
 def test_blocks_are_found_at_any_indentation_and_unknown_marks_are_refused():
-    lines = ["<!-- skip: why -->", "```python", "1", "```", "- a list", "", "  ~~~console", "  make", "  ~~~"]
+    lines = [
+        "<!-- skip: why -->",
+        "```python",
+        "1",
+        "```",
+        "- a list",
+        "",
+        "  ~~~console",
+        "  make",
+        "  ~~~",
+    ]
     found = [(block.language, block.mark, block.code) for block in fences_of(ROOT, lines)]
     assert found == [("python", "skip", "1\n"), ("console", "", "make\n")]
     with pytest.raises(AssertionError, match="skpi"):

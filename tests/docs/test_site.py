@@ -18,7 +18,9 @@ from .blocks import DOCS, PAGES, REFERENCE, ROOT, blocks
 INDEX = DOCS / "index.md"
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 NAMED_TEST = re.compile(r"`(?:tests/)?([\w/]+\.py)::(\w+)`")
-PUBLIC = [(langchain_specfuse, name) for name in langchain_specfuse.__all__ if name != "__version__"]
+PUBLIC = [
+    (langchain_specfuse, name) for name in langchain_specfuse.__all__ if name != "__version__"
+]
 PUBLIC += [(evaluation, name) for name in evaluation.__all__]
 
 
@@ -36,7 +38,12 @@ def anchors(page: Path) -> set[str]:
 def tree() -> list[Path]:
     """The pages of the site's tree, in its order."""
     entries = [line for block in blocks(INDEX, "{toctree}") for line in block.code.splitlines()]
-    return [page for entry in entries if entry and entry[0] != ":" for page in sorted(DOCS.glob(f"{entry}.md"))]
+    return [
+        page
+        for entry in entries
+        if entry and entry[0] != ":"
+        for page in sorted(DOCS.glob(f"{entry}.md"))
+    ]
 
 
 def documented() -> set[str]:
@@ -53,18 +60,27 @@ def documented() -> set[str]:
 def test_every_page_is_once_in_the_tree_and_linked_from_another():
     """On a code host nobody sees the tree."""
     assert sorted([ROOT / "README.md", INDEX, *tree()]) == sorted(PAGES)
-    linked = {(page.parent / link).resolve() for page in PAGES for link, _ in LINK.findall(page.read_text()) if link}
+    linked = {
+        (page.parent / link).resolve()
+        for page in PAGES
+        for link, _ in LINK.findall(page.read_text())
+        if link
+    }
     assert [page.name for page in (INDEX, *tree()) if page not in linked] == []
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name
+)
 def test_links_and_tests_that_a_page_names_exist(page):
     for link, anchor in LINK.findall(page.read_text()):
         target = (page.parent / link).resolve() if link else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
     for file, test in NAMED_TEST.findall(page.read_text()):
-        assert re.search(rf"^(async )?def {test}\(", (ROOT / "tests" / file).read_text(), re.M), f"{file}::{test}"
+        assert re.search(rf"^(async )?def {test}\(", (ROOT / "tests" / file).read_text(), re.M), (
+            f"{file}::{test}"
+        )
 
 
 def test_every_public_name_is_in_the_reference_and_has_a_docstring_of_its_own():
@@ -73,7 +89,9 @@ def test_every_public_name_is_in_the_reference_and_has_a_docstring_of_its_own():
     values = [getattr(home, name) for home, name in PUBLIC]
     objects = [value for value in values if isinstance(value, type) or callable(value)]
     assert [
-        one for one in objects if not (one.__doc__ or "").strip() or one.__doc__.startswith(f"{one.__name__}(")
+        one
+        for one in objects
+        if not (one.__doc__ or "").strip() or one.__doc__.startswith(f"{one.__name__}(")
     ] == []
 
 

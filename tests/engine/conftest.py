@@ -1,4 +1,5 @@
-"""Members that wait at a gate, time limits that expire when a member hangs, and a check that no thread is left."""
+"""Members that wait at a gate, time limits that expire when a member hangs, and a check that no
+thread is left."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ def text(rounds) -> str:
 
 def facts(rounds):
     """What must not depend on threads and time."""
-    return [(r.number, r.text, r.winner, list(r.drafts), r.totals, r.weights, r.left, r.late, r.finish) for r in rounds]
+    return [
+        (r.number, r.text, r.winner, list(r.drafts), r.totals, r.weights, r.left, r.late, r.finish)
+        for r in rounds
+    ]
 
 
 async def collected(ensemble, *args, **choices):
@@ -68,7 +72,11 @@ class Gated(ScriptedMember):
 
     def __init__(self, answer, gated_call=1, gated_work="draft", **choices):
         super().__init__(answer, **choices)
-        self.gate, self.inside, self.expired = threading.Event(), threading.Event(), threading.Event()
+        self.gate, self.inside, self.expired = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self.gated_call, self.gated_work = gated_call, gated_work
         self.drafted_after_forget: list[str] = []
         self.forgotten: list[str] = []
@@ -97,7 +105,9 @@ class Gated(ScriptedMember):
                 self.inside.set()
                 self.gate.wait(2 * PATIENCE_S)
             if work == "draft":
-                self.drafted_after_forget += [job.query.id for job in argument if job.query.id in self.forgotten]
+                self.drafted_after_forget += [
+                    job.query.id for job in argument if job.query.id in self.forgotten
+                ]
             return result
         finally:
             self._busy.release()
@@ -109,7 +119,8 @@ class Gated(ScriptedMember):
 
 @pytest.fixture
 def limits_expire_when_members_hang(monkeypatch):
-    """A time limit, however long, expires as soon as the batch's member waits at its gate, and never otherwise."""
+    """A time limit, however long, expires as soon as the batch's member waits at its gate, and
+    never otherwise."""
 
     class Timer(threading.Thread):
         def __init__(self, after_s, act, arguments):
@@ -143,4 +154,9 @@ def device():
 
 @pytest.fixture
 def pair(device):
-    return Ensemble([ScriptedMember(BLUE, name="a", device=device), ScriptedMember(GREY, name="b", device=device)])
+    return Ensemble(
+        [
+            ScriptedMember(BLUE, name="a", device=device),
+            ScriptedMember(GREY, name="b", device=device),
+        ]
+    )

@@ -1,4 +1,5 @@
-"""How many answers are under way at once, the order in which the others begin, and when a call is refused."""
+"""How many answers are under way at once, the order in which the others begin, and when a call is
+refused."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def test_a_call_with_too_many_before_it_is_refused_with_a_hint():
     message = r"2 answers under way \(max_concurrency=2\) and 3 waiting \(max_waiting=3\)"
     with pytest.raises(BusyError, match=message) as raised:
         admission.enter("f", short, lambda: pytest.fail("it was refused"))
-    assert raised.value.retry_after_s == 1 + 3 / 2  # three are before it, and two at a time are answered
+    # three are before it, and two at a time are answered
+    assert raised.value.retry_after_s == 1 + 3 / 2
     assert "ask again in about" in raised.value.__notes__[0]
     admission.leave("a")
     assert entering(admission, "g", limits=short) == []
@@ -75,7 +77,7 @@ def test_an_answer_that_cannot_begin_does_not_block_the_others():
     assert begun == ["next"]
 
 
-# --- with answers ------------------------------------------------------------------------------------------------
+# --- with answers ---------------------------------------------------------------------------------
 
 
 def gated(device):
@@ -95,7 +97,9 @@ def test_answers_that_wait_are_the_same_and_never_too_many(device):
     member.draft = lambda jobs: (under_way.append(ensemble.admission.under_way), draft(jobs))[1]
 
     async def crowd():
-        return await asyncio.gather(*(collected(ensemble, query(), SHORT, schedule=limited(4)) for _ in range(40)))
+        return await asyncio.gather(
+            *(collected(ensemble, query(), SHORT, schedule=limited(4)) for _ in range(40))
+        )
 
     assert {text(rounds) for rounds in asyncio.run(crowd())} == {BLUE}
     assert max(under_way) == 4
@@ -121,4 +125,5 @@ def test_refused_cancelled_and_timed_out_calls_reach_no_member_and_the_others_go
         return await first
 
     assert text(asyncio.run(four())) == BLUE
-    assert until(lambda: len(member.forgotten) == 1)  # nothing to forget of answers that never began
+    # nothing to forget of answers that never began
+    assert until(lambda: len(member.forgotten) == 1)

@@ -17,7 +17,8 @@ from .conftest import BLUE, GREY, fresh_device, query, until
 
 
 class Group:
-    """Records which jobs came together. Raises where a job is an error; waits while its gate is closed."""
+    """Records which jobs came together. Raises where a job is an error; waits while its gate is
+    closed."""
 
     def __init__(self):
         self.calls, self.gate = [], threading.Event()
@@ -44,16 +45,31 @@ class Member:
     def draft(self, jobs):
         self.alone.append(list(jobs))
         pairs = [(self, job) for job in jobs]
-        return self.batch_group.replies(pairs) if self.batch_group else [f"{self.name}{job}" for job in jobs]
+        return (
+            self.batch_group.replies(pairs)
+            if self.batch_group
+            else [f"{self.name}{job}" for job in jobs]
+        )
 
     score = draft
 
 
 def put(worker, *tasks, timeout_s=None):
-    """One task per (member, work, job), all at once; the replies come in the list returned, with their job."""
+    """One task per (member, work, job), all at once; the replies come in the list returned, with
+    their job."""
     replies = []
-    worker.put(*(Task(m, work, job, lambda r, m=m, j=job: replies.append((m.name, j, r)), timeout_s=timeout_s)
-                 for m, work, job in tasks))  # fmt: skip
+    worker.put(
+        *(
+            Task(
+                m,
+                work,
+                job,
+                lambda r, m=m, j=job: replies.append((m.name, j, r)),
+                timeout_s=timeout_s,
+            )
+            for m, work, job in tasks
+        )
+    )
     return replies
 
 
@@ -70,10 +86,14 @@ def trio():
 
 def test_jobs_of_a_group_are_one_batch_with_replies_to_the_right_member(worker, trio):
     group, a, b, c = trio
-    replies = put(worker, (a, "draft", 1), (b, "score", 9), (c, "draft", 2), (b, "draft", 3), (a, "draft", 4))
+    replies = put(
+        worker, (a, "draft", 1), (b, "score", 9), (c, "draft", 2), (b, "draft", 3), (a, "draft", 4)
+    )
     assert until(lambda: len(replies) == 5)
     assert group.calls == [[("a", 1), ("c", 2), ("b", 3), ("a", 4)]] and b.alone == [[9]]
-    assert sorted(replies) == [(m, j, f"{m}{j}") for m, j in [("a", 1), ("a", 4), ("b", 3), ("b", 9), ("c", 2)]]
+    assert sorted(replies) == [
+        (m, j, f"{m}{j}") for m, j in [("a", 1), ("a", 4), ("b", 3), ("b", 9), ("c", 2)]
+    ]
     assert list(worker.batches) == [("a+c+b", "draft", 4), ("b", "score", 1)]
 
 
@@ -132,13 +152,25 @@ class Scripts:
 
 
 def test_same_answer_in_a_group_whose_first_jobs_are_one_batch_too():
-    apart = [ScriptedMember(text, name=f"m{k}", device=fresh_device()) for k, text in enumerate((BLUE, GREY))]
+    apart = [
+        ScriptedMember(text, name=f"m{k}", device=fresh_device())
+        for k, text in enumerate((BLUE, GREY))
+    ]
     truth = "".join(one.text for one in Ensemble(apart).rounds(query(), Settings(segment_tokens=4)))
     device, group = fresh_device(), Scripts()
-    shared = [ScriptedMember(text, name=f"m{k}", device=device) for k, text in enumerate((BLUE, GREY))]
+    shared = [
+        ScriptedMember(text, name=f"m{k}", device=device) for k, text in enumerate((BLUE, GREY))
+    ]
     for member in shared:
         member.batch_group = group
     assert isinstance(group, BatchGroup) and batch_group_of(shared[0]) is group
-    assert "".join(one.text for one in Ensemble(shared).rounds(query(), Settings(segment_tokens=4))) == truth
-    batches = {(names, size) for names, work, size in worker_for(device).batches if work in ("draft", "score")}
+    assert (
+        "".join(one.text for one in Ensemble(shared).rounds(query(), Settings(segment_tokens=4)))
+        == truth
+    )
+    batches = {
+        (names, size)
+        for names, work, size in worker_for(device).batches
+        if work in ("draft", "score")
+    }
     assert batches == {("m0+m1", 2)}

@@ -1,4 +1,5 @@
-"""Answers under way: sync and async alike, failing members, time limits, and cancelling in every way."""
+"""Answers under way: sync and async alike, failing members, time limits, and cancelling in every
+way."""
 
 from __future__ import annotations
 
@@ -41,13 +42,14 @@ def members_of(ensemble):
     return list(ensemble.members.values())
 
 
-# --- the same answer whichever way ------------------------------------------------------------------------------
+# --- the same answer whichever way ----------------------------------------------------------------
 
 
 def test_sync_and_async_give_the_same_rounds(pair):
     sync = list(pair.rounds(query(), SHORT))
     assert facts(asyncio.run(collected(pair, query(), SHORT))) == facts(sync)
-    assert facts(asyncio.run(collected(pair, query(), SHORT))) == facts(sync)  # on another event loop
+    # on another event loop
+    assert facts(asyncio.run(collected(pair, query(), SHORT))) == facts(sync)
     assert text(sync).startswith("The sky is")
     assert sync[-1].finish
     assert until(lambda: not open_queries(members_of(pair)))
@@ -57,7 +59,9 @@ def three(device):
     """Members whose answers differ from question to question."""
 
     def says(text):
-        return lambda q: " ".join(f"{w}{q.turns[-1].text if k % 3 == 0 else ''}" for k, w in enumerate(text.split()))
+        return lambda q: " ".join(
+            f"{w}{q.turns[-1].text if k % 3 == 0 else ''}" for k, w in enumerate(text.split())
+        )
 
     texts = {"a": BLUE, "b": GREY, "c": BLUE.replace("air", "wide air")}
     return Ensemble([ScriptedMember(says(t), name=n, device=device) for n, t in texts.items()])
@@ -85,28 +89,40 @@ def test_same_answer_alone_or_in_a_crowd_of_threads_or_tasks(device, settings):
     assert len({str(rounds) for rounds in alone}) == 20
 
 
-# --- the replies to one ask -------------------------------------------------------------------------------------
+# --- the replies to one ask -----------------------------------------------------------------------
 
-TOO_LATE, ILL, NONSENSE = Failure(LATE, "late"), Failure("error", "ill"), Draft("x", logprobs=(1.0,))
+TOO_LATE, ILL, NONSENSE = (
+    Failure(LATE, "late"),
+    Failure("error", "ill"),
+    Draft("x", logprobs=(1.0,)),
+)
 HELLO, WORLD = Draft("hello"), Draft("world")
 
 
 def collecting(spare=False):
-    return ReplyCollector(Ask(dict.fromkeys("ab", DraftJob(query(), (), 5, 5, Sampling())), 1, spare))
+    return ReplyCollector(
+        Ask(dict.fromkeys("ab", DraftJob(query(), (), 5, 5, Sampling())), 1, spare)
+    )
 
 
-@pytest.mark.parametrize(("other", "last"), [(TOO_LATE, HELLO), (ILL, HELLO), (NONSENSE, HELLO), (ILL, ILL)])
+@pytest.mark.parametrize(
+    ("other", "last"), [(TOO_LATE, HELLO), (ILL, HELLO), (NONSENSE, HELLO), (ILL, ILL)]
+)
 def test_a_late_member_is_waited_for_until_there_is_a_valid_reply_or_none_can_come(other, last):
     replies = collecting()
-    assert replies.add("b", other) is None and replies.add("a", TOO_LATE) is None and not replies.over
+    assert (
+        replies.add("b", other) is None and replies.add("a", TOO_LATE) is None and not replies.over
+    )
     assert replies.add("a", last) == {"a": last, "b": other}
 
 
-# --- members and loops that fail --------------------------------------------------------------------------------
+# --- members and loops that fail ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", [1, 3])
-@pytest.mark.parametrize("error", [ValueError("burnt out"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ValueError("burnt out"), SystemExit(3), KeyboardInterrupt()], ids=repr
+)
 def test_a_member_that_raises_leaves_and_the_others_finish(device, call, error):
     members = [
         ScriptedMember(GREY, name="a", device=device, fails_in=call, error=error),
@@ -121,7 +137,9 @@ def test_a_member_that_raises_leaves_and_the_others_finish(device, call, error):
     assert until(lambda: not open_queries(members))
 
 
-@pytest.mark.parametrize("error", [queue.Empty(), TimeoutError("mine"), ZeroDivisionError("x"), SystemExit(2)])
+@pytest.mark.parametrize(
+    "error", [queue.Empty(), TimeoutError("mine"), ZeroDivisionError("x"), SystemExit(2)]
+)
 def test_an_error_inside_the_loop_reaches_the_caller_unchanged(error, device):
     def broken():
         raise error
@@ -132,13 +150,15 @@ def test_an_error_inside_the_loop_reaches_the_caller_unchanged(error, device):
     assert raised.value is error
 
 
-# --- time limits and cancelling ---------------------------------------------------------------------------------
+# --- time limits and cancelling -------------------------------------------------------------------
 
 
 def test_an_answer_that_exceeds_its_time_limit_raises_with_the_agreed_text(device):
     member = Gated(BLUE, gated_call=2, device=device)
     ensemble = Ensemble([member])
-    with pytest.raises(TimeoutError, match=r"the answer was not complete within timeout=1 s") as raised:
+    with pytest.raises(
+        TimeoutError, match=r"the answer was not complete within timeout=1 s"
+    ) as raised:
         list(ensemble.rounds(query(), SHORT, schedule=Schedule(timeout=1)))
     assert raised.value.text == "The sky"
     with pytest.raises(TimeoutError, match=r"the answer was not complete within timeout=0.01 s"):
@@ -148,7 +168,8 @@ def test_an_answer_that_exceeds_its_time_limit_raises_with_the_agreed_text(devic
 
 
 def ways_to_stop():
-    """Each begins an answer, waits until the second draft is under way, and stops in its own way."""
+    """Each begins an answer, waits until the second draft is under way, and stops in its own
+    way."""
 
     def begin(ensemble):
         running = ensemble.rounds(query(), SHORT)
@@ -205,7 +226,9 @@ def ways_to_stop():
     return [close, forget, event_loop_closed, *map(as_sync, [aclose, aforget, cancel, timeout])]
 
 
-@pytest.mark.filterwarnings("ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("way", ways_to_stop(), ids=lambda way: way.__name__)
 def test_stopping_early_frees_every_member_within_one_round(way, device):
     member = Gated(BLUE, gated_call=2, name="a", device=device)
@@ -219,11 +242,13 @@ def test_stopping_early_frees_every_member_within_one_round(way, device):
     assert member.draft_calls == 2
     assert other.draft_calls <= 2  # its second draft may have been dropped from the queue
     # A closed event loop is noticed when there is a round to hand over, at the end of this one.
-    assert [member.score_calls, other.score_calls] == ([1, 1] if way.__name__ == "event_loop_closed" else [0, 0])
+    assert [member.score_calls, other.score_calls] == (
+        [1, 1] if way.__name__ == "event_loop_closed" else [0, 0]
+    )
     assert [member.drafted_after_forget, member.overlaps] == [[], 0]
 
 
-# --- ensembles --------------------------------------------------------------------------------------------------
+# --- ensembles ------------------------------------------------------------------------------------
 
 
 def test_members_are_probed_once_and_a_failed_load_is_tried_again(device):
@@ -274,7 +299,7 @@ def test_cancelling_while_members_load_does_not_break_the_load(device):
     assert text(ensemble.rounds(query(), SHORT)) == BLUE
 
 
-# --- who leads --------------------------------------------------------------------------------------------------
+# --- who leads ------------------------------------------------------------------------------------
 
 
 def sized(**sizes):
@@ -302,7 +327,9 @@ def test_the_member_with_twice_the_parameters_of_the_others_leads(sizes, lead):
 
 
 def test_a_verifier_does_not_lead_however_large():
-    ensemble = Ensemble([ScriptedMember(BLUE, name=name) for name in "ab"], [ScriptedMember(BLUE, name="big")])
+    ensemble = Ensemble(
+        [ScriptedMember(BLUE, name=name) for name in "ab"], [ScriptedMember(BLUE, name="big")]
+    )
     assert ensemble.lead(sized(a=5, b=4, big=99), Settings()) is None
     assert ensemble.lead(sized(a=9, b=4, big=99), Settings()) == "a"
     with pytest.raises(UsageError, match="no member is named as the lead"):

@@ -1,4 +1,5 @@
-"""A process that was forked from one that had been asked a question says so; it neither hangs nor answers wrongly."""
+"""A process that was forked from one that had been asked a question says so; it neither hangs nor
+answers wrongly."""
 
 from __future__ import annotations
 
@@ -36,10 +37,14 @@ PARENT = """
 
 
 def output(code):
-    """What the code prints, in a process group of its own: a child that hangs must not outlive the test."""
+    """What the code prints, in a process group of its own: a child that hangs must not outlive the
+    test."""
     code = textwrap.dedent(PARENT) + textwrap.dedent(code)
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-W", "ignore", "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         printed, _ = process.communicate(timeout=120)
@@ -51,7 +56,8 @@ def output(code):
 
 
 def test_a_child_forked_before_the_first_question_answers_and_later_ones_get_an_error():
-    """Also where it reads on in its parent's stream. Closing that stream is harmless, and the parent goes on."""
+    """Also where it reads on in its parent's stream. Closing that stream is harmless, and the
+    parent goes on."""
     printed = output("""
         child(lambda: print(one.invoke("How is it?").text))
         stream = one.stream("How is it?", segment_tokens=1)
@@ -70,7 +76,8 @@ def test_a_child_forked_before_the_first_question_answers_and_later_ones_get_an_
 
 
 def test_a_child_forked_while_threads_ask_gets_an_error():
-    """Locks may be held by threads that the child does not have, for example those of imports in first questions."""
+    """Locks may be held by threads that the child does not have, for example those of imports in
+    first questions."""
     printed = output("""
         stop = threading.Event()
         def ask():

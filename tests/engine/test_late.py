@@ -1,4 +1,5 @@
-"""Members that exceed their time limit: skipped for a round, removed, or waited for; and they come back."""
+"""Members that exceed their time limit: skipped for a round, removed, or waited for; and they come
+back."""
 
 from __future__ import annotations
 
@@ -16,7 +17,19 @@ from langchain_specfuse.engine.worker import worker_for
 from langchain_specfuse.errors import EnsembleError
 from langchain_specfuse.members.scripted import ScriptedMember
 
-from .conftest import BLUE, PATIENCE_S, SHORT, Gated, collected, facts, fresh_device, open_queries, query, text, until
+from .conftest import (
+    BLUE,
+    PATIENCE_S,
+    SHORT,
+    Gated,
+    collected,
+    facts,
+    fresh_device,
+    open_queries,
+    query,
+    text,
+    until,
+)
 
 pytestmark = pytest.mark.usefixtures("limits_expire_when_members_hang")
 GREY = "The sky is grey because of the heavy clouds above us all today."
@@ -29,7 +42,9 @@ REAL_TIMER = threading.Timer
 def is_whole(answer):
     """Whether every word stands at its place in one of the two scripts."""
     words = answer.split()
-    return len(words) == 13 and all(w in both for w, *both in zip(words, BLUE.split(), GREY.split(), strict=True))
+    return len(words) == 13 and all(
+        w in both for w, *both in zip(words, BLUE.split(), GREY.split(), strict=True)
+    )
 
 
 def departures(rounds):
@@ -47,7 +62,10 @@ def trio(hung, shared=False):
     """The hanging member with two that work, on one device or each on its own."""
     devices = [fresh_device()] * 3 if shared else [fresh_device() for _ in range(3)]
     hung.device = devices[0]
-    others = [ScriptedMember(t, name=n, device=d) for t, n, d in zip((BLUE, GREY), "bc", devices[1:], strict=True)]
+    others = [
+        ScriptedMember(t, name=n, device=d)
+        for t, n, d in zip((BLUE, GREY), "bc", devices[1:], strict=True)
+    ]
     return Ensemble([hung, *others])
 
 
@@ -81,7 +99,8 @@ def test_a_late_verifier_is_left_out_of_the_vote(way):
     assert is_whole(text(rounds))
     voted = [r for r in rounds if r.scores or r.late.get("verify")]
     assert voted and all(r.late["verify"] == ("a",) and "a" not in r.scores for r in voted)
-    assert "a" in voted[0].drafts and voted[0].totals["a"] > 0  # its draft counts, only its vote is missing
+    # its draft counts, only its vote is missing
+    assert "a" in voted[0].drafts and voted[0].totals["a"] > 0
     release(hung)
 
 
@@ -111,7 +130,8 @@ def test_a_hanging_member_alone_is_an_error_without_skip_and_waited_for_with_it(
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one device", "two devices"])
 def test_a_late_reply_is_not_taken_for_a_later_job_and_its_member_comes_back(shared):
-    """a hangs in its second draft, b in its fourth: then a returns, with a draft that is two rounds old."""
+    """a hangs in its second draft, b in its fourth: then a returns, with a draft that is two rounds
+    old."""
     first = fresh_device()
     a = Gated(BLUE, gated_call=2, name="a", device=first)
     b = Gated(BLUE, gated_call=4, name="b", device=first if shared else fresh_device())
@@ -132,7 +152,7 @@ def test_a_late_reply_is_not_taken_for_a_later_job_and_its_member_comes_back(sha
     assert (a.overlaps, b.overlaps) == (0, 0)
 
 
-# --- with real time limits --------------------------------------------------------------------------------------
+# --- with real time limits ------------------------------------------------------------------------
 
 
 class Moody(ScriptedMember):
@@ -152,11 +172,16 @@ class Moody(ScriptedMember):
 @pytest.mark.parametrize("second", [BLUE, GREY], ids=["twins", "others"])
 def test_whichever_members_are_late_no_word_is_lost_and_twins_stay_equal(monkeypatch, second):
     monkeypatch.setattr(threading, "Timer", REAL_TIMER)
-    members = [Moody(t, name=n, device=fresh_device()) for t, n in ((BLUE, "a"), (second, "b"), (BLUE, "c"))]
+    members = [
+        Moody(t, name=n, device=fresh_device())
+        for t, n in ((BLUE, "a"), (second, "b"), (BLUE, "c"))
+    ]
     ensemble = Ensemble(members)
 
     async def one(k):
-        settings = Settings(segment_tokens=2, method=Method(late="skip", exit=["studentized", "never"][k % 2]))
+        settings = Settings(
+            segment_tokens=2, method=Method(late="skip", exit=["studentized", "never"][k % 2])
+        )
         return await collected(ensemble, query(), settings, schedule=Schedule(member_timeout=0.005))
 
     async def crowd():

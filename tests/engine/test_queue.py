@@ -61,7 +61,7 @@ def test_a_task_put_in_while_a_batch_is_chosen_is_not_lost():
     assert batches(queue) == [["a", "b"], ["late"]]
 
 
-# --- prefill in chunks ------------------------------------------------------------------------------------------
+# --- prefill in chunks ----------------------------------------------------------------------------
 
 
 def job(chunks):
@@ -70,7 +70,8 @@ def job(chunks):
 
 
 class Reader(Gated):
-    """Reads chunks that take 3 s by its own clock, drafts in 1 s; waits at its gate in its first call."""
+    """Reads chunks that take 3 s by its own clock, drafts in 1 s; waits at its gate in its first
+    call."""
 
     chunk_s, draft_s = 3.0, 1.0
 
@@ -135,7 +136,8 @@ def reader(monkeypatch):
 
 
 def run(worker, reader, *callers):
-    """The reader's work in order: "r" for a chunk, "d" for a draft. The callers ask while the reader is busy."""
+    """The reader's work in order: "r" for a chunk, "d" for a draft. The callers ask while the
+    reader is busy."""
     blocker = Caller(worker, reader)
     blocker.ask()
     assert reader.inside.wait(30)
@@ -165,6 +167,8 @@ def test_a_prompt_whose_chunks_are_evicted_is_read_at_once(device, reader):
 
 def test_a_long_prompt_that_is_no_longer_wanted_is_not_read_on(device, reader):
     worker = Worker(device)
-    long = Caller(worker, reader, chunks=9, wanted=lambda: not any(what == "r" for what, _ in reader.done))
+    long = Caller(
+        worker, reader, chunks=9, wanted=lambda: not any(what == "r" for what, _ in reader.done)
+    )
     order = run(worker, reader, long, Caller(worker, reader, 30))
     assert (long.replies, order.count("r")) == ([], 1)

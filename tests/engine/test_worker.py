@@ -1,4 +1,5 @@
-"""A worker: batches, order, failures, members that exceed their time limit, and races of its thread and timers."""
+"""A worker: batches, order, failures, members that exceed their time limit, and races of its thread
+and timers."""
 
 from __future__ import annotations
 
@@ -68,10 +69,16 @@ def test_tasks_that_wait_together_are_one_batch_with_replies_in_order(device):
     assert until(lambda: len(scores) == 2)
     assert [first, *rest] == [[k * 2] for k in range(1, 9)]
     assert scores == [20, 22]
-    assert list(worker.batches) == [("doubler", "draft", 1), ("doubler", "draft", 7), ("doubler", "score", 2)]
+    assert list(worker.batches) == [
+        ("doubler", "draft", 1),
+        ("doubler", "draft", 7),
+        ("doubler", "score", 2),
+    ]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("x"), SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [RuntimeError("x"), SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr
+)
 def test_whatever_a_member_raises_is_a_failure_and_the_worker_goes_on(device, error):
     worker, member = Worker(device), Doubler()
     replies = ask(worker, member, error)
@@ -83,7 +90,7 @@ def test_whatever_a_member_raises_is_a_failure_and_the_worker_goes_on(device, er
     assert until(lambda: later == [42])
 
 
-# --- members that exceed their time limit -----------------------------------------------------------------------
+# --- members that exceed their time limit ---------------------------------------------------------
 
 
 def test_a_hanging_member_fails_at_its_limit_and_the_worker_goes_on_without_it(device):
@@ -97,7 +104,8 @@ def test_a_hanging_member_fails_at_its_limit_and_the_worker_goes_on_without_it(d
     member.gate.set()
     back = ask(worker, member, 5)
     assert until(lambda: back == [10])
-    assert (len(late), member.sizes) == (1, [1, 1])  # the job that failed while it hung was never done
+    # the job that failed while it hung was never done
+    assert (len(late), member.sizes) == (1, [1, 1])
 
 
 class ManualTimer:
@@ -135,7 +143,9 @@ def test_no_task_waits_twice_for_the_same_call(device, timers):
     member.gate.set()
 
 
-def test_a_batch_that_waits_fails_at_its_limit_though_its_first_task_is_no_longer_wanted(device, timers):
+def test_a_batch_that_waits_fails_at_its_limit_though_its_first_task_is_no_longer_wanted(
+    device, timers
+):
     worker, member = Worker(device), Doubler(closed=True)
     ask(worker, member, 1, timeout_s=600)
     assert until(lambda: member.sizes)
@@ -163,7 +173,8 @@ def test_a_member_that_may_be_late_delivers_when_it_returns(device):
 
 
 def test_jobs_for_a_late_member_do_not_pile_up(device):
-    """While it hangs, jobs that are no longer wanted are dropped; when it returns, it does only the last one."""
+    """While it hangs, jobs that are no longer wanted are dropped; when it returns, it does only the
+    last one."""
     worker = Worker(device)
     current, replies = [0], []
     member, _ = hanging(worker)
@@ -207,7 +218,7 @@ def test_a_reply_that_meets_its_time_limit_is_delivered_once(device):
         assert len(replies) == 1 and last == [4]
 
 
-# --- finalizers and the end -------------------------------------------------------------------------------------
+# --- finalizers and the end -----------------------------------------------------------------------
 
 
 def test_a_closed_worker_drops_tasks_and_late_replies_and_lets_the_running_batch_end(device):

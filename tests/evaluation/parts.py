@@ -1,4 +1,5 @@
-"""Members with known strengths, and tasks of sums: what the tests of this folder ask, and who answers."""
+"""Members with known strengths, and tasks of sums: what the tests of this folder ask, and who
+answers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from langchain_specfuse.members.scripted import ScriptedMember
 
 
 class Known(ScriptedMember):
-    """A scripted member that is identified by its name, so that a new process finds its results again."""
+    """A scripted member that is identified by its name, so that a new process finds its results
+    again."""
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -39,19 +41,28 @@ def knows(name: str, right: Callable[[int], bool], confidence: float = 1.0) -> K
 
 def sums(folder: Path, count: int = 30) -> Task:
     path = folder / "sums.jsonl"
-    lines = [json.dumps({"input": f"{at} + {at + 1}?", "reference": str(2 * at + 1)}) for at in range(count)]
+    lines = [
+        json.dumps({"input": f"{at} + {at + 1}?", "reference": str(2 * at + 1)})
+        for at in range(count)
+    ]
     path.write_text("\n".join(lines))
     return jsonl(path, "number")
 
 
-def plan(task: Task, members: Sequence[Any], systems: Sequence[str] = ("singles", "ensemble"), **more: Any) -> Plan:
+def plan(
+    task: Task,
+    members: Sequence[Any],
+    systems: Sequence[str] = ("singles", "ensemble"),
+    **more: Any,
+) -> Plan:
     names = [member.name for member in members]
     by_name = {member.name: member for member in members}
     return Plan(task, tuple(chosen(systems, names, Settings(max_tokens=64))), by_name, **more)
 
 
 class Confident(Known):
-    """Its log-probabilities are near 0 where it knows the answer; where it does not, it agrees with everybody."""
+    """Its log-probabilities are near 0 where it knows the answer; where it does not, it agrees with
+    everybody."""
 
     def __init__(self, name: str, right: Callable[[int], bool]) -> None:
         super().__init__(knows(name, right).answer, name=name)
@@ -72,7 +83,10 @@ class Shifted(Known):
     """Its scores are those of another text: what a server does that ignores what it is asked."""
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return [Scored(tuple((-2.5,) * max(len(row), 1) for row in reply.logprobs)) for reply in super().score(jobs)]
+        return [
+            Scored(tuple((-2.5,) * max(len(row), 1) for row in reply.logprobs))
+            for reply in super().score(jobs)
+        ]
 
 
 class Forgetful(Known):

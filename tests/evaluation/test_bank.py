@@ -20,18 +20,31 @@ SETTINGS = Settings(segment_tokens=3, max_tokens=30)
 
 
 def scripted():
-    texts = {"ann": "The sky is blue because of the air.", "bob": "The sky is grey and full of clouds."}
+    texts = {
+        "ann": "The sky is blue because of the air.",
+        "bob": "The sky is grey and full of clouds.",
+    }
     return {name: ScriptedMember(text, name=name) for name, text in texts.items()}
 
 
 def with_bank(members, path, **options):
     bank = Bank(path, **options)
-    return bank, Ensemble(list(banked(members, bank, {name: identity(m) for name, m in members.items()}).values()))
+    return bank, Ensemble(
+        list(banked(members, bank, {name: identity(m) for name, m in members.items()}).values())
+    )
 
 
 def facts(rounds):
     return [
-        (r.text, r.winner, r.totals, r.weights, r.scores, {n: d.logprobs for n, d in r.drafts.items()}) for r in rounds
+        (
+            r.text,
+            r.winner,
+            r.totals,
+            r.weights,
+            r.scores,
+            {n: d.logprobs for n, d in r.drafts.items()},
+        )
+        for r in rounds
     ]
 
 
@@ -45,7 +58,9 @@ def test_a_bank_changes_no_answer_and_is_asked_instead_of_the_member(tmp_path):
     assert again.asked == 0 and again.found == bank.asked
 
 
-def test_without_the_members_another_rule_on_the_same_replies_works_and_a_new_one_says_what_is_missing(tmp_path):
+def test_without_the_members_another_rule_on_the_same_replies_works_and_a_new_one_says_what_is_missing(
+    tmp_path,
+):
     _, ensemble = with_bank(scripted(), tmp_path / "bank")
     list(ensemble.rounds(QUERY, SETTINGS))
     _, offline = with_bank(scripted(), tmp_path / "bank", offline=True)

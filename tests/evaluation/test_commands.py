@@ -16,7 +16,8 @@ SUMS = ("eval", "sums.jsonl", "--checker", "number")
 
 @pytest.fixture
 def call(capsys, tmp_path, monkeypatch):
-    """(code, standard output, standard error) of one call, in a folder of its own with a file of sums."""
+    """(code, standard output, standard error) of one call, in a folder of its own with a file of
+    sums."""
     monkeypatch.chdir(tmp_path)
     sums(tmp_path, 24)
 
@@ -48,7 +49,10 @@ def test_eval_as_json_compares_what_is_named(call, tmp_path):
     report = json.loads(out)
     assert (code, err) == (FINE, "")
     assert [row["system"] for row in report["rows"]] == ["ensemble", "bob", "vote", "short"]
-    tokens = {name: system["settings"]["segment_tokens"] for name, system in report["about"]["systems"].items()}
+    tokens = {
+        name: system["settings"]["segment_tokens"]
+        for name, system in report["about"]["systems"].items()
+    }
     assert tokens == {"ensemble": 3, "bob": 3, "vote": 3, "short": 2}
 
 
@@ -56,7 +60,16 @@ def test_a_recorded_evaluation_compares_other_systems_without_asking_again(call,
     record = ("--record", "bank.sqlite", "-q")
     assert call(*SUMS, *record)[0] == FINE and (tmp_path / "bank.sqlite").exists()
     silent = [Known("no", name=name, fails_in=1) for name in ("ann", "bob")]
-    systems = ("--systems", "singles", "ensemble", "slow:learning_rate=0.5", "lead-alone", "--json", "--lead", "ann")
+    systems = (
+        "--systems",
+        "singles",
+        "ensemble",
+        "slow:learning_rate=0.5",
+        "lead-alone",
+        "--json",
+        "--lead",
+        "ann",
+    )
     code, out, _ = call(*SUMS, *record, *systems, "--out", "other", by=silent)
     report = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert code == FINE and not any(row["failed"] for row in report["rows"])
@@ -64,7 +77,9 @@ def test_a_recorded_evaluation_compares_other_systems_without_asking_again(call,
 
 
 def test_the_doctor_writes_a_profile_that_a_chat_model_takes(call, tmp_path):
-    code, out, _ = call("doctor", "--prompts", "sums.jsonl", "--checker", "number", "--profile", "p.json", "-q")
+    code, out, _ = call(
+        "doctor", "--prompts", "sums.jsonl", "--checker", "number", "--profile", "p.json", "-q"
+    )
     assert code == FINE and "ann leads: alone it is right on 100% of 24 prompts (bob 50%)." in out
     found = Calibration.load(tmp_path / "p.json")
     assert (found.lead, found.use, {one.name for one in found.tried}) == (
@@ -102,7 +117,9 @@ def test_a_mistake_in_the_call_exits_with_2_and_says_what(call, argv, tmp_path):
 
 
 def test_doctor_prints_findings_numbers_and_advice(call, tmp_path):
-    code, out, err = call("doctor", "--prompts", "sums.jsonl", "--checker", "number", "--out", "here")
+    code, out, err = call(
+        "doctor", "--prompts", "sums.jsonl", "--checker", "number", "--out", "here"
+    )
     assert code == FINE, err
     assert "ok    scores: its scores differ" in out and "Advice\n  - " in out and "tokens/s" in out
     found = json.loads((tmp_path / "here" / "doctor.json").read_text())
@@ -113,5 +130,7 @@ def test_doctor_prints_findings_numbers_and_advice(call, tmp_path):
 def test_doctor_has_prompts_of_its_own_and_exits_with_1_when_a_check_fails(call):
     code, out, _ = call("doctor", "--json", "-q")
     assert code == FINE and json.loads(out)["report"]["questions"] >= 20
-    code, out, _ = call("doctor", "-q", by=[knows("ann", lambda n: True), Missing("x", name="gone")])
+    code, out, _ = call(
+        "doctor", "-q", by=[knows("ann", lambda n: True), Missing("x", name="gone")]
+    )
     assert code == FAILED and "BAD   loading: does not load: OSError: no such file" in out

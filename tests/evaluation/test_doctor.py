@@ -26,7 +26,7 @@ def verdicts(member) -> dict[str, str]:
     return {one.check: one.verdict for one in found}
 
 
-# --- checks ---------------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 def test_a_sound_member_is_found_sound_and_left_as_it_was():
@@ -52,21 +52,27 @@ def test_what_is_wrong_with_a_member_is_found(member, check, verdict):
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba"])
 @pytest.mark.filterwarnings("ignore")
 def test_tiny_models_are_found_sound(arch):
-    """Attention, sliding windows, and a state that cannot go back (whose noise may be read as other tokens)."""
+    """Attention, sliding windows, and a state that cannot go back (whose noise may be read as other
+    tokens)."""
     from tests.members import tiny
 
     found = verdicts(tiny.member(arch))
-    assert found["seams"] == "good" and found["scores"] in {"good", "watch" if arch == "mamba" else "good"}, found
+    assert found["seams"] == "good" and found["scores"] in {
+        "good",
+        "watch" if arch == "mamba" else "good",
+    }, found
     assert found["template"] in ("good", "watch")
 
 
-# --- advice ---------------------------------------------------------------------------------------------------------
+# --- advice ---------------------------------------------------------------------------------------
 
 
 def diagnosis(folder, *members, count: int = 60, **options):
     settings = Settings(max_tokens=64, method=Method(**options))
     with Results(folder) as results:
-        return diagnosed(sums(folder, count), {member.name: member for member in members}, settings, results)
+        return diagnosed(
+            sums(folder, count), {member.name: member for member in members}, settings, results
+        )
 
 
 def rows(found) -> dict[str, float]:
@@ -74,45 +80,65 @@ def rows(found) -> dict[str, float]:
 
 
 def test_members_that_know_different_things_make_a_good_ensemble(tmp_path):
-    members = [Confident(name, lambda n, at=at: (n // 2) % 3 == at) for at, name in enumerate(("ann", "bob", "cyd"))]
+    members = [
+        Confident(name, lambda n, at=at: (n // 2) % 3 == at)
+        for at, name in enumerate(("ann", "bob", "cyd"))
+    ]
     found = diagnosis(tmp_path, *members, count=90)
-    assert rows(found)["vote"] > 0.9 and max(rows(found)[name] for name in ("ann", "bob", "cyd")) < 0.4
-    assert found.verdict == "ensemble" and found.calibration.use == "vote" and not found.calibration.leads
+    assert (
+        rows(found)["vote"] > 0.9 and max(rows(found)[name] for name in ("ann", "bob", "cyd")) < 0.4
+    )
+    assert (
+        found.verdict == "ensemble"
+        and found.calibration.use == "vote"
+        and not found.calibration.leads
+    )
     assert found.advice[-1] == "Use vote: all members voting as equals."
     (vote,) = [one for one in found.calibration.tried if one.name == "vote"]
     assert vote.opened and vote.wins > 50 and vote.losses == 0 and vote.passes > 1
 
 
 def test_one_member_that_knows_everything_leads_and_nothing_is_opened(tmp_path):
-    """Two know everything with little confidence; one knows next to nothing, and would win every vote."""
+    """Two know everything with little confidence; one knows next to nothing, and would win every
+    vote."""
     wise = [knows(name, lambda n: True, confidence=0.01) for name in ("ann", "bob")]
     loud = knows("loud", lambda n: n % 16 == 1, confidence=9.0)
     found = diagnosis(tmp_path, loud, *wise, weighting="equal", reward="wins")
     assert rows(found)["ann"] == 1.0 and rows(found)["vote"] < 0.2
     assert found.verdict == "alone" and found.calibration.lead in ("ann", "bob")
     assert (found.calibration.use, found.calibration.method) == ("alone", {"margin": math.inf})
-    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["calibration"]["method"] == {"margin": "inf"}
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["calibration"]["method"] == {
+        "margin": "inf"
+    }
     assert "leads: alone it is right on 100% of 60 prompts (loud 13%, " in found.advice[0]
     assert "no way to use the others was shown to help" in found.advice[-1]
 
 
 def test_whole_answers_are_tried_where_the_checker_says_what_an_answer_comes_to(tmp_path):
     """Any two of three are right, whoever is the surest."""
-    members = [knows(name, lambda n, at=at: (n // 2) % 3 != at, 0.1) for at, name in enumerate(("ann", "bob", "cyd"))]
+    members = [
+        knows(name, lambda n, at=at: (n // 2) % 3 != at, 0.1)
+        for at, name in enumerate(("ann", "bob", "cyd"))
+    ]
     found = diagnosis(tmp_path, *members, count=90)
-    assert rows(found)["consensus"] == 1.0 and max(rows(found)[name] for name in ("ann", "bob", "cyd")) < 0.7
+    assert (
+        rows(found)["consensus"] == 1.0
+        and max(rows(found)[name] for name in ("ann", "bob", "cyd")) < 0.7
+    )
     assert (found.calibration.use, found.calibration.result) == ("consensus", "number")
 
 
 def test_with_few_prompts_it_cannot_tell_and_says_how_many_would(tmp_path):
-    found = diagnosis(tmp_path, knows("ann", lambda n: n % 4 == 1), knows("bob", lambda n: n % 4 == 3), count=20)
+    found = diagnosis(
+        tmp_path, knows("ann", lambda n: n % 4 == 1), knows("bob", lambda n: n % 4 == 3), count=20
+    )
     assert found.verdict == "cannot tell"
     assert "cannot be told yet" in found.advice[-1] and "prompts would show" in found.advice[-1]
     with pytest.raises(UsageError, match="at least 20 prompts, got 19"):
         diagnosis(tmp_path, knows("ann", lambda n: True), count=19)
 
 
-# --- the calibration file ---------------------------------------------------------------------------------------
+# --- the calibration file -------------------------------------------------------------------------
 
 
 def test_a_chat_model_does_what_its_calibration_says(tmp_path):
@@ -140,7 +166,11 @@ def test_a_calibration_that_opened_the_vote_or_whole_answers_is_applied(tmp_path
     llm = SpecFuseChatModel(members=[ann, bob], calibration=str(file))
     llm.invoke("2 + 3?", watch)
     assert {round.lead for round in seen} == {""} and set(seen[0].drafts) == {"ann", "bob"}
-    assert SpecFuseChatModel(members=[ann, bob], calibration=file, method="specem").invoke("2 + 3?").text
+    assert (
+        SpecFuseChatModel(members=[ann, bob], calibration=file, method="specem")
+        .invoke("2 + 3?")
+        .text
+    )
     Calibration(**shared, use="consensus", result="number").save(file)
     seen.clear()
     llm.invoke("2 + 3?", watch)
@@ -154,7 +184,10 @@ def test_a_calibration_that_does_not_fit_is_refused(tmp_path):
         (None, "cannot be read"),
         ("{}", "it is not a calibration file"),
         ("nonsense", "cannot be read"),
-        (json.dumps(Calibration("ann", {}, 40, result="nmber").as_dict()), "result must be one of .* got 'nmber'"),
+        (
+            json.dumps(Calibration("ann", {}, 40, result="nmber").as_dict()),
+            "result must be one of .* got 'nmber'",
+        ),
     ]:
         if text is not None:
             file.write_text(text)
@@ -166,7 +199,7 @@ def test_a_calibration_that_does_not_fit_is_refused(tmp_path):
         SpecFuseChatModel(members=members, calibration=str(file))
 
 
-# --- questions --------------------------------------------------------------------------------------------------
+# --- questions ------------------------------------------------------------------------------------
 
 RIGHT = """15|24|32|12 apples|There are 120 minutes.|Paris|Tokyo.|Mars|William Shakespeare|Honey|H2O|The blue whale.|
 marzipan|On Thursday.|green|apple|Cold|children|¡Buenos días!|Merci|Positive.|B|The answer is C|Carl is the shortest.|
@@ -180,5 +213,7 @@ def test_every_question_of_the_doctor_has_a_right_answer_and_others_are_wrong():
         assert task.grade(question, answer).score == 1, (question.text, answer)
         assert task.grade(question, "I do not know that, 999 sorry.").score == 0, question.text
         echo = task.grade(question, question.text).score
-        assert echo == 0 or question.id in ("13", "14", "15", "16", "21", "22", "23", "24"), question.text
+        assert echo == 0 or question.id in ("13", "14", "15", "16", "21", "22", "23", "24"), (
+            question.text
+        )
     json.dumps([question.reference for question in task.questions])

@@ -14,7 +14,9 @@ def clopper_pearson(wins: int, count: int, alpha: float) -> float:
     """The one-sided lower bound, by bisection on the exact binomial tail."""
 
     def tail(p: float) -> float:
-        return sum(math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(wins, count + 1))
+        return sum(
+            math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(wins, count + 1)
+        )
 
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -35,8 +37,11 @@ def test_it_opens_exactly_where_the_lower_bound_exceeds_one_half(ways):
 
 
 @pytest.mark.parametrize(("questions", "differ"), [(40, 0.3), (200, 0.1), (200, 0.5)])
-def test_what_is_no_better_than_the_lead_opens_in_at_most_one_of_ten_calibrations(questions, differ):
-    """A thousand simulated calibrations of three ways, none better than the lead: one opened is one too many."""
+def test_what_is_no_better_than_the_lead_opens_in_at_most_one_of_ten_calibrations(
+    questions, differ
+):
+    """A thousand simulated calibrations of three ways, none better than the lead: one opened is one
+    too many."""
     chance, opened = random.Random(5), 0
     for _ in range(1000):
         any_open = False
@@ -51,7 +56,12 @@ def test_weights_are_log_odds_and_count_more_where_errors_seldom_agree():
     def answers(right, wrong):
         return [
             Result(
-                f"{right}{wrong}{at}", "x", str(at), 0, f"it is {at if at < right else wrong + at}", float(at < right)
+                f"{right}{wrong}{at}",
+                "x",
+                str(at),
+                0,
+                f"it is {at if at < right else wrong + at}",
+                float(at < right),
             )
             for at in range(98)
         ]

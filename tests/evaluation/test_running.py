@@ -1,4 +1,5 @@
-"""Runs: everything is asked once, whatever happens in between; failures and empty answers are wrong; batches form."""
+"""Runs: everything is asked once, whatever happens in between; failures and empty answers are
+wrong; batches form."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_every_system_answers_every_question_once(tmp_path):
         found = run(made, results)
     assert len(found) == 90 == len(lines_of(tmp_path))
     assert {(one.system, one.question) for one in found} == {
-        (system, question.id) for system in ("ann", "bob", "ensemble") for question in made.task.questions
+        (system, question.id)
+        for system in ("ann", "bob", "ensemble")
+        for question in made.task.questions
     }
     right = {name: sum(one.score for one in found if one.system == name) for name in ("ann", "bob")}
     assert right == {"ann": 30, "bob": 15}
@@ -43,7 +46,10 @@ def test_every_system_answers_every_question_once(tmp_path):
 
 async def test_a_run_works_where_an_event_loop_is_running_as_in_a_notebook(tmp_path):
     with Results(tmp_path) as results:
-        assert len(run(plan(sums(tmp_path, 3), [knows("ann", lambda n: True)], ("ann",)), results)) == 3
+        assert (
+            len(run(plan(sums(tmp_path, 3), [knows("ann", lambda n: True)], ("ann",)), results))
+            == 3
+        )
 
 
 def test_only_what_has_no_result_is_asked(tmp_path):
@@ -54,7 +60,9 @@ def test_only_what_has_no_result_is_asked(tmp_path):
     calls = members[0].draft_calls
     counts = []
     with Results(tmp_path) as results:
-        again = run(made, results, seen=lambda system, done, of: counts.append((system.name, done, of)))
+        again = run(
+            made, results, seen=lambda system, done, of: counts.append((system.name, done, of))
+        )
         assert again == first and members[0].draft_calls == calls
         assert counts == [("ann", 30, 30), ("bob", 30, 30), ("ensemble", 30, 30)]
         run(plan(sums(tmp_path, 31), members[:1], ("ann",)), results)
@@ -64,7 +72,8 @@ def test_only_what_has_no_result_is_asked(tmp_path):
 
 
 def test_questions_are_under_way_together(tmp_path, monkeypatch):
-    """The first draft returns when eight drafts have been asked for: the others then form one batch."""
+    """The first draft returns when eight drafts have been asked for: the others then form one
+    batch."""
     eight_asked, worker, asked = threading.Event(), worker_for("scripted-batches"), []
 
     class Waiting(Known):
@@ -93,7 +102,9 @@ def test_one_failed_question_counts_as_wrong_and_the_others_go_on(tmp_path):
                 raise RuntimeError("no")
             return super().draft(jobs)
 
-    made = plan(sums(tmp_path, 6), [Failing(knows("ann", lambda n: True).answer, name="ann")], at_once=1)
+    made = plan(
+        sums(tmp_path, 6), [Failing(knows("ann", lambda n: True).answer, name="ann")], at_once=1
+    )
     with Results(tmp_path) as results:
         found = run(made, results)
         failed = [one for one in found if one.error]
@@ -102,10 +113,11 @@ def test_one_failed_question_counts_as_wrong_and_the_others_go_on(tmp_path):
         mended = replace(made, members={"ann": knows("ann", lambda n: True)})
         assert sum(one.score for one in run(mended, results)) == 6
     assert len(lines_of(tmp_path)) == 7
-    assert sum(result.score for result in Results(tmp_path).found()) == 6  # the last of one key counts
+    # the last of one key counts
+    assert sum(result.score for result in Results(tmp_path).found()) == 6
 
 
-# --- results on disk ------------------------------------------------------------------------------------------------
+# --- results on disk ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,13 +132,20 @@ def test_a_broken_line_in_the_middle_is_refused_and_kept(tmp_path, name, value):
     first, second = path.read_text().splitlines()
     broken = json.dumps(json.loads(first) | {name: value}) + "\n" + second + "\n"
     path.write_text(broken)
-    with pytest.raises(UsageError, match=rf"results\.jsonl:1 is not a result: {name}: "), Results(tmp_path):
+    with (
+        pytest.raises(UsageError, match=rf"results\.jsonl:1 is not a result: {name}: "),
+        Results(tmp_path),
+    ):
         pass
     assert path.read_text() == broken
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):
-    with Results(tmp_path), pytest.raises(UsageError, match="another process is writing"), Results(tmp_path):
+    with (
+        Results(tmp_path),
+        pytest.raises(UsageError, match="another process is writing"),
+        Results(tmp_path),
+    ):
         pass
     with Results(tmp_path):
         pass
@@ -158,7 +177,9 @@ def test_killed_again_and_again_it_loses_nothing_and_counts_nothing_twice(tmp_pa
     path, kept = tmp_path / "results.jsonl", b""
     for attempt in range(3):
         command = [sys.executable, "-c", SLOW, str(tmp_path)]
-        with subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(
+            command, cwd=root, env=environment, stdout=subprocess.PIPE
+        ) as process:
             if attempt < 2:
                 goal, deadline = len(kept) + 700, time.monotonic() + 60
                 while not path.exists() or path.stat().st_size < goal:

@@ -1,4 +1,5 @@
-"""The statistics: against scipy where it has the same, and by simulation where the truth is known."""
+"""The statistics: against scipy where it has the same, and by simulation where the truth is
+known."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def right(chance, count: int, share: float = 0.5) -> list[float]:
     return list((chance.random(count) < share).astype(float))
 
 
-# --- intervals ------------------------------------------------------------------------------------------------------
+# --- intervals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [20, 60])
@@ -32,7 +33,10 @@ def test_an_interval_holds_the_truth(share, count):
     """Of right and wrong answers, or (None) of graded ones."""
     chance = np.random.default_rng(7)
     truth = 0.4 if share is None else share
-    made = [list(chance.beta(2, 3, count)) if share is None else right(chance, count, share) for _ in range(TRIES)]
+    made = [
+        list(chance.beta(2, 3, count)) if share is None else right(chance, count, share)
+        for _ in range(TRIES)
+    ]
     held = [one.low <= truth <= one.high for one in map(own.interval, made)]
     assert sum(held) / TRIES >= (0.89 if share is None else 0.92)
 
@@ -52,7 +56,7 @@ def test_an_interval_holds_its_mean_and_stays_on_the_scale(values):
     assert found == own.interval(values)  # randomness is seeded
 
 
-# --- paired tests ---------------------------------------------------------------------------------------------------
+# --- paired tests ---------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
@@ -63,18 +67,29 @@ def test_mcnemar_is_the_exact_binomial_test(better, worse):
 
 def test_graded_scores_show_something_only_where_mean_and_most_questions_agree():
     mine, other = [0.4] * 20 + [1.0], [0.41] * 20 + [0.0]
-    assert own.counted(mine, other) == (1, 20) and own.mcnemar(1, 20) < 0.001 and sum(mine) > sum(other)
-    assert own.against_best(mine, {"a": other}).verdict == own.against_best(other, {"a": mine}).verdict == "open"
+    assert (
+        own.counted(mine, other) == (1, 20)
+        and own.mcnemar(1, 20) < 0.001
+        and sum(mine) > sum(other)
+    )
+    assert (
+        own.against_best(mine, {"a": other}).verdict
+        == own.against_best(other, {"a": mine}).verdict
+        == "open"
+    )
 
 
-# --- against the best of several ------------------------------------------------------------------------------------
+# --- against the best of several ------------------------------------------------------------------
 
 
 def found_of(gap: float, others: int = 4, count: int = 80) -> list[own.AgainstBest]:
-    """A system against others that are all equally good (0.5): the best of them on the data only looks better."""
+    """A system against others that are all equally good (0.5): the best of them on the data only
+    looks better."""
     chance = np.random.default_rng(3)
     return [
-        own.against_best(right(chance, count, 0.5 + gap), {str(k): right(chance, count) for k in range(others)})
+        own.against_best(
+            right(chance, count, 0.5 + gap), {str(k): right(chance, count) for k in range(others)}
+        )
         for _ in range(TRIES)
     ]
 
@@ -98,5 +113,7 @@ def test_better_than_the_best_is_better_than_each():
     """Far better than the weak one, hardly better than the good one: that shows nothing."""
     mine, good = [1.0] * 31 + [0.0] * 9, [1.0] * 30 + [0.0] * 10
     found = own.against_best(mine, {"weak": [0.0] * 40, "good": good})
-    assert found.best == "good" and found.p_better == found.p_plain == 1.0 and found.verdict == "open"
+    assert (
+        found.best == "good" and found.p_better == found.p_plain == 1.0 and found.verdict == "open"
+    )
     assert own.against_best(mine, {"good": good}).apart == own.difference(mine, good)

@@ -15,7 +15,8 @@ from .parts import knows, plan, sums
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """ann knows every second sum, bob every third, cyd all but a few, and cyd's votes count least."""
+    """ann knows every second sum, bob every third, cyd all but a few, and cyd's votes count
+    least."""
     folder = tmp_path_factory.mktemp("summary")
     members = [
         knows("ann", lambda n: n % 4 == 1),
@@ -29,7 +30,14 @@ def finished(tmp_path_factory):
 
 def test_a_row_per_system_and_one_for_the_oracle(finished):
     report = summary(*finished)
-    assert [row.system for row in report.rows] == ["ann", "bob", "cyd", "ensemble", "short", "oracle"]
+    assert [row.system for row in report.rows] == [
+        "ann",
+        "bob",
+        "cyd",
+        "ensemble",
+        "short",
+        "oracle",
+    ]
     scores = {row.system: row.score.mean for row in report.rows}
     numbers = [2 * at + 1 for at in range(40)]
     assert scores["ann"] == sum(n % 4 == 1 for n in numbers) / 40
@@ -39,7 +47,10 @@ def test_a_row_per_system_and_one_for_the_oracle(finished):
 
 def test_the_ensemble_is_compared_with_the_best_single(finished):
     report = summary(*finished)
-    by = {name: {r.question: r.score for r in finished[1] if r.system == name} for name in ("cyd", "ensemble")}
+    by = {
+        name: {r.question: r.score for r in finished[1] if r.system == name}
+        for name in ("cyd", "ensemble")
+    }
     better = sum(by["ensemble"][q] > by["cyd"][q] for q in by["cyd"])
     worse = sum(by["ensemble"][q] < by["cyd"][q] for q in by["cyd"])
     best = report.best["ensemble"]
@@ -64,7 +75,8 @@ def test_the_table_says_in_words_what_it_shows(finished):
     assert lines[0] == "sums: 40 questions, score = share of right answers, in percent"
     assert lines[2].split()[:2] == ["system", "score"] and lines[4].split()[0] == "ann"
     assert re.search(
-        r"^ensemble: \d+ won, \d+ lost against cyd alone \(uncorrected p .*; it is (worse|better|neither).* corrected",
+        r"^ensemble: \d+ won, \d+ lost against cyd alone \(uncorrected p .*; it is "
+        r"(worse|better|neither).* corrected",
         text,
         re.M,
     )

@@ -17,10 +17,19 @@ WHOLE = System("ensemble", ("a", "b", "c"), Settings(max_tokens=99), {"a": 2.0, 
 @pytest.mark.parametrize(
     ("changes", "settings"),
     [
-        ("segment-tokens=4,exit=never", Settings(max_tokens=99, segment_tokens=4, method=Method(exit="never"))),
+        (
+            "segment-tokens=4,exit=never",
+            Settings(max_tokens=99, segment_tokens=4, method=Method(exit="never")),
+        ),
         ("loop_guard=false", Settings(max_tokens=99, method=Method(loop_guard=False))),
-        ("temperature=0.7,seed=3", Settings(max_tokens=99, sampling=Sampling(temperature=0.7, seed=3))),
-        ("exit=never,method=specfuse", Settings(max_tokens=99, method=Method.named("specfuse", exit="never"))),
+        (
+            "temperature=0.7,seed=3",
+            Settings(max_tokens=99, sampling=Sampling(temperature=0.7, seed=3)),
+        ),
+        (
+            "exit=never,method=specfuse",
+            Settings(max_tokens=99, method=Method.named("specfuse", exit="never")),
+        ),
         ("max_tokens=7,method=specem", Settings(max_tokens=7, method=METHODS["specem"])),
     ],
 )
@@ -30,8 +39,19 @@ def test_changes_by_key_and_value(changes, settings):
 
 
 def test_names_mean_systems():
-    systems = chosen(["singles", "ensemble", "vote", "lead-alone", "mine:score=mean_prob"], ["a", "b"], Settings())
-    assert [system.name for system in systems] == ["a", "b", "ensemble", "vote", "lead-alone", "mine"]
+    systems = chosen(
+        ["singles", "ensemble", "vote", "lead-alone", "mine:score=mean_prob"],
+        ["a", "b"],
+        Settings(),
+    )
+    assert [system.name for system in systems] == [
+        "a",
+        "b",
+        "ensemble",
+        "vote",
+        "lead-alone",
+        "mine",
+    ]
     assert [system.alone for system in systems] == [True, True, False, False, False, False]
     assert (systems[3].settings.lead, systems[4].settings.method.margin) == (None, float("inf"))
     assert [system.name for system in chosen(["b"], ["a", "b"], Settings())] == ["b"]
@@ -47,7 +67,10 @@ def test_names_mean_systems():
         (["x:segment_tokens=0"], "segment_tokens must be greater than or equal to 1, got 0"),
         (["x:segment_tokens=four"], "segment_tokens must be a valid integer, got 'four'"),
         (["x:min_p=NaN"], "min_p must be less than or equal to 1, got nan"),
-        (["x:method=magic"], "method must be one of 'robust', 'specfuse', 'specem' or a Method, got 'magic'"),
+        (
+            ["x:method=magic"],
+            "method must be one of 'robust', 'specfuse', 'specem' or a Method, got 'magic'",
+        ),
         (["x:members=a+z"], "no member 'z'"),
         (["x:exit"], "'exit' is not key=value"),
         (["a:exit=never"], "'a' is taken"),
@@ -60,7 +83,9 @@ def test_a_mistake_says_what_is_wrong_and_what_to_do(names, message):
     with pytest.raises(UsageError, match=message) as raised:
         chosen(names, ["a", "b"], Settings())
     notes = raised.value.__notes__
-    assert notes[0].startswith("-> ") and ("system 'x'" in notes[-1]) == (names[0][0] == "x" and len(names) == 1)
+    assert notes[0].startswith("-> ") and ("system 'x'" in notes[-1]) == (
+        names[0][0] == "x" and len(names) == 1
+    )
 
 
 @given(st.sampled_from(sorted({*options(), *SAMPLING})), st.text(max_size=8))
@@ -73,7 +98,11 @@ def test_any_text_is_a_value_or_a_usage_error(key, text):
 
 def test_a_prior_counts_only_where_several_vote():
     alone = System("a", ("a",), Settings())
-    assert alone.fingerprint({"a": 1}) == System("a", ("a",), Settings(), {"a": 2.0}).fingerprint({"a": 1})
+    assert alone.fingerprint({"a": 1}) == System("a", ("a",), Settings(), {"a": 2.0}).fingerprint(
+        {"a": 1}
+    )
     both = System("e", ("a", "b"), Settings())
     marks = {"a": 1, "b": 2}
-    assert both.fingerprint(marks) != System("e", ("a", "b"), Settings(), {"a": 2.0}).fingerprint(marks)
+    assert both.fingerprint(marks) != System("e", ("a", "b"), Settings(), {"a": 2.0}).fingerprint(
+        marks
+    )

@@ -13,14 +13,20 @@ import pytest
 from langchain_specfuse.core.values import Turn
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation import Grade, Question, jsonl
-from langchain_specfuse.evaluation.checkers import CHECKERS, chosen_letter, final_number, from_file, from_function
+from langchain_specfuse.evaluation.checkers import (
+    CHECKERS,
+    chosen_letter,
+    final_number,
+    from_file,
+    from_function,
+)
 
 
 def question(reference: Any, **facts: Any) -> Question:
     return Question("1", (Turn("user", "What?"),), reference, facts=facts)
 
 
-# --- built-in checkers ----------------------------------------------------------------------------------------------
+# --- built-in checkers ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -46,7 +52,12 @@ def test_the_final_number_of_an_answer(text, number):
     ("name", "reference", "right", "wrong"),
     [
         ("exact", "Yes", [" Yes\n"], ["yes", "Yes."]),
-        ("number", "1,000", ["1000", "= 1,000.00", "#### 1000\n5"], ["1001", "1000 or 1001", "none"]),
+        (
+            "number",
+            "1,000",
+            ["1000", "= 1,000.00", "#### 1000\n5"],
+            ["1001", "1000 or 1001", "none"],
+        ),
         ("contains", "Paris", ["It is paris.", "PARIS"], ["Parisian", "Lyon"]),
         ("contains", ["4", "four"], ["the 4.", "four"], ["42", "14"]),
         ("contains", "len(x)", ["`len(x)`"], ["len(xs)"]),
@@ -81,7 +92,7 @@ def test_the_choice_that_an_answer_makes(answer, letter):
     assert CHECKERS["choice"](question("A", choices=choices), answer).score == (letter == "A")
 
 
-# --- the user's own functions ---------------------------------------------------------------------------------------
+# --- the user's own functions ---------------------------------------------------------------------
 
 SOURCE = """
 from __future__ import annotations
@@ -119,7 +130,9 @@ def file(tmp_path):
 @pytest.mark.parametrize("name", ["plain", "langsmith", "later", "whole", "optional"])
 def test_a_function_gets_what_its_parameters_are_named_for(file, name):
     check, mark = from_file(f"{file}:{name}")
-    assert check(question("yes"), "yes") == Grade(1.0) and check(question("yes"), "no") == Grade(0.0)
+    assert check(question("yes"), "yes") == Grade(1.0) and check(question("yes"), "no") == Grade(
+        0.0
+    )
     assert SOURCE in mark
 
 
@@ -133,22 +146,26 @@ def test_a_function_may_return_a_number_or_a_dict_with_a_score(file):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("text", "must return True, False or a number"), ("strange", r"parameters must be among .*, got \(a, b\)"),
-     ("nameless", "parameters must be among"), ("Grader", "has no function 'Grader'"), ("nobody", "has no function")],
+    [("text", "must return True, False or a "
+              "number"), ("strange", r"parameters must be among .*, got \(a, b\)"),
+     ("nameless", "parameters must be "
+                  "among"), ("Grader", "has no function 'Grader'"), ("nobody", "has no function")],
 )  # fmt: skip
 def test_a_function_that_cannot_be_used_is_refused(file, name, message):
     with pytest.raises(UsageError, match=message):
         from_file(f"{file}:{name}")[0](question("x"), "x")
 
 
-# --- files of questions ---------------------------------------------------------------------------------------------
+# --- files of questions ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def task_file(tmp_path):
     def written(*lines: object) -> str:
         path = tmp_path / "task.jsonl"
-        path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+        path.write_text(
+            "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+        )
         return str(path)
 
     return written
@@ -158,7 +175,10 @@ def test_a_line_is_a_question_with_its_own_checker_or_the_task_s(task_file):
     path = task_file(
         {"input": "2 + 2?", "reference": 4},
         "",
-        {"input": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital of France?"}],
+        {"input": [{"role": "system", "content": "Be "
+                                                 "brief."}, {"role": "user", "content": "Capital "
+                                                                                        "of "
+                                                                                        "France?"}],
          "reference": ["Paris", "paris"], "checker": "contains", "id": "fr"},
     )  # fmt: skip
     task = jsonl(path, "number")
@@ -176,14 +196,26 @@ def test_a_line_is_a_question_with_its_own_checker_or_the_task_s(task_file):
         (["[1]"], ":1 must be an object, got list"),
         ([{"reference": "4"}], ":1 has no 'input'"),
         ([{"input": ""}], "input must be a text"),
-        ([{"input": "a", "reference": 1}, {"input": "b", "id": 1}], ":2: two questions have the id '1', .* line 1"),
+        (
+            [{"input": "a", "reference": 1}, {"input": "b", "id": 1}],
+            ":2: two questions have the id '1', .* line 1",
+        ),
         ([], "holds no questions"),
         ([{"input": "a", "reference": "none"}], "holds no number"),
         ([{"input": "a"}], "no reference, or an empty one"),
         ([{"input": "a", "reference": "", "checker": "contains"}], "no reference, or an empty one"),
-        ([{"input": "a", "reference": "Paris", "checker": "choice"}], "must be a letter from A to J, got 'Paris'"),
-        ([{"input": "a", "reference": "C", "checker": "choice", "choices": ["x", "y"]}], "from A to B, or one of"),
-        ([{"input": "a", "reference": "A", "checker": "choice", "choices": "AB"}], "must be a list of 2 to 26"),
+        (
+            [{"input": "a", "reference": "Paris", "checker": "choice"}],
+            "must be a letter from A to J, got 'Paris'",
+        ),
+        (
+            [{"input": "a", "reference": "C", "checker": "choice", "choices": ["x", "y"]}],
+            "from A to B, or one of",
+        ),
+        (
+            [{"input": "a", "reference": "A", "checker": "choice", "choices": "AB"}],
+            "must be a list of 2 to 26",
+        ),
         ([{"input": "a", "reference": "1", "checker": "magic"}], "no checker 'magic'"),
         ([{"input": "a", "reference": "(", "checker": "regex"}], "not a regular expression"),
     ],
@@ -195,8 +227,13 @@ def test_a_line_that_cannot_be_used_is_refused_before_anything_is_asked(task_fil
 
 
 def test_a_checker_that_raises_ends_the_run_with_the_answer_that_it_raised_on(task_file):
-    task = replace(jsonl(task_file({"input": "a", "reference": 1}), "exact"), checker=lambda question, answer: 1 / 0)
-    with pytest.raises(UsageError, match="checker raised on the answer 'x' to question '1': ZeroDivisionError"):
+    task = replace(
+        jsonl(task_file({"input": "a", "reference": 1}), "exact"),
+        checker=lambda question, answer: 1 / 0,
+    )
+    with pytest.raises(
+        UsageError, match="checker raised on the answer 'x' to question '1': ZeroDivisionError"
+    ):
         task.grade(task.questions[0], "x")
 
 
@@ -205,4 +242,7 @@ def test_a_fingerprint_changes_with_whatever_can_change_a_grade(task_file):
     lines = [line, line | {"input": "b"}, line | {"reference": "y"}, line | {"choices": ["x", "y"]}]
     tasks = [jsonl(task_file(one), "exact") for one in lines] + [jsonl(task_file(line), "contains")]
     marks = [task.fingerprint(task.questions[0]) for task in tasks]
-    assert len(set(marks)) == 5 and jsonl(task_file(line), "exact").fingerprint(tasks[0].questions[0]) == marks[0]
+    assert (
+        len(set(marks)) == 5
+        and jsonl(task_file(line), "exact").fingerprint(tasks[0].questions[0]) == marks[0]
+    )

@@ -43,7 +43,9 @@ class Cluster:
 
     def add(self) -> None:
         """The second node, again if it was lost."""
-        self.other = self._nodes.add_node(node_ip_address=OTHER, num_cpus=self._cpus, resources={"other": 2})
+        self.other = self._nodes.add_node(
+            node_ip_address=OTHER, num_cpus=self._cpus, resources={"other": 2}
+        )
 
     def lose(self) -> None:
         """The second node at once, as if its machine had lost its power."""

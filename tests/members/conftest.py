@@ -9,7 +9,9 @@ from . import engines
 
 
 @pytest.fixture(scope="session")
-def engine_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], engines.Engine]]:
+def engine_for(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str], engines.Engine]]:
     """A real engine by its name, running; skips where there is none."""
     found: dict[str, engines.Engine] = {}
     with ExitStack() as running:

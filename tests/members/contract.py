@@ -1,6 +1,8 @@
-"""What every backend must keep: the promises of ``langchain_specfuse.core.member``, as tests to inherit.
+"""What every backend must keep: the promises of ``langchain_specfuse.core.member``, as tests to
+inherit.
 
-Subclass :class:`MemberContract` in a file of your own, give it a ``make_member`` fixture, and pytest runs the rest::
+Subclass :class:`MemberContract` in a file of your own, give it a ``make_member`` fixture, and
+pytest runs the rest::
 
     from .contract import MemberContract
 
@@ -12,8 +14,9 @@ Subclass :class:`MemberContract` in a file of your own, give it a ``make_member`
         def make_member(self):
             return lambda: MyMember(...)  # a fresh one at each call; all of them the same model
 
-What a backend cannot do it says here: ``settles = False`` for one that may not keep to ``segment_tokens`` exactly.
-Nothing here knows a backend: only jobs go in, only replies are looked at.
+What a backend cannot do it says here: ``settles = False`` for one that may not keep to
+``segment_tokens`` exactly. Nothing here knows a backend: only jobs go in, only replies are looked
+at.
 """
 
 from __future__ import annotations
@@ -43,7 +46,11 @@ from langchain_specfuse.core.values import (
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.scripted import ScriptedMember
 
-QUESTIONS = ("Why is the sky blue?", "Write a list of three colours.", "日本語で空の色を教えてください。")
+QUESTIONS = (
+    "Why is the sky blue?",
+    "Write a list of three colours.",
+    "日本語で空の色を教えてください。",
+)
 FOREIGN = (
     (),
     (Segment("The sky"),),
@@ -58,19 +65,23 @@ class MemberContract:
 
     tolerance = 1e-4
     alike = 1.0
-    """At least this part of the drafts is the same in a crowd. Below 1 only where an engine rounds otherwise there."""
+    """At least this part of the drafts is the same in a crowd. Below 1 only where an engine rounds
+    otherwise there."""
     settles = True
-    """Whether it never drafts more tokens than ``segment_tokens`` unless it finds no place to cut."""
+    """Whether it never drafts more tokens than ``segment_tokens`` unless it finds no place to
+    cut."""
 
     @pytest.fixture
     def make_member(self) -> Callable[[], Member]:
-        raise NotImplementedError("give your class a make_member fixture that returns a function that makes a member")
+        raise NotImplementedError(
+            "give your class a make_member fixture that returns a function that makes a member"
+        )
 
     @pytest.fixture
     def member(self, make_member: Callable[[], Member]) -> Member:
         return ready(make_member)
 
-    # --- what it is ---------------------------------------------------------------------------------------------
+    # --- what it is -------------------------------------------------------------------------------
 
     def test_it_is_a_member_with_a_name_and_a_device(self, member: Member) -> None:
         assert isinstance(member, Member)
@@ -86,10 +97,12 @@ class MemberContract:
     def test_making_one_is_enough_to_know_its_name(self, make_member: Callable[[], Member]) -> None:
         assert make_member().name
 
-    # --- drafts -------------------------------------------------------------------------------------------------
+    # --- drafts -----------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("answer", FOREIGN, ids=range(len(FOREIGN)))
-    def test_a_draft_is_text_with_the_numbers_of_its_tokens(self, member: Member, answer: Sequence[Segment]) -> None:
+    def test_a_draft_is_text_with_the_numbers_of_its_tokens(
+        self, member: Member, answer: Sequence[Segment]
+    ) -> None:
         draft = drafted(member, draft_job(answer=answer))
         draft.text.encode()  # valid: no half of a character
         assert draft.text or draft.ended
@@ -106,7 +119,10 @@ class MemberContract:
     def test_a_draft_is_about_as_long_as_asked_for(self, member: Member, size: int) -> None:
         draft = drafted(member, draft_job(segment_tokens=size))
         assert draft.tokens or draft.ended
-        assert len(draft.tokens) <= (size if self.settles else 4 * size + 16) or " " not in draft.text.strip()
+        assert (
+            len(draft.tokens) <= (size if self.settles else 4 * size + 16)
+            or " " not in draft.text.strip()
+        )
 
     def test_an_answer_written_alone_is_the_same_however_it_is_cut(self, member: Member) -> None:
         whole, _ = alone(member, size=24, budget=24)
@@ -120,14 +136,19 @@ class MemberContract:
         self, make_member: Callable[[], Member], temperature: float
     ) -> None:
         settings = Settings(
-            segment_tokens=4, max_tokens=24, sampling=Sampling(temperature=temperature), method=Method(margin=math.inf)
+            segment_tokens=4,
+            max_tokens=24,
+            sampling=Sampling(temperature=temperature),
+            method=Method(margin=math.inf),
         )
         query, other = draft_job().query, ScriptedMember("Something else.", name="other")
         by_itself = list(Ensemble([make_member()]).rounds(query, settings))
         leading = make_member()
         led = list(Ensemble([leading, other]).rounds(query, replace(settings, lead=leading.name)))
         assert [round.text for round in led] == [round.text for round in by_itself]
-        assert {name for round in led for name in round.drafts} == {leading.name} and other.draft_calls == 0
+        assert {name for round in led for name in round.drafts} == {
+            leading.name
+        } and other.draft_calls == 0
 
         def cost(rounds: Sequence[Round]) -> list[int]:
             """Tokens read and reused: what of the prompt is known from before may differ."""
@@ -140,17 +161,22 @@ class MemberContract:
         job = draft_job(sampling=Sampling(temperature=1.0, seed=11))
         assert same(drafted(member, job), drafted(member, job), self.tolerance)
 
-    # --- scores -------------------------------------------------------------------------------------------------
+    # --- scores -----------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("answer", FOREIGN, ids=range(len(FOREIGN)))
-    def test_its_scores_agree_with_its_own_drafts(self, member: Member, answer: Sequence[Segment]) -> None:
+    def test_its_scores_agree_with_its_own_drafts(
+        self, member: Member, answer: Sequence[Segment]
+    ) -> None:
         if not probe_of(member).scores:
             pytest.skip("draft-only")
         draft = drafted(member, draft_job(answer=answer, segment_tokens=4))
         if draft.logprobs is None:
             pytest.skip("its drafts come without numbers")
-        (row,) = scored(member, score_job(Candidate(draft.text, draft.ended, (member.name,)), answer=answer)).logprobs
-        if len(row) == len(draft.logprobs):  # else its tokenizer reads the same text as other tokens
+        (row,) = scored(
+            member, score_job(Candidate(draft.text, draft.ended, (member.name,)), answer=answer)
+        ).logprobs
+        # else its tokenizer reads the same text as other tokens
+        if len(row) == len(draft.logprobs):
             assert row == pytest.approx(draft.logprobs, abs=self.tolerance)
 
     def test_an_ending_is_one_event_more(self, member: Member) -> None:
@@ -163,11 +189,14 @@ class MemberContract:
             assert rows[1][:-1] == pytest.approx(rows[0], abs=self.tolerance)
             assert all(math.isfinite(value) and value <= 1e-3 for row in rows for value in row)
 
-    def test_candidates_are_scored_in_their_order_whatever_stands_beside_them(self, member: Member) -> None:
+    def test_candidates_are_scored_in_their_order_whatever_stands_beside_them(
+        self, member: Member
+    ) -> None:
         if not probe_of(member).scores:
             pytest.skip("draft-only")
         candidates = [
-            Candidate(text, k == 2, (f"m{k}",)) for k, text in enumerate((" is blue", " is", " tastes of tin"))
+            Candidate(text, k == 2, (f"m{k}",))
+            for k, text in enumerate((" is blue", " is", " tastes of tin"))
         ]
         together = scored(member, score_job(*candidates, answer=FOREIGN[1])).logprobs
         assert len(together) == 3
@@ -177,7 +206,7 @@ class MemberContract:
             assert row == pytest.approx(single, abs=self.tolerance)
             assert row == pytest.approx(other, abs=self.tolerance)
 
-    # --- batches ------------------------------------------------------------------------------------------------
+    # --- batches ----------------------------------------------------------------------------------
 
     def test_as_many_replies_as_jobs_in_their_order_and_each_as_if_alone(
         self, make_member: Callable[[], Member]
@@ -195,32 +224,41 @@ class MemberContract:
         assert len(alike) >= len(jobs) * self.alike, len(alike)
         assert all(same(*pair, self.tolerance) for pair in alike)
 
-    def test_scores_of_a_batch_are_those_of_each_alone(self, make_member: Callable[[], Member]) -> None:
+    def test_scores_of_a_batch_are_those_of_each_alone(
+        self, make_member: Callable[[], Member]
+    ) -> None:
         member, other = ready(make_member), ready(make_member)
         if not probe_of(member).scores:
             pytest.skip("draft-only")
         jobs = [
             score_job(Candidate(text, ended, ("x",)), answer=answer, id=f"s{i}{j}")
             for i, answer in enumerate(FOREIGN)
-            for j, (text, ended) in enumerate(((" is blue", False), ("", True), (" because of\n", False)))
+            for j, (text, ended) in enumerate(
+                ((" is blue", False), ("", True), (" because of\n", False))
+            )
         ]
         for job, reply in zip(jobs, member.score(jobs), strict=True):
             (row,), (single,) = reply.logprobs, scored(other, job).logprobs
             assert row == pytest.approx(single, abs=self.tolerance)
 
-    def test_one_job_that_cannot_be_answered_does_not_disturb_the_others(self, member: Member) -> None:
-        """A question longer than the context gets a failure in its place (nothing to see where no limit is known)."""
+    def test_one_job_that_cannot_be_answered_does_not_disturb_the_others(
+        self, member: Member
+    ) -> None:
+        """A question longer than the context gets a failure in its place (nothing to see where no
+        limit is known)."""
         limit = probe_of(member).max_context
         if limit is None:
             pytest.skip("no limit of its context is known")
         good, long = draft_job(id="good"), draft_job("word " * (limit + 10), id="long")
-        before, failure, after = member.draft([good, long, replace(good, query=replace(good.query, id="good2"))])
+        before, failure, after = member.draft(
+            [good, long, replace(good, query=replace(good.query, id="good2"))]
+        )
         assert isinstance(failure, Failure)
         assert failure.kind == "overflow"
         assert same(before, after, self.tolerance)
         assert same(before, drafted(member, draft_job(id="good3")), self.tolerance)
 
-    # --- caches are only an acceleration ------------------------------------------------------------------------
+    # --- caches are only an acceleration ----------------------------------------------------------
 
     def test_the_same_job_gets_the_same_reply_after_forgetting_and_from_a_new_member(
         self, make_member: Callable[[], Member]
@@ -235,7 +273,9 @@ class MemberContract:
         new = drafted(ready(make_member), job)
         assert all(same(warm, other, self.tolerance) for other in (again, cold, new))
 
-    def test_scores_do_not_depend_on_what_was_asked_before(self, make_member: Callable[[], Member]) -> None:
+    def test_scores_do_not_depend_on_what_was_asked_before(
+        self, make_member: Callable[[], Member]
+    ) -> None:
         member = ready(make_member)
         if not probe_of(member).scores:
             pytest.skip("draft-only")
@@ -263,7 +303,7 @@ class MemberContract:
         member.forget("q")
 
 
-# --- making and asking ------------------------------------------------------------------------------------------
+# --- making and asking ----------------------------------------------------------------------------
 
 
 _PROBED: deque[tuple[Member, Probe]] = deque(maxlen=3)

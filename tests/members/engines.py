@@ -1,7 +1,9 @@
-"""Real engines for tests and measurements: started on this machine with the demo's SmolLM2, and ended again.
+"""Real engines for tests and measurements: started on this machine with the demo's SmolLM2, and
+ended again.
 
-llama-server comes with xllamacpp, unless ``SPECFUSE_LLAMA_SERVER`` names another; vLLM has an environment of its own,
-whose Python ``SPECFUSE_VLLM_PYTHON`` names (its pins and ours do not go together).
+llama-server comes with xllamacpp, unless ``SPECFUSE_LLAMA_SERVER`` names another; vLLM has an
+environment of its own, whose Python ``SPECFUSE_VLLM_PYTHON`` names (its pins and ours do not go
+together).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ FOUND: dict[str, Callable[[], str | None]] = {
 }
 OPTIONS = {
     "llama.cpp": "--ctx-size 16384 --parallel 4 --threads 1 --no-webui --jinja",
-    "vllm": "--dtype float32 --max-model-len 4096 --max-num-seqs 32 --enforce-eager --block-size 32 "
+    "vllm": "--dtype float32 --max-model-len 4096 --max-num-seqs 32 --enforce-eager --block-size "
+    "32 "
     "--enable-prompt-tokens-details",
 }
 ENVIRONMENT = {
@@ -56,7 +59,8 @@ def folder(weights: Weights = SMOLLM2) -> Path:
 
         file = {"gguf_file": file_of(weights).name}
         model = AutoModelForCausalLM.from_pretrained(cache_folder(), dtype=torch.float32, **file)
-        model.hf_quantizer = None  # all weights are plain now, but transformers calls them quantized and saves nothing
+        # all weights are plain now, but transformers calls them quantized and saves nothing
+        model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         with tempfile.TemporaryDirectory(dir=cache_folder(), ignore_cleanup_errors=True) as half:
@@ -69,7 +73,10 @@ def folder(weights: Weights = SMOLLM2) -> Path:
 
 def in_transformers(**options: Any) -> list[TransformersMember]:
     """The small demo's weights, read by transformers. Without the demo's arguments."""
-    return [TransformersMember(folder(one), name=one.name, dtype="float32", **options) for one in (SMOLLM2, GEMMA)]
+    return [
+        TransformersMember(folder(one), name=one.name, dtype="float32", **options)
+        for one in (SMOLLM2, GEMMA)
+    ]
 
 
 def command(engine: str, port: int) -> list[str]:
@@ -78,7 +85,13 @@ def command(engine: str, port: int) -> list[str]:
     assert program is not None, MISSING[engine]
     place = ["--host", "127.0.0.1", "--port", str(port), *OPTIONS[engine].split()]
     if engine == "llama.cpp" and program == sys.executable:
-        return [program, str(Path(__file__).with_name("llama_server.py")), str(file_of(SMOLLM2)), str(port), MODEL]
+        return [
+            program,
+            str(Path(__file__).with_name("llama_server.py")),
+            str(file_of(SMOLLM2)),
+            str(port),
+            MODEL,
+        ]
     if engine == "llama.cpp":
         return [program, "-m", str(file_of(SMOLLM2)), "--alias", MODEL, *place]
     model = ["--model", str(folder()), "--served-model-name", MODEL]
@@ -99,17 +112,23 @@ class Engine:
     def start(self) -> None:
         asked, env = command(self.engine, self.port), os.environ | ENVIRONMENT
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(asked, stdout=out, stderr=out, env=env, start_new_session=True)
+            self.process = subprocess.Popen(
+                asked, stdout=out, stderr=out, env=env, start_new_session=True
+            )
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
-                with urllib.request.urlopen(f"{self.url.removesuffix('/v1')}/health", timeout=2) as reply:
+                with urllib.request.urlopen(
+                    f"{self.url.removesuffix('/v1')}/health", timeout=2
+                ) as reply:
                     if reply.status == 200:
                         return
             except OSError:
                 time.sleep(0.2)
         self.stop()
-        raise RuntimeError(f"{self.engine} did not start: {self.log.read_text(errors='replace')[-2000:]}")
+        raise RuntimeError(
+            f"{self.engine} did not start: {self.log.read_text(errors='replace')[-2000:]}"
+        )
 
     def kill(self) -> None:
         """At once, with its own children."""

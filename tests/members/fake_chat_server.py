@@ -1,5 +1,6 @@
-"""A fake server in this process that only chats, as the documentation of Ollama (``/api/chat``, lines of JSON) and of
-LM Studio (OpenAI's ``/v1/chat/completions``, server-sent events) describes them. Says what a :class:`.Talker` says.
+"""A fake server in this process that only chats, as the documentation of Ollama (``/api/chat``,
+lines of JSON) and of LM Studio (OpenAI's ``/v1/chat/completions``, server-sent events) describes
+them. Says what a :class:`.Talker` says.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ NOW = "2026-11-24T10:00:00.000000Z"
 
 
 class FakeChatServer:
-    """``asked`` keeps the body of every chat, ``said`` every word that was sent before the client hung up."""
+    """``asked`` keeps the body of every chat, ``said`` every word that was sent before the client
+    hung up."""
 
     def __init__(self, kind: str, talker: Any, *, models: bool = True) -> None:
         self.kind, self.talker, self.models = kind, talker, models
@@ -41,9 +43,16 @@ class FakeChatServer:
     def listed(self, path: str) -> Any:
         """What it says about itself; KeyError: it has no such path."""
         ollama = self.kind == "ollama"
-        owner, name = ("library", "llama3.2:latest") if ollama else ("organization_owner", "my-model")
-        models = [{"id": name, "object": "model", "created": 1, "owned_by": owner}] if self.models else None
-        strange = {"error": f"Unexpected endpoint or method. (GET {path})"}  # LM Studio says so with status 200
+        owner, name = (
+            ("library", "llama3.2:latest") if ollama else ("organization_owner", "my-model")
+        )
+        models = (
+            [{"id": name, "object": "model", "created": 1, "owned_by": owner}]
+            if self.models
+            else None
+        )
+        # LM Studio says so with status 200
+        strange = {"error": f"Unexpected endpoint or method. (GET {path})"}
         return {
             "/v1/models": {"object": "list", "data": models},
             "/api/version": {"version": "0.12.11"} if ollama else strange,
@@ -63,19 +72,32 @@ class FakeChatServer:
 
 
 def _ollama(body: Any, word: str, count: int | None) -> str:
-    line = {"model": body["model"], "created_at": NOW, "message": {"role": "assistant", "content": word}}
+    line = {
+        "model": body["model"],
+        "created_at": NOW,
+        "message": {"role": "assistant", "content": word},
+    }
     line |= {"done": count is not None}
     if body.get("logprobs") and word:
         line["logprobs"] = [{"token": word, "logprob": -0.05, "bytes": list(word.encode())}]
     if count is not None:
-        line |= {"done_reason": "stop", "total_duration": 9, "load_duration": 1, "prompt_eval_count": 26}
+        line |= {
+            "done_reason": "stop",
+            "total_duration": 9,
+            "load_duration": 1,
+            "prompt_eval_count": 26,
+        }
         line |= {"prompt_eval_duration": 3, "eval_count": count, "eval_duration": 5}
     return json.dumps(line) + "\n"
 
 
 def _openai(body: Any, word: str, count: int | None) -> str:
     head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
-    delta = {"index": 0, "delta": {"content": word}, "finish_reason": None if count is None else "stop"}
+    delta = {
+        "index": 0,
+        "delta": {"content": word},
+        "finish_reason": None if count is None else "stop",
+    }
     events = [{**head, "choices": [delta]}]
     if count is not None and (body.get("stream_options") or {}).get("include_usage"):
         usage = {"prompt_tokens": 26, "completion_tokens": count, "total_tokens": 26 + count}
@@ -108,7 +130,9 @@ def _answering(server: FakeChatServer) -> type[BaseHTTPRequestHandler]:
 
         def _begin(self) -> None:
             self.send_response(200)
-            self.send_header("Content-Type", "application/json" if self.command == "GET" else "text/event-stream")
+            self.send_header(
+                "Content-Type", "application/json" if self.command == "GET" else "text/event-stream"
+            )
             self.end_headers()
 
         def log_message(self, *args: Any) -> None:

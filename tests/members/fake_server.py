@@ -1,9 +1,10 @@
-"""A fake server in this process that behaves as vLLM, SGLang or llama-server, or has OpenAI's completions as their
-documentation describes them, on tiny random weights.
+"""A fake server in this process that behaves as vLLM, SGLang or llama-server, or has OpenAI's
+completions as their documentation describes them, on tiny random weights.
 
-The numbers are the model's own, so a member's replies can be compared with those of the same weights in this process.
-What real engines get wrong or ignore, it gets wrong and ignores: unknown fields, ``echo`` (llama.cpp), nulls,
-log-probabilities after the temperature (SGLang). ``fault`` injects faults.
+The numbers are the model's own, so a member's replies can be compared with those of the same
+weights in this process. What real engines get wrong or ignore, it gets wrong and ignores: unknown
+fields, ``echo`` (llama.cpp), nulls, log-probabilities after the temperature (SGLang). ``fault``
+injects faults.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import torch
 
 LIMIT = 1024
 INST_END = (
-    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>"
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ "
+    "m.content }}</s>"
     "{% endif %}{% endfor %}"
 )
 """A template that ends a turn with the same token as the tokenizer."""
@@ -34,9 +36,22 @@ class FakeServer:
     """One engine with one model. ``asked`` keeps (path, body) of every request."""
 
     def __init__(
-        self, engine: str, model: Any, tokenizer: Any, *, name: str = "tiny", key: str = "", tls: str = ""
+        self,
+        engine: str,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str = "tiny",
+        key: str = "",
+        tls: str = "",
     ) -> None:
-        self.engine, self.model, self.tokenizer, self.name, self.key = engine, model, tokenizer, name, key
+        self.engine, self.model, self.tokenizer, self.name, self.key = (
+            engine,
+            model,
+            tokenizer,
+            name,
+            key,
+        )
         self.tls = tls
         """A file with a certificate and its key: https."""
         self.eos = [tokenizer.eos_token_id]
@@ -46,13 +61,15 @@ class FakeServer:
         self.authorization: str | None = None
         """The last request's header."""
         self.fault: Callable[[str, int], Any] | None = None
-        """(path, number of earlier requests) -> None, a status, bytes, a change of the reply, "cut" or "hang"."""
+        """(path, number of earlier requests) -> None, a status, bytes, a change of the reply, "cut"
+        or "hang"."""
         self.without: set[str] = set()
         """Fields that this (older) engine does not know and silently ignores."""
         self.begins = False
         """llama.cpp: adds the BOS token to a text, and removes it from what the template writes."""
         self.forms = {"ids", "texts", "text"}
-        """completions: how it takes prompts. One that takes a single text alone has further ways of Together's."""
+        """completions: how it takes prompts. One that takes a single text alone has further ways of
+        Together's."""
         self.go = threading.Event()
         self._lock = threading.Lock()
         self.port = 0
@@ -83,16 +100,23 @@ class FakeServer:
         with self._lock:
             return ENGINES[self.engine][path](self, body)
 
-    # --- the model ----------------------------------------------------------------------------------------------
+    # --- the model --------------------------------------------------------------------------------
 
     def rows(self, ids: Sequence[int]) -> Any:
         """Log-probabilities after every token, (tokens, vocabulary)."""
         return _rows(self.model, tuple(ids))
 
     def drawn(
-        self, ids: Sequence[int], count: int, temperature: float, seed: int, stops: Sequence[int], only: Any = None
+        self,
+        ids: Sequence[int],
+        count: int,
+        temperature: float,
+        seed: int,
+        stops: Sequence[int],
+        only: Any = None,
     ) -> tuple[list[int], list[Any], bool]:
-        """(tokens with the one that ended, their raw rows, ended). ``only``: the ids allowed at each place."""
+        """(tokens with the one that ended, their raw rows, ended). ``only``: the ids allowed at
+        each place."""
         tokens: list[int] = []
         rows: list[Any] = []
         noise = torch.Generator().manual_seed(seed)
@@ -104,7 +128,9 @@ class FakeServer:
                 mask[list(only(place, tokens))] = 0.0
                 seen = seen + mask
             weights = (seen / temperature).softmax(-1) if temperature > 0 else None
-            token = int(seen.argmax() if weights is None else torch.multinomial(weights, 1, generator=noise))
+            token = int(
+                seen.argmax() if weights is None else torch.multinomial(weights, 1, generator=noise)
+            )
             tokens.append(token)
             rows.append(row)
             if token in (*self.eos, *stops):
@@ -116,7 +142,9 @@ class FakeServer:
 
     def decode(self, ids: Sequence[int], special: bool = True) -> str:
         return str(
-            self.tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+            self.tokenizer.decode(
+                list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+            )
         )
 
     def rendered(self, body: Mapping[str, Any]) -> str:
@@ -124,7 +152,11 @@ class FakeServer:
         more = {"tools": body["tools"]} if body.get("tools") else {}
         generation = body.get("add_generation_prompt", True)
         template = self.tokenizer.apply_chat_template
-        return str(template(list(body["messages"]), tokenize=False, add_generation_prompt=generation, **more))
+        return str(
+            template(
+                list(body["messages"]), tokenize=False, add_generation_prompt=generation, **more
+            )
+        )
 
 
 @lru_cache(maxsize=1024)  # each new member asks the same
@@ -141,7 +173,7 @@ class Refused(Exception):
         self.status = status
 
 
-# --- all of them ------------------------------------------------------------------------------------------------
+# --- all of them ----------------------------------------------------------------------------------
 
 
 def _models(server: FakeServer, body: Reply) -> Reply:
@@ -150,7 +182,7 @@ def _models(server: FakeServer, body: Reply) -> Reply:
     return models if server.forms == {"text"} else {"object": "list", "data": models}
 
 
-# --- OpenAI's completions ---------------------------------------------------------------------------------------
+# --- OpenAI's completions -------------------------------------------------------------------------
 
 
 def _completions(server: FakeServer, body: Reply) -> Reply:
@@ -158,16 +190,24 @@ def _completions(server: FakeServer, body: Reply) -> Reply:
     form = "text" if isinstance(given, str) else "texts" if isinstance(given[0], str) else "ids"
     if form not in server.forms:
         raise Refused(422, f"prompt: {form} is no valid type")
-    prompts = [server.tokenizer(one)["input_ids"] if form != "ids" else one for one in ([given], given)[form != "text"]]
+    prompts = [
+        server.tokenizer(one)["input_ids"] if form != "ids" else one
+        for one in ([given], given)[form != "text"]
+    ]
     if max(map(len, prompts)) + body["max_tokens"] > LIMIT:
         raise Refused(400, f"This model's maximum context length is {LIMIT} tokens.")
     apart = server.forms == {"text"}  # as Together: the prompt is returned beside the choices
     choices, beside = [], []
     for at, ids in enumerate(prompts):
-        tokens, rows, ended = server.drawn(ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, [])
+        tokens, rows, ended = server.drawn(
+            ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, []
+        )
         if ended:  # the end of the text is no token of it
             tokens, rows = tokens[:-1], rows[:-1]
-        known, drawn = server.rows(ids), [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        known, drawn = (
+            server.rows(ids),
+            [float(row[token]) for row, token in zip(rows, tokens, strict=True)],
+        )
         echo = [None, *(float(known[place - 1, ids[place]]) for place in range(1, len(ids)))]
         if body.get("echo") and apart:
             beside.append({"text": server.decode(ids), "logprobs": _spelled(server, [], ids, echo)})
@@ -176,18 +216,30 @@ def _completions(server: FakeServer, body: Reply) -> Reply:
         finish, numbers = "stop" if ended else "length", _spelled(server, ids, tokens, drawn)
         text = "".join(numbers["tokens"])
         choices.append({"index": at, "text": text, "finish_reason": finish, "logprobs": numbers})
-    return {"choices": choices, "prompt": beside, "usage": {"prompt_tokens": sum(map(len, prompts))}}
+    return {
+        "choices": choices,
+        "prompt": beside,
+        "usage": {"prompt_tokens": sum(map(len, prompts))},
+    }
 
 
-def _spelled(server: FakeServer, before: Sequence[int], ids: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
+def _spelled(
+    server: FakeServer, before: Sequence[int], ids: Sequence[int], logprobs: Sequence[Any]
+) -> dict[str, Any]:
     texts = [server.decode([*before, *ids[:at]], False) for at in range(len(ids) + 1)]
     offsets = [len(text) for text in texts[:-1]]
     texts = [text[len(shorter) :] for shorter, text in itertools.pairwise(texts)]
     ids = {"token_ids": list(ids)} if "ids" in server.forms else {}  # as Fireworks
-    return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": offsets, **ids}
+    return {
+        "tokens": texts,
+        "token_logprobs": list(logprobs),
+        "top_logprobs": None,
+        "text_offset": offsets,
+        **ids,
+    }
 
 
-# --- vLLM -------------------------------------------------------------------------------------------------------
+# --- vLLM -----------------------------------------------------------------------------------------
 
 
 def _vllm(server: FakeServer, body: Reply) -> Reply:
@@ -199,7 +251,11 @@ def _vllm(server: FakeServer, body: Reply) -> Reply:
     if max(map(len, prompts)) + body["max_tokens"] > LIMIT:
         raise Refused(400, f"This model's maximum context length is {LIMIT} tokens.")
     choices = [_vllm_choice(server, body, ids) | {"index": at} for at, ids in enumerate(prompts)]
-    return {"model": server.name, "choices": choices, "usage": {"prompt_tokens": sum(map(len, prompts))}}
+    return {
+        "model": server.name,
+        "choices": choices,
+        "usage": {"prompt_tokens": sum(map(len, prompts))},
+    }
 
 
 def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[str, Any]:
@@ -208,8 +264,14 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[st
         logprobs = [None, *(float(known[at - 1, ids[at]]) for at in range(1, len(ids)))]
         return _vllm_shape(ids, logprobs, [None] * len(ids), "length")
     stops = body.get("stop_token_ids") or []
-    only = _spelling(server, body["structured_outputs"]["choice"]) if "structured_outputs" in body else None
-    tokens, rows, ended = server.drawn(ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, stops, only)
+    only = (
+        _spelling(server, body["structured_outputs"]["choice"])
+        if "structured_outputs" in body
+        else None
+    )
+    tokens, rows, ended = server.drawn(
+        ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, stops, only
+    )
     if only:  # as the real engine: after the mask
         logprobs = [0.0] * len(tokens)
     else:
@@ -222,7 +284,9 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[st
     return _vllm_shape(tokens, logprobs, tops, "stop" if ended else "length")
 
 
-def _vllm_shape(ids: Sequence[int], logprobs: Sequence[Any], tops: Sequence[Any], finish: str) -> dict[str, Any]:
+def _vllm_shape(
+    ids: Sequence[int], logprobs: Sequence[Any], tops: Sequence[Any], finish: str
+) -> dict[str, Any]:
     names = [f"token_id:{token}" for token in ids]
     return {
         "text": "",
@@ -231,12 +295,16 @@ def _vllm_shape(ids: Sequence[int], logprobs: Sequence[Any], tops: Sequence[Any]
     }
 
 
-def _spelling(server: FakeServer, choices: Sequence[str]) -> Callable[[int, Sequence[int]], list[int]]:
+def _spelling(
+    server: FakeServer, choices: Sequence[str]
+) -> Callable[[int, Sequence[int]], list[int]]:
     """The ids that begin what is left of one of the choices, and the end behind it."""
     spelled = [[*server.encode(text), server.eos[0]] for text in choices]
 
     def allowed(place: int, tokens: Sequence[int]) -> list[int]:
-        return [ids[place] for ids in spelled if ids[:place] == list(tokens) and place < len(ids)] or server.eos
+        return [
+            ids[place] for ids in spelled if ids[:place] == list(tokens) and place < len(ids)
+        ] or server.eos
 
     return allowed
 
@@ -250,7 +318,7 @@ def _vllm_detokenize(server: FakeServer, body: Reply) -> Reply:
     return {"prompt": server.decode(body["tokens"])}
 
 
-# --- SGLang -----------------------------------------------------------------------------------------------------
+# --- SGLang ---------------------------------------------------------------------------------------
 
 
 def _sglang(server: FakeServer, body: Reply) -> Any:
@@ -258,13 +326,20 @@ def _sglang(server: FakeServer, body: Reply) -> Any:
     if not many:
         return _sglang_one(server, body, body["input_ids"], body.get("logprob_start_len", -1))
     starts = body.get("logprob_start_len") or [-1] * len(body["input_ids"])
-    return [_sglang_one(server, body, ids, start) for ids, start in zip(body["input_ids"], starts, strict=True)]
+    return [
+        _sglang_one(server, body, ids, start)
+        for ids, start in zip(body["input_ids"], starts, strict=True)
+    ]
 
 
 def _sglang_one(server: FakeServer, body: Reply, ids: Sequence[int], start: int) -> Reply:
     how = body["sampling_params"]
     tokens, rows, ended = server.drawn(
-        ids, how["max_new_tokens"], how["temperature"], how.get("sampling_seed", 0), how.get("stop_token_ids") or []
+        ids,
+        how["max_new_tokens"],
+        how["temperature"],
+        how.get("sampling_seed", 0),
+        how.get("stop_token_ids") or [],
     )
     if how["temperature"] > 0:  # as the real engine: after the temperature
         rows = [(row / how["temperature"]).log_softmax(-1) for row in rows]
@@ -272,8 +347,12 @@ def _sglang_one(server: FakeServer, body: Reply, ids: Sequence[int], start: int)
     meta = {
         "finish_reason": {"type": "stop", "matched": tokens[-1]} if ended else {"type": "length"},
         "cached_tokens": len(ids) - 1,
-        "output_token_logprobs": [[float(row[t]), t, None] for row, t in zip(rows, tokens, strict=True)],
-        "output_token_ids_logprobs": [[[float(row[one]), one, None] for one in wanted] for row in rows],
+        "output_token_logprobs": [
+            [float(row[t]), t, None] for row, t in zip(rows, tokens, strict=True)
+        ],
+        "output_token_ids_logprobs": [
+            [[float(row[one]), one, None] for one in wanted] for row in rows
+        ],
     }
     if start >= 0:
         known = server.rows(ids)
@@ -286,16 +365,21 @@ def _sglang_detokenize(server: FakeServer, body: Reply) -> Reply:
     return {"text": server.decode(body["tokens"], body.get("skip_special_tokens") is False)}
 
 
-# --- llama.cpp --------------------------------------------------------------------------------------------------
+# --- llama.cpp ------------------------------------------------------------------------------------
 
 
 def _llama(server: FakeServer, body: Reply) -> Reply:
     forced = [int(token) for token in re.findall(r"<\[(\d+)\]>", body.get("grammar", ""))]
     ids = body["prompt"]
     if len(ids) >= LIMIT:
-        raise Refused(400, f"request ({len(ids)} tokens) exceeds the available context size ({LIMIT} tokens)")
-    if any(_incomplete(server, forced[: place + 1]) for place in range(len(forced))):  # as the real engine
-        raise Refused(500, "got exception: Unexpected empty grammar stack after accepting piece: . (30)")
+        raise Refused(
+            400, f"request ({len(ids)} tokens) exceeds the available context size ({LIMIT} tokens)"
+        )
+    # as the real engine
+    if any(_incomplete(server, forced[: place + 1]) for place in range(len(forced))):
+        raise Refused(
+            500, "got exception: Unexpected empty grammar stack after accepting piece: . (30)"
+        )
     only = None
     if "grammar" in body:
         only = lambda place, _: [forced[place]] if place < len(forced) else server.eos
@@ -303,18 +387,28 @@ def _llama(server: FakeServer, body: Reply) -> Reply:
         only = lambda *_: [token for token, _ in body["logit_bias"]]
     count = max(1, body["n_predict"])  # as the real engine: 0 draws one all the same
     count = min(count, LIMIT - len(ids))
-    tokens, rows, ended = server.drawn(ids, count, body["temperature"], body.get("seed", 0), [], only)
-    heads = [tokens[: place + 1 - (ended and place + 1 == len(tokens))] for place in range(len(tokens))]
+    tokens, rows, ended = server.drawn(
+        ids, count, body["temperature"], body.get("seed", 0), [], only
+    )
+    heads = [
+        tokens[: place + 1 - (ended and place + 1 == len(tokens))] for place in range(len(tokens))
+    ]
     return {
         "content": "",
         "tokens": tokens,
         "stop_type": "eos" if ended else "limit",
         "model": server.name,
         "tokens_evaluated": len(ids),
-        "truncated": len(ids) + len(tokens) >= LIMIT,  # as the real engine: also where only the answer comes to it
+        # as the real engine: also where only the answer comes to it
+        "truncated": len(ids) + len(tokens) >= LIMIT,
         "timings": {"cache_n": len(ids) - 1, "prompt_n": 1, "predicted_n": len(tokens)},
-        "completion_probabilities": [  # as the real engine: none where half a character is all there is
-            {"id": token, "logprob": float(row[token]), "top_logprobs": _likely(row, body["n_probs"])}
+        # as the real engine: none where half a character is all there is
+        "completion_probabilities": [
+            {
+                "id": token,
+                "logprob": float(row[token]),
+                "top_logprobs": _likely(row, body["n_probs"]),
+            }
             for token, row, before in zip(tokens, rows, heads, strict=True)
             if not _incomplete(server, before)
         ],
@@ -327,13 +421,20 @@ def _incomplete(server: FakeServer, tokens: Sequence[int]) -> bool:
 
 def _likely(row: Any, count: int) -> list[dict[str, Any]]:
     values, ids = row.topk(min(count, len(row)))
-    return [{"id": int(one), "logprob": float(value)} for value, one in zip(values, ids, strict=True)]
+    return [
+        {"id": int(one), "logprob": float(value)} for value, one in zip(values, ids, strict=True)
+    ]
 
 
 def _llama_template(server: FakeServer, body: Reply) -> Reply:
-    if body["messages"][-1]["role"] == "assistant":  # as the real engine: a last answer is left open
+    # as the real engine: a last answer is left open
+    if body["messages"][-1]["role"] == "assistant":
         body = {**body, "continue_final_message": True}
-    return {"prompt": server.rendered(body).removeprefix(server.tokenizer.bos_token if server.begins else "")}
+    return {
+        "prompt": server.rendered(body).removeprefix(
+            server.tokenizer.bos_token if server.begins else ""
+        )
+    }
 
 
 def _llama_tokenize(server: FakeServer, body: Reply) -> Reply:
@@ -377,7 +478,7 @@ ENGINES: dict[str, dict[str, Answer]] = {
 }
 
 
-# --- HTTP -------------------------------------------------------------------------------------------------------
+# --- HTTP -----------------------------------------------------------------------------------------
 
 
 class _Listener(ThreadingHTTPServer):
@@ -408,7 +509,8 @@ class _Listener(ThreadingHTTPServer):
 def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
     class Answering(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # headers and body in one packet: else each reply waits for an acknowledgement
+        # headers and body in one packet: else each reply waits for an acknowledgement
+        wbufsize = -1
         disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
@@ -437,7 +539,9 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                 return self._send(404, {"error": f"no such path or field: {error}"})
             except Refused as error:
                 return self._send(error.status, {"error": {"message": str(error)}})
-            return self._send(200, effect(reply) if callable(effect) else reply, cut=effect == "cut")
+            return self._send(
+                200, effect(reply) if callable(effect) else reply, cut=effect == "cut"
+            )
 
         def _send(self, status: int, body: Any, cut: bool = False) -> None:
             self._bytes(status, json.dumps(body).encode(), cut)

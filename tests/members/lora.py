@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 
-from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Reply, Sampling, Scored, ScoreJob
+from langchain_specfuse.core.values import (
+    Candidate,
+    Draft,
+    DraftJob,
+    Reply,
+    Sampling,
+    Scored,
+    ScoreJob,
+)
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny
@@ -35,19 +43,29 @@ def saved(arch: str, folder: Path, seed: int = 1) -> Path:
 def adapter(arch: str, folder: Path, seed: int, **options: Any) -> tuple[Path, Any]:
     """A random adapter as peft writes it, and the model with it merged in."""
     model, _ = tiny.cached(arch, 1)
-    config = {"r": 4, "lora_alpha": 3, "target_modules": EVERYWHERE.get(arch, USUAL), "fan_in_fan_out": arch == "gpt2"}
+    config = {
+        "r": 4,
+        "lora_alpha": 3,
+        "target_modules": EVERYWHERE.get(arch, USUAL),
+        "fan_in_fan_out": arch == "gpt2",
+    }
     torch.manual_seed(seed)
-    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(**(config | {"init_lora_weights": False} | options)))
+    adapted = get_peft_model(
+        copy.deepcopy(model), LoraConfig(**(config | {"init_lora_weights": False} | options))
+    )
     adapted.save_pretrained(folder, save_embedding_layers=False)
     return folder, adapted.merge_and_unload().eval()
 
 
 class Family:
-    """Members of one base: every batch of theirs is compared with what each of them replies alone without a cache."""
+    """Members of one base: every batch of theirs is compared with what each of them replies alone
+    without a cache."""
 
     def __init__(self, members: Sequence[TransformersMember], merged: Sequence[Any]) -> None:
         self.members = list(members)
-        self.twins = {one: tiny.uncached(one, model) for one, model in zip(members, merged, strict=True)}
+        self.twins = {
+            one: tiny.uncached(one, model) for one, model in zip(members, merged, strict=True)
+        }
         self.count, self.worst = 0, 0.0
 
     def replies(self, work: str, jobs: Sequence[tuple[TransformersMember, Any]]) -> list[Reply]:
@@ -63,18 +81,36 @@ class Family:
             self.count += 1
         return list(replies)
 
-    def drafts(self, query: Any, answer: Any = (), size: int = 4, how: Sampling = Sampling()) -> dict[str, Draft]:  # noqa: B008
-        replies = self.replies("draft", [(one, DraftJob(query, answer, size, 64, how)) for one in self.members])
-        return {one.name: reply for one, reply in zip(self.members, replies, strict=True) if isinstance(reply, Draft)}
+    def drafts(
+        self,
+        query: Any,
+        answer: Any = (),
+        size: int = 4,
+        how: Sampling = Sampling(),  # noqa: B008
+    ) -> dict[str, Draft]:
+        replies = self.replies(
+            "draft", [(one, DraftJob(query, answer, size, 64, how)) for one in self.members]
+        )
+        return {
+            one.name: reply
+            for one, reply in zip(self.members, replies, strict=True)
+            if isinstance(reply, Draft)
+        }
 
     def scores(self, query: Any, answer: Any, drafts: dict[str, Draft]) -> None:
         """Every member scores the drafts of the others."""
         authors: dict[tuple[str, bool], list[str]] = {}
         for name, draft in drafts.items():
             authors.setdefault((draft.text, draft.ended), []).append(name)
-        candidates = [Candidate(text, ended, tuple(names)) for (text, ended), names in authors.items()]
-        others = {one: tuple(c for c in candidates if one.name not in c.authors) for one in self.members}
-        self.replies("score", [(one, ScoreJob(query, answer, own)) for one, own in others.items() if own])
+        candidates = [
+            Candidate(text, ended, tuple(names)) for (text, ended), names in authors.items()
+        ]
+        others = {
+            one: tuple(c for c in candidates if one.name not in c.authors) for one in self.members
+        }
+        self.replies(
+            "score", [(one, ScoreJob(query, answer, own)) for one, own in others.items() if own]
+        )
 
     def forget(self, query: Any) -> None:
         for one in (*self.members, *self.twins.values()):

@@ -1,4 +1,5 @@
-"""Whatever a server replies becomes a draft of what it sent, scores, or a failure; the answer goes on without it.
+"""Whatever a server replies becomes a draft of what it sent, scores, or a failure; the answer goes
+on without it.
 
 Replies of four fake engines, with something in them replaced, added or left out.
 """
@@ -16,7 +17,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from langchain_specfuse import ServerMember
-from langchain_specfuse.core.values import KINDS, Candidate, Draft, DraftJob, Failure, Sampling, Scored, ScoreJob
+from langchain_specfuse.core.values import (
+    KINDS,
+    Candidate,
+    Draft,
+    DraftJob,
+    Failure,
+    Sampling,
+    Scored,
+    ScoreJob,
+)
 from langchain_specfuse.members.server import http
 from tests.torture.texts import broken, places_in
 
@@ -54,7 +64,9 @@ class Change:
         return reply
 
 
-changes = st.builds(Change, st.integers(0, 999), st.sampled_from(["other", "other", "gone", "twice", "all"]), values)
+changes = st.builds(
+    Change, st.integers(0, 999), st.sampled_from(["other", "other", "gone", "twice", "all"]), values
+)
 
 
 @dataclass
@@ -116,16 +128,22 @@ def leaves(reply: Any) -> Iterator[Any]:
 
 def tokens_in(reply: Any) -> set[int]:
     """Every number in it that could be a token."""
-    named = [str(one).removeprefix("token_id:") for one in leaves(reply) if not isinstance(one, bool)]
+    named = [
+        str(one).removeprefix("token_id:") for one in leaves(reply) if not isinstance(one, bool)
+    ]
     return {int(one) for one in named if one.lstrip("-").isdecimal()}
 
 
 @fewer
 @example(edits=[Change(0, "all", {"choices": [{"message": {"content": ["x"]}}]})], temperature=0.0)
 @example(edits=[Change(0, "all", [[]]), Change(0, "other", [[]])], temperature=0.0)
-@example(edits=[Change(0, "all", {"choices": [{"message": {"content": "\ud800"}}]})], temperature=0.0)
+@example(
+    edits=[Change(0, "all", {"choices": [{"message": {"content": "\ud800"}}]})], temperature=0.0
+)
 @given(edits=st.lists(changes, min_size=1, max_size=2), temperature=st.sampled_from([0.0, 0.7]))
-def test_a_draft_is_what_the_server_sent_or_a_failure(faulty: Faulty, edits: list[Change], temperature: float) -> None:
+def test_a_draft_is_what_the_server_sent_or_a_failure(
+    faulty: Faulty, edits: list[Change], temperature: float
+) -> None:
     faulty.reset()
     faulty.changes = edits
     job = DraftJob(tiny.query(id="q"), (), 4, 12, Sampling(temperature))
@@ -136,15 +154,21 @@ def test_a_draft_is_what_the_server_sent_or_a_failure(faulty: Faulty, edits: lis
         return
     assert isinstance(reply, Draft) and len(reply.tokens) <= 12
     reply.text.encode()
-    assert set(reply.tokens) <= tokens_in(faulty.sent) and all(type(one) is int for one in reply.tokens)
+    assert set(reply.tokens) <= tokens_in(faulty.sent) and all(
+        type(one) is int for one in reply.tokens
+    )
     assert reply.logprobs is None or len(reply.logprobs) == len(reply.tokens) + reply.ended
     json.dumps([reply.effort.read, reply.effort.reused], allow_nan=False)
-    assert reply.effort.reused >= 0 and all(isinstance(one, int) for one in (reply.effort.read, reply.effort.reused))
+    assert reply.effort.reused >= 0 and all(
+        isinstance(one, int) for one in (reply.effort.read, reply.effort.reused)
+    )
 
 
 @fewer
 @given(edits=st.lists(changes, min_size=1, max_size=2))
-def test_scores_are_numbers_for_every_candidate_or_a_failure(faulty: Faulty, edits: list[Change]) -> None:
+def test_scores_are_numbers_for_every_candidate_or_a_failure(
+    faulty: Faulty, edits: list[Change]
+) -> None:
     faulty.reset()
     faulty.changes = edits
     candidates = (Candidate("The sky", False, ("a",)), Candidate(" is blue.", True, ("b",)))

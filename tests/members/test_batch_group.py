@@ -1,4 +1,5 @@
-"""Members of one base are in memory once and work in one batch; each replies as with weights of its own."""
+"""Members of one base are in memory once and work in one batch; each replies as with weights of its
+own."""
 
 import gc
 import math
@@ -32,7 +33,8 @@ def short_prefixes(monkeypatch):
 
 @pytest.fixture
 def family(tmp_path):
-    """Makes members of one saved base: with none, one and another adapter, and the latter with a prompt and a seed."""
+    """Makes members of one saved base: with none, one and another adapter, and the latter with a
+    prompt and a seed."""
 
     def make(arch="llama", **options):
         base = saved(arch, tmp_path / "base")
@@ -43,7 +45,9 @@ def family(tmp_path):
             TransformersMember(base, name="plain", **given),
             TransformersMember(base, adapter=first, name="first", **given),
             TransformersMember(base, adapter=str(other), name="other", **given),
-            TransformersMember(base, adapter=first, name="seeded", seed=7, system_prompt="Be brief.", **given),
+            TransformersMember(
+                base, adapter=first, name="seeded", seed=7, system_prompt="Be brief.", **given
+            ),
         ]
         return Family(members, [None, with_first, with_other, with_first])
 
@@ -65,7 +69,7 @@ def draft_jobs(members, query, answer=(), size=4):
     return [(one, DraftJob(query, answer, size, 64, Sampling())) for one in members]
 
 
-# --- the same alone and together --------------------------------------------------------------------------------
+# --- the same alone and together ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt2", "phi3", "opt", "qwen3-next"])
@@ -84,26 +88,47 @@ def test_members_of_one_base_hold_it_once(arch, family):
     made = family(arch)
     made.drafts(tiny.query())
     assert len({id(one.loaded.weights.model) for one in made.members}) == 1
-    assert len({id(one.batch_group) for one in made.members}) == len({one.adapter for one in made.members})
+    assert len({id(one.batch_group) for one in made.members}) == len(
+        {one.adapter for one in made.members}
+    )
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)
 def test_a_long_random_life(arch, family):
-    """Queries of some members, in batches and alone, begun as others were, scored, ended and forgotten at random."""
+    """Queries of some members, in batches and alone, begun as others were, scored, ended and
+    forgotten at random."""
     chance, made = random.Random(arch), family(arch)
     words, known, going = STORY.split(" "), [STORY.split(" ")], {}
     texts = [" the air", " blue because", " 天", "", " is red, and so"]
     for _ in range(12):
         for _ in range(chance.randint(0, 2)):
             base = chance.choice(known)
-            known.append([*base[: chance.randint(0, len(base))], *chance.choices(words, k=chance.randint(1, 9))])
+            known.append(
+                [
+                    *base[: chance.randint(0, len(base))],
+                    *chance.choices(words, k=chance.randint(1, 9)),
+                ]
+            )
             query = tiny.query(" ".join(known[-1]))
-            going[query.id] = (query, (), Sampling(chance.choice([0.0, 0.9]), seed=chance.randint(0, 9)))
-        pairs = [(one, *going[key]) for one in made.members for key in going if chance.random() < 0.5]
+            going[query.id] = (
+                query,
+                (),
+                Sampling(chance.choice([0.0, 0.9]), seed=chance.randint(0, 9)),
+            )
+        pairs = [
+            (one, *going[key]) for one in made.members for key in going if chance.random() < 0.5
+        ]
         chance.shuffle(pairs)
         jobs = [(one, DraftJob(query, answer, 3, 40, how)) for one, query, answer, how in pairs]
         votes = [
-            (one, ScoreJob(query, answer, tuple(Candidate(t, not t, ("x",)) for t in chance.sample(texts, 2))))
+            (
+                one,
+                ScoreJob(
+                    query,
+                    answer,
+                    tuple(Candidate(t, not t, ("x",)) for t in chance.sample(texts, 2)),
+                ),
+            )
             for one, query, answer, _ in pairs
             if chance.random() < 0.6
         ]
@@ -113,7 +138,11 @@ def test_a_long_random_life(arch, family):
             query, answer, how = going[job.query.id]
             if answer == job.answer:
                 own = Segment(reply.text, tokens={one.name: reply.tokens})
-                going[query.id] = (query, (*answer, chance.choice([own, Segment(" and so on")])), how)
+                going[query.id] = (
+                    query,
+                    (*answer, chance.choice([own, Segment(" and so on")])),
+                    how,
+                )
         for key in [key for key in going if chance.random() < 0.3]:
             made.forget(going.pop(key)[0])
         if chance.random() < 0.2:
@@ -143,13 +172,15 @@ def test_members_may_penalise_and_end_their_turns_differently(tmp_path):
         {"repetition_penalty": 3.0, "chat_template": KNOWS, "thinking_tokens": 12},
         {"chat_template": "plain"},
     ]
-    members = [TransformersMember(base, name=f"m{k}", **GIVEN, **more) for k, more in enumerate(settings)]
+    members = [
+        TransformersMember(base, name=f"m{k}", **GIVEN, **more) for k, more in enumerate(settings)
+    ]
     made = Family(members, [None] * 3)
     write(made, tiny.query(), 8)
     assert made.members[0].batch_group is made.members[2].batch_group and made.worst < NEAR
 
 
-# --- what one has read ------------------------------------------------------------------------------------------
+# --- what one has read ----------------------------------------------------------------------------
 
 
 def test_what_was_read_with_one_adapter_is_of_use_to_that_adapter_alone(family):
@@ -165,7 +196,7 @@ def test_what_was_read_with_one_adapter_is_of_use_to_that_adapter_alone(family):
     assert made.worst < NEAR and drafts["plain"].effort.reused > 0
 
 
-# --- one leaves -------------------------------------------------------------------------------------------------
+# --- one leaves -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
@@ -180,7 +211,9 @@ def test_when_one_is_unloaded_in_the_middle_the_others_continue(leaving, family)
     assert gone.batch_group is None
     assert (size() < held) == (leaving == 2)  # of the others somebody else has the adapter
     answer = (Segment(" So it is."),)
-    made.replies("draft", draft_jobs([one for one in made.members if one is not gone], query, answer))
+    made.replies(
+        "draft", draft_jobs([one for one in made.members if one is not gone], query, answer)
+    )
     made.drafts(query, answer)  # it comes back
     assert gone.loaded.weights is stays.loaded.weights and made.worst < NEAR
 

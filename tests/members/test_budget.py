@@ -1,4 +1,5 @@
-"""What an answer may cost: max_calls and max_cost bound the requests of chat models, and nothing else."""
+"""What an answer may cost: max_calls and max_cost bound the requests of chat models, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -27,18 +28,34 @@ def answered(members: list[Any], **options: Any) -> tuple[str, dict[str, Any], s
 
 
 @pytest.mark.parametrize("bound", [{"max_calls": 2}, {"max_cost": 1e-5}])
-def test_at_the_bound_no_ballot_is_sent_and_the_writer_finishes_its_open_stream(bound: dict[str, Any]) -> None:
+def test_at_the_bound_no_ballot_is_sent_and_the_writer_finishes_its_open_stream(
+    bound: dict[str, Any],
+) -> None:
     writer, other = talker(), talker(script=RED)
-    members = [ChatModelMember(one, name=name, price=(1, 2)) for name, one in (("a", writer), ("b", other))]
+    members = [
+        ChatModelMember(one, name=name, price=(1, 2)) for name, one in (("a", writer), ("b", other))
+    ]
     text, summary, finish = answered(members, lead=None, **bound)
     assert (text, finish) == (STORY, "stop") and asked(writer, other) == 2
-    assert summary["exits"][0] | {"reason": ""} == {"member": "b", "kind": "budget", "round": 2, "reason": ""}
-    assert summary["usage"]["a"] == {"requests": 1, "input_tokens": 5, "output_tokens": 19, "cost": (5 + 38) / 1e6}
+    assert summary["exits"][0] | {"reason": ""} == {
+        "member": "b",
+        "kind": "budget",
+        "round": 2,
+        "reason": "",
+    }
+    assert summary["usage"]["a"] == {
+        "requests": 1,
+        "input_tokens": 5,
+        "output_tokens": 19,
+        "cost": (5 + 38) / 1e6,
+    }
 
 
 def test_members_in_this_process_go_on() -> None:
     hosted, local = talker(), ScriptedMember(RED, name="local")
-    text, summary, finish = answered([ChatModelMember(hosted, name="a"), local], lead=None, max_calls=1)
+    text, summary, finish = answered(
+        [ChatModelMember(hosted, name="a"), local], lead=None, max_calls=1
+    )
     assert (text, finish) == (RED, "stop") and asked(hosted) == 1
     assert [(one["member"], one["kind"]) for one in summary["exits"]] == [("a", "budget")]
 
@@ -57,16 +74,22 @@ def test_where_nobody_can_go_on_the_answer_ends_with_all_that_was_streamed() -> 
 
 
 @pytest.mark.parametrize(("bound", "requests"), [({}, 4), ({"max_calls": 2}, 2)])
-def test_whole_answers_keep_to_the_bound_and_each_sample_is_a_request(bound: dict[str, int], requests: int) -> None:
+def test_whole_answers_keep_to_the_bound_and_each_sample_is_a_request(
+    bound: dict[str, int], requests: int
+) -> None:
     models = [talker(script=f"#### {number}", way="restart") for number in (1, 2)]
     members = [ChatModelMember(one, name=name) for name, one in zip("ab", models, strict=True)]
-    text, summary, _ = answered(members, segment="answer", result="number", samples=2, lead=None, **bound)
+    text, summary, _ = answered(
+        members, segment="answer", result="number", samples=2, lead=None, **bound
+    )
     assert text == "#### 1" and asked(*models) == requests
     assert [one["kind"] for one in summary["exits"]] == ["budget"] * (4 - requests)
 
 
 @pytest.mark.parametrize(
-    "given", [talker(), ChatModelMember(talker(), name="m"), {"model": talker()}, "openai:m"], ids=range(4)
+    "given",
+    [talker(), ChatModelMember(talker(), name="m"), {"model": talker()}, "openai:m"],
+    ids=range(4),
 )
 def test_a_bound_on_costs_needs_the_price_of_every_chat_model(given: Any) -> None:
     with pytest.raises(UsageError, match="max_cost is given, but not the price of") as found:

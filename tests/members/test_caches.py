@@ -1,4 +1,5 @@
-"""Caches are only an acceleration: with them, without them, or with far too little room for them, the numbers agree."""
+"""Caches are only an acceleration: with them, without them, or with far too little room for them,
+the numbers agree."""
 
 import random
 
@@ -59,13 +60,16 @@ def test_rotations_that_change_with_the_length_are_not_used_beyond_it():
     """Else the numbers of a short query would depend on a long one in its batch."""
     member = tiny.member("phi3-long", 1)
     assert member.probe().max_context == 48
-    short, long = (DraftJob(tiny.query(text), (), 4, 9, Sampling()) for text in ("Why?", "The sky is blue. " * 9))
+    short, long = (
+        DraftJob(tiny.query(text), (), 4, 9, Sampling())
+        for text in ("Why?", "The sky is blue. " * 9)
+    )
     replies = member.draft([short, long])
     assert isinstance(replies[1], Failure) and replies[1].kind == "overflow"
     assert tiny.difference(replies[0], tiny.uncached(member).draft([short])[0]) < NEAR
 
 
-# --- the stores themselves --------------------------------------------------------------------------------------
+# --- the stores themselves ------------------------------------------------------------------------
 
 TOKENS = list(range(20, 49))
 
@@ -77,7 +81,8 @@ def chosen(arch, **options):
 
 
 def llamacpp(tmp_path, monkeypatch, cells):
-    """A store of llama.cpp with a pool of so many tokens at first, and one that reads each text anew."""
+    """A store of llama.cpp with a pool of so many tokens at first, and one that reads each text
+    anew."""
     monkeypatch.setattr(llamacpp_cache, "CELLS", cells)
     weights = load(GgufSource(str(file_of(SMOLLM2))))
     fresh = SequenceStore(weights)
@@ -120,7 +125,11 @@ def live(store, truth, near, rounds=40):
                 check(row, texts[key])
         if kind == "branches":
             asked = [
-                Branches(key, ids, [ids + tokens(k) for k in chance.sample(range(6), 3)] + [ids[:-1] + tokens(2)])
+                Branches(
+                    key,
+                    ids,
+                    [ids + tokens(k) for k in chance.sample(range(6), 3)] + [ids[:-1] + tokens(2)],
+                )
                 for key, ids in wants
             ]
             for want, found in zip(asked, store.read_branches(asked), strict=True):
@@ -152,11 +161,14 @@ def test_no_reply_of_llama_cpp_depends_on_what_else_its_cache_holds(cells, tmp_p
 def test_states_that_llama_cpp_cannot_cut_are_copied_or_read_again(tmp_path, monkeypatch):
     store, truth = llamacpp(tmp_path, monkeypatch, 2048)
     store.cuts, store.prefixes.whole = False, True
-    live(store, truth, 1.0, rounds=8)  # without a graveyard cells change their order, and with it the last bits
+    # without a graveyard cells change their order, and with it the last bits
+    live(store, truth, 1.0, rounds=8)
 
 
 @pytest.mark.real
-def test_a_cache_of_llama_cpp_that_may_not_grow_gives_up_what_rests_and_then_says_so(tmp_path, monkeypatch):
+def test_a_cache_of_llama_cpp_that_may_not_grow_gives_up_what_rests_and_then_says_so(
+    tmp_path, monkeypatch
+):
     store, _ = llamacpp(tmp_path, monkeypatch, 256)
     store.set_budget(256 * store.token_bytes, 0)
     for k, key in enumerate(KEYS):
@@ -204,12 +216,17 @@ def test_a_forgotten_query_leaves_nothing_behind(arch):
         assert held > 0 == member.loaded.store.bytes_held
 
 
-# --- the trial --------------------------------------------------------------------------------------------------
+# --- the trial ------------------------------------------------------------------------------------
 
 
 def test_attention_of_any_kind_can_be_cut_and_recurrent_states_are_copied():
     found = {arch: tiny.member(arch).probe().detail.split(", ")[-1] for arch in tiny.ALL}
-    copied = {"qwen3-next": "states", "mamba": "token by token", "lfm2": "states", "bloom": "keys and values"}
+    copied = {
+        "qwen3-next": "states",
+        "mamba": "token by token",
+        "lfm2": "states",
+        "bloom": "keys and values",
+    }
     assert found == {arch: copied.get(arch, "keys and values") for arch in tiny.ALL}
 
 
@@ -218,7 +235,9 @@ def test_a_cache_whose_window_is_off_by_one_is_found_out_also_when_it_is_long(wi
     assert chosen("gemma3", sliding_window=window).kind == "keys and values"
     honest = DynamicLayer.get_mask_sizes
     shifted = lambda length, offset: (length, offset + (length > 2))
-    monkeypatch.setattr(DynamicLayer, "get_mask_sizes", lambda self, *more: shifted(*honest(self, *more)))
+    monkeypatch.setattr(
+        DynamicLayer, "get_mask_sizes", lambda self, *more: shifted(*honest(self, *more))
+    )
     assert chosen("gemma3", sliding_window=window).kind != "keys and values"
 
 

@@ -1,4 +1,5 @@
-"""Any LangChain chat model as a member: its stream, how it continues a text, ballots, what goes wrong."""
+"""Any LangChain chat model as a member: its stream, how it continues a text, ballots, what goes
+wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_ollama import ChatOllama
 from langchain_openai import ChatOpenAI
 
-from langchain_specfuse import ChatModelMember, EnsembleError, ScriptedMember, SpecFuseChatModel, UsageError
+from langchain_specfuse import (
+    ChatModelMember,
+    EnsembleError,
+    ScriptedMember,
+    SpecFuseChatModel,
+    UsageError,
+)
 from langchain_specfuse.chat.members import checked_member, ensemble_for, names_of
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import Candidate, Failure, Query, Sampling, Segment, Turn
@@ -31,11 +38,15 @@ from .fake_server import FakeServer
 
 UP = "one, two, three, four, five, six, seven, eight, nine, ten"
 DOWN = "ten, nine, eight, seven, six, five, four, three, two, one"
-STORY = "The sky is blue because air scatters blue light more than red light, and so it comes from everywhere."
+STORY = (
+    "The sky is blue because air scatters blue light more than red light, and so it comes from "
+    "everywhere."
+)
 
 
 class Talker(BaseChatModel):
-    """A chat model of somebody else: says a script word by word, in one of the ways in which models continue a text."""
+    """A chat model of somebody else: says a script word by word, in one of the ways in which models
+    continue a text."""
 
     script: str = STORY
     way: str = "continue"
@@ -64,7 +75,9 @@ class Talker(BaseChatModel):
             for word in re.findall(r"\s*\S+", self._reply(messages)):
                 self.said.append(word)
                 yield ChatGenerationChunk(message=AIMessageChunk(word))
-            yield ChatGenerationChunk(message=AIMessageChunk("", response_metadata={"finish_reason": self.finish}))
+            yield ChatGenerationChunk(
+                message=AIMessageChunk("", response_metadata={"finish_reason": self.finish})
+            )
         finally:
             self.closed.append(True)
 
@@ -72,9 +85,18 @@ class Talker(BaseChatModel):
         if "Reply with its letter" in messages[-1].text:
             return self.letter
         script = self.script
-        begun = next((message.text for message in reversed(messages) if isinstance(message, AIMessage)), "")
-        told = isinstance(messages[-1], HumanMessage) and "Continue your last message" in messages[-1].text
-        goes_on = self.way == "continue" if isinstance(messages[-1], AIMessage) else told and self.way == "instruct"
+        begun = next(
+            (message.text for message in reversed(messages) if isinstance(message, AIMessage)), ""
+        )
+        told = (
+            isinstance(messages[-1], HumanMessage)
+            and "Continue your last message" in messages[-1].text
+        )
+        goes_on = (
+            self.way == "continue"
+            if isinstance(messages[-1], AIMessage)
+            else told and self.way == "instruct"
+        )
         if any(message.text.startswith("Count the numbers") for message in messages):
             script = DOWN if goes_on or self.way == "repeat" else UP
         place = len(begun.split()) if goes_on else 0
@@ -109,13 +131,17 @@ class TestContractInstructed(MemberContract):
 
 def rounds(members: list[Any], **settings: Any) -> list[Any]:
     query = Query("q", (Turn("user", "Why is the sky blue?"),))
-    return list(Ensemble(members).rounds(query, Settings(segment_tokens=4, max_tokens=64, **settings)))
+    return list(
+        Ensemble(members).rounds(query, Settings(segment_tokens=4, max_tokens=64, **settings))
+    )
 
 
-# --- its own stream ---------------------------------------------------------------------------------------------
+# --- its own stream -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("way", "finish"), [("continue", "stop"), ("restart", "end_turn"), ("restart", "eos_token")])
+@pytest.mark.parametrize(
+    ("way", "finish"), [("continue", "stop"), ("restart", "end_turn"), ("restart", "eos_token")]
+)
 def test_alone_it_is_asked_once_and_writes_its_own_answer(way: str, finish: str) -> None:
     model = talker(way=way, finish=finish)
     found = rounds([ChatModelMember(model, name="a")])
@@ -163,7 +189,7 @@ def test_forgetting_cancels_the_stream() -> None:
     assert len(model.closed) == closed + 1 and len(model.said) == said
 
 
-# --- how it continues -------------------------------------------------------------------------------------------
+# --- how it continues -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["continue", "instruct", "repeat"])
@@ -171,7 +197,9 @@ def test_a_continuation_begins_where_the_answer_stops(way: str) -> None:
     member = ChatModelMember(talker(way=way), name="a")
     for answer in ("The sky is", "The sky is blue because air scatters"):
         rest = STORY.split()[len(answer.split()) :]
-        assert drafted(member, draft_job(answer=(Segment(answer),), segment_tokens=3)).text == " " + " ".join(rest[:3])
+        assert drafted(
+            member, draft_job(answer=(Segment(answer),), segment_tokens=3)
+        ).text == " " + " ".join(rest[:3])
 
 
 def test_one_that_cannot_continue_leaves_with_advice() -> None:
@@ -179,11 +207,13 @@ def test_one_that_cannot_continue_leaves_with_advice() -> None:
     (reply,) = member.draft([draft_job(answer=(Segment("The sea"),))])
     assert isinstance(reply, Failure) and "cannot continue text" in reply.message
     assert any("lead=" in note for note in getattr(reply.cause, "__notes__", []))
-    found = rounds([ScriptedMember("It is green, and that is that, of course.", name="s"), member], lead=None)
+    found = rounds(
+        [ScriptedMember("It is green, and that is that, of course.", name="s"), member], lead=None
+    )
     assert found[-1].finish == "stop"
 
 
-# --- whole answers, thoughts, ends ------------------------------------------------------------------------------
+# --- whole answers, thoughts, ends ----------------------------------------------------------------
 
 
 def test_a_trial_that_was_refused_decides_nothing_and_what_it_cost_is_told() -> None:
@@ -206,7 +236,9 @@ def test_a_trial_that_was_refused_decides_nothing_and_what_it_cost_is_told() -> 
 
 def test_a_trial_in_vain_is_made_once_and_paid_by_the_answer_that_made_it() -> None:
     model = talker(way="no", script="The sky is green.")
-    llm = SpecFuseChatModel(members=[model, ScriptedMember(STORY, name="b")], lead="b", method=Method(sure=1.1))
+    llm = SpecFuseChatModel(
+        members=[model, ScriptedMember(STORY, name="b")], lead="b", method=Method(sure=1.1)
+    )
     used = []
     for _ in range(3):
         before = len(model.asked)
@@ -221,18 +253,35 @@ WRITTEN = ['{"ok": true}', '{\n "ok":true}', '```json\n{"ok": true}\n```']
 
 @pytest.mark.parametrize("segment", ["draft", "answer"])
 @pytest.mark.parametrize("written", WRITTEN, ids=["plain", "spaced", "fenced"])
-def test_one_that_cannot_continue_writes_the_object_that_it_is_asked_for(written: str, segment: str) -> None:
+def test_one_that_cannot_continue_writes_the_object_that_it_is_asked_for(
+    written: str, segment: str
+) -> None:
     model = talker(way="no", script=written)
     llm = SpecFuseChatModel(members=[model], segment=segment)
-    schema = {"title": "Said", "type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    assert llm.with_structured_output(schema).invoke("Is it?") == {"ok": True} and len(model.asked) == 1
+    schema = {
+        "title": "Said",
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+    }
+    assert (
+        llm.with_structured_output(schema).invoke("Is it?") == {"ok": True}
+        and len(model.asked) == 1
+    )
     with pytest.raises(EnsembleError, match=r"did not begin with '{\"ok\":'") as raised:
-        SpecFuseChatModel(members=[talker(way="no")]).with_structured_output(schema).invoke("Is it?")
-    assert raised.value.__notes__ == ["-> add a member that can continue a text, such as a .gguf file"]
+        SpecFuseChatModel(members=[talker(way="no")]).with_structured_output(schema).invoke(
+            "Is it?"
+        )
+    assert raised.value.__notes__ == [
+        "-> add a member that can continue a text, such as a .gguf file"
+    ]
 
 
 def test_it_writes_whole_answers() -> None:
-    models = [talker(script="6 * 7 = 42 #### 42", way="restart"), talker(script="It is 42.", way="restart")]
+    models = [
+        talker(script="6 * 7 = 42 #### 42", way="restart"),
+        talker(script="It is 42.", way="restart"),
+    ]
     llm = SpecFuseChatModel(members=models, segment="answer", result="number")
     assert llm.invoke("6 * 7?").text == "6 * 7 = 42 #### 42"
 
@@ -252,12 +301,17 @@ class Thinker(Talker):
 def fields(name: str, provider: str = "") -> list[AIMessageChunk]:
     said_by = {"model_provider": provider} if provider else {}
     return [
-        AIMessageChunk("", additional_kwargs={name: word}, response_metadata=said_by) for word in ("Well,", " blue?")
+        AIMessageChunk("", additional_kwargs={name: word}, response_metadata=said_by)
+        for word in ("Well,", " blue?")
     ]
 
 
-HARMONY = "<|channel|>analysis<|message|>Well, blue?<|end|><|start|>assistant<|channel|>final<|message|>"
-BLOCKS: list[Any] = [[{"type": "reasoning", "reasoning": word, "index": 0}] for word in ("Well,", " blue?")]
+HARMONY = (
+    "<|channel|>analysis<|message|>Well, blue?<|end|><|start|>assistant<|channel|>final<|message|>"
+)
+BLOCKS: list[Any] = [
+    [{"type": "reasoning", "reasoning": word, "index": 0}] for word in ("Well,", " blue?")
+]
 REASONED = {
     "tags": {"thought": "<think>Well, blue? </think>\n\n"},
     "channels": {"thought": HARMONY},
@@ -277,7 +331,8 @@ def test_thoughts_are_no_part_of_the_answer(how: str) -> None:
     found = rounds([ChatModelMember(thinker(**REASONED[how]), name="a")])
     assert "".join(round.text for round in found) == STORY
     assert [round.thoughts for round in found if round.thoughts] == [{"a": "Well, blue?"}]
-    for way in ("continue", "instruct"):  # it thinks again for the trial, and to continue what another wrote
+    # it thinks again for the trial, and to continue what another wrote
+    for way in ("continue", "instruct"):
         member = ChatModelMember(thinker(way=way, **REASONED[how]), name="a")
         draft = drafted(member, draft_job(answer=(Segment("The sky was"),), segment_tokens=3))
         assert (draft.text, draft.thought) == (" blue because air", "Well, blue?")
@@ -285,7 +340,10 @@ def test_thoughts_are_no_part_of_the_answer(how: str) -> None:
         assert scored(member, score_job(*drafts)).logprobs[0] == pytest.approx([math.log(0.5)])
 
 
-THOUGHTS = ["<think>" + "so it goes " * 1000, [AIMessageChunk("", additional_kwargs={"reasoning": " so"})] * 1000]
+THOUGHTS = [
+    "<think>" + "so it goes " * 1000,
+    [AIMessageChunk("", additional_kwargs={"reasoning": " so"})] * 1000,
+]
 
 
 @pytest.mark.parametrize("thought", THOUGHTS, ids=["tags", "chunks"])
@@ -295,36 +353,48 @@ def test_a_thought_without_end_is_cancelled_and_the_others_finish(thought: Any) 
     found = rounds([member, ScriptedMember(STORY, name="b")], lead=None)
     assert "".join(round.text for round in found) == STORY and len(model.said) == 41
     (left,) = found[0].left
-    assert (left.member, left.kind) == ("a", "error") and "reasoned up to thinking_tokens=40" in left.reason
+    assert (left.member, left.kind) == (
+        "a",
+        "error",
+    ) and "reasoned up to thinking_tokens=40" in left.reason
     with pytest.raises(EnsembleError, match="no member is left") as raised:
         SpecFuseChatModel(members=[member]).invoke("Why?")
     assert "reasoning effort" in raised.value.__notes__[0]
 
 
 def test_a_thought_that_used_up_the_providers_tokens_is_a_failure() -> None:
-    (reply,) = ChatModelMember(talker(thought="<think>so", script="", finish="length"), name="a").draft([draft_job()])
+    (reply,) = ChatModelMember(
+        talker(thought="<think>so", script="", finish="length"), name="a"
+    ).draft([draft_job()])
     assert isinstance(reply, Failure) and "up to its own max_tokens" in reply.message
 
 
 @pytest.mark.parametrize(
-    "made", [ChatOllama, partial(ChatOpenAI, api_key="none", max_retries=0)], ids=["ollama", "openai"]
+    "made",
+    [ChatOllama, partial(ChatOpenAI, api_key="none", max_retries=0)],
+    ids=["ollama", "openai"],
 )
 def test_a_server_that_is_not_there_is_named_with_what_to_do(made: Any) -> None:
     url = "http://127.0.0.1:9"
     llm = SpecFuseChatModel(members=[made(model="m", base_url=f"{url}/v1")])
-    with pytest.raises(EnsembleError, match=f"its server at {url} cannot be reached .*Conn") as raised:
+    with pytest.raises(
+        EnsembleError, match=f"its server at {url} cannot be reached .*Conn"
+    ) as raised:
         llm.invoke("Why?")
     assert raised.value.__notes__ == ["-> start the server, or correct its address"]
 
 
-# --- images and files -------------------------------------------------------------------------------------------
+# --- images and files -----------------------------------------------------------------------------
 
 PIXEL = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
 QUESTION = HumanMessage([{"type": "text", "text": "What colour is it?"}, PIXEL])
 
 
 def test_images_go_to_all_that_write_and_vote() -> None:
-    models = [Chooser(script=f"It is {word} in the picture.", asked=[], said=[], closed=[]) for word in ("red", "blue")]
+    models = [
+        Chooser(script=f"It is {word} in the picture.", asked=[], said=[], closed=[])
+        for word in ("red", "blue")
+    ]
     blind = ScriptedMember("It is blue in the picture.", name="blind")
     llm = SpecFuseChatModel(members=models, verifiers=[blind], lead=None)
     message = llm.invoke([HumanMessage("Look."), QUESTION])
@@ -342,10 +412,16 @@ def test_images_go_to_all_that_write_and_vote() -> None:
         ([ScriptedMember("Red.", name="b")], PIXEL, "b cannot"),
         ([talker(profile={"image_inputs": False})], PIXEL, "Talker#2 cannot"),
         ([talker(profile={"image_inputs": True, "pdf_inputs": False})], PIXEL, ""),
-        ([talker(profile={"pdf_inputs": False})], {"type": "file", "url": "https://x.test/a.pdf"}, "Talker#2 cannot"),
+        (
+            [talker(profile={"pdf_inputs": False})],
+            {"type": "file", "url": "https://x.test/a.pdf"},
+            "Talker#2 cannot",
+        ),
     ],
 )
-def test_members_that_cannot_see_are_named_before_anybody_is_asked(others: Any, block: Any, unable: str) -> None:
+def test_members_that_cannot_see_are_named_before_anybody_is_asked(
+    others: Any, block: Any, unable: str
+) -> None:
     model = talker()
     llm = SpecFuseChatModel(members=[model, *others])
     if not unable:
@@ -356,7 +432,7 @@ def test_members_that_cannot_see_are_named_before_anybody_is_asked(others: Any, 
     assert "in words" in raised.value.__notes__[0] and not model.asked
 
 
-# --- langchain-openai, against a server that records ------------------------------------------------------------
+# --- langchain-openai, against a server that records ----------------------------------------------
 
 
 @pytest.fixture
@@ -368,23 +444,37 @@ def openai() -> Iterator[tuple[FakeServer, ChatOpenAI]]:
 
 def streamed(*deltas: dict[str, Any]) -> bytes:
     ends = [*((delta, None) for delta in deltas), ({}, "stop")]
-    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": end}], "model": "tiny"} for delta, end in ends]
+    chunks = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": end}], "model": "tiny"}
+        for delta, end in ends
+    ]
     return "".join(f"data: {part}\n\n" for part in [*map(json.dumps, chunks), "[DONE]"]).encode()
 
 
-def test_an_image_reaches_the_provider_in_its_own_form(openai: tuple[FakeServer, ChatOpenAI]) -> None:
+def test_an_image_reaches_the_provider_in_its_own_form(
+    openai: tuple[FakeServer, ChatOpenAI],
+) -> None:
     server, model = openai
-    server.fault = lambda path, _: streamed({"role": "assistant", "content": ""}, {"content": "It is red."})
+    server.fault = lambda path, _: streamed(
+        {"role": "assistant", "content": ""}, {"content": "It is red."}
+    )
     assert SpecFuseChatModel(members=[model]).invoke([QUESTION]).text == "It is red."
     content = server.asked[-1][1]["messages"][-1]["content"]
     assert [part["type"] for part in content] == ["image_url", "text"]
     assert content[0]["image_url"]["url"] == "data:image/png;base64,AAAA"
 
 
-def test_reasoning_that_the_chat_model_leaves_out_is_bounded(openai: tuple[FakeServer, ChatOpenAI]) -> None:
+def test_reasoning_that_the_chat_model_leaves_out_is_bounded(
+    openai: tuple[FakeServer, ChatOpenAI],
+) -> None:
     server, model = openai
-    server.fault = lambda path, _: streamed(*[{"reasoning_content": " so"}] * 60, {"content": "It is red."})
-    assert drafted(ChatModelMember(model, thinking_tokens=60), draft_job(id="enough")).text == "It is red."
+    server.fault = lambda path, _: streamed(
+        *[{"reasoning_content": " so"}] * 60, {"content": "It is red."}
+    )
+    assert (
+        drafted(ChatModelMember(model, thinking_tokens=60), draft_job(id="enough")).text
+        == "It is red."
+    )
     (reply,) = ChatModelMember(model, thinking_tokens=40).draft([draft_job(id="less")])
     assert isinstance(reply, Failure) and "up to thinking_tokens=40" in reply.message
 
@@ -401,20 +491,28 @@ def test_an_answer_that_the_provider_cut_is_continued() -> None:
 
 
 def test_a_refusal_by_the_provider_is_a_failure() -> None:
-    (reply,) = ChatModelMember(talker(finish="content_filter", script="No"), name="a").draft([draft_job()])
+    (reply,) = ChatModelMember(talker(finish="content_filter", script="No"), name="a").draft(
+        [draft_job()]
+    )
     assert isinstance(reply, Failure) and "finish reason: content_filter" in reply.message
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(ValueError("boom"), "error"), (TimeoutError("late"), "timeout"), (ModelTimeoutError("late"), "timeout")],
+    [
+        (ValueError("boom"), "error"),
+        (TimeoutError("late"), "timeout"),
+        (ModelTimeoutError("late"), "timeout"),
+    ],
 )
 def test_an_error_of_the_model_is_a_failure_of_its_kind(error: Exception, kind: str) -> None:
     (reply,) = ChatModelMember(talker(error=error), name="a").draft([draft_job()])
-    assert isinstance(reply, Failure) and reply.kind == kind and type(error).__name__ in reply.message
+    assert (
+        isinstance(reply, Failure) and reply.kind == kind and type(error).__name__ in reply.message
+    )
 
 
-# --- ballots ----------------------------------------------------------------------------------------------------
+# --- ballots --------------------------------------------------------------------------------------
 
 
 class Chooser(Talker):
@@ -426,49 +524,74 @@ class Chooser(Talker):
         if "Reply with its letter" not in messages[-1].text:
             return super()._reply(messages)
         return next(
-            (line[0] for line in messages[-1].text.splitlines() if line[1:2] == ":" and self.word in line),
+            (
+                line[0]
+                for line in messages[-1].text.splitlines()
+                if line[1:2] == ":" and self.word in line
+            ),
             "?",
         )
 
 
 def test_a_ballot_counts_both_orders() -> None:
     drafts = [Candidate(" is red", False, ("x",)), Candidate(" is blue", False, ("y",))]
-    red, blue = scored(ChatModelMember(Chooser(asked=[], said=[], closed=[]), name="a"), score_job(*drafts)).logprobs
-    assert red[0] == pytest.approx(math.log(2.1 / 2.2)) and blue[0] == pytest.approx(math.log(0.1 / 2.2))
+    red, blue = scored(
+        ChatModelMember(Chooser(asked=[], said=[], closed=[]), name="a"), score_job(*drafts)
+    ).logprobs
+    assert red[0] == pytest.approx(math.log(2.1 / 2.2)) and blue[0] == pytest.approx(
+        math.log(0.1 / 2.2)
+    )
     always_b = scored(ChatModelMember(talker(letter="B"), name="a"), score_job(*drafts)).logprobs
     assert always_b[0] == always_b[1], "whoever always takes the second has no preference"
-    silent = scored(ChatModelMember(talker(letter="neither"), name="a"), score_job(*drafts)).logprobs
+    silent = scored(
+        ChatModelMember(talker(letter="neither"), name="a"), score_job(*drafts)
+    ).logprobs
     assert silent[0] == silent[1]
 
 
 def test_members_without_log_probabilities_agree_by_ballot() -> None:
-    scripts = ("The sky is blue today, they say.", "The sky is red today, they say.", "The sky is red today, they say.")
+    scripts = (
+        "The sky is blue today, they say.",
+        "The sky is red today, they say.",
+        "The sky is red today, they say.",
+    )
     members = [Chooser(script=script, asked=[], said=[], closed=[]) for script in scripts]
     llm = SpecFuseChatModel(members=members, lead=None, segment_tokens=4)
     assert llm.invoke("What colour is the sky?").text == scripts[1]
 
 
 @pytest.mark.parametrize(("least", "asked"), [(-0.1, False), (-3.0, True), (None, True)])
-def test_a_lead_that_shows_that_it_is_sure_is_not_put_to_the_vote(least: float | None, asked: bool) -> None:
+def test_a_lead_that_shows_that_it_is_sure_is_not_put_to_the_vote(
+    least: float | None, asked: bool
+) -> None:
     class Shows(Talker):
         def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
             for chunk in super()._stream(*args, **options):
-                found = {} if least is None else {"logprobs": {"content": [{"token": "x", "logprob": least}]}}
+                found = (
+                    {}
+                    if least is None
+                    else {"logprobs": {"content": [{"token": "x", "logprob": least}]}}
+                )
                 chunk.message.response_metadata = {**found, **chunk.message.response_metadata}
                 yield chunk
 
     other = ScriptedMember(STORY.replace("blue", "red"), name="b", draft_only=True)
-    found = rounds([ChatModelMember(Shows(letter="?", asked=[], said=[], closed=[]), name="a"), other], lead="a")
+    found = rounds(
+        [ChatModelMember(Shows(letter="?", asked=[], said=[], closed=[]), name="a"), other],
+        lead="a",
+    )
     assert "".join(round.text for round in found) == STORY and bool(other.draft_calls) == asked
 
 
-# --- as users write it ------------------------------------------------------------------------------------------
+# --- as users write it ----------------------------------------------------------------------------
 
 
 def test_a_chat_model_object_is_a_member_and_stays_the_same_one() -> None:
     model = FakeListChatModel(responses=["Blue."])
     ensemble = ensemble_for([checked_member(model)])
-    assert ensemble_for([model]) is ensemble and isinstance(ensemble.members["FakeListChatModel"], ChatModelMember)
+    assert ensemble_for([model]) is ensemble and isinstance(
+        ensemble.members["FakeListChatModel"], ChatModelMember
+    )
     llm = SpecFuseChatModel(members=[model])
     assert llm.invoke("What colour is the sky?").text == "Blue."
 
@@ -476,7 +599,9 @@ def test_a_chat_model_object_is_a_member_and_stays_the_same_one() -> None:
 SETTINGS = [{}, {"base_url": "http://b"}, {"top_p": 0.5}, {"stop": ["."]}, {"seed": 1}]
 
 
-@pytest.mark.parametrize("made", [ChatOllama, partial(ChatOpenAI, api_key="x")], ids=["ollama", "openai"])
+@pytest.mark.parametrize(
+    "made", [ChatOllama, partial(ChatOpenAI, api_key="x")], ids=["ollama", "openai"]
+)
 def test_caches_tell_chat_models_of_different_settings_apart(made: Any) -> None:
     models = [made(**{"model": "m", "base_url": "http://a", **settings}) for settings in SETTINGS]
     keys = [SpecFuseChatModel(members=[model])._get_llm_string() for model in models]
@@ -484,7 +609,9 @@ def test_caches_tell_chat_models_of_different_settings_apart(made: Any) -> None:
     if isinstance(made, partial):  # who pays changes no answer
         other = made(model="m", base_url="http://a", api_key="y")
         assert SpecFuseChatModel(members=[other])._get_llm_string() == keys[0]
-    one, other = (SpecFuseChatModel(members=[FakeListChatModel(responses=[said])]) for said in ("one", "two"))
+    one, other = (
+        SpecFuseChatModel(members=[FakeListChatModel(responses=[said])]) for said in ("one", "two")
+    )
     one.cache = other.cache = InMemoryCache()
     assert (one.invoke("Which?").text, other.invoke("Which?").text) == ("one", "two")
 
@@ -532,12 +659,20 @@ def test_what_each_member_cost_is_summed_by_member() -> None:
             yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
 
     billed, silent = Billed(asked=[], said=[], closed=[]), talker()
-    for model, known in ((billed, (40, 30)), (silent, (len(["Why", "is", "the", "sky", "blue?"]), len(STORY.split())))):
+    for model, known in (
+        (billed, (40, 30)),
+        (silent, (len(["Why", "is", "the", "sky", "blue?"]), len(STORY.split()))),
+    ):
         llm = SpecFuseChatModel(members=[ChatModelMember(model, name="a")])
         usage = llm.invoke("Why is the sky blue?").response_metadata["specfuse"]["usage"]
         assert usage == {"a": {"requests": 1, "input_tokens": known[0], "output_tokens": known[1]}}
     chooser = Chooser(asked=[], said=[], closed=[])
-    llm = SpecFuseChatModel(members=[chooser, ScriptedMember("The sky is red.", name="b")], lead=None, segment_tokens=3)
+    llm = SpecFuseChatModel(
+        members=[chooser, ScriptedMember("The sky is red.", name="b")], lead=None, segment_tokens=3
+    )
     metadata = llm.invoke("Why is the sky blue?").response_metadata["specfuse"]
     asked = sum("Count the numbers" not in messages[0].text for messages, _ in chooser.asked)
-    assert list(metadata["usage"]) == ["Chooser"] and metadata["usage"]["Chooser"]["requests"] == asked > 2
+    assert (
+        list(metadata["usage"]) == ["Chooser"]
+        and metadata["usage"]["Chooser"]["requests"] == asked > 2
+    )

@@ -34,8 +34,17 @@ def hosted(engine: engines.Engine) -> Iterator[Callable[..., ChatModelMember]]:
     made: list[ChatModelMember] = []
 
     def make(**options: Any) -> ChatModelMember:
-        common = {"base_url": engine.url, "api_key": "none", "model": engines.MODEL, "temperature": 0}
-        made.append(ChatModelMember(ChatOpenAI(**common, stream_usage=True, **options), name="hosted", price=(1, 1)))
+        common = {
+            "base_url": engine.url,
+            "api_key": "none",
+            "model": engines.MODEL,
+            "temperature": 0,
+        }
+        made.append(
+            ChatModelMember(
+                ChatOpenAI(**common, stream_usage=True, **options), name="hosted", price=(1, 1)
+            )
+        )
         return made[-1]
 
     yield make
@@ -43,11 +52,16 @@ def hosted(engine: engines.Engine) -> Iterator[Callable[..., ChatModelMember]]:
         one.unload()
 
 
-def test_it_continues_the_text_of_others_and_votes_on_it(hosted: Callable[..., ChatModelMember]) -> None:
+def test_it_continues_the_text_of_others_and_votes_on_it(
+    hosted: Callable[..., ChatModelMember],
+) -> None:
     member = hosted()
     draft = drafted(member, draft_job(answer=BEGUN, segment_tokens=6))
     assert draft.text.startswith(" ") and len(draft.text.split()) == 6
-    candidates = Candidate(" air scatters blue light.", True, ("x",)), Candidate(" sea is blue.", True, ("y",))
+    candidates = (
+        Candidate(" air scatters blue light.", True, ("x",)),
+        Candidate(" sea is blue.", True, ("y",)),
+    )
     ballots = scored(member, score_job(*candidates, answer=BEGUN))
     assert math.fsum(math.exp(share) for (share,) in ballots.logprobs) == pytest.approx(1.0)
     assert ballots.effort.requests == 2 and ballots.effort.input_tokens > 60
@@ -59,7 +73,11 @@ def test_a_stream_that_is_given_up_stops_the_server(
     def busy() -> list[int]:
         """What the slots at work have decoded."""
         with urllib.request.urlopen(f"{engine.url.removesuffix('/v1')}/slots") as reply:
-            return [slot["next_token"][0]["n_decoded"] for slot in json.load(reply) if slot["is_processing"]]
+            return [
+                slot["next_token"][0]["n_decoded"]
+                for slot in json.load(reply)
+                if slot["is_processing"]
+            ]
 
     member = hosted(max_tokens=LONG, extra_body={"ignore_eos": True})
     drafted(member, draft_job(segment_tokens=4))
@@ -77,10 +95,16 @@ def test_it_writes_with_a_model_in_this_process_and_what_it_cost_is_told(
 ) -> None:
     local = LlamaCppMember(file_of(SMOLLM2), name="local")
     llm = SpecFuseChatModel(
-        members=[hosted(logprobs=True), local], lead=lead, segment_tokens=6, max_tokens=40, trace="off"
+        members=[hosted(logprobs=True), local],
+        lead=lead,
+        segment_tokens=6,
+        max_tokens=40,
+        trace="off",
     )
     answer = llm.invoke("Name three colours of the rainbow.")
     summary = answer.response_metadata["specfuse"]
     used = summary["usage"]["hosted"]
     assert answer.text and summary["exits"] == [] and list(summary["usage"]) == ["hosted"]
-    assert used["requests"] >= 1 and used["cost"] == pytest.approx((used["input_tokens"] + used["output_tokens"]) / 1e6)
+    assert used["requests"] >= 1 and used["cost"] == pytest.approx(
+        (used["input_tokens"] + used["output_tokens"]) / 1e6
+    )

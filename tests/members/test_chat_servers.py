@@ -1,4 +1,5 @@
-"""An address at which a server only chats, such as Ollama's or LM Studio's, is a member as any other."""
+"""An address at which a server only chats, such as Ollama's or LM Studio's, is a member as any
+other."""
 
 from __future__ import annotations
 
@@ -56,15 +57,23 @@ class TestContract(MemberContract):
             one.unload()
 
 
-@pytest.mark.parametrize(("kind", "path", "chat"), [("ollama", "", "ChatOllama"), ("lm studio", "/v1", "ChatOpenAI")])
-def test_it_is_named_by_its_address_and_model(serve: Serve, kind: str, path: str, chat: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "path", "chat"), [("ollama", "", "ChatOllama"), ("lm studio", "/v1", "ChatOpenAI")]
+)
+def test_it_is_named_by_its_address_and_model(
+    serve: Serve, kind: str, path: str, chat: str
+) -> None:
     server = serve(kind)
     llm = SpecFuseChatModel(members=[f"{server.url}{path}#{KINDS[kind]}"], segment_tokens=4)
     answer = llm.invoke("Why is the sky blue?")
     usage = {"requests": 1, "input_tokens": 26, "output_tokens": len(STORY.split())}
-    assert answer.text == STORY and answer.response_metadata["specfuse"]["usage"] == {KINDS[kind]: usage}
+    assert answer.text == STORY and answer.response_metadata["specfuse"]["usage"] == {
+        KINDS[kind]: usage
+    }
     (body,) = server.asked
-    assert (body["options"] if kind == "ollama" else body)["temperature"] == 0, "answers are repeatable"
+    assert (body["options"] if kind == "ollama" else body)["temperature"] == 0, (
+        "answers are repeatable"
+    )
     assert chat in llm._first_member().probe().detail
     with pytest.warns(UserWarning, match="four bytes"):
         assert llm.get_num_tokens("12345678") == 2
@@ -72,7 +81,9 @@ def test_it_is_named_by_its_address_and_model(serve: Serve, kind: str, path: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_that_is_given_up_is_cut_and_the_text_of_others_is_continued(serve: Serve, kind: str) -> None:
+def test_a_stream_that_is_given_up_is_cut_and_the_text_of_others_is_continued(
+    serve: Serve, kind: str
+) -> None:
     server = serve(kind)
     member = ServerMember(server.url, KINDS[kind])
     server.go_on.clear()
@@ -80,16 +91,25 @@ def test_a_stream_that_is_given_up_is_cut_and_the_text_of_others_is_continued(se
     member.forget("q")
     server.go_on.set()
     assert server.hung_up.wait(10) and len(server.said) < len(STORY.split())
-    assert drafted(member, draft_job(answer=(Segment("The sky is"),), segment_tokens=3)).text == " blue because air"
+    assert (
+        drafted(member, draft_job(answer=(Segment("The sky is"),), segment_tokens=3)).text
+        == " blue because air"
+    )
     assert server.asked[-1]["messages"][-1]["content"] == "The sky is"
-    assert not drafted(member, draft_job(id="warm", sampling=replace(draft_job().sampling, temperature=0.7))).ended
-    assert (server.asked[-1]["options"] if kind == "ollama" else server.asked[-1])["temperature"] == 0.7
+    assert not drafted(
+        member, draft_job(id="warm", sampling=replace(draft_job().sampling, temperature=0.7))
+    ).ended
+    assert (server.asked[-1]["options"] if kind == "ollama" else server.asked[-1])[
+        "temperature"
+    ] == 0.7
     member.unload()
 
 
 def test_ollama_shows_whether_a_lead_is_sure(serve: Serve) -> None:
     other = ScriptedMember(STORY.replace("blue", "red"), name="other")
-    llm = SpecFuseChatModel(members=[f"{serve('ollama').url}#llama3.2", other], lead="llama3.2", segment_tokens=4)
+    llm = SpecFuseChatModel(
+        members=[f"{serve('ollama').url}#llama3.2", other], lead="llama3.2", segment_tokens=4
+    )
     assert llm.invoke("Why?").text == STORY and other.draft_calls == 0
     llm.unload()
 
@@ -100,7 +120,9 @@ def test_a_key_is_sent_and_never_shown(serve: Serve, monkeypatch: pytest.MonkeyP
         server = serve(kind)
         member = ServerMember(server.url, model, api_key_env="CHAT_KEY")
         drafted(member, draft_job())
-        assert server.headers["Authorization"] == "Bearer sesame" and "sesame" not in repr((member, member.spec))
+        assert server.headers["Authorization"] == "Bearer sesame" and "sesame" not in repr(
+            (member, member.spec)
+        )
         member.unload()
 
 
@@ -120,10 +142,14 @@ def test_a_server_that_lists_no_models_is_refused_with_advice(serve: Serve) -> N
     with pytest.raises(MemberError, match="of no known kind, and lists no models") as found:
         ServerMember(serve("lm studio", models=False).url, "my-model").probe()
     assert "ChatOpenAI(base_url=..., model=...)" in found.value.__notes__[0]
-    assert "ChatOllama" in ServerMember(serve("ollama", models=False).url, "llama3.2").probe().detail
+    assert (
+        "ChatOllama" in ServerMember(serve("ollama", models=False).url, "llama3.2").probe().detail
+    )
 
 
-@pytest.mark.parametrize(("kind", "package"), [("ollama", "langchain-ollama"), ("lm studio", "langchain-openai")])
+@pytest.mark.parametrize(
+    ("kind", "package"), [("ollama", "langchain-ollama"), ("lm studio", "langchain-openai")]
+)
 def test_the_package_that_is_missing_is_named(
     serve: Serve, kind: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,5 @@
-"""What goes wrong inside a hosted member: out of memory, NaN, a tokenizer that raises, a device that disappears.
+"""What goes wrong inside a hosted member: out of memory, NaN, a tokenizer that raises, a device
+that disappears.
 
 The faults are raised by the model's own forward pass, from its n-th on.
 """
@@ -24,7 +25,10 @@ from tests.members import tiny
 from tests.members.tiny import NEAR
 
 ROOT = Path(__file__).parents[2]
-CANDIDATES = (Candidate(" Because of the air.", True, ("x",)), Candidate(" It is not", False, ("y",)))
+CANDIDATES = (
+    Candidate(" Because of the air.", True, ("x",)),
+    Candidate(" It is not", False, ("y",)),
+)
 QUESTIONS = ["Why is the sky blue?", "What is 6 times 7?", "Hello"]
 SHORT_OF_MEMORY: dict[str, Callable[[], BaseException]] = {
     "a GPU": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -43,7 +47,13 @@ HELD = torch.zeros(4000)
 class Broken:
     """A fault in a model's own passes: from the n-th on, this many times."""
 
-    def __init__(self, one: TransformersMember, error: Callable[[], BaseException], first: int = 1, times: int = 1):
+    def __init__(
+        self,
+        one: TransformersMember,
+        error: Callable[[], BaseException],
+        first: int = 1,
+        times: int = 1,
+    ):
         self.error, self.first, self.times, self.passes = error, first, times, 0
         one.loaded.weights.model.register_forward_pre_hook(self._strike)
 
@@ -68,14 +78,17 @@ def jobs() -> list[DraftJob]:
 
 def same(asked: Any, replies: Any, apart: Any, work: str = "draft") -> bool:
     pairs = zip(asked, replies, strict=True)
-    return all(tiny.difference(reply, getattr(apart, work)([job])[0]) < NEAR for job, reply in pairs)
+    return all(
+        tiny.difference(reply, getattr(apart, work)([job])[0]) < NEAR for job, reply in pairs
+    )
 
 
-# --- out of memory ----------------------------------------------------------------------------------------------
+# --- out of memory --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("where", "first"), [*((where, 3) for where in SHORT_OF_MEMORY), *(("the CPU", first) for first in (1, 2, 6))]
+    ("where", "first"),
+    [*((where, 3) for where in SHORT_OF_MEMORY), *(("the CPU", first) for first in (1, 2, 6))],
 )
 def test_out_of_memory_once_changes_no_reply(where, first):
     member, asked = fresh(), jobs()
@@ -90,7 +103,9 @@ def tensors() -> int:
     """Bytes of all tensors that are alive."""
     gc.collect()
     alive = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
-    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}.values())
+    return sum(
+        {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}.values()
+    )
 
 
 @pytest.mark.parametrize("where", ["a GPU", "the CPU"])
@@ -103,9 +118,12 @@ def test_out_of_memory_for_good_is_a_failure_that_holds_nothing(where):
     before = tensors()
     Broken(member, SHORT_OF_MEMORY[where], 3, 10**9)
     replies = member.draft(asked)
-    assert [(reply.kind, "out of memory" in reply.message) for reply in replies] == [("error", True)] * 3
+    assert [(reply.kind, "out of memory" in reply.message) for reply in replies] == [
+        ("error", True)
+    ] * 3
     assert member.loaded.store.bytes_held == 0
-    # The failures, with what was raised, are still here; what the passes held is not (a few of their inputs are).
+    # The failures, with what was raised, are still here; what the passes held is not (a few of
+    # their inputs are).
     assert tensors() < before + HELD.nbytes
 
 
@@ -113,8 +131,12 @@ def asked_of(*members: TransformersMember) -> tuple[str, dict[str, str], str]:
     """What was streamed, who left and why, and the text in the error that ended it, if one did."""
     gone: dict[str, str] = {}
     streamed, text = "", ""
-    handler = SpecFuseCallbackHandler(on_exit=lambda event: gone.update({event.member: event.reason}))
-    llm = SpecFuseChatModel(members=list(members), segment_tokens=3, max_tokens=12, method=Method(exit="never"))
+    handler = SpecFuseCallbackHandler(
+        on_exit=lambda event: gone.update({event.member: event.reason})
+    )
+    llm = SpecFuseChatModel(
+        members=list(members), segment_tokens=3, max_tokens=12, method=Method(exit="never")
+    )
     try:
         for chunk in llm.stream(QUESTIONS[0], {"callbacks": [handler]}):
             streamed += chunk.text
@@ -123,7 +145,7 @@ def asked_of(*members: TransformersMember) -> tuple[str, dict[str, str], str]:
     return streamed, gone, text
 
 
-# --- NaN --------------------------------------------------------------------------------------------------------
+# --- NaN ------------------------------------------------------------------------------------------
 
 
 class Poisoned:
@@ -131,7 +153,9 @@ class Poisoned:
 
     def __init__(self, one: TransformersMember, bad: float, *, always: bool = False):
         self.on, self.bad, self.always = True, bad, always
-        one.loaded.weights.model.model.layers[0].self_attn.v_proj.register_forward_hook(self._strike)
+        one.loaded.weights.model.model.layers[0].self_attn.v_proj.register_forward_hook(
+            self._strike
+        )
 
     def _strike(self, _: Any, __: Any, values: torch.Tensor) -> torch.Tensor:
         bad, self.on = self.on, self.on and self.always
@@ -140,14 +164,17 @@ class Poisoned:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_in_one_text_is_a_failure_of_that_query_alone(bad):
-    member, asked = fresh(), [DraftJob(tiny.query(f"Why {k}?"), (), 4, 9, Sampling()) for k in range(3)]
+    member, asked = (
+        fresh(),
+        [DraftJob(tiny.query(f"Why {k}?"), (), 4, 9, Sampling()) for k in range(3)],
+    )
     Poisoned(member, bad)
     first, *others = member.draft(asked)
     assert failure_of(asked[0], first).kind == "nan"
     assert same(asked[1:], others, tiny.member("llama", 1))
 
 
-# --- a tokenizer that raises, a device that disappears --------------------------------------------------------------
+# --- a tokenizer that raises, a device that disappears --------------------------------------------
 
 
 def test_a_member_whose_device_disappears_leaves_and_can_be_unloaded(monkeypatch):
@@ -176,5 +203,9 @@ print(next(llm.stream("Why is the sky blue?")).text)
 
 @pytest.mark.long
 def test_the_interpreter_ends_in_peace_though_a_device_has_gone_in_the_middle_of_an_answer():
-    done = subprocess.run([sys.executable, "-c", GOODBYE], capture_output=True, text=True, timeout=240, cwd=ROOT)
-    assert done.returncode == 0 and done.stdout.strip() and "Traceback" not in done.stderr, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", GOODBYE], capture_output=True, text=True, timeout=240, cwd=ROOT
+    )
+    assert done.returncode == 0 and done.stdout.strip() and "Traceback" not in done.stderr, (
+        done.stderr
+    )

@@ -47,7 +47,9 @@ def folder_of(tmp_path_factory):
         ("phi3-long", tiny.CHATML, {}, 48, False),
     ],
 )
-def test_a_folder_tells_what_the_loaded_model_reports(arch, template, options, length, reasoning, folder_of):
+def test_a_folder_tells_what_the_loaded_model_reports(
+    arch, template, options, length, reasoning, folder_of
+):
     member = TransformersMember(folder_of(arch, chat_template=template), dtype="float32", **options)
     before = RayMember(member).preview()
     assert member.loaded is None and told(before) == (True, length, reasoning)
@@ -72,18 +74,25 @@ def head(path, **values):
     writer.add_array("some.scores", [1.5, 2.5])
     writer.add_bool("some.switch", True)
     for key, value in values.items():
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key.replace("__", "."), value)
+        (writer.add_string if isinstance(value, str) else writer.add_uint32)(
+            key.replace("__", "."), value
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     return path
 
 
-LONGROPE = {"phi3__rope__scaling__type": "longrope", "phi3__rope__scaling__original_context_length": 4096}
+LONGROPE = {
+    "phi3__rope__scaling__type": "longrope",
+    "phi3__rope__scaling__original_context_length": 4096,
+}
 
 
 def test_the_head_of_a_gguf_file_is_enough(tmp_path):
-    file = head(tmp_path / "a.gguf", phi3__context_length=131072, tokenizer__chat_template=OPENS, **LONGROPE)
+    file = head(
+        tmp_path / "a.gguf", phi3__context_length=131072, tokenizer__chat_template=OPENS, **LONGROPE
+    )
     assert preview({"model": str(file)}) == Probe(str(file), max_context=4096, reasons=True)
     whole = file.read_bytes()
     for size in range(0, len(whole), 7):  # a download that was interrupted
@@ -111,7 +120,14 @@ def test_a_hub_id_is_read_from_the_cache_and_never_fetched(folder_of, tmp_path, 
 
 @pytest.mark.parametrize(
     "config",
-    ["", "[]", "{", "{}", '{"max_position_embeddings": "many"}', '{"text_config": {"model_type": "gemma3_text"}}'],
+    [
+        "",
+        "[]",
+        "{",
+        "{}",
+        '{"max_position_embeddings": "many"}',
+        '{"text_config": {"model_type": "gemma3_text"}}',
+    ],
 )
 def test_files_that_do_not_tell_leave_it_unknown(config, tmp_path):
     (tmp_path / "config.json").write_text(config)

@@ -17,7 +17,7 @@ from langchain_specfuse.members.server.tokenizers import local_tokenizer
 from langchain_specfuse.members.transformers.member import TransformersMember
 from tests.members import tiny
 
-# --- folders ----------------------------------------------------------------------------------------------------
+# --- folders --------------------------------------------------------------------------------------
 
 CODE = """
 from pathlib import Path
@@ -52,7 +52,10 @@ def changed(file: Path, **told: Any) -> None:
 
 MAPS = {
     "config.json": {
-        "auto_map": {"AutoConfig": "hostile.HostileConfig", "AutoModelForCausalLM": "hostile.HostileModel"},
+        "auto_map": {
+            "AutoConfig": "hostile.HostileConfig",
+            "AutoModelForCausalLM": "hostile.HostileModel",
+        },
         "model_type": "hostile",
     },
     "tokenizer_config.json": {
@@ -63,7 +66,9 @@ MAPS = {
 
 
 @pytest.mark.parametrize("file", MAPS)
-@pytest.mark.parametrize("read", [lambda folder: TransformersMember(folder).probe(), local_tokenizer])
+@pytest.mark.parametrize(
+    "read", [lambda folder: TransformersMember(folder).probe(), local_tokenizer]
+)
 def test_code_in_a_folder_is_not_run(folder, file, read, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     changed(folder / file, **MAPS[file])
@@ -85,7 +90,9 @@ def test_no_pickle_is_opened(folder, name, alone):
     assert not Path("BROKEN").exists()
 
 
-@pytest.mark.parametrize("name", ["a/../../etc", "../../etc/passwd", "/etc/passwd", "\0", "a\0b", "../" * 40 + "etc"])
+@pytest.mark.parametrize(
+    "name", ["a/../../etc", "../../etc/passwd", "/etc/passwd", "\0", "a\0b", "../" * 40 + "etc"]
+)
 def test_a_name_that_leads_elsewhere_is_an_error_and_writes_nothing(name, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -98,14 +105,22 @@ def test_a_name_that_leads_elsewhere_is_an_error_and_writes_nothing(name, tmp_pa
 def test_a_members_name_is_no_part_of_any_path(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
     TransformersMember(str(folder), name="../../../escaped").probe()
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents]
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents
+    ]
 
 
-# --- sizes that lie ---------------------------------------------------------------------------------------------
+# --- sizes that lie -------------------------------------------------------------------------------
 
 
 def lying(tensors: int = 0, facts: int = 0, tail: bytes = b"") -> bytes:
-    return b"GGUF" + (3).to_bytes(4, "little") + tensors.to_bytes(8, "little") + facts.to_bytes(8, "little") + tail
+    return (
+        b"GGUF"
+        + (3).to_bytes(4, "little")
+        + tensors.to_bytes(8, "little")
+        + facts.to_bytes(8, "little")
+        + tail
+    )
 
 
 LONG_KEY = (2**62).to_bytes(8, "little") + b"general.architecture"
@@ -136,13 +151,17 @@ def test_a_gguf_file_whose_sizes_lie_is_refused_in_time_and_memory(tmp_path):
     for number, told in enumerate(LIES.values()):
         files.append(str(tmp_path / f"{number}.gguf"))
         Path(files[-1]).write_bytes(told)
-    done = subprocess.run([sys.executable, "-c", READ, *files], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, *files], capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.count("refused") == len(LIES), done.stdout + done.stderr
 
 
 def test_a_folder_that_names_another_as_its_base_is_refused(folder):
     (folder / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "/etc", "task_type": "CAUSAL_LM"})
+        json.dumps(
+            {"peft_type": "LORA", "base_model_name_or_path": "/etc", "task_type": "CAUSAL_LM"}
+        )
     )
     with pytest.raises(UsageError, match="adapter_config") as caught:
         TransformersMember(str(folder)).probe()

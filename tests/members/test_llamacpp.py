@@ -1,4 +1,5 @@
-"""GGUF files in this process: constraints, adapters, recurrent states, long texts, and what cannot work."""
+"""GGUF files in this process: constraints, adapters, recurrent states, long texts, and what cannot
+work."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def smol():
     return LlamaCppMember(file_of(SMOLLM2), name="smol")
 
 
-# --- what it writes ---------------------------------------------------------------------------------------------
+# --- what it writes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["schema", "regex", "choice", "calls"])
@@ -48,9 +49,15 @@ def test_structured_output_and_tool_calls(smol):
         "properties": {"name": {"enum": ["Paris", "Lyon"]}},
         "required": ["name"],
     }
-    assert llm.with_structured_output(schema).invoke("The capital of France?")["name"] in ("Paris", "Lyon")
+    assert llm.with_structured_output(schema).invoke("The capital of France?")["name"] in (
+        "Paris",
+        "Lyon",
+    )
     (call,) = (
-        llm.bind_tools([{"type": "function", "function": WEATHER | {"description": "The weather."}}], tool_choice="any")
+        llm.bind_tools(
+            [{"type": "function", "function": WEATHER | {"description": "The weather."}}],
+            tool_choice="any",
+        )
         .invoke("What is the weather in Paris?")
         .tool_calls
     )
@@ -58,29 +65,37 @@ def test_structured_output_and_tool_calls(smol):
 
 
 def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too(monkeypatch):
-    # Threads share the cells of the cache: what earlier answers left in them would change the rounding.
+    # Threads share the cells of the cache: what earlier answers left in them would change the
+    # rounding.
     monkeypatch.setattr(loading, "threads", lambda: 2)
     member = LlamaCppMember(file_of(SMOLLM2), name="two", prefix_cache=False, n_gpu_layers=0)
     found = set()
     for _ in range(5):
         query = tiny.query("Tell a story. " * 25)
-        found |= {draft.logprobs for draft in member.draft([DraftJob(query, (), 12, 30, Sampling())])}
+        found |= {
+            draft.logprobs for draft in member.draft([DraftJob(query, (), 12, 30, Sampling())])
+        }
         member.forget(query.id)
     assert len(found) == 1
 
 
-# --- adapters ---------------------------------------------------------------------------------------------------
+# --- adapters -------------------------------------------------------------------------------------
 
 
 def adapter(path, scale, rows=576):
-    """A LoRA of one layer of SmolLM2 (or of another base), as llama.cpp's own converter writes it."""
+    """A LoRA of one layer of SmolLM2 (or of another base), as llama.cpp's own converter writes
+    it."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 4.0)
     chance = np.random.default_rng(3)
-    writer.add_tensor("blk.3.attn_q.weight.lora_a", chance.normal(0, 0.2, (4, rows)).astype(np.float32))
-    writer.add_tensor("blk.3.attn_q.weight.lora_b", (scale * chance.normal(0, 1, (rows, 4))).astype(np.float32))
+    writer.add_tensor(
+        "blk.3.attn_q.weight.lora_a", chance.normal(0, 0.2, (4, rows)).astype(np.float32)
+    )
+    writer.add_tensor(
+        "blk.3.attn_q.weight.lora_b", (scale * chance.normal(0, 1, (rows, 4))).astype(np.float32)
+    )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -93,14 +108,17 @@ def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_memb
     strong, none = adapter(tmp_path / "strong.gguf", 2.0), adapter(tmp_path / "none.gguf", 0.0)
     assert registry.names_of([base, f"{base}+{strong}"]) == [SMOLLM2.name, "strong"]
     plain, changed, same = (LlamaCppMember(base, adapter=given) for given in (None, strong, none))
-    first = [one.draft([DraftJob(tiny.query(text), (), 12, 24, Sampling())])[0] for one in (plain, changed, same)]
+    first = [
+        one.draft([DraftJob(tiny.query(text), (), 12, 24, Sampling())])[0]
+        for one in (plain, changed, same)
+    ]
     assert first[0].text == first[2].text != first[1].text
     assert plain.loaded.weights is changed.loaded.weights is same.loaded.weights
     with pytest.raises(MemberError, match="is no adapter for"):
         LlamaCppMember(base, adapter=adapter(tmp_path / "other.gguf", 1.0, rows=64)).probe()
 
 
-# --- states and windows -----------------------------------------------------------------------------------------
+# --- states and windows ---------------------------------------------------------------------------
 
 
 def mamba(path):
@@ -110,7 +128,10 @@ def mamba(path):
         if name.startswith("tokenizer."):
             kind = field.types[0]
             writer.add_key_value(
-                name, field.contents(), kind, sub_type=field.types[-1] if len(field.types) > 1 else None
+                name,
+                field.contents(),
+                kind,
+                sub_type=field.types[-1] if len(field.types) > 1 else None,
             )
     width, inner, state, rank, words = 32, 64, 8, 4, len(known.fields["tokenizer.ggml.tokens"].data)
     for key, value in {
@@ -122,7 +143,12 @@ def mamba(path):
         writer.add_uint32(f"mamba.{key}", value)
     writer.add_uint32("mamba.attention.head_count", 0)
     writer.add_float32("mamba.attention.layer_norm_rms_epsilon", 1e-5)
-    for key, value in {"conv_kernel": 4, "inner_size": inner, "state_size": state, "time_step_rank": rank}.items():
+    for key, value in {
+        "conv_kernel": 4,
+        "inner_size": inner,
+        "state_size": state,
+        "time_step_rank": rank,
+    }.items():
         writer.add_uint32(f"mamba.ssm.{key}", value)
     chance = np.random.default_rng(1)
 
@@ -157,7 +183,8 @@ def test_recurrent_states_are_copied_not_cut(tmp_path):
 
 
 def test_past_gemma_s_sliding_window():
-    """Texts that are cut back behind the window, and read on in parts, are as if they had been read at once."""
+    """Texts that are cut back behind the window, and read on in parts, are as if they had been read
+    at once."""
     store = SequenceStore(loading.load(loading.GgufSource(str(file_of(GEMMA)))))
     ids = [1000 + 37 * at % 5000 for at in range(620)]
     store.prefill([(KEYS[0], ids[:540] + ids[:30])], drafting=True)
@@ -167,7 +194,7 @@ def test_past_gemma_s_sliding_window():
     assert (row - wanted).std() < 0.05 * wanted.std()
 
 
-# --- its life, and what cannot work -----------------------------------------------------------------------------
+# --- its life, and what cannot work ---------------------------------------------------------------
 
 
 def test_it_is_named_by_its_file_and_pickled_without_its_weights(smol):
@@ -189,7 +216,9 @@ def test_it_is_named_by_its_file_and_pickled_without_its_weights(smol):
         ("empty.gguf", MemberError, "is empty"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told_before_anything_is_streamed(wrong, kind, words, tmp_path):
+def test_a_file_that_cannot_be_read_is_told_before_anything_is_streamed(
+    wrong, kind, words, tmp_path
+):
     (tmp_path / "empty.gguf").touch()
     (tmp_path / "foreign.gguf").write_bytes(b"PK\x03\x04 something else")
     whole = file_of(SMOLLM2).read_bytes()
@@ -218,9 +247,14 @@ def test_arguments_that_cannot_be_kept_are_refused(monkeypatch):
 
 def test_a_quantised_cache_takes_half_and_writes():
     sizes = {
-        kind: SequenceStore(loading.load(loading.GgufSource(str(file_of(SMOLLM2)), "auto", kind))).token_bytes
+        kind: SequenceStore(
+            loading.load(loading.GgufSource(str(file_of(SMOLLM2)), "auto", kind))
+        ).token_bytes
         for kind in ("f16", "q8_0")
     }
     assert sizes["q8_0"] < 0.6 * sizes["f16"]
-    small, job = LlamaCppMember(file_of(SMOLLM2), cache_type="q8_0"), DraftJob(tiny.query(), (), 8, 16, Sampling())
+    small, job = (
+        LlamaCppMember(file_of(SMOLLM2), cache_type="q8_0"),
+        DraftJob(tiny.query(), (), 8, 16, Sampling()),
+    )
     assert small.draft([job])[0].text

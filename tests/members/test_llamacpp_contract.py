@@ -36,7 +36,8 @@ class TestGemma(MemberContract):
 
 @pytest.mark.long
 class TestQwen(MemberContract):
-    """K-quants, as Gemma's file: one text and many are computed by other kernels, which round in another way."""
+    """K-quants, as Gemma's file: one text and many are computed by other kernels, which round in
+    another way."""
 
     settles = False
     tolerance, alike = 1.0, 0.6

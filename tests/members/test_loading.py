@@ -1,4 +1,5 @@
-"""From a name to a member: what loads, where it goes, what is shared, and what is refused in words that help."""
+"""From a name to a member: what loads, where it goes, what is shared, and what is refused in words
+that help."""
 
 import json
 import pickle
@@ -56,7 +57,7 @@ def refused(kind, *args, match, **kwargs):
     return caught.value
 
 
-# --- what loads -------------------------------------------------------------------------------------------------
+# --- what loads -----------------------------------------------------------------------------------
 
 
 def test_a_folder_gives_the_answers_of_the_model_in_memory(folder):
@@ -86,7 +87,10 @@ def test_a_member_is_pickled_without_its_weights(folder, monkeypatch):
     job = DraftJob(tiny.query(), (), 4, 9, Sampling())
     (before,) = member.draft([job])
     monkeypatch.chdir(folder.parent)
-    copies = [pickle.loads(pickle.dumps(one)) for one in (member, TransformersMember("tiny-llama", seed=3))]
+    copies = [
+        pickle.loads(pickle.dumps(one))
+        for one in (member, TransformersMember("tiny-llama", seed=3))
+    ]
     monkeypatch.chdir("/")  # a relative path leads to the same folder from elsewhere
     assert [one.loaded for one in copies] == [None, None]
     assert all(one.draft([job])[0].text == before.text for one in copies)
@@ -100,7 +104,7 @@ def test_stop_tokens_and_the_context_are_those_of_the_folder(copied):
     assert member.probe().max_context == 2048 and {5, 6} < set(member.stops)
 
 
-# --- where it goes ----------------------------------------------------------------------------------------------
+# --- where it goes --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -116,8 +120,11 @@ def test_stop_tokens_and_the_context_are_those_of_the_folder(copied):
     ],
     ids=str,
 )
-def test_a_model_goes_where_the_user_says_or_to_the_gpu_with_room(folder, given, free, wanted, monkeypatch):
-    """``from_pretrained`` is asked for it; nothing is loaded here. ``free``: what torch says of GPUs that it sees."""
+def test_a_model_goes_where_the_user_says_or_to_the_gpu_with_room(
+    folder, given, free, wanted, monkeypatch
+):
+    """``from_pretrained`` is asked for it; nothing is loaded here. ``free``: what torch says of
+    GPUs that it sees."""
     asked = []
     for kind in ("cuda", "xpu"):
         gpus, room = getattr(torch, kind), free.get(kind, [])
@@ -143,14 +150,16 @@ def test_on_a_gpu_every_reply_equals_one_without_a_cache(tmp_path, arch):
     for name in (arch, "phi3"):
         for part in tiny.cached(name, 1):
             part.save_pretrained(tmp_path / name)
-    member, other = (TransformersMember(tmp_path / name, name=name, dtype="float32") for name in (arch, "phi3"))
+    member, other = (
+        TransformersMember(tmp_path / name, name=name, dtype="float32") for name in (arch, "phi3")
+    )
     assert member.probe().detail.startswith("cuda") and other.probe()
     compared = tiny.Compared(member)
     tiny.relayed([compared, other], tiny.query(), 4, turns=6)
     assert compared.worst < 10 * NEAR
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["./not/there", "/not/there", "~/surely/not/there"])
@@ -168,7 +177,9 @@ def test_a_folder_that_is_not_there(name):
         ("404 RevisionNotFound", "not_found", "main is not a valid git identifier"),
     ],
 )
-def test_a_hub_that_refuses_a_model_is_not_asked_again_and_again(answer, kind, said, folder, tmp_path, monkeypatch):
+def test_a_hub_that_refuses_a_model_is_not_asked_again_and_again(
+    answer, kind, said, folder, tmp_path, monkeypatch
+):
     asked = []
 
     class Hub(BaseHTTPRequestHandler):
@@ -188,7 +199,11 @@ def test_a_hub_that_refuses_a_model_is_not_asked_again_and_again(answer, kind, s
         url = f"http://127.0.0.1:{hub.server_port}"
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", answer == "offline")
         monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         error = refused(MemberError, "org/tiny", revision="main", match=said)
         assert error.kind == kind and error.__cause__ is not None
@@ -207,7 +222,9 @@ def test_a_folder_without_a_tokenizer(copied):
     refused((MemberError, UsageError), path, match=str(path))
 
 
-@pytest.mark.parametrize("text", ["Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "invalid device"])
+@pytest.mark.parametrize(
+    "text", ["Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "invalid device"]
+)
 def test_a_device_that_is_not_here(folder, monkeypatch, text):
     """As the builds of torch say it."""
 

@@ -1,4 +1,5 @@
-"""LoRA adapters as peft writes them: they add what peft adds, and what cannot be added is refused in plain words."""
+"""LoRA adapters as peft writes them: they add what peft adds, and what cannot be added is refused
+in plain words."""
 
 import json
 
@@ -29,7 +30,9 @@ def made(tmp_path):
             (folder / "adapter_config.json").write_text(json.dumps(was | config))
         if matrices is not None:
             file = folder / "adapter_model.safetensors"
-            save_file({key: one.contiguous() for key, one in matrices(load_file(file)).items()}, file)
+            save_file(
+                {key: one.contiguous() for key, one in matrices(load_file(file)).items()}, file
+            )
         return folder
 
     return make
@@ -46,12 +49,15 @@ def refused(kind, base, folder, match):
     assert any(note.startswith("-> ") for note in caught.value.__notes__)
 
 
-# --- what is added ----------------------------------------------------------------------------------------------
+# --- what is added --------------------------------------------------------------------------------
 
 VARIANTS = {
     "plain": {},
     "rank-stabilised": {"use_rslora": True},
-    "patterns": {"rank_pattern": {"q_proj": 7}, "alpha_pattern": {"layers.1.self_attn.q_proj": 1, "down_proj": 9}},
+    "patterns": {
+        "rank_pattern": {"q_proj": 7},
+        "alpha_pattern": {"layers.1.self_attn.q_proj": 1, "down_proj": 9},
+    },
     "head": {"target_modules": ["lm_head", "gate_proj"]},
     "one layer": {"layers_to_transform": [1]},
     "magnitudes": {"use_dora": True},
@@ -63,7 +69,10 @@ VARIANTS = {
 def test_texts_with_adapters_are_what_the_merged_models_make_of_them(variant, tmp_path):
     model, _ = tiny.made("llama", 1)
     plain, adapters = model(input_ids=IDS).logits, Adapters(model)
-    made = [adapter("llama", tmp_path / f"a{k}", k, **(VARIANTS[variant] if k else {})) for k in range(2)]
+    made = [
+        adapter("llama", tmp_path / f"a{k}", k, **(VARIANTS[variant] if k else {}))
+        for k in range(2)
+    ]
     first, other = (adapters.get(str(folder), "m") for folder, _ in made)
     for own, truth in [(first, made[0][1]), (other, made[1][1]), (None, None), (other, made[1][1])]:
         with adapters.reading(own):
@@ -71,7 +80,12 @@ def test_texts_with_adapters_are_what_the_merged_models_make_of_them(variant, tm
         if truth is None:
             assert torch.equal(ours, plain)
         else:
-            assert (ours - truth(input_ids=IDS).logits).abs().max() < NEAR < 0.1 < (ours - plain).abs().max()
+            assert (
+                (ours - truth(input_ids=IDS).logits).abs().max()
+                < NEAR
+                < 0.1
+                < (ours - plain).abs().max()
+            )
 
 
 @torch.inference_mode()
@@ -88,7 +102,9 @@ def test_an_adapter_that_nobody_holds_is_freed_and_the_others_stay(tmp_path):
     model, _ = tiny.made("llama", 1)
     adapters, size = Adapters(model), lambda: sum(one.numel() for one in model.parameters())
     bare = size()
-    one, two = (adapters.get(str(adapter("llama", tmp_path / f"a{k}", k)[0]), "m") for k in range(2))
+    one, two = (
+        adapters.get(str(adapter("llama", tmp_path / f"a{k}", k)[0]), "m") for k in range(2)
+    )
     held = size()
     with torch.inference_mode(), adapters.reading(two):
         changed = model(input_ids=IDS).logits
@@ -102,7 +118,7 @@ def test_an_adapter_that_nobody_holds_is_freed_and_the_others_stay(tmp_path):
     assert size() == bare
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_a_folder_without_a_whole_safe_adapter_is_refused(base, tmp_path, made):
@@ -126,7 +142,10 @@ def test_a_folder_without_a_whole_safe_adapter_is_refused(base, tmp_path, made):
         ({"bias": "all"}, "does more.*: bias"),
         ({"init_lora_weights": "pissa"}, "does more.*: init_lora_weights"),
         ({"megatron_config": {"x": 1}}, "does more.*: megatron_config"),
-        ({"layer_replication": [[0, 2]], "modules_to_save": ["lm_head"]}, "layer_replication, modules_to_save"),
+        (
+            {"layer_replication": [[0, 2]], "modules_to_save": ["lm_head"]},
+            "layer_replication, modules_to_save",
+        ),
     ],
 )
 def test_what_would_change_the_base_or_import_anything_is_refused(base, made, change, match):
@@ -138,8 +157,14 @@ def test_what_would_change_the_base_or_import_anything_is_refused(base, made, ch
     [
         (lambda found: dict(list(found.items())[1:]), "missing or too many"),
         (lambda found: {}, "missing or too many"),
-        (lambda found: {k.replace("layers.1", "layers.9"): v for k, v in found.items()}, "missing or too many"),
-        (lambda found: {k: torch.ones(4, 99) if "lora_A" in k else v for k, v in found.items()}, "RuntimeError"),
+        (
+            lambda found: {k.replace("layers.1", "layers.9"): v for k, v in found.items()},
+            "missing or too many",
+        ),
+        (
+            lambda found: {k: torch.ones(4, 99) if "lora_A" in k else v for k, v in found.items()},
+            "RuntimeError",
+        ),
     ],
 )
 def test_matrices_that_do_not_fit_are_refused(base, made, change, match):
@@ -151,7 +176,7 @@ def test_a_hub_id_that_is_not_there_says_so(base, monkeypatch):
     refused(MemberError, base, "nobody/no-such-adapter", "was not found")
 
 
-# --- how it is named --------------------------------------------------------------------------------------------
+# --- how it is named ------------------------------------------------------------------------------
 
 
 def test_a_base_and_its_adapter_in_one_name(base, made, tmp_path):

@@ -1,4 +1,5 @@
-"""Drafting under a constraint: every token is what a slow loop picks under a mask made by brute force."""
+"""Drafting under a constraint: every token is what a slow loop picks under a mask made by brute
+force."""
 
 import json
 from dataclasses import replace
@@ -38,12 +39,23 @@ SCHEMA = {
 
 
 def tool(name, **keys):
-    schema = {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": keys,
+        "required": list(keys),
+        "additionalProperties": False,
+    }
     return {"name": name, "parameters": schema}
 
 
-WEATHER = tool("get_weather", city={"type": "string", "maxLength": 10}, unit={"enum": ["celsius", "fahrenheit"]})
-ADD = tool("add", first={"type": "integer", "maximum": 99, "minimum": 0}, second={"enum": [1, 22, 333]})
+WEATHER = tool(
+    "get_weather",
+    city={"type": "string", "maxLength": 10},
+    unit={"enum": ["celsius", "fahrenheit"]},
+)
+ADD = tool(
+    "add", first={"type": "integer", "maximum": 99, "minimum": 0}, second={"enum": [1, 22, 333]}
+)
 
 
 def calls(*tools, parallel=False):
@@ -56,9 +68,13 @@ BOUND = {
     "regex": Constraint("regex", "[a-c]{3,9}-[0-9]+ and [a-z ]{2,20}!"),
     "choice": Constraint("choice", '["New York", "New Delhi", "Paris", "天空 is é"]'),
     "calls": Constraint("calls", calls(WEATHER, ADD)),
-    "union": Constraint("any_of", json.dumps([["calls", calls(WEATHER)], ["json_schema", json.dumps(SCHEMA)]])),
+    "union": Constraint(
+        "any_of", json.dumps([["calls", calls(WEATHER)], ["json_schema", json.dumps(SCHEMA)]])
+    ),
 }
-AUTO = Constraint("any_of", json.dumps([["prose", ""], ["calls", calls(WEATHER, ADD, parallel=True)]]))
+AUTO = Constraint(
+    "any_of", json.dumps([["prose", ""], ["calls", calls(WEATHER, ADD, parallel=True)]])
+)
 ARCHS = ["llama", "gemma3", "bloom", "mamba"]
 """Byte-level, pieces, unigram; attention and not."""
 
@@ -67,7 +83,7 @@ def text_of(answer):
     return "".join(segment.text for segment in answer)
 
 
-# --- picked = brute force ---------------------------------------------------------------------------------------
+# --- picked = brute force -------------------------------------------------------------------------
 
 
 def brute_force(state, size, stops):
@@ -79,7 +95,11 @@ def brute_force(state, size, stops):
 def retraced(member, job, draft):
     """The draft written again by a loop that knows neither caches nor bit masks."""
     weights, own = member.loaded.weights, member.words
-    state = vocabulary(own.tokenizer, weights.vocabulary_size, member.stops).grammar(job.query.constraint).start()
+    state = (
+        vocabulary(own.tokenizer, weights.vocabulary_size, member.stops)
+        .grammar(job.query.constraint)
+        .start()
+    )
     text = text_of(job.answer)
     assert state.advance(text) == len(text.encode())
     prompt = member.loaded.prompt_ids(job.query.turns, (), job.query.constraint)
@@ -95,7 +115,9 @@ def retraced(member, job, draft):
         ids = [*ids, token]
     if draft.ended and not state.must_end():
         logits = weights.model(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
-        assert draft.logprobs[-1] == pytest.approx(end_logprobs(logits[None], member.stops)[0], abs=NEAR)
+        assert draft.logprobs[-1] == pytest.approx(
+            end_logprobs(logits[None], member.stops)[0], abs=NEAR
+        )
     elif draft.ended:
         assert draft.logprobs[-1] == 0.0 and len(draft.logprobs) == len(draft.tokens) + 1
 
@@ -104,26 +126,36 @@ def retraced(member, job, draft):
 @pytest.mark.parametrize("kind", BOUND)
 def test_every_draft_is_what_a_brute_force_loop_writes(arch, kind):
     member, query, jobs = tiny.member(arch, 1), tiny.query(constraint=BOUND[kind]), []
-    how = Sampling(temperature=0.8, top_p=0.95, seed=5) if kind in ("schema", "regex") else Sampling()
+    how = (
+        Sampling(temperature=0.8, top_p=0.95, seed=5) if kind in ("schema", "regex") else Sampling()
+    )
     settings = Settings(max_tokens=40, segment_tokens=5, sampling=how)
-    rounds = tiny.answered([member], query, settings, after=lambda a, r: jobs.append((*a.jobs.values(), *r.values())))
+    rounds = tiny.answered(
+        [member], query, settings, after=lambda a, r: jobs.append((*a.jobs.values(), *r.values()))
+    )
     for job, draft in jobs[:3]:
         retraced(member, job, draft)
     text = tiny.text_of(rounds)
     assert referee_for(query.constraint).legal("", text) == len(text)
 
 
-# --- crowd = alone ----------------------------------------------------------------------------------------------
+# --- crowd = alone --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_same_drafts_alone_or_in_a_crowd(arch):
     """Some bound and some not, at different places of their answers."""
     member, apart = tiny.member(arch, 1), tiny.member(arch, 1)
-    queries = [tiny.query("Sky. " * (1 + k), constraint=c) for k, c in enumerate([*BOUND.values(), None, AUTO])]
+    queries = [
+        tiny.query("Sky. " * (1 + k), constraint=c)
+        for k, c in enumerate([*BOUND.values(), None, AUTO])
+    ]
     answers = {query.id: () for query in queries}
     for _ in range(4):
-        jobs = [DraftJob(query, answers[query.id], 4 + k, 60, Sampling()) for k, query in enumerate(queries)]
+        jobs = [
+            DraftJob(query, answers[query.id], 4 + k, 60, Sampling())
+            for k, query in enumerate(queries)
+        ]
         for job, reply in zip(jobs, member.draft(jobs), strict=True):
             assert tiny.difference(reply, apart.draft([job])[0]) < NEAR
             new = (*answers[job.query.id], Segment(reply.text, tokens={member.name: reply.tokens}))
@@ -133,7 +165,7 @@ def test_same_drafts_alone_or_in_a_crowd(arch):
                 queries.remove(job.query)
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------
+# --- what goes wrong ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("broken", ["put", "mask", "forced", "must_end"])
@@ -142,14 +174,18 @@ def test_a_grammar_that_fails_is_a_failure_of_its_query_alone(broken, monkeypatc
     honest = getattr(State, broken)
 
     def fails(state, *arguments):
-        if state.fork().advance("ab") == 2:  # only the choice can begin like this, and only at its beginning
+        # only the choice can begin like this, and only at its beginning
+        if state.fork().advance("ab") == 2:
             raise RuntimeError("the grammar broke")
         return honest(state, *arguments)
 
     monkeypatch.setattr(State, broken, fails)
     queries = [tiny.query(), tiny.query(constraint=choice), tiny.query(constraint=BOUND["schema"])]
     answers = [(), (), (Segment('{"name": "x", "age": 3, "tags": ['),)]
-    jobs = [DraftJob(query, answer, 5, 20, Sampling()) for query, answer in zip(queries, answers, strict=True)]
+    jobs = [
+        DraftJob(query, answer, 5, 20, Sampling())
+        for query, answer in zip(queries, answers, strict=True)
+    ]
     one, none, other = member.draft(jobs)
     assert isinstance(none, Failure) and "the grammar broke" in none.message
     assert isinstance(one, Draft) and isinstance(other, Draft) and one.text and other.text
@@ -157,20 +193,35 @@ def test_a_grammar_that_fails_is_a_failure_of_its_query_alone(broken, monkeypatc
 
 def test_an_answer_that_does_not_fit_is_a_failure_and_the_next_job_is_answered():
     member, query = tiny.member("llama", 1), tiny.query(constraint=BOUND["schema"])
-    wrong, right = (DraftJob(query, (Segment(text),), 5, 20, Sampling()) for text in ('{"nome": 1', '{"name": "'))
+    wrong, right = (
+        DraftJob(query, (Segment(text),), 5, 20, Sampling())
+        for text in ('{"nome": 1', '{"name": "')
+    )
     assert "does not fit" in member.draft([wrong])[0].message
     assert isinstance(member.draft([right])[0], Draft)
 
 
 def test_a_complete_answer_is_ended_without_a_token():
-    member, query = tiny.member("llama", 1), tiny.query(constraint=Constraint("choice", '["yes", "no"]'))
+    member, query = (
+        tiny.member("llama", 1),
+        tiny.query(constraint=Constraint("choice", '["yes", "no"]')),
+    )
     (draft,) = member.draft([DraftJob(query, (Segment("yes"),), 5, 20, Sampling())])
-    assert (draft.text, draft.ended, draft.tokens, draft.logprobs, draft.ends) == ("", True, (), (0.0,), ())
+    assert (draft.text, draft.ended, draft.tokens, draft.logprobs, draft.ends) == (
+        "",
+        True,
+        (),
+        (0.0,),
+        (),
+    )
 
 
-# --- where drafts end -------------------------------------------------------------------------------------------
+# --- where drafts end -----------------------------------------------------------------------------
 
-SHORT = json.loads(calls(tool("f", a={"enum": [1, 22, 333]}), parallel=True)) | {"begin": "[[", "end": "]]"}
+SHORT = json.loads(calls(tool("f", a={"enum": [1, 22, 333]}), parallel=True)) | {
+    "begin": "[[",
+    "end": "]]",
+}
 CHAT = Constraint("any_of", json.dumps([["prose", ""], ["calls", json.dumps(SHORT)]]))
 CALLED = '[[{"name": "f", "arguments": {"a": 22}}]]'
 CALL = '<tool_call>\n{"name": "add", "arguments": {"first": 20, "second": 22}}\n</tool_call>'
@@ -179,7 +230,9 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"first": 20, "second": 22}}\n
 def written(constraint, text, **settings):
     """The rounds in which a member that wants to write this text answers alone."""
     query = tiny.query(constraint=constraint)
-    return tiny.answered([tiny.wishful(query, text)], query, Settings(**{"max_tokens": 300} | settings))
+    return tiny.answered(
+        [tiny.wishful(query, text)], query, Settings(**{"max_tokens": 300} | settings)
+    )
 
 
 def test_parallel_calls_are_voted_on_one_by_one():
@@ -214,12 +267,16 @@ def test_json_without_spaces_is_cut_behind_its_punctuation():
     assert all(round.segment.text[-1] in "{}[],:" for round in rounds)
 
 
-# --- ends and masks ---------------------------------------------------------------------------------------------
+# --- ends and masks -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_ends_say_where_each_token_of_drafts_and_candidates_ends(arch):
-    member, query, answer = tiny.member(arch, 1), tiny.query(constraint=BOUND["schema"]), (Segment('{"name":'),)
+    member, query, answer = (
+        tiny.member(arch, 1),
+        tiny.query(constraint=BOUND["schema"]),
+        (Segment('{"name":'),),
+    )
     texts = ((' "天é"', False), (' "a", "age": 3', True), ("", True))
     candidates = tuple(Candidate(text, ended, ()) for text, ended in texts)
     (scored,) = member.score([ScoreJob(query, answer, candidates)])

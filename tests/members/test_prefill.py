@@ -1,4 +1,5 @@
-"""Long contexts read in chunks, as a worker has it done while there is other work, give the same replies."""
+"""Long contexts read in chunks, as a worker has it done while there is other work, give the same
+replies."""
 
 from __future__ import annotations
 
@@ -44,8 +45,14 @@ def draft_job(query: Query) -> DraftJob:
 
 
 def in_chunks(member: Any, job: Any, between: Callable[[], Any] = lambda: None) -> tuple[Any, int]:
-    """The reply with the cost of its chunks, and how many chunks were read; ``between`` happens after each of them."""
-    work, cost, chunks, before = "draft" if isinstance(job, DraftJob) else "score", Effort(), 0, None
+    """The reply with the cost of its chunks, and how many chunks were read; ``between`` happens
+    after each of them."""
+    work, cost, chunks, before = (
+        "draft" if isinstance(job, DraftJob) else "score",
+        Effort(),
+        0,
+        None,
+    )
     (reply,) = getattr(member, work)([replace(job, prefill_chunks=0)])
     while isinstance(reply, PrefillPending):
         cost += reply.effort
@@ -61,9 +68,14 @@ def in_chunks(member: Any, job: Any, between: Callable[[], Any] = lambda: None) 
 def test_same_replies_in_chunks_as_at_once_while_others_draft(arch: str) -> None:
     whole, other = fresh(arch), tiny.query("Is it grey?")
     text = long_for(whole)
-    for job in (draft_job(tiny.query(text, id="d")), ScoreJob(tiny.query(text, id="s"), (), CANDIDATES)):
+    for job in (
+        draft_job(tiny.query(text, id="d")),
+        ScoreJob(tiny.query(text, id="s"), (), CANDIDATES),
+    ):
         chunked = fresh(arch)
-        reply, chunks = in_chunks(chunked, job, lambda member=chunked: member.draft([draft_job(other)]))
+        reply, chunks = in_chunks(
+            chunked, job, lambda member=chunked: member.draft([draft_job(other)])
+        )
         assert chunks > 0
         assert tiny.difference(reply, tiny.reply_of(whole, job)) < 1e-4
 

@@ -1,4 +1,5 @@
-"""What was read for one query need not be read for the next that begins alike: cached = fresh, whatever came before."""
+"""What was read for one query need not be read for the next that begins alike: cached = fresh,
+whatever came before."""
 
 import random
 from dataclasses import replace
@@ -26,7 +27,8 @@ from .test_thinking import OPENS
 from .tiny import NEAR
 
 KINDS = ["llama", "gemma3", "mistral", "gpt2", "qwen3-next", "mamba", "bloom"]
-"""Full attention, windows among it and everywhere, learned positions, states, states read one by one, ALiBi."""
+"""Full attention, windows among it and everywhere, learned positions, states, states read one by
+one, ALiBi."""
 STORY = "The sky is blue because the air scatters blue light more than red light. "
 
 
@@ -54,13 +56,14 @@ def next_turn(query, answer, then):
     return tiny.query(then, *query.turns, said)
 
 
-# --- cached = fresh ---------------------------------------------------------------------------------------------
+# --- cached = fresh -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", KINDS)
 @pytest.mark.parametrize("limit", [True, 150_000])
 def test_a_long_random_life_of_prompts_that_begin_alike(arch, limit):
-    """Queries begin as others did, over or open, in batches and alone, sampled and greedy, and end at any moment."""
+    """Queries begin as others did, over or open, in batches and alone, sampled and greedy, and end
+    at any moment."""
     chance = random.Random(arch)
     member = tiny.member(arch, 1, prefix_cache=limit)
     slow, words = tiny.uncached(member), STORY.split(" ")
@@ -68,14 +71,27 @@ def test_a_long_random_life_of_prompts_that_begin_alike(arch, limit):
     for _ in range(14):
         for _ in range(chance.randint(0, 2)):
             base = chance.choice(known)
-            known.append([*base[: chance.randint(0, len(base))], *chance.choices(words, k=chance.randint(1, 12))])
+            known.append(
+                [
+                    *base[: chance.randint(0, len(base))],
+                    *chance.choices(words, k=chance.randint(1, 12)),
+                ]
+            )
             query = tiny.query(" ".join(known[-1]))
             if ended and chance.random() < 0.5:
                 query = next_turn(*chance.choice(ended), "And?")
-            open_queries[query.id] = (query, (), Sampling(chance.choice([0.0, 0.9]), seed=chance.randint(0, 9)))
+            open_queries[query.id] = (
+                query,
+                (),
+                Sampling(chance.choice([0.0, 0.9]), seed=chance.randint(0, 9)),
+            )
         present = chance.sample(list(open_queries), chance.randint(0, min(3, len(open_queries))))
         jobs = [DraftJob(*open_queries[key][:2], 3, 40, open_queries[key][2]) for key in present]
-        votes = [ScoreJob(job.query, job.answer, candidates(chance)) for job in jobs if chance.random() < 0.6]
+        votes = [
+            ScoreJob(job.query, job.answer, candidates(chance))
+            for job in jobs
+            if chance.random() < 0.6
+        ]
         for work, batch in (("draft", jobs), ("score", votes)):
             for job, reply in zip(batch, getattr(member, work)(batch), strict=True):
                 slow.forget(job.query.id)
@@ -94,14 +110,21 @@ def test_a_long_random_life_of_prompts_that_begin_alike(arch, limit):
 
 
 def candidates(chance):
-    texts = chance.sample([" the air", " blue because", " 天", "", " is red, and so"], chance.randint(1, 3))
+    texts = chance.sample(
+        [" the air", " blue because", " 天", "", " is red, and so"], chance.randint(1, 3)
+    )
     return tuple(Candidate(text, not text or chance.random() < 0.3, ("x",)) for text in texts)
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)
 def test_constrained_and_thoughtful_answers_are_the_same_after_others(arch):
     compared = tiny.Compared(tiny.member(arch, 1, chat_template=OPENS, thinking_tokens=12))
-    for text, constraint in (("Why?", None), ("Why?", BOUND["schema"]), ("Why not?", BOUND["schema"]), ("Why?", None)):
+    for text, constraint in (
+        ("Why?", None),
+        ("Why?", BOUND["schema"]),
+        ("Why not?", BOUND["schema"]),
+        ("Why?", None),
+    ):
         query = tiny.query(STORY + text, constraint=constraint)
         tiny.relayed([compared, tiny.member("phi3", 1)], query, 5, turns=3)
     assert compared.count > 8 and compared.worst < NEAR
@@ -122,7 +145,7 @@ def test_a_question_asked_again_is_answered_to_the_bit(arch, long):
     assert two.effort.reused == two.effort.prompt
 
 
-# --- what it saves ----------------------------------------------------------------------------------------------
+# --- what it saves --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral", "gpt2"])
@@ -151,14 +174,16 @@ def test_open_queries_share_what_they_begin_with(arch):
     assert member.loaded.store.tokens_read < 1.5 * prompt + 40
     assert [reply.effort.reused > 0.8 * prompt for reply in replies] == [False, True, True, True]
     jobs = [
-        replace(job, answer=(Segment(reply.text, tokens={member.name: reply.tokens}), Segment(" so")))
+        replace(
+            job, answer=(Segment(reply.text, tokens={member.name: reply.tokens}), Segment(" so"))
+        )
         for job, reply in zip(jobs, replies, strict=True)
     ]
     for job, reply in zip(jobs, member.draft(jobs), strict=True):
         assert tiny.difference(reply, slow.draft([job])[0]) < NEAR
 
 
-# --- what it holds ----------------------------------------------------------------------------------------------
+# --- what it holds --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3-next"])
@@ -169,7 +194,9 @@ def test_switched_off_nothing_is_kept_or_shared(arch):
     for query in queries:
         member.forget(query.id)
     assert member.prefixes == {"prefixes": 0, "tokens": 0, "bytes": 0}
-    assert [one.effort.reused for one in (*replies, once(member, tiny.query(STORY * 3 + "Why?")))] == [0, 0, 0]
+    assert [
+        one.effort.reused for one in (*replies, once(member, tiny.query(STORY * 3 + "Why?")))
+    ] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3-next"])
@@ -182,7 +209,10 @@ def test_it_never_holds_more_than_its_limit_and_the_least_recently_used_goes_fir
     for text in (*texts[:2], texts[0], texts[2]):
         once(member, tiny.query(text))
         assert 0 < member.prefixes["bytes"] <= limit
-    found = [drafted(member, tiny.query(text)).effort.reused > 20 for text in (texts[2], texts[0], texts[1])]
+    found = [
+        drafted(member, tiny.query(text)).effort.reused > 20
+        for text in (texts[2], texts[0], texts[1])
+    ]
     assert found == [True, True, False]
 
 
@@ -213,13 +243,15 @@ def test_nothing_of_a_pass_that_broke_off_is_ever_used(arch, at):
     assert tiny.difference(drafted(member, again), drafted(tiny.uncached(member), again)) < NEAR
 
 
-# --- the collection itself --------------------------------------------------------------------------------------
+# --- the collection itself ------------------------------------------------------------------------
 
 
 def test_scores_of_a_query_that_is_only_voted_on_come_from_prefixes_too():
     member = tiny.member("llama", 1)
     for text in ("Why?", "How?"):
-        job = ScoreJob(tiny.query(STORY * 3 + text), (Segment("The"),), (Candidate(" sky", True, ("x",)),))
+        job = ScoreJob(
+            tiny.query(STORY * 3 + text), (Segment("The"),), (Candidate(" sky", True, ("x",)),)
+        )
         (scored,) = member.score([job])
         assert isinstance(scored, Scored)
         assert tiny.difference(scored, tiny.uncached(member).score([job])[0]) < NEAR

@@ -1,4 +1,5 @@
-"""Members behind actors of a fake Ray in this process: replies, deaths, placement. See also test_ray_real."""
+"""Members behind actors of a fake Ray in this process: replies, deaths, placement. See also
+test_ray_real."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ class FakeRay(ModuleType):
         errors = (RayError, RayTaskError, ActorDiedError)
         self.exceptions = SimpleNamespace(**{one.__name__: one for one in errors})
         self.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
-        self.resources: list[dict[str, float]] = [{"CPU": 8.0, "memory": 1e9}, {"CPU": 4.0, "node:10.0.0.1": 1.0}]
+        self.resources: list[dict[str, float]] = [
+            {"CPU": 8.0, "memory": 1e9},
+            {"CPU": 4.0, "node:10.0.0.1": 1.0},
+        ]
         self.connected = False
         self.placed, self.restarts = True, True
         self.actors: list[FakeActor] = []
@@ -74,7 +78,9 @@ class FakeRay(ModuleType):
         return {"CPU": 0.5}
 
     def remote(self, cls: type) -> Any:
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *args: FakeActor(self, cls, args)))
+        return SimpleNamespace(
+            options=lambda **_: SimpleNamespace(remote=lambda *args: FakeActor(self, cls, args))
+        )
 
     def wait(self, refs: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         return (refs, []) if self.placed else ([], refs)
@@ -133,7 +139,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
-# --- replies ----------------------------------------------------------------------------------------------------
+# --- replies --------------------------------------------------------------------------------------
 
 
 def test_replies_are_those_of_the_member_in_this_process(ray: FakeRay) -> None:
@@ -165,7 +171,7 @@ def test_an_error_that_cannot_be_pickled_keeps_its_text(ray: FakeRay) -> None:
     assert isinstance(failure.cause, MemberError)
 
 
-# --- deaths -----------------------------------------------------------------------------------------------------
+# --- deaths ---------------------------------------------------------------------------------------
 
 
 def test_a_killed_process_costs_no_reply(ray: FakeRay) -> None:
@@ -179,9 +185,13 @@ def test_a_killed_process_costs_no_reply(ray: FakeRay) -> None:
 
 def test_a_job_that_kills_its_process_takes_no_other_with_it(ray: FakeRay) -> None:
     ray.kills = lambda query: query == "q1"
-    first, lost, third = RayMember(ScriptedMember(STORY)).draft([draft_job(id=f"q{k}") for k in range(3)])
+    first, lost, third = RayMember(ScriptedMember(STORY)).draft(
+        [draft_job(id=f"q{k}") for k in range(3)]
+    )
     assert isinstance(first, Draft) and isinstance(third, Draft)
-    assert isinstance(lost, Failure) and "died over this draft: ActorUnavailableError" in lost.message
+    assert (
+        isinstance(lost, Failure) and "died over this draft: ActorUnavailableError" in lost.message
+    )
 
 
 def test_an_actor_that_ray_does_not_restart_is_replaced(ray: FakeRay) -> None:
@@ -216,7 +226,7 @@ def test_actors_end_with_unload_and_are_started_again(ray: FakeRay) -> None:
         assert isinstance(member.draft([draft_job()])[0], Draft)
 
 
-# --- placement --------------------------------------------------------------------------------------------------
+# --- placement ------------------------------------------------------------------------------------
 
 
 def test_resources_that_no_node_has_are_refused_with_what_there_is(ray: FakeRay) -> None:
@@ -235,7 +245,9 @@ def test_a_member_takes_a_gpu_if_the_cluster_has_any(ray: FakeRay) -> None:
 
 def test_a_place_that_others_hold_is_not_waited_for_forever(ray: FakeRay) -> None:
     ray.placed = False
-    with pytest.raises(MemberError, match=r"no place was free within 120 s\): it wants CPU 1; free are CPU 0.5"):
+    with pytest.raises(
+        MemberError, match=r"no place was free within 120 s\): it wants CPU 1; free are CPU 0.5"
+    ):
         RayMember(ScriptedMember("x")).probe()
     assert all(actor.process is None for actor in ray.actors)
 
@@ -256,7 +268,7 @@ def test_an_address_where_nobody_listens_is_refused_soon(ray: FakeRay) -> None:
     assert "ray start" in raised.value.__notes__[0]
 
 
-# --- arguments --------------------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Members on a real Ray cluster of two nodes: the contract, and answers that survive the deaths of their processes.
+"""Members on a real Ray cluster of two nodes: the contract, and answers that survive the deaths of
+their processes.
 
 ``make test-serving`` runs these.
 """
@@ -18,7 +19,13 @@ import pytest
 
 pytest.importorskip("ray", reason="no Ray: pip install 'langchain-specfuse[ray]'")
 
-from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel, TransformersMember, UsageError
+from langchain_specfuse import (
+    RayMember,
+    ScriptedMember,
+    SpecFuseChatModel,
+    TransformersMember,
+    UsageError,
+)
 from langchain_specfuse.core.member import Member
 from langchain_specfuse.core.values import Draft, Failure
 from langchain_specfuse.members import ray as ray_module
@@ -66,7 +73,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hosted(cluster: clusters.Cluster, folder: Path) -> Iterator[RayMember]:
-    one = RayMember(TransformersMember(str(folder), name="tiny", dtype="float32"), cluster=cluster.address)
+    one = RayMember(
+        TransformersMember(str(folder), name="tiny", dtype="float32"), cluster=cluster.address
+    )
     one.probe()
     yield one
     one.unload()
@@ -77,7 +86,8 @@ class TestTransformersOnRay(MemberContract):
 
     @pytest.fixture
     def make_member(self, hosted: RayMember) -> Callable[[], Member]:
-        return lambda: hosted  # starting processes that import torch takes too long for a new one each time
+        # starting processes that import torch takes too long for a new one each time
+        return lambda: hosted
 
 
 def test_replies_are_those_of_the_member_in_this_process(hosted: RayMember, folder: Path) -> None:
@@ -96,9 +106,13 @@ def test_resources_say_where(made: Callable[..., RayMember]) -> None:
         made(ScriptedMember("x"), num_gpus=1).probe()
 
 
-def test_a_process_killed_in_the_middle_of_20_answers_costs_none_of_them(made: Callable[..., RayMember]) -> None:
+def test_a_process_killed_in_the_middle_of_20_answers_costs_none_of_them(
+    made: Callable[..., RayMember],
+) -> None:
     names = ("ann", "bob")
-    here = SpecFuseChatModel(members=[ScriptedMember(f"{STORY} {name}", name=name) for name in names], segment_tokens=4)
+    here = SpecFuseChatModel(
+        members=[ScriptedMember(f"{STORY} {name}", name=name) for name in names], segment_tokens=4
+    )
     there = [made(clusters.Slow(f"{STORY} {name}", name=name)) for name in names]
     llm = SpecFuseChatModel(members=there, segment_tokens=4)
     llm.invoke("warm up")
@@ -135,7 +149,9 @@ import ray
 ray.shutdown()
 print(llm.invoke("?").text, member.place[1])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S
+    )
     assert done.returncode == 0, done.stderr
     text, _, pid = done.stdout.strip().rpartition(" ")
     assert (text, done.stderr) == ("The sky is blue.\nThe sky is blue.", "")

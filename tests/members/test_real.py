@@ -7,7 +7,16 @@ import json
 import pytest
 
 from langchain_specfuse.core.method import Method, Settings
-from langchain_specfuse.core.values import Candidate, Constraint, DraftJob, Query, Sampling, ScoreJob, Segment, Turn
+from langchain_specfuse.core.values import (
+    Candidate,
+    Constraint,
+    DraftJob,
+    Query,
+    Sampling,
+    ScoreJob,
+    Segment,
+    Turn,
+)
 from langchain_specfuse.demo import GEMMA, SMOLLM2
 
 from . import engines, tiny
@@ -15,13 +24,21 @@ from .tiny import NEAR
 
 pytestmark = pytest.mark.real
 NAMES = [SMOLLM2.name, GEMMA.name]
-QUESTIONS = ["Why is the sky blue?", "Write a Python function that adds two numbers.", "List three colours. 😀"]
+QUESTIONS = [
+    "Why is the sky blue?",
+    "Write a Python function that adds two numbers.",
+    "List three colours. 😀",
+]
 PERSON = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 12},
         "born": {"type": "integer", "minimum": 1000, "maximum": 2100},
-        "known_for": {"type": "array", "items": {"enum": ["music", "science", "sport"]}, "maxItems": 2},
+        "known_for": {
+            "type": "array",
+            "items": {"enum": ["music", "science", "sport"]},
+            "maxItems": 2,
+        },
     },
     "required": ["name", "born", "known_for"],
 }
@@ -43,7 +60,8 @@ def test_alone_it_writes_what_generate_writes(members, name):
     found, text = tiny.tokens_of(rounds, name), tiny.text_of(rounds)
     assert len(text) > 40 and member.words.decode(wanted).startswith(text)
     assert found == wanted[: len(found)]
-    assert len(found) == len(wanted) or rounds[-1].finish == "stop"  # a base model writes its end in words
+    # a base model writes its end in words
+    assert len(found) == len(wanted) or rounds[-1].finish == "stop"
 
 
 @pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
@@ -61,9 +79,15 @@ def test_past_gemma_s_sliding_window(members):
     member, other = members[NAMES[1]], members[NAMES[0]]
     query = tiny.query("The air scatters blue light more than red light. " * 50)
     assert member.token_count(query.turns) > 512
-    (own,), (foreign,) = (one.draft([DraftJob(query, (), 4, 30, Sampling())]) for one in (member, other))
+    (own,), (foreign,) = (
+        one.draft([DraftJob(query, (), 4, 30, Sampling())]) for one in (member, other)
+    )
     answer = (Segment(own.text, tokens={member.name: own.tokens}), Segment(foreign.text))
-    job = ScoreJob(query, answer, (Candidate(" the air, and so on", False, ("x",)), Candidate("", True, ("y",))))
+    job = ScoreJob(
+        query,
+        answer,
+        (Candidate(" the air, and so on", False, ("x",)), Candidate("", True, ("y",))),
+    )
     (cached,), (fresh,) = member.score([job]), tiny.uncached(member).score([job])
     assert cached.effort.read < 40
     assert tiny.difference(cached, fresh) < NEAR
@@ -73,7 +97,10 @@ def test_past_gemma_s_sliding_window(members):
 
 def test_same_replies_alone_or_in_a_crowd_also_with_constraints(members):
     member, constraint = members[NAMES[0]], Constraint("json_schema", json.dumps(PERSON))
-    queries = [*(tiny.query(text) for text in (*QUESTIONS, "Hi! " * 40)), tiny.query("Who?", constraint=constraint)]
+    queries = [
+        *(tiny.query(text) for text in (*QUESTIONS, "Hi! " * 40)),
+        tiny.query("Who?", constraint=constraint),
+    ]
     jobs = [DraftJob(query, (), 6, 30, Sampling()) for query in queries]
     together = member.draft(jobs)
     for job in jobs:
@@ -95,11 +122,26 @@ def test_text_is_conserved_between_two_tokenizers(members):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_constrained_answer_parses(members, name):
-    query = Query("person", (Turn("user", "Who was Marie Curie?"),), (), Constraint("json_schema", json.dumps(PERSON)))
-    answer = json.loads(tiny.text_of(tiny.answered([members[name]], query, Settings(max_tokens=80))))
+    query = Query(
+        "person",
+        (Turn("user", "Who was Marie Curie?"),),
+        (),
+        Constraint("json_schema", json.dumps(PERSON)),
+    )
+    answer = json.loads(
+        tiny.text_of(tiny.answered([members[name]], query, Settings(max_tokens=80)))
+    )
     assert set(answer) == set(PERSON["required"]) and 1000 <= answer["born"] <= 2100
-    choice = Query("choice", (Turn("user", "Is the sky blue?"),), (), Constraint("choice", '["Yes", "No, never"]'))
-    assert tiny.text_of(tiny.answered([members[name]], choice, Settings(max_tokens=80))) in ("Yes", "No, never")
+    choice = Query(
+        "choice",
+        (Turn("user", "Is the sky blue?"),),
+        (),
+        Constraint("choice", '["Yes", "No, never"]'),
+    )
+    assert tiny.text_of(tiny.answered([members[name]], choice, Settings(max_tokens=80))) in (
+        "Yes",
+        "No, never",
+    )
 
 
 def test_the_next_turn_reads_what_is_new_and_equals_a_fresh_reading(members):

@@ -61,26 +61,39 @@ def test_filters_are_those_of_transformers(how, monkeypatch):
     for seed in range(3):
         row = np.random.default_rng(seed).normal(0, 2, SIZE).astype(np.float32)
         wanted = reference(row, Sampling(**how))
-        counts = Counter(sample(row[None], [Sampling(**how, seed=step)], [CONTEXT])[0] for step in range(STEPS))
+        counts = Counter(
+            sample(row[None], [Sampling(**how, seed=step)], [CONTEXT])[0] for step in range(STEPS)
+        )
         found = torch.tensor([counts[token] / STEPS for token in range(SIZE)])
         assert (found - wanted).abs().max() <= 1.01 / STEPS
         assert ((found > 0) == (wanted > 1 / STEPS)).logical_or(wanted < 2 / STEPS).all()
 
 
-rows = st.lists(st.floats(-8, 8, width=32), min_size=SIZE, max_size=SIZE).map(lambda row: np.array(row, np.float32))
+rows = st.lists(st.floats(-8, 8, width=32), min_size=SIZE, max_size=SIZE).map(
+    lambda row: np.array(row, np.float32)
+)
 
 
 @given(rows, st.integers(0, 2**40))
 def test_top_k_of_one_is_greedy(row, seed):
     greedy = sample(row[None], [Sampling()], [[0]])
-    assert sample(row[None], [Sampling(temperature=2.0, top_k=1, seed=seed)], [[0]]) == greedy == [int(row.argmax())]
+    assert (
+        sample(row[None], [Sampling(temperature=2.0, top_k=1, seed=seed)], [[0]])
+        == greedy
+        == [int(row.argmax())]
+    )
 
 
 @given(st.lists(rows, min_size=2, max_size=4), st.integers(0, 2**40))
 def test_a_row_does_not_depend_on_the_others(batch, seed):
-    how = [Sampling(temperature=1.0, seed=seed + k, repetition_penalty=1.2) for k in range(len(batch))]
+    how = [
+        Sampling(temperature=1.0, seed=seed + k, repetition_penalty=1.2) for k in range(len(batch))
+    ]
     contexts = [list(range(k + 1)) for k in range(len(batch))]
-    alone = [sample(row[None], [one], [ids])[0] for row, one, ids in zip(batch, how, contexts, strict=True)]
+    alone = [
+        sample(row[None], [one], [ids])[0]
+        for row, one, ids in zip(batch, how, contexts, strict=True)
+    ]
     assert sample(np.stack(batch), how, contexts) == alone
 
 
@@ -97,7 +110,9 @@ def test_noise_depends_on_seed_and_position_and_on_no_global_state():
 @given(rows, st.sets(st.integers(0, SIZE - 1), min_size=1))
 def test_the_end_is_the_sum_over_its_tokens(row, stops):
     (found,) = end_logprobs(row[None], sorted(stops))
-    assert math.exp(found) == pytest.approx(float(torch.tensor(row).softmax(-1)[sorted(stops)].sum()), abs=1e-5)
+    assert math.exp(found) == pytest.approx(
+        float(torch.tensor(row).softmax(-1)[sorted(stops)].sum()), abs=1e-5
+    )
     assert found <= 0 and end_logprobs(row[None], []) == [-math.inf]
 
 

@@ -40,7 +40,9 @@ ASKED, ANSWERED = Turn("user", "?"), Turn("assistant", "ok")
 CALLED = Turn("assistant", "", calls=(Call("f", "{}"),)), Turn("tool", "done", name="f")
 
 
-def whole(member: ScriptedMember, *turns: Turn, constraint: Constraint | None = None, id: str = "q") -> str:
+def whole(
+    member: ScriptedMember, *turns: Turn, constraint: Constraint | None = None, id: str = "q"
+) -> str:
     """The whole answer in this conversation."""
     job = draft_job(segment_tokens=99, max_tokens=99)
     return drafted(member, replace(job, query=Query(id, turns, constraint=constraint))).text
@@ -72,12 +74,18 @@ def test_under_a_constraint_it_continues_inside_a_word_and_says_where_its_words_
 def test_a_list_has_one_text_for_each_answer_of_the_conversation():
     member = ScriptedMember(["first", lambda query: "second"])
     turns = (ASKED, ANSWERED, ASKED, ANSWERED, ASKED)
-    assert [whole(member, *turns[:n], id=str(n)) for n in (1, 3, 5)] == ["first", "second", "second"]
+    assert [whole(member, *turns[:n], id=str(n)) for n in (1, 3, 5)] == [
+        "first",
+        "second",
+        "second",
+    ]
     assert whole(member, Turn("system", "?"), ASKED, *CALLED, id="call") == "second"
     assert whole(member, id="nothing") == "first"
 
 
-@pytest.mark.parametrize("wrong", [3, None, [], b"a", ["a", 3], [["a"]], {"a": {1}}, {"a": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [3, None, [], b"a", ["a", 3], [["a"]], {"a": {1}}, {"a": float("nan")}]
+)
 def test_a_script_that_is_no_text_is_refused_with_advice(wrong: Any):
     with pytest.raises(UsageError, match=r"script") as caught:
         ScriptedMember(wrong)
@@ -101,11 +109,13 @@ def test_a_function_that_returns_no_text_fails_its_query_and_no_other():
     assert ScriptedMember(odd).score([score_job(id="odd")])[0] == failure
 
 
-# --- under a constraint -----------------------------------------------------------------------------------------
+# --- under a constraint ---------------------------------------------------------------------------
 
 CITY = Constraint(
     "json_schema",
-    json.dumps({"type": "object", "properties": {"name": {"type": "string"}, "size": {"type": "integer"}}}),
+    json.dumps(
+        {"type": "object", "properties": {"name": {"type": "string"}, "size": {"type": "integer"}}}
+    ),
 )
 TOOL = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CALLS = Constraint("calls", json.dumps({"tools": [{"name": "f", "parameters": TOOL}]}))
@@ -113,11 +123,20 @@ CALLS = Constraint("calls", json.dumps({"tools": [{"name": "f", "parameters": TO
 
 @pytest.mark.parametrize(
     ("script", "constraint"),
-    [({"name": "Rome", "size": 3}, CITY), (ScriptedMember.call("f", a=1), CALLS), ("b", Constraint("regex", "[a-z]"))],
+    [
+        ({"name": "Rome", "size": 3}, CITY),
+        (ScriptedMember.call("f", a=1), CALLS),
+        ("b", Constraint("regex", "[a-z]")),
+    ],
     ids=["json", "call", "regex"],
 )
-def test_a_legal_script_is_said_as_it_is(script: Any, constraint: Constraint, caplog: pytest.LogCaptureFixture):
-    assert whole(ScriptedMember(script), ASKED, constraint=constraint) == ScriptedMember(script).spec["scripted"][0]
+def test_a_legal_script_is_said_as_it_is(
+    script: Any, constraint: Constraint, caplog: pytest.LogCaptureFixture
+):
+    assert (
+        whole(ScriptedMember(script), ASKED, constraint=constraint)
+        == ScriptedMember(script).spec["scripted"][0]
+    )
     assert not caplog.records
 
 
@@ -141,7 +160,7 @@ def test_an_illegal_script_is_warned_about_once_per_query(
     assert record.getMessage().startswith("ann: its script") and where in record.getMessage()
 
 
-# --- votes, failures, tokens ------------------------------------------------------------------------------------
+# --- votes, failures, tokens ----------------------------------------------------------------------
 
 
 def test_it_fails_in_the_chosen_draft_call():

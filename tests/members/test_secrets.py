@@ -14,7 +14,13 @@ from chat.recording import recorded
 from langchain_core.load import dumps
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
-from langchain_specfuse import MemberError, ServerMember, SpecFuseChatModel, SpecFuseError, UsageError
+from langchain_specfuse import (
+    MemberError,
+    ServerMember,
+    SpecFuseChatModel,
+    SpecFuseError,
+    UsageError,
+)
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
 from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.server import http
@@ -65,7 +71,10 @@ FAULTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_key_is_nowhere_but_in_the_header(
-    server: FakeServer, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: FakeServer,
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("SPECFUSE_API_KEY", KEY)
     caplog.set_level(logging.DEBUG, "langchain_specfuse")
@@ -73,9 +82,12 @@ def test_a_key_is_nowhere_but_in_the_header(
     served.probe()
     server.fault = lambda path, before: FAULTS[fault]
     collected = RunCollectorCallbackHandler()
-    llm = SpecFuseChatModel(members=[served, here], segment_tokens=4, max_tokens=12, trace="members")
+    llm = SpecFuseChatModel(
+        members=[served, here], segment_tokens=4, max_tokens=12, trace="members"
+    )
     answer = llm.invoke(QUESTION, {"callbacks": [collected]})
-    for one in (served, here):  # their workers may still be at it, and a member is used by one thread at a time
+    # their workers may still be at it, and a member is used by one thread at a time
+    for one in (served, here):
         on_worker(one, lambda: None).result()
     rounds = tiny.answered([here, served], tiny.query()) if fault != "cut" else []
     try:
@@ -83,10 +95,27 @@ def test_a_key_is_nowhere_but_in_the_header(
     except MemberError as error:  # it was probed again
         reply = Failure("error", str(error), error)
     shown = [json.dumps(run.model_dump(), default=repr) for run in collected.traced_runs]
-    shown += [repr(served), json.dumps(served.spec), served.device, repr(served.address), repr(vars(served))]
-    shown += [repr(llm), str(llm), dumps(llm), repr(answer), answer.model_dump_json(), caplog.text, repr(reply)]
+    shown += [
+        repr(served),
+        json.dumps(served.spec),
+        served.device,
+        repr(served.address),
+        repr(vars(served)),
+    ]
+    shown += [
+        repr(llm),
+        str(llm),
+        dumps(llm),
+        repr(answer),
+        answer.model_dump_json(),
+        caplog.text,
+        repr(reply),
+    ]
     shown += [everything_in(getattr(reply, "cause", None))]
-    shown += [json.dumps([round.as_dict() for round in rounds]), page(Trace(rounds, question=QUESTION).as_dict())]
+    shown += [
+        json.dumps([round.as_dict() for round in rounds]),
+        page(Trace(rounds, question=QUESTION).as_dict()),
+    ]
     served.unload()
     shown += [repr(pickle.dumps(served))]
     assert not any(KEY in one for one in shown)
@@ -95,13 +124,16 @@ def test_a_key_is_nowhere_but_in_the_header(
 
 
 @pytest.mark.parametrize("fault", ["none", "an echo as text"])
-def test_a_key_is_not_sent_to_langsmith(server: FakeServer, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_not_sent_to_langsmith(
+    server: FakeServer, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTHER_KEY", KEY)
     served = member(server, api_key_env="OTHER_KEY")
     served.probe()
     server.fault = lambda path, before: FAULTS[fault]
     with recorded() as (tracer, endpoint):
-        for others in ([], [tiny.member("llama", 1, name="here")]):  # alone, its failure fails the answer
+        # alone, its failure fails the answer
+        for others in ([], [tiny.member("llama", 1, name="here")]):
             llm = SpecFuseChatModel(members=[served, *others], max_tokens=12, trace="members")
             with suppress(SpecFuseError):
                 llm.invoke(QUESTION, {"callbacks": [tracer]})
@@ -115,10 +147,15 @@ def test_a_key_among_a_member_s_arguments_is_refused_and_not_shown(name: str) ->
     """The arguments of a named member are in every trace."""
     wrong = {"model": "http://127.0.0.1:9/v1#tiny", name: KEY}
     made = SpecFuseChatModel(members=["http://127.0.0.1:9/v1#tiny"])
-    for attempt in (lambda: SpecFuseChatModel(members=[wrong]), lambda: made.invoke(QUESTION, members=[wrong])):
+    for attempt in (
+        lambda: SpecFuseChatModel(members=[wrong]),
+        lambda: made.invoke(QUESTION, members=[wrong]),
+    ):
         with pytest.raises(UsageError, match=f"must not hold {name!r}") as caught:
             attempt()
-        assert KEY not in everything_in(caught.value) and "SPECFUSE_API_KEY" in everything_in(caught.value)
+        assert KEY not in everything_in(caught.value) and "SPECFUSE_API_KEY" in everything_in(
+            caught.value
+        )
 
 
 def test_a_refused_key_is_not_shown(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""A member on a fake server drafts and scores what the same weights draft and score in this process; how it asks."""
+"""A member on a fake server drafts and scores what the same weights draft and score in this
+process; how it asks."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def serve() -> Iterator[Serve]:
     ) -> tuple[FakeServer, ServerMember]:
         model, tokenizer = tiny.cached(arch, seed, **kwargs.pop("made_with", {}))
         server = FakeServer(engine, model, tokenizer)
-        made.append((server, ServerMember(server.url, tokenizer=None if lends else tokenizer, **kwargs)))
+        made.append(
+            (server, ServerMember(server.url, tokenizer=None if lends else tokenizer, **kwargs))
+        )
         return made[-1]
 
     yield make
@@ -57,21 +60,27 @@ def first_prompt(server: FakeServer, member: ServerMember, job: DraftJob) -> lis
     return list(ids[0] if isinstance(ids[0], list) else ids)
 
 
-# --- equal to the same weights in this process ------------------------------------------------------------------
+# --- equal to the same weights in this process ----------------------------------------------------
 
 
 @pytest.mark.parametrize("lends", [False, True], ids=["local tokenizer", "the server's tokenizer"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_same_answer_on_a_server_and_in_this_process(serve: Serve, engine: str, lends: bool) -> None:
-    # With this template one token ends a turn: what a server with its own tokenizer can know. With this tokenizer no
-    # token is half a character, for which llama.cpp reports no numbers.
-    made_with = {"chat_template": INST_END} | ({"tokenizer": "unigram"} if engine == "llama.cpp" else {})
+def test_same_answer_on_a_server_and_in_this_process(
+    serve: Serve, engine: str, lends: bool
+) -> None:
+    # With this template one token ends a turn: what a server with its own tokenizer can know. With
+    # this tokenizer no token is half a character, for which llama.cpp reports no numbers.
+    made_with = {"chat_template": INST_END} | (
+        {"tokenizer": "unigram"} if engine == "llama.cpp" else {}
+    )
     seed = 3 if engine == "llama.cpp" else 2
     _, served = serve(engine, "llama", seed, lends, made_with=made_with, name="m")
     here = tiny.member("llama", seed, made_with=made_with, name="m")
     for size in (3, 10):
         settings = Settings(segment_tokens=size, max_tokens=30)
-        there, expected = (tiny.answered([one], tiny.query(id="q"), settings) for one in (served, here))
+        there, expected = (
+            tiny.answered([one], tiny.query(id="q"), settings) for one in (served, here)
+        )
         assert tiny.text_of(there) == tiny.text_of(expected)
         assert tiny.tokens_of(there, "m") == tiny.tokens_of(expected, "m")
         for one, other in zip(there, expected, strict=True):
@@ -108,7 +117,9 @@ def test_completions_that_echo_give_the_numbers_of_the_same_weights_in_this_proc
     server.forms = {form}
     served = ServerMember(server.url, tokenizer=smollm2[1], name="m")
     assert served.probe().scores
-    there, expected = (tiny.answered([one], tiny.query(id="q"), Settings(max_tokens=16)) for one in (served, here))
+    there, expected = (
+        tiny.answered([one], tiny.query(id="q"), Settings(max_tokens=16)) for one in (served, here)
+    )
     assert tiny.tokens_of(there, "m") == tiny.tokens_of(expected, "m")
     for one, two in zip(there, expected, strict=True):
         assert tiny.difference(one.drafts["m"], two.drafts["m"]) < 1e-3
@@ -130,7 +141,9 @@ def test_llama_cpp_scores_halves_of_characters_too(serve: Serve) -> None:
     here = tiny.member("llama", 1, made_with=made_with, name="m")
     server.eos = server.eos[:1]  # one token ends a turn, here as there
     texts = ((" 🎉 天鵡", False), ("Ω鵡", True))
-    job = ScoreJob(tiny.query(id="q"), (Segment("The sky"),), tuple(Candidate(*one, ("x",)) for one in texts))
+    job = ScoreJob(
+        tiny.query(id="q"), (Segment("The sky"),), tuple(Candidate(*one, ("x",)) for one in texts)
+    )
     assert tiny.difference(tiny.reply_of(served, job), tiny.reply_of(here, job)) < 1e-4
     assert any("logit_bias" in body for _, body in server.asked if body)
 
@@ -140,18 +153,27 @@ def test_a_prompt_has_one_beginning_token(serve: Serve, template: str) -> None:
     """llama.cpp may remove the BOS token from what its template writes, for it adds it itself."""
     made_with = {"chat_template": INST_END if template == "plain" else template}
     own = "plain" if template == "plain" else None
-    server, served = serve("llama.cpp", "llama", 2, True, made_with=made_with, name="m", chat_template=own)
+    server, served = serve(
+        "llama.cpp", "llama", 2, True, made_with=made_with, name="m", chat_template=own
+    )
     server.begins = True
     prompt = first_prompt(server, served, draft_job())
-    assert prompt.count(server.tokenizer.bos_token_id) == 1 and prompt[0] == server.tokenizer.bos_token_id
+    assert (
+        prompt.count(server.tokenizer.bos_token_id) == 1
+        and prompt[0] == server.tokenizer.bos_token_id
+    )
 
 
-# --- finding out what it can do ---------------------------------------------------------------------------------
+# --- finding out what it can do -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("engine", "field", "scores"),
-    [("vllm", "logprob_token_ids", "echo"), ("sglang", "logprob_start_len", ""), ("llama.cpp", "grammar", "")],
+    [
+        ("vllm", "logprob_token_ids", "echo"),
+        ("sglang", "logprob_start_len", ""),
+        ("llama.cpp", "grammar", ""),
+    ],
 )
 def test_an_engine_that_ignores_what_it_does_not_know_is_found_out(
     serve: Serve, engine: str, field: str, scores: str
@@ -160,7 +182,10 @@ def test_an_engine_that_ignores_what_it_does_not_know_is_found_out(
     server, member = serve(engine)
     server.without = {field}
     probe = member.probe()
-    assert probe.scores == bool(scores) and (f"scores by {scores}" if scores else "draft-only") in probe.detail
+    assert (
+        probe.scores == bool(scores)
+        and (f"scores by {scores}" if scores else "draft-only") in probe.detail
+    )
     assert drafted(member, draft_job())
 
 
@@ -188,7 +213,7 @@ def test_completions_that_do_not_score_prompts_are_refused_with_advice(serve: Se
     assert "leave out tokenizer=" in caught.value.__notes__[0]
 
 
-# --- requests ---------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def test_a_round_costs_one_request_to_draft_and_one_to_score(serve: Serve) -> None:
@@ -196,7 +221,10 @@ def test_a_round_costs_one_request_to_draft_and_one_to_score(serve: Serve) -> No
     member.probe()
     answer = (Segment("The sky"),)
     candidates = tuple(Candidate(text, False, ("x",)) for text in (" is blue", " is red and wide"))
-    jobs = (DraftJob(tiny.query(id="q"), answer, 10, 10, Sampling()), ScoreJob(tiny.query(id="q"), answer, candidates))
+    jobs = (
+        DraftJob(tiny.query(id="q"), answer, 10, 10, Sampling()),
+        ScoreJob(tiny.query(id="q"), answer, candidates),
+    )
     for job in jobs:
         server.asked.clear()
         tiny.reply_of(member, job)
@@ -206,21 +234,36 @@ def test_a_round_costs_one_request_to_draft_and_one_to_score(serve: Serve) -> No
 def test_an_answer_under_a_schema_is_complete_whichever_member_writes(serve: Serve) -> None:
     _, member = serve("vllm", name="served")
     here = tiny.member("llama", 2, name="here")
-    llm = SpecFuseChatModel(members=[member, here], segment_tokens=6, max_tokens=40, method={"exit": "never"})
-    values = {"color": {"enum": ["red", "blue"]}, "n": {"type": "integer", "minimum": 0, "maximum": 9}}
-    schema = {"type": "object", "properties": values, "required": [*values], "additionalProperties": False}
-    answer = llm.invoke("Why?", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    llm = SpecFuseChatModel(
+        members=[member, here], segment_tokens=6, max_tokens=40, method={"exit": "never"}
+    )
+    values = {
+        "color": {"enum": ["red", "blue"]},
+        "n": {"type": "integer", "minimum": 0, "maximum": 9},
+    }
+    schema = {
+        "type": "object",
+        "properties": values,
+        "required": [*values],
+        "additionalProperties": False,
+    }
+    answer = llm.invoke(
+        "Why?",
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    )
     assert set(json.loads(str(answer.text))) == set(values)
     assert answer.response_metadata["specfuse"]["exits"] == []
 
 
-# --- arguments --------------------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 
 def test_a_server_is_named_by_its_address_and_model() -> None:
     one, other = (ServerMember("http://h:8000/v1", "m", name=name) for name in "ab")
     assert one.device != other.device  # they do not take turns: the server makes a batch
-    names = names_of(["http://h:8000/v1#Qwen/Qwen3-8B", "https://h/v1", "http://h:8000/v1#Qwen/Qwen3-8B"])
+    names = names_of(
+        ["http://h:8000/v1#Qwen/Qwen3-8B", "https://h/v1", "http://h:8000/v1#Qwen/Qwen3-8B"]
+    )
     assert names == ["Qwen3-8B", "h", "Qwen3-8B#2"]
     assert checked_member({"model": "http://h:1/v1#m", "timeout": 5})["timeout"] == 5
     with pytest.raises(UsageError, match="names no server"):

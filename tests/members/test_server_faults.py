@@ -1,4 +1,5 @@
-"""Servers fail in many ways. The member leaves or recovers, the answer goes on, nothing is streamed twice."""
+"""Servers fail in many ways. The member leaves or recovers, the answer goes on, nothing is streamed
+twice."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def served(server: FakeServer, member_on: Callable[..., ServerMember]) -> Server
 def llm(served: ServerMember) -> SpecFuseChatModel:
     """With a member in this process that the server's faults must not disturb."""
     here = tiny.member("llama", 1, name="here")
-    return SpecFuseChatModel(members=[served, here], segment_tokens=4, max_tokens=24, method=Method(exit="never"))
+    return SpecFuseChatModel(
+        members=[served, here], segment_tokens=4, max_tokens=24, method=Method(exit="never")
+    )
 
 
 def asked(llm: SpecFuseChatModel) -> tuple[str, dict[str, Any]]:
@@ -87,16 +90,20 @@ def job(text: str = "Why is the sky blue?", id: str = "q") -> DraftJob:
     return DraftJob(tiny.query(text, id=id), (), 5, 9, Sampling())
 
 
-# --- a server that fails leaves the answer ----------------------------------------------------------------------
+# --- a server that fails leaves the answer --------------------------------------------------------
 
 
 def _aborted(reply: dict[str, Any]) -> dict[str, Any]:
     """As vLLM reports it: the rest looks like a whole reply."""
     none: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
-    return reply | {"choices": [one | {"finish_reason": "abort", "logprobs": none} for one in reply["choices"]]}
+    return reply | {
+        "choices": [one | {"finish_reason": "abort", "logprobs": none} for one in reply["choices"]]
+    }
 
 
-def _numbers(change: Callable[[list[Any]], list[Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _numbers(
+    change: Callable[[list[Any]], list[Any]],
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def changed(reply: dict[str, Any]) -> dict[str, Any]:
         for choice in reply["choices"]:
             choice["logprobs"]["token_logprobs"] = change(choice["logprobs"]["token_logprobs"])
@@ -113,12 +120,20 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     "hangs": ("hang", "timeout", "within 2 s"),
     "sends what is no JSON": (b"<html>Bad gateway</html>", "error", "no JSON: '<html>Bad gateway"),
     "sends JSON of another kind": (b'{"choices": 7}', "error", "unexpected reply"),
-    "sends no choices": (lambda reply: reply | {"choices": []}, "error", "returned 0 choices (wanted"),
+    "sends no choices": (
+        lambda reply: reply | {"choices": []},
+        "error",
+        "returned 0 choices (wanted",
+    ),
     "sends NaN": (_numbers(lambda row: [float("nan") for _ in row]), "nan", "nan as a log-prob"),
     "sends too few numbers": (_numbers(lambda row: row[:-1]), "error", "log-probabilities for"),
     "sends null": (_numbers(lambda row: [None for _ in row]), "error", "None as a log-prob"),
     "breaks off": (_aborted, "error", "broke off (abort)"),
-    "serves another model": (lambda reply: reply | {"model": "other"}, "not_found", "now serves 'other'"),
+    "serves another model": (
+        lambda reply: reply | {"model": "other"},
+        "not_found",
+        "now serves 'other'",
+    ),
     "is gone": (None, "error", "cannot be reached"),
 }
 
@@ -127,7 +142,8 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
 def test_a_member_whose_server_fails_leaves_and_the_answer_goes_on(
     llm: SpecFuseChatModel, server: FakeServer, fault: str
 ) -> None:
-    """The trace says what happened, nothing is streamed twice, and the member is back for the next question."""
+    """The trace says what happened, nothing is streamed twice, and the member is back for the next
+    question."""
     effect, kind, reason = FAULTS[fault]
     tracer, rounds, left = RunCollectorCallbackHandler(), [], []
     listener = SpecFuseCallbackHandler(on_round=rounds.append, on_exit=left.append)
@@ -163,7 +179,7 @@ def test_a_fault_that_is_over_in_a_moment_is_not_noticed(
     assert asked(llm)[1]["exits"] == []
 
 
-# --- time limits ------------------------------------------------------------------------------------------------
+# --- time limits ----------------------------------------------------------------------------------
 
 
 def _trickle(connection: socket.socket, way: str) -> None:
@@ -188,9 +204,13 @@ def test_a_reply_that_never_ends_is_given_up(way: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(http, "RETRIES", 0)
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as asking:
         patience = LONG_S if way == "flood" else 0.5
-        client = Client(Address(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=patience), "m", 1)
+        client = Client(
+            Address(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=patience), "m", 1
+        )
         threading.Thread(target=lambda: _trickle(listening.accept()[0], way), daemon=True).start()
-        with pytest.raises(MemberError, match="more than 1 MiB" if way == "flood" else r"within 0.5 s") as gone:
+        with pytest.raises(
+            MemberError, match="more than 1 MiB" if way == "flood" else r"within 0.5 s"
+        ) as gone:
             asking.submit(client.get, "/v1/models").result(LONG_S)
         assert gone.value.kind == ("error" if way == "flood" else "timeout")
         client.close()
@@ -226,16 +246,20 @@ def test_a_program_ends_though_a_server_hangs(server: FakeServer) -> None:
         return arrived.set() or "hang" if "Something new" in str(server.asked[before][1]) else None
 
     server.fault = fault
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdin=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdin=subprocess.PIPE, text=True
+    ) as process:
         assert arrived.wait(2 * LONG_S)
         process.communicate("\n", timeout=LONG_S)
     assert process.returncode == 0
 
 
-# --- restarts ---------------------------------------------------------------------------------------------------
+# --- restarts -------------------------------------------------------------------------------------
 
 
-def test_an_answer_survives_a_restart_of_the_server(served: ServerMember, server: FakeServer) -> None:
+def test_an_answer_survives_a_restart_of_the_server(
+    served: ServerMember, server: FakeServer
+) -> None:
     """Its caches are gone, but a job carries all that is needed: the answer is the same."""
     settings = Settings(segment_tokens=4, max_tokens=24)
     whole = tiny.text_of(tiny.answered([served], tiny.query(id="q"), settings))
@@ -249,11 +273,15 @@ def test_an_answer_survives_a_restart_of_the_server(served: ServerMember, server
             server.go.clear()
             server.start()
 
-    assert tiny.text_of(tiny.answered([served], tiny.query(id="q"), settings, after=restart)) == whole
+    assert (
+        tiny.text_of(tiny.answered([served], tiny.query(id="q"), settings, after=restart)) == whole
+    )
     assert rounds > 2
 
 
-def test_a_server_that_comes_back_with_another_model_is_refused(served: ServerMember, server: FakeServer) -> None:
+def test_a_server_that_comes_back_with_another_model_is_refused(
+    served: ServerMember, server: FakeServer
+) -> None:
     server.stop()
     (gone,) = served.draft([job()])
     assert isinstance(gone, Failure) and gone.kind == "error" and str(server.port) in gone.message
@@ -265,7 +293,7 @@ def test_a_server_that_comes_back_with_another_model_is_refused(served: ServerMe
     assert not isinstance(served.draft([job()])[0], Failure)
 
 
-# --- addresses --------------------------------------------------------------------------------------------------
+# --- addresses ------------------------------------------------------------------------------------
 
 THROUGH = "asked through the proxy 127.0.0.1:9 (from %s), cannot be"
 
@@ -273,15 +301,44 @@ THROUGH = "asked through the proxy 127.0.0.1:9 (from %s), cannot be"
 @pytest.mark.parametrize(
     ("environment", "address", "said", "advice"),
     [
-        ({"HTTP_PROXY": "me:secret@127.0.0.1:9"}, "http://h.invalid", THROUGH % "HTTP_PROXY", "NO_PROXY=h.invalid"),
-        ({"ALL_PROXY": "http://me:secret@127.0.0.1:9"}, "https://h.invalid", THROUGH % "ALL_PROXY", "NO_PROXY=h"),
-        ({"ALL_PROXY": "gopher://me:secret@127.0.0.1:9"}, "http://h.invalid", THROUGH % "ALL_PROXY", "unset"),
-        ({"HTTP_PROXY": "127.0.0.1:9", "NO_PROXY": "invalid"}, "http://h.invalid", "(/v1/models) cannot be", "start"),
-        ({"HTTPS_PROXY": "127.0.0.1:9"}, "http://h.invalid:11434/v1", "(/v1/models) cannot be", "`ollama serve`"),
+        (
+            {"HTTP_PROXY": "me:secret@127.0.0.1:9"},
+            "http://h.invalid",
+            THROUGH % "HTTP_PROXY",
+            "NO_PROXY=h.invalid",
+        ),
+        (
+            {"ALL_PROXY": "http://me:secret@127.0.0.1:9"},
+            "https://h.invalid",
+            THROUGH % "ALL_PROXY",
+            "NO_PROXY=h",
+        ),
+        (
+            {"ALL_PROXY": "gopher://me:secret@127.0.0.1:9"},
+            "http://h.invalid",
+            THROUGH % "ALL_PROXY",
+            "unset",
+        ),
+        (
+            {"HTTP_PROXY": "127.0.0.1:9", "NO_PROXY": "invalid"},
+            "http://h.invalid",
+            "(/v1/models) cannot be",
+            "start",
+        ),
+        (
+            {"HTTPS_PROXY": "127.0.0.1:9"},
+            "http://h.invalid:11434/v1",
+            "(/v1/models) cannot be",
+            "`ollama serve`",
+        ),
     ],
 )
 def test_a_server_that_cannot_be_reached_is_told_with_the_proxy_and_what_to_do(
-    environment: dict[str, str], address: str, said: str, advice: str, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str],
+    address: str,
+    said: str,
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -295,20 +352,31 @@ def test_a_server_that_cannot_be_reached_is_told_with_the_proxy_and_what_to_do(
     assert "secret" not in f"{caught.value}{note}"
 
 
-def test_what_a_proxy_answers_is_told_with_the_proxy(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_proxy_answers_is_told_with_the_proxy(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", server.url)
     server.fault = lambda path, before: 503
-    with pytest.raises(MemberError, match=r"through the proxy .* \(from HTTP_PROXY\), answered 503"):
+    with pytest.raises(
+        MemberError, match=r"through the proxy .* \(from HTTP_PROXY\), answered 503"
+    ):
         ServerMember("http://here.invalid", tokenizer=server.tokenizer).probe()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
-def test_an_unknown_certificate_is_refused_unless_its_authority_is_named(server: FakeServer, tmp_path: Path) -> None:
+def test_an_unknown_certificate_is_refused_unless_its_authority_is_named(
+    server: FakeServer, tmp_path: Path
+) -> None:
     pem = str(tmp_path / "own.pem")
-    make = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=h -keyout {pem} -out {pem}.crt"
-    subprocess.run([*make.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    make = (
+        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=h -keyout {pem} -out "
+        f"{pem}.crt"
+    )
+    subprocess.run(
+        [*make.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True
+    )
     with open(pem, "a") as both:
         both.write(Path(f"{pem}.crt").read_text())
     secure = FakeServer("vllm", server.model, server.tokenizer, tls=pem)

@@ -1,6 +1,8 @@
-"""Members on real engines: the same scores as the same weights in this process, and answers that survive their deaths.
+"""Members on real engines: the same scores as the same weights in this process, and answers that
+survive their deaths.
 
-llama-server comes with llama.cpp's package; without vLLM its tests are skipped, and say what is missing.
+llama-server comes with llama.cpp's package; without vLLM its tests are skipped, and say what is
+missing.
 """
 
 from __future__ import annotations
@@ -12,21 +14,36 @@ import pytest
 
 from langchain_specfuse import Method, ServerMember, SpecFuseChatModel, TransformersMember
 from langchain_specfuse.core.method import Settings
-from langchain_specfuse.core.values import Candidate, Draft, DraftJob, Sampling, Scored, ScoreJob, Segment
+from langchain_specfuse.core.values import (
+    Candidate,
+    Draft,
+    DraftJob,
+    Sampling,
+    Scored,
+    ScoreJob,
+    Segment,
+)
 from langchain_specfuse.errors import MemberError
 
 from . import engines, tiny
 
 pytestmark = [pytest.mark.serving, pytest.mark.slow]
 TOLERANCE = {"llama.cpp": 0.15, "vllm": 0.01}
-"""Of a mean log-probability: llama.cpp computes with quantized weights, vLLM with the same float32 ones."""
+"""Of a mean log-probability: llama.cpp computes with quantized weights, vLLM with the same float32
+ones."""
 ANSWER = (Segment("The sky looks blue"), Segment(" because the air"))
-TEXTS = ((" scatters blue light more than red.", True), (" is made of blue paint", False), (" 天空", False))
+TEXTS = (
+    (" scatters blue light more than red.", True),
+    (" is made of blue paint", False),
+    (" 天空", False),
+)
 CANDIDATES = tuple(Candidate(text, ended, ("x",)) for text, ended in TEXTS)
 
 
 @pytest.fixture(scope="module", params=["llama.cpp", "vllm"])
-def engine(request: pytest.FixtureRequest, engine_for: Callable[[str], engines.Engine]) -> engines.Engine:
+def engine(
+    request: pytest.FixtureRequest, engine_for: Callable[[str], engines.Engine]
+) -> engines.Engine:
     return engine_for(request.param)
 
 
@@ -66,14 +83,22 @@ def test_its_scores_are_those_of_the_same_weights_in_this_process(
     assert isinstance(there, Scored) and isinstance(expected, Scored)
     for one, other in zip(there.logprobs, expected.logprobs, strict=True):
         assert len(one) == len(other)
-        assert sum(one) / len(one) == pytest.approx(sum(other) / len(other), abs=TOLERANCE[engine.engine])
+        assert sum(one) / len(one) == pytest.approx(
+            sum(other) / len(other), abs=TOLERANCE[engine.engine]
+        )
 
 
-def test_its_draft_continues_the_answer_and_its_numbers_are_its_scores(member: ServerMember) -> None:
+def test_its_draft_continues_the_answer_and_its_numbers_are_its_scores(
+    member: ServerMember,
+) -> None:
     draft = tiny.reply_of(member, DraftJob(tiny.query(id="q"), ANSWER, 10, 64, Sampling()))
     assert isinstance(draft, Draft) and draft.text.startswith(" ") and draft.logprobs is not None
-    scored = tiny.reply_of(member, ScoreJob(tiny.query(id="q"), ANSWER, (Candidate(draft.text, draft.ended, ("x",)),)))
-    assert isinstance(scored, Scored) and scored.logprobs[0] == pytest.approx(draft.logprobs, abs=0.05)
+    scored = tiny.reply_of(
+        member, ScoreJob(tiny.query(id="q"), ANSWER, (Candidate(draft.text, draft.ended, ("x",)),))
+    )
+    assert isinstance(scored, Scored) and scored.logprobs[0] == pytest.approx(
+        draft.logprobs, abs=0.05
+    )
 
 
 def test_same_answer_however_it_is_cut(member: ServerMember) -> None:
@@ -85,12 +110,19 @@ def test_same_answer_however_it_is_cut(member: ServerMember) -> None:
 def test_an_object_is_written_to_its_end_however_the_model_spaces_it(member: ServerMember) -> None:
     question = "Give me a JSON object with the keys name and age of Anna, who is 5."
     llm = SpecFuseChatModel(members=[member], max_tokens=120)
-    assert set(json.loads(llm.invoke(question, response_format={"type": "json_object"}).text)) == {"name", "age"}
+    assert set(json.loads(llm.invoke(question, response_format={"type": "json_object"}).text)) == {
+        "name",
+        "age",
+    }
 
 
-def test_an_ensemble_answers_and_survives_the_engine(engine: engines.Engine, here: TransformersMember) -> None:
+def test_an_ensemble_answers_and_survives_the_engine(
+    engine: engines.Engine, here: TransformersMember
+) -> None:
     served = ServerMember(engine.url, engines.MODEL, name="served", tokenizer=engines.folder())
-    llm = SpecFuseChatModel(members=[served, here], segment_tokens=6, max_tokens=30, method=Method(exit="never"))
+    llm = SpecFuseChatModel(
+        members=[served, here], segment_tokens=6, max_tokens=30, method=Method(exit="never")
+    )
     answer = llm.invoke("Name three colours of the rainbow.")
     assert answer.text and answer.response_metadata["specfuse"]["exits"] == []
     pieces = []
@@ -100,5 +132,8 @@ def test_an_ensemble_answers_and_survives_the_engine(engine: engines.Engine, her
             engine.kill()
     assert "".join(pieces)
     engine.start()
-    assert llm.invoke("Name three colours of the rainbow.").response_metadata["specfuse"]["exits"] == []
+    assert (
+        llm.invoke("Name three colours of the rainbow.").response_metadata["specfuse"]["exits"]
+        == []
+    )
     served.unload()

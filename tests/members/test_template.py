@@ -9,14 +9,30 @@ from hypothesis import strategies as st
 
 from langchain_specfuse.core.values import Turn
 from langchain_specfuse.errors import UsageError
-from langchain_specfuse.members.text.templates import PLAIN_END, Template, end_of_turn, stop_ids, with_system_folded
+from langchain_specfuse.members.text.templates import (
+    PLAIN_END,
+    Template,
+    end_of_turn,
+    stop_ids,
+    with_system_folded,
+)
 
 from . import tiny
 
-TALK = (Turn("system", "Be brief."), Turn("user", "Why?"), Turn("assistant", "So."), Turn("user", "And?"))
-ODD = "{% if messages[0].role != 'user' %}{{ raise_exception('users first') }}{% endif %}{{ messages[0].content }}"
+TALK = (
+    Turn("system", "Be brief."),
+    Turn("user", "Why?"),
+    Turn("assistant", "So."),
+    Turn("user", "And?"),
+)
+ODD = (
+    "{% if messages[0].role != 'user' %}{{ raise_exception('users first') }}{% endif %}{{ "
+    "messages[0].content }}"
+)
 THINKS = "{{ messages[-1].content }}{% if think %}<think>{% else %}<no>{% endif %}"
-SWALLOWS = "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+SWALLOWS = (
+    "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
 
 
 def template(own=None, override=None, **kwargs):
@@ -50,7 +66,9 @@ def test_a_system_role_that_the_template_knows_is_left_where_it_is():
 
 
 def test_turns_that_a_template_refuses_are_a_clear_error():
-    with pytest.raises(UsageError, match=r"refused these turns \(assistant, user\): .*users first") as caught:
+    with pytest.raises(
+        UsageError, match=r"refused these turns \(assistant, user\): .*users first"
+    ) as caught:
         template(ODD).prompt((Turn("assistant", "x"), Turn("user", "y")))
     assert caught.value.__notes__
 
@@ -72,7 +90,10 @@ def test_without_a_template_there_is_a_plain_one_and_a_warning_once(caplog):
     assert plain.end_text == PLAIN_END and prompt.count("So." + PLAIN_END) == 1
 
 
-turns = st.lists(st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), st.text(max_size=5)), max_size=5)
+turns = st.lists(
+    st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), st.text(max_size=5)),
+    max_size=5,
+)
 
 
 @given(turns)
@@ -83,11 +104,12 @@ def test_folding_keeps_all_text_and_leaves_no_system_turn(given_turns):
     assert all(turn.text in text for turn in given_turns)
 
 
-# --- the end of a turn ------------------------------------------------------------------------------------------
+# --- the end of a turn ----------------------------------------------------------------------------
 
 
 def test_stop_tokens_come_from_config_tokenizer_and_template():
-    tokenizer = tiny.tokenizer_of("bytes", tiny.CHATML)  # its own end is </s>, the template's is <|im_end|>
+    # its own end is </s>, the template's is <|im_end|>
+    tokenizer = tiny.tokenizer_of("bytes", tiny.CHATML)
     end = end_of_turn(Template(tokenizer, "m", None, None))
     assert end == "<|im_end|>"
     ids = tokenizer.convert_tokens_to_ids(["</s>", "<|im_end|>"])

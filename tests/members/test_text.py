@@ -1,7 +1,7 @@
 """Text and tokens: nothing is lost between them, whichever member wrote it, whatever the tokenizer.
 
-Some tokenizers have the shapes of Llama 3 and 4, Qwen, Mistral, Gemma and DeepSeek: text is split and normalized before
-merging as theirs do it, the vocabularies are small and trained here.
+Some tokenizers have the shapes of Llama 3 and 4, Qwen, Mistral, Gemma and DeepSeek: text is split
+and normalized before merging as theirs do it, the vocabularies are small and trained here.
 """
 
 import unicodedata
@@ -40,14 +40,20 @@ LLAMA_4 = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-DEEPSEEK = r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", r"[!-/:-~]?\p{L}+|\s?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+DEEPSEEK = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[!-/:-~]?\p{L}+|\s?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 
 
 def byte_level(*patterns: str, nfc: bool = False) -> Tokenizer:
     """A byte-level BPE that splits text by these patterns first."""
     tokenizer = Tokenizer(models.BPE())
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -72,7 +78,9 @@ each = pytest.mark.parametrize("kind", [*KINDS, *SHAPES])
 def words_of(kind):
     if kind not in SHAPES:
         return WORDS[kind]
-    return Words(PreTrainedTokenizerFast(tokenizer_object=SHAPES[kind](), clean_up_tokenization_spaces=False))
+    return Words(
+        PreTrainedTokenizerFast(tokenizer_object=SHAPES[kind](), clean_up_tokenization_spaces=False)
+    )
 
 
 def seen(kind, texts):
@@ -119,12 +127,19 @@ def test_own_segments_keep_their_tokens_and_the_text_stays_whole(kind, texts, ow
     """Own tokens may be any tokens of the text: here one for every byte or character."""
     words = words_of(kind)
     prompt = prompt_of(words)
-    mine = [tuple(words.continuing(one)) if own >> k & 1 and one else None for k, one in enumerate(texts)]
-    segments = [Segment(one, tokens={ME: ids} if ids else {}) for one, ids in zip(texts, mine, strict=True)]
+    mine = [
+        tuple(words.continuing(one)) if own >> k & 1 and one else None
+        for k, one in enumerate(texts)
+    ]
+    segments = [
+        Segment(one, tokens={ME: ids} if ids else {}) for one, ids in zip(texts, mine, strict=True)
+    ]
     ids = words.answer_ids(ME, prompt, segments)
     at = len(prompt)
     for kept in filter(None, mine):
-        at = next(k for k in range(at, len(ids)) if tuple(ids[k : k + len(kept)]) == kept) + len(kept)
+        at = next(k for k in range(at, len(ids)) if tuple(ids[k : k + len(kept)]) == kept) + len(
+            kept
+        )
     if all(is_safe("".join(texts), sum(map(len, texts[:k]))) for k in range(1, len(texts))):
         assert words.added(prompt, ids[len(prompt) :]) == seen(kind, texts)
 
@@ -149,7 +164,10 @@ def test_growing_by_segments_keeps_the_tokens_of_earlier_blocks(kind):
     before = prompt
     for count in range(1, len(run) + 1):
         ids = words.answer_ids(ME, prompt, run[:count])
-        shared = next((k for k, pair in enumerate(zip(ids, before, strict=False)) if pair[0] != pair[1]), len(before))
+        shared = next(
+            (k for k, pair in enumerate(zip(ids, before, strict=False)) if pair[0] != pair[1]),
+            len(before),
+        )
         assert shared >= len(before) - 3
         before = ids
     fresh = Words(tiny.tokenizer_of(kind))
@@ -177,7 +195,9 @@ def test_incomplete_characters_are_held_back_and_then_come_whole(kind, whole):
 
 @some
 @given(
-    texts=st.lists(st.sampled_from([*PIECES, "##", "\n\n##", "STOP"]), min_size=1, max_size=12).map("".join),
+    texts=st.lists(st.sampled_from([*PIECES, "##", "\n\n##", "STOP"]), min_size=1, max_size=12).map(
+        "".join
+    ),
     cuts=st.lists(st.integers(1, 5), min_size=1, max_size=30),
     size=st.integers(1, 8),
 )

@@ -3,7 +3,15 @@
 import pytest
 
 from langchain_specfuse.core.method import Settings
-from langchain_specfuse.core.values import Candidate, DraftJob, Failure, Sampling, ScoreJob, Segment, Turn
+from langchain_specfuse.core.values import (
+    Candidate,
+    DraftJob,
+    Failure,
+    Sampling,
+    ScoreJob,
+    Segment,
+    Turn,
+)
 from langchain_specfuse.members.text.templates import Template
 
 from . import tiny
@@ -11,7 +19,8 @@ from .tiny import NEAR
 
 BODY = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
 KNOWS = (  # writes nothing before the thought; an empty one where thinking is switched off
-    BODY + "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not "
+    BODY
+    + "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not "
     "enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
 )
 OPENS = BODY.replace(".split('</think>')[-1]", "") + "<|im_start|>assistant\n{{ '<think>\n' }}"
@@ -56,7 +65,7 @@ def prompt_of(member, query):
     return member.words.decode(member.loaded.states[query.id].prompt)
 
 
-# --- templates --------------------------------------------------------------------------------------------------
+# --- templates ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("own", MARKS)
@@ -68,7 +77,9 @@ def test_a_template_that_knows_thoughts_opens_or_empties_one(own):
 
 def test_thinking_can_be_switched_off_in_the_template():
     assert template(KNOWS, enable_thinking=False).prompt(TURNS) == HEAD + "<think>\n\n</think>\n\n"
-    member = tiny.member("llama", 1, chat_template=KNOWS, chat_template_kwargs={"enable_thinking": False})
+    member = tiny.member(
+        "llama", 1, chat_template=KNOWS, chat_template_kwargs={"enable_thinking": False}
+    )
     assert member.draft([job_for(tiny.query())])[0].thought == ""
 
 
@@ -79,16 +90,26 @@ def test_a_template_that_knows_no_thoughts_is_unchanged(own):
     assert "think>" not in template(own).prompt(TURNS)
 
 
-# --- thoughts ---------------------------------------------------------------------------------------------------
+# --- thoughts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("own", MARKS)
 def test_the_thought_comes_with_the_first_draft_and_is_not_part_of_the_answer(own):
-    query, text = tiny.query("Why?"), f"Let me see.{MARKS[own][2]}The sky is blue because of the air."
+    query, text = (
+        tiny.query("Why?"),
+        f"Let me see.{MARKS[own][2]}The sky is blue because of the air.",
+    )
     member, drafts = tiny.wishful(query, text, chat_template=own), []
-    rounds = tiny.answered([member], query, Settings(), after=lambda ask, replies: drafts.extend(replies.values()))
-    assert tiny.text_of(rounds) == "The sky is blue because of the air." and rounds[-1].finish == "stop"
-    assert [draft.thought for draft in drafts] == ["Let me see."] + [""] * (len(drafts) - 1) and len(drafts) > 1
+    rounds = tiny.answered(
+        [member], query, Settings(), after=lambda ask, replies: drafts.extend(replies.values())
+    )
+    assert (
+        tiny.text_of(rounds) == "The sky is blue because of the air."
+        and rounds[-1].finish == "stop"
+    )
+    assert [draft.thought for draft in drafts] == ["Let me see."] + [""] * (
+        len(drafts) - 1
+    ) and len(drafts) > 1
     assert rounds[0].efforts["draft"]["wishful"].prompt == member.token_count(query.turns)
 
 
@@ -110,7 +131,9 @@ def test_a_thought_is_closed_when_its_budget_is_used(own):
 
 def test_a_thought_that_repeats_itself_is_closed():
     query = tiny.query("Why?")
-    member = tiny.wishful(query, "so it is blue and " * 60, chat_template=OPENS, thinking_tokens=600)
+    member = tiny.wishful(
+        query, "so it is blue and " * 60, chat_template=OPENS, thinking_tokens=600
+    )
     assert 40 < len(member.draft([job_for(query)])[0].thought) < 800
 
 
@@ -128,7 +151,9 @@ def test_replies_depend_on_their_job_alone(arch):
     tiny.relayed([compared, tiny.member("phi3", 1)], tiny.query(), 4, turns=4)
     assert compared.worst < NEAR and compared.count == 8
     member, query = compared.member, tiny.query()
-    score = ScoreJob(query, (Segment("The"),), (Candidate(" sky", False, ()), Candidate("", True, ())))
+    score = ScoreJob(
+        query, (Segment("The"),), (Candidate(" sky", False, ()), Candidate("", True, ()))
+    )
     first, draft = member.score([score])[0], member.draft([job_for(query)])[0]
     assert tiny.difference(first, member.score([score])[0]) < NEAR
     member.forget(query.id)
@@ -137,7 +162,10 @@ def test_replies_depend_on_their_job_alone(arch):
 
 
 def test_a_thought_leaves_room_for_an_answer():
-    member, query = thinker(tokens=500, made_with={"max_position_embeddings": 96}), tiny.query("Why?")
+    member, query = (
+        thinker(tokens=500, made_with={"max_position_embeddings": 96}),
+        tiny.query("Why?"),
+    )
     (draft,) = member.draft([job_for(query)])
     assert draft.text and len(member.loaded.states[query.id].prompt) < 96 - 8
 
@@ -154,7 +182,11 @@ def test_a_failure_while_thinking_leaves_nothing_half_done():
     (reply,) = member.draft([job_for(query)])
     hook.remove()
     assert isinstance(reply, Failure) and "gone" in reply.message
-    assert member.draft([job_for(query)])[0].thought == thinker(tokens=8).draft([job_for(query)])[0].thought != ""
+    assert (
+        member.draft([job_for(query)])[0].thought
+        == thinker(tokens=8).draft([job_for(query)])[0].thought
+        != ""
+    )
 
 
 def test_a_member_that_only_votes_does_not_think():

@@ -42,7 +42,8 @@ STRICT = (  # Mistral: no system role, ids of nine characters, a list of calls w
     '[TOOL_RESULTS] {"content": {{ m.content | tojson }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
     "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
 )
-TEXTUAL = HERMES.replace("f.arguments | tojson", "'' + f.arguments")  # arguments as JSON text, a mapping raises
+# arguments as JSON text, a mapping raises
+TEXTUAL = HERMES.replace("f.arguments | tojson", "'' + f.arguments")
 HOSTILE = (
     "{% if tools %}{{ raise_exception('no tools') }}{% endif %}{% for m in messages %}"
     "{% if m.tool_calls or m.role not in ('user', 'assistant') %}{{ raise_exception('what?') }}{% endif %}"
@@ -66,14 +67,21 @@ TALK = (
 BODY = {"tools": [{"name": "get_weather", "parameters": {}}], "parallel": False, "name_key": "name"}
 FORCED = Constraint("calls", json.dumps(BODY))
 AUTO = Constraint("any_of", json.dumps([["prose", ""], ["calls", json.dumps(BODY)]]))
-ALL = {"hermes": HERMES, "bare": BARE, "strict": STRICT, "textual": TEXTUAL, "hostile": HOSTILE, "chatml": tiny.CHATML}
+ALL = {
+    "hermes": HERMES,
+    "bare": BARE,
+    "strict": STRICT,
+    "textual": TEXTUAL,
+    "hostile": HOSTILE,
+    "chatml": tiny.CHATML,
+}
 
 
 def template(own, **kwargs):
     return Template(tiny.tokenizer_of("bytes", own), "m", None if own else "plain", kwargs)
 
 
-# --- what a template knows --------------------------------------------------------------------------------------
+# --- what a template knows ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -98,20 +106,30 @@ def test_a_call_without_marks_is_no_call_format(style):
 
 
 def test_a_call_format_is_the_model_s_own_only_if_its_marks_are_plain_text():
-    special = HERMES.replace("<tool_call>\n", "<|im_start|>").replace("\n</tool_call>", "<|im_end|>")
+    special = HERMES.replace("<tool_call>\n", "<|im_start|>").replace(
+        "\n</tool_call>", "<|im_end|>"
+    )
     for source, own in ((HERMES, CallFormat()), (special, None)):
         one = template(source)
         assert one.own_calls(Words(one.tokenizer)) == own
 
 
-# --- prompts ----------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("own", [*ALL.values(), None], ids=[*ALL, "plain"])
 @pytest.mark.parametrize("constraint", [None, FORCED, AUTO], ids=["unbound", "forced", "auto"])
 def test_every_prompt_has_the_tools_calls_and_results(own, constraint):
     prompt = template(own).prompt(TALK, (WEATHER,), constraint)
-    for part in ("Be brief.", "get_weather", "which city", "How the weather is.", "Rain?", "Köln", "It rains."):
+    for part in (
+        "Be brief.",
+        "get_weather",
+        "which city",
+        "How the weather is.",
+        "Rain?",
+        "Köln",
+        "It rains.",
+    ):
         if own is HERMES and part == "Be brief.":
             continue  # it is in the system turn, see below
         assert part in prompt or part.encode("unicode_escape").decode() in prompt, part
@@ -123,13 +141,18 @@ def test_a_template_that_knows_tools_does_not_repeat_them_in_words():
     prompt = template(HERMES).prompt(TALK, (WEATHER,), FORCED)
     assert prompt.count("which city") == 1 and "You can use these tools" not in prompt
     assert prompt.count("Be brief.") == 1
-    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>' in prompt
+    assert (
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+        in prompt
+    )
     assert "<|im_start|>user\n<tool_response>\nIt rains.\n</tool_response>" in prompt
     assert "To use a tool" not in prompt  # its own way is the common one
 
 
 def test_a_template_with_another_call_format_gets_the_common_one_in_words():
-    assert '<tool_call>\n{"name": "TOOL", "arguments": {...}}\n</tool_call>' in template(BARE).prompt(TALK, (WEATHER,))
+    assert '<tool_call>\n{"name": "TOOL", "arguments": {...}}\n</tool_call>' in template(
+        BARE
+    ).prompt(TALK, (WEATHER,))
 
 
 def test_ids_fit_the_strictest_template_and_calls_find_their_results():
@@ -144,24 +167,41 @@ def test_a_template_without_tools_gets_them_in_words(own):
     prompt = template(own).prompt(TALK, (WEATHER,), AUTO)
     assert '- get_weather: How the weather is. Arguments: {"type": "object"' in prompt
     assert "answer in plain words" in prompt
-    assert 'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>' in prompt
+    assert (
+        'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+        in prompt
+    )
     assert "The tool get_weather says:\nIt rains.\n\nThanks. And now?" in prompt
     assert "answer in plain words" not in template(own).prompt(TALK, (WEATHER,), FORCED)
 
 
 def test_the_query_s_call_format_is_the_one_in_the_prompt():
-    body = BODY | {"begin": "<<", "end": ">>", "between": ";", "name_key": "tool", "arguments_key": "with"}
+    body = BODY | {
+        "begin": "<<",
+        "end": ">>",
+        "between": ";",
+        "name_key": "tool",
+        "arguments_key": "with",
+    }
     turns = (Turn("user", "x"), Turn("assistant", "", (CALL, CALL)), Turn("user", "y"))
     prompt = template(None).prompt(turns, (WEATHER,), Constraint("calls", json.dumps(body)))
     one = '<<{"tool": "get_weather", "with": {"city": "Köln"}}>>'
-    assert f"{one};{one}" in prompt and '<<{"tool": "TOOL", "with": {...}}>>' in prompt and "<tool_call>" not in prompt
+    assert (
+        f"{one};{one}" in prompt
+        and '<<{"tool": "TOOL", "with": {...}}>>' in prompt
+        and "<tool_call>" not in prompt
+    )
 
 
 def test_calls_that_a_template_refuses_are_written_as_text():
     """Two calls in one turn, where the template knows one."""
     turns = (TALK[1], Turn("assistant", "", (CALL, CALL)), TALK[3], TALK[3], Turn("user", "So?"))
     prompt = template(BARE).prompt(turns, (WEATHER,), FORCED)
-    assert prompt.count("<tool_call>\n") == 3 and prompt.count("It rains.") == 2 and "You can use these tools" in prompt
+    assert (
+        prompt.count("<tool_call>\n") == 3
+        and prompt.count("It rains.") == 2
+        and "You can use these tools" in prompt
+    )
 
 
 def test_turns_that_are_refused_as_text_too_are_a_clear_error():
@@ -171,21 +211,29 @@ def test_turns_that_are_refused_as_text_too_are_a_clear_error():
 
 def test_arguments_that_are_no_object_are_rendered_too():
     for arguments in ("not json", "[1]", ""):
-        turns = (Turn("user", "x"), Turn("assistant", "", (Call("get_weather", arguments),)), Turn("user", "y"))
+        turns = (
+            Turn("user", "x"),
+            Turn("assistant", "", (Call("get_weather", arguments),)),
+            Turn("user", "y"),
+        )
         for own in (HERMES, TEXTUAL, tiny.CHATML, None):
             assert "get_weather" in template(own).prompt(turns)
 
 
-# --- what a constrained answer must look like -------------------------------------------------------------------------
+# --- what a constrained answer must look like -----------------------------------------------------
 
 SCHEMA = '{"type":"object","properties":{"age":{"type":"integer","description":"in years"}}}'
 
 
-@pytest.mark.parametrize("own", [tiny.CHATML, HERMES, STRICT, None], ids=["chatml", "hermes", "strict", "plain"])
+@pytest.mark.parametrize(
+    "own", [tiny.CHATML, HERMES, STRICT, None], ids=["chatml", "hermes", "strict", "plain"]
+)
 def test_a_schema_is_in_the_system_text(own):
     prompt = template(own).prompt(TALK[:2], (), Constraint("json_schema", SCHEMA))
     assert "in years" in prompt and prompt.count("Be brief.") == 1
     assert "JSON object" in template(own).prompt(TALK[:2], (), Constraint("json"))
     assert "no tool is needed, answer with JSON" in template(own).prompt(
-        TALK[:2], (WEATHER,), Constraint("any_of", json.dumps([["calls", json.dumps(BODY)], ["json_schema", SCHEMA]]))
+        TALK[:2],
+        (WEATHER,),
+        Constraint("any_of", json.dumps([["calls", json.dumps(BODY)], ["json_schema", SCHEMA]])),
     )

@@ -1,10 +1,20 @@
-"""The promises of the in-process member, on tiny models of several architectures: alone, ends, what does not fit."""
+"""The promises of the in-process member, on tiny models of several architectures: alone, ends, what
+does not fit."""
 
 import pytest
 import torch
 
 from langchain_specfuse.core.method import Settings
-from langchain_specfuse.core.values import Candidate, DraftJob, Failure, Sampling, Scored, ScoreJob, Segment, Turn
+from langchain_specfuse.core.values import (
+    Candidate,
+    DraftJob,
+    Failure,
+    Sampling,
+    Scored,
+    ScoreJob,
+    Segment,
+    Turn,
+)
 from langchain_specfuse.members.text.templates import PLAIN_END
 
 from . import tiny
@@ -12,7 +22,7 @@ from .tiny import NEAR
 
 QUESTIONS = ["Why?", "def add(a, b):\n", "天空是蓝色的 😀"]
 
-# --- alone ------------------------------------------------------------------------------------------------------
+# --- alone ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", tiny.ALL)
@@ -24,8 +34,12 @@ def test_alone_it_writes_what_generate_writes_whatever_the_segments(arch):
             rounds = tiny.answered([member], query, Settings(segment_tokens=size, max_tokens=24))
             found = tiny.tokens_of(rounds, member.name)
             assert found == wanted[: len(found)]
-            # Only bytes of a character that never became complete may be missing, at the end of the budget.
-            assert member.words.text_after(found, wanted[len(found) :])[0] == "" and len(wanted) - len(found) < 4
+            # Only bytes of a character that never became complete may be missing, at the end of the
+            # budget.
+            assert (
+                member.words.text_after(found, wanted[len(found) :])[0] == ""
+                and len(wanted) - len(found) < 4
+            )
 
 
 def test_a_penalty_of_the_generation_config_is_kept():
@@ -40,14 +54,18 @@ def test_a_penalty_of_the_generation_config_is_kept():
     assert tiny.tokens_of(others, "m") != tiny.tokens_of(rounds, "m")
 
 
-# --- ends -------------------------------------------------------------------------------------------------------
+# --- ends -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 40])
-@pytest.mark.parametrize("text", ["", "42", "The answer is 42", "Yes. 天空 😀", "def add(a, b):\n    return a\n"])
+@pytest.mark.parametrize(
+    "text", ["", "42", "The answer is 42", "Yes. 天空 😀", "def add(a, b):\n    return a\n"]
+)
 def test_an_answer_that_ends_is_complete(text, size):
     query = tiny.query()
-    rounds = tiny.answered([tiny.wishful(query, text)], query, Settings(segment_tokens=size, max_tokens=90))
+    rounds = tiny.answered(
+        [tiny.wishful(query, text)], query, Settings(segment_tokens=size, max_tokens=90)
+    )
     assert (tiny.text_of(rounds), rounds[-1].finish) == (text, "stop")
 
 
@@ -62,7 +80,8 @@ def test_the_end_of_a_plain_template_is_written_in_words_and_never_shown(text, s
 
 @pytest.mark.parametrize("size", [1, 3, 20])
 def test_an_end_in_words_may_begin_inside_a_token(size):
-    """One token holds the last sign and a line break behind it: neither the sign nor the word before is lost."""
+    """One token holds the last sign and a line break behind it: neither the sign nor the word
+    before is lost."""
     query, made_with = tiny.query(), {"tokenizer": "bytes-lines", "template": None}
     words = tiny.wishful(query, **made_with).words
     (joined,) = words.encode(".\n")
@@ -83,7 +102,7 @@ def test_the_words_that_end_a_turn_are_scored_as_they_follow_an_answer(kind):
     assert words.encode("The end") + end_ids == words.encode("The end" + PLAIN_END)
 
 
-# --- what does not fit ------------------------------------------------------------------------------------------
+# --- what does not fit ----------------------------------------------------------------------------
 
 
 def small_context(arch, extra):
@@ -110,7 +129,10 @@ def test_near_the_end_of_the_context_drafts_get_shorter_and_then_fail(arch):
 @pytest.mark.parametrize("arch", ["gpt2", "opt", "llama"])
 def test_a_candidate_that_does_not_fit_is_a_failure_of_its_query_alone(arch):
     member, query = small_context(arch, 6)
-    long = (Candidate(" The sky is blue because of the air." * 3, False, ("x",)), Candidate(" a", False, ("y",)))
+    long = (
+        Candidate(" The sky is blue because of the air." * 3, False, ("x",)),
+        Candidate(" a", False, ("y",)),
+    )
     jobs = [ScoreJob(query, (), long), ScoreJob(tiny.query(""), (), long[1:])]
     for replies in (member.score(jobs), member.score(jobs)):
         assert isinstance(replies[0], Failure) and replies[0].kind == "overflow"
@@ -119,7 +141,10 @@ def test_a_candidate_that_does_not_fit_is_a_failure_of_its_query_alone(arch):
 
 
 def test_turns_that_the_template_refuses_are_a_failure_of_that_query_alone():
-    template = "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}x"
+    template = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% "
+        "endif %}x"
+    )
     member = tiny.member("llama", 1, chat_template=template)
     bad = tiny.query("b", Turn("assistant", "a"))
     replies = member.draft([DraftJob(query, (), 4, 9, Sampling()) for query in (tiny.query(), bad)])
@@ -127,7 +152,7 @@ def test_turns_that_the_template_refuses_are_a_failure_of_that_query_alone():
     assert isinstance(replies[1], Failure) and "begin with the user" in replies[1].message
 
 
-# --- sampling ---------------------------------------------------------------------------------------------------
+# --- sampling -------------------------------------------------------------------------------------
 
 WARM = Sampling(temperature=0.9, top_p=0.95, top_k=50, seed=3)
 
@@ -136,7 +161,11 @@ WARM = Sampling(temperature=0.9, top_p=0.95, top_k=50, seed=3)
 def test_a_seed_gives_one_answer_whatever_the_segments(arch):
     member, query = tiny.member(arch, 1), tiny.query("Why?")
     texts = {
-        tiny.text_of(tiny.answered([member], query, Settings(segment_tokens=size, max_tokens=20, sampling=WARM)))
+        tiny.text_of(
+            tiny.answered(
+                [member], query, Settings(segment_tokens=size, max_tokens=20, sampling=WARM)
+            )
+        )
         for size in (1, 3, 10, 32)
     }
     assert len(texts) == 1
@@ -146,9 +175,15 @@ def test_a_seed_gives_one_answer_whatever_the_segments(arch):
 
 def test_log_probabilities_of_a_sampled_draft_are_the_models_own():
     member, query, answer = tiny.member("llama", 1), tiny.query(), (Segment("The sky"),)
-    (draft,) = member.draft([DraftJob(query, answer, 4, 9, Sampling(temperature=1.5, repetition_penalty=1.4, seed=1))])
+    (draft,) = member.draft(
+        [DraftJob(query, answer, 4, 9, Sampling(temperature=1.5, repetition_penalty=1.4, seed=1))]
+    )
     ids = member.words.answer_ids("nobody", member.loaded.prompt_ids(query.turns), answer)
     with torch.no_grad():
-        logits = member.loaded.weights.model(torch.tensor([ids + list(draft.tokens)])).logits[0].log_softmax(-1)
+        logits = (
+            member.loaded.weights.model(torch.tensor([ids + list(draft.tokens)]))
+            .logits[0]
+            .log_softmax(-1)
+        )
     known = [float(logits[len(ids) - 1 + k, token]) for k, token in enumerate(draft.tokens)]
     assert list(draft.logprobs[: len(known)]) == pytest.approx(known, abs=NEAR)

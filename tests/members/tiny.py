@@ -1,4 +1,5 @@
-"""Tiny random models of many architectures, each with a tokenizer of its own, quickly made and kept for the session.
+"""Tiny random models of many architectures, each with a tokenizer of its own, quickly made and kept
+for the session.
 
 The weights are wide, so that the logits are sharp and greedy choices do not depend on rounding.
 """
@@ -49,8 +50,10 @@ NEAR = 1e-4
 CORPUS = [
     "The sky is blue because the air scatters blue light more than red light. Why is that so?",
     "The answer is 42, and the question is not known; 3.14 is close to pi, 1000 is a number.",
-    "def add(a, b):\n    if a > b:\n        return a + b\n\treturn None  # the end\n\n\nclass Sky:\n    pass\n",
-    "| one | two |\n|-----|-----|\n|  1  |  2  |\n\n- first item\n  - second item\n\n1. One.\n2. Two.\n",
+    "def add(a, b):\n    if a > b:\n        return a + b\n\treturn None  # the end\n\n\nclass "
+    "Sky:\n    pass\n",
+    "| one | two |\n|-----|-----|\n|  1  |  2  |\n\n- first item\n  - second item\n\n1. One.\n2. "
+    "Two.\n",
     "天空是蓝色的，因为空气散射蓝光。为什么？ これは日本語の文です。한국어 문장입니다.",
     "Emoji 😀 and 🎉 and 👩‍👩‍👧 are whole; so is é, ü, ñ, ß and Ω.",
     "https://example.org/a?b=c&d=e user@example.org C:\\path\\to\\file $x^2 + y^2 = z^2$",
@@ -61,18 +64,24 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 INST = (
-    "<s>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+    "<s>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') "
+    "}}{% endif %}"
+    "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif "
+    "%}{% endfor %}"
 )
 
-# --- tokenizers -------------------------------------------------------------------------------------------------
+# --- tokenizers -----------------------------------------------------------------------------------
 
 
-def byte_level(size: int, prefix: bool = False, digits: bool = False, more: Sequence[str] = ()) -> Tokenizer:
+def byte_level(
+    size: int, prefix: bool = False, digits: bool = False, more: Sequence[str] = ()
+) -> Tokenizer:
     """As GPT-2, Llama 3 and Qwen have it."""
     tokenizer = Tokenizer(models.BPE())
     level = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not more)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), level]) if digits else level
+    tokenizer.pre_tokenizer = (
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(True), level]) if digits else level
+    )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
@@ -83,15 +92,23 @@ def byte_level(size: int, prefix: bool = False, digits: bool = False, more: Sequ
 
 
 def metaspace(size: int, prepend: str = "first") -> Tokenizer:
-    """SentencePiece's BPE with byte fallback, as Llama 2 and Mistral have it: "▁" for spaces, one before everything."""
+    """SentencePiece's BPE with byte fallback, as Llama 2 and Mistral have it: "▁" for spaces, one
+    before everything."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     steps = [normalizers.Replace(" ", "▁")]
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *steps] if prepend == "first" else steps)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), *steps] if prepend == "first" else steps
+    )
     undo: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*undo, decoders.Strip(" ", 1, 0)] if prepend == "first" else undo)
+    tokenizer.decoder = decoders.Sequence(
+        [*undo, decoders.Strip(" ", 1, 0)] if prepend == "first" else undo
+    )
     raw = [f"<0x{byte:02X}>" for byte in range(256)]
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=["<unk>", *SPECIAL, *raw], max_token_length=8, show_progress=False
+        vocab_size=size,
+        special_tokens=["<unk>", *SPECIAL, *raw],
+        max_token_length=8,
+        show_progress=False,
     )
     # Trained on words, so that no token joins two of them.
     words = [word for line in CORPUS for word in line.replace(" ", " ▁").split(" ")]
@@ -100,24 +117,37 @@ def metaspace(size: int, prepend: str = "first") -> Tokenizer:
 
 
 def _without_special_bytes(tokenizer: Tokenizer, raw: list[str]) -> Tokenizer:
-    """The byte tokens belong to the vocabulary, but are no special tokens: they must be seen when decoding."""
+    """The byte tokens belong to the vocabulary, but are no special tokens: they must be seen when
+    decoding."""
     parsed = json.loads(tokenizer.to_str())
-    parsed["added_tokens"] = [token for token in parsed["added_tokens"] if token["content"] not in raw]
+    parsed["added_tokens"] = [
+        token for token in parsed["added_tokens"] if token["content"] not in raw
+    ]
     return Tokenizer.from_str(json.dumps(parsed))
 
 
 def unigram(size: int) -> Tokenizer:
     """SentencePiece's other kind, as T5 and XGLM have it.
 
-    Its pieces are counted here: the library's own trainer gives another vocabulary in every process.
+    Its pieces are counted here: the library's own trainer gives another vocabulary in every
+    process.
     """
     words = [word for line in CORPUS for word in ("▁" + line.replace(" ", " ▁")).split(" ")]
-    pieces = [word[at : at + long] for word in words for long in range(2, 7) for at in range(len(word) - long + 1)]
-    alphabet = sorted({char for word in words for char in word} | {chr(code) for code in range(33, 127)})
+    pieces = [
+        word[at : at + long]
+        for word in words
+        for long in range(2, 7)
+        for at in range(len(word) - long + 1)
+    ]
+    alphabet = sorted(
+        {char for word in words for char in word} | {chr(code) for code in range(33, 127)}
+    )
     known = ["<unk>", *SPECIAL, *alphabet]
     often = Counter(pieces).most_common()
     frequent = sorted(often, key=lambda one: (-one[1] * len(one[0]), one[0]))[: size - len(known)]
-    score = dict.fromkeys(known, -8.0) | {piece: math.log(count / len(pieces)) for piece, count in frequent}
+    score = dict.fromkeys(known, -8.0) | {
+        piece: math.log(count / len(pieces)) for piece, count in frequent
+    }
     tokenizer = Tokenizer(models.Unigram(list(score.items()), 0, False))
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
@@ -142,8 +172,11 @@ def _trained(kind: str) -> str:
     return MAKERS[kind]().to_str()
 
 
-def tokenizer_of(kind: str, chat_template: str | None = None, **kwargs: Any) -> PreTrainedTokenizerFast:
-    """A new tokenizer of this kind. ``eos``: the special token that ends a turn (default ``</s>``)."""
+def tokenizer_of(
+    kind: str, chat_template: str | None = None, **kwargs: Any
+) -> PreTrainedTokenizerFast:
+    """A new tokenizer of this kind. ``eos``: the special token that ends a turn (default
+    ``</s>``)."""
     eos = kwargs.pop("eos", "</s>")
     special = [token for token in ("<|im_start|>", "<|im_end|>") if token != eos]
     tokenizer = PreTrainedTokenizerFast(
@@ -158,7 +191,7 @@ def tokenizer_of(kind: str, chat_template: str | None = None, **kwargs: Any) -> 
     return tokenizer
 
 
-# --- models -----------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 _SIZES = {
     "hidden_size": 32,
@@ -170,9 +203,14 @@ _SIZES = {
     "initializer_range": 0.35,
 }
 _GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024, "initializer_range": 0.35}
-_GEMMA = {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+_GEMMA = {
+    "head_dim": 8,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 _NEXT = {
-    "initializer_range": 0.2,  # wider, and the model itself differs by 4e-4 between reading at once and one by one
+    # wider, and the model itself differs by 4e-4 between reading at once and one by one
+    "initializer_range": 0.2,
     "head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
@@ -211,7 +249,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "bloom": ("BloomConfig", _BLOOM, "unigram", None),
     "opt": ("OPTConfig", _OPT, "bytes", None),
     "phi3": ("Phi3Config", _SIZES | {"pad_token_id": 0}, "pieces", CHATML),
-    "gpt-neox": ("GPTNeoXConfig", {k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}, "bytes", None),
+    "gpt-neox": (
+        "GPTNeoXConfig",
+        {k: v for k, v in _SIZES.items() if k != "num_key_value_heads"},
+        "bytes",
+        None,
+    ),
 }
 ALL = list(ARCHITECTURES)
 _CHUNKS = {
@@ -247,8 +290,11 @@ THREE = ["llama", "gemma3", "qwen3-next"]
 """Full attention, sliding windows among it, recurrent states: where one of each kind is enough."""
 
 
-@torch.inference_mode(False)  # also when a test asks in inference mode: users' weights are ordinary tensors
-def made(arch: str, seed: int = 0, attn: str | None = None, **changes: Any) -> tuple[Any, PreTrainedTokenizerFast]:
+# also when a test asks in inference mode: users' weights are ordinary tensors
+@torch.inference_mode(False)
+def made(
+    arch: str, seed: int = 0, attn: str | None = None, **changes: Any
+) -> tuple[Any, PreTrainedTokenizerFast]:
     """A model and its tokenizer. Equal arguments give equal weights."""
     name, arguments, kind, template = ARCHITECTURES[arch]
     tokenizer = tokenizer_of(changes.pop("tokenizer", kind), changes.pop("chat_template", template))
@@ -261,7 +307,9 @@ def made(arch: str, seed: int = 0, attn: str | None = None, **changes: Any) -> t
     )
     torch.manual_seed(seed)
     extra = {"attn_implementation": attn} if attn else {}
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **extra).eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, **extra
+    ).eval()
     with torch.no_grad():  # ends come up now and then
         rows = model.get_output_embeddings().weight
         rows[tokenizer.eos_token_id] *= END
@@ -271,9 +319,14 @@ def made(arch: str, seed: int = 0, attn: str | None = None, **changes: Any) -> t
 
 
 def _broken(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Tokens that are no text of their own: models with an odd seed do not write them, the others often do."""
+    """Tokens that are no text of their own: models with an odd seed do not write them, the others
+    often do."""
     names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    return [k for k, name in enumerate(names) if name.startswith("<0x") or not tokenizer.decode([k]).isprintable()]
+    return [
+        k
+        for k, name in enumerate(names)
+        if name.startswith("<0x") or not tokenizer.decode([k]).isprintable()
+    ]
 
 
 cached = cache(made)
@@ -281,11 +334,18 @@ _numbers = itertools.count()
 
 
 def member(
-    arch: str, seed: int = 0, *, made_with: dict[str, Any] | None = None, own_seed: int = 0, **kwargs: Any
+    arch: str,
+    seed: int = 0,
+    *,
+    made_with: dict[str, Any] | None = None,
+    own_seed: int = 0,
+    **kwargs: Any,
 ) -> TransformersMember:
     """A member that is ready; members of one architecture and seed share their weights."""
     model, tokenizer = cached(arch, seed, **(made_with or {}))
-    one = TransformersMember(model, tokenizer, seed=own_seed, **({"name": f"{arch}-{seed}"} | kwargs))
+    one = TransformersMember(
+        model, tokenizer, seed=own_seed, **({"name": f"{arch}-{seed}"} | kwargs)
+    )
     one.probe()
     return one
 
@@ -315,7 +375,12 @@ def answered(
     """A whole answer without threads. ``after`` sees every job with its replies."""
     by_name = {one.name: one for one in members}
     referee = referee_for(query.constraint)
-    loop = rounds(query, settings or Settings(), Panel.of(panelists or [Panelist(name) for name in by_name]), referee)
+    loop = rounds(
+        query,
+        settings or Settings(),
+        Panel.of(panelists or [Panelist(name) for name in by_name]),
+        referee,
+    )
     found: list[Round] = []
     replies: dict[str, Reply] | None = None
     while (item := next(loop, None) if replies is None else loop.send(replies)) is not None:
@@ -334,7 +399,8 @@ def answered(
 
 
 def relayed(members: Sequence[Member], query: Query, size: int, turns: int) -> tuple[Segment, ...]:
-    """An answer that the members write in turn, each draft scored by all the others: foreign text, own text, seams."""
+    """An answer that the members write in turn, each draft scored by all the others: foreign text,
+    own text, seams."""
     referee = referee_for(query.constraint)
     answer: tuple[Segment, ...] = ()
 
@@ -344,14 +410,25 @@ def relayed(members: Sequence[Member], query: Query, size: int, turns: int) -> t
 
     answer = forced()
     for turn in range(turns):
-        drafts = {one.name: reply_of(one, DraftJob(query, answer, size, 64, Sampling())) for one in members}
-        candidates = {name: Candidate(d.text, d.ended, (name,)) for name, d in drafts.items() if isinstance(d, Draft)}
+        drafts = {
+            one.name: reply_of(one, DraftJob(query, answer, size, 64, Sampling()))
+            for one in members
+        }
+        candidates = {
+            name: Candidate(d.text, d.ended, (name,))
+            for name, d in drafts.items()
+            if isinstance(d, Draft)
+        }
         for one in members:
             others = tuple(c for c in candidates.values() if one.name not in c.authors)
             reply_of(one, ScoreJob(query, answer, others))
         won = drafts[members[turn % len(members)].name]
         assert isinstance(won, Draft)
-        same = {name: d.tokens for name, d in drafts.items() if isinstance(d, Draft) and d.text == won.text}
+        same = {
+            name: d.tokens
+            for name, d in drafts.items()
+            if isinstance(d, Draft) and d.text == won.text
+        }
         answer = (*answer, Segment(won.text, False, same))
         answer = forced()
         if query.constraint and won.ended:
@@ -374,16 +451,20 @@ def tokens_of(rounds: Sequence[Round], name: str) -> list[int]:
 
 
 def query(
-    text: str = "Why is the sky blue?", *before: Turn, id: str | None = None, constraint: Constraint | None = None
+    text: str = "Why is the sky blue?",
+    *before: Turn,
+    id: str | None = None,
+    constraint: Constraint | None = None,
 ) -> Query:
     return Query(id or f"q{next(_numbers)}", (*before, Turn("user", text)), constraint=constraint)
 
 
-# --- measures ---------------------------------------------------------------------------------------------------
+# --- measures -------------------------------------------------------------------------------------
 
 
 class Bare(torch.nn.Module):
-    """A model whose forward pass takes tokens and nothing else, so that no cache can be used. Subclasses read."""
+    """A model whose forward pass takes tokens and nothing else, so that no cache can be used.
+    Subclasses read."""
 
     def __init__(self, config: Any, generation_config: Any, embedding: torch.nn.Module) -> None:
         super().__init__()
@@ -413,7 +494,9 @@ class Wishful(Bare):
 
     def __init__(self, tokenizer: Any) -> None:
         config = transformers.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=10**4)
-        super().__init__(config, transformers.GenerationConfig(), torch.nn.Embedding(len(tokenizer), 2))
+        super().__init__(
+            config, transformers.GenerationConfig(), torch.nn.Embedding(len(tokenizer), 2)
+        )
         self.prompt = 0
         self.wish: Callable[[list[int]], int] = lambda new: sum(new) % len(tokenizer)
 
@@ -426,16 +509,22 @@ class Wishful(Bare):
 
 
 def uncached(one: TransformersMember, merged: Any = None) -> TransformersMember:
-    """The same member without any cache: the measure of the others. ``merged``: its model with its adapter in it."""
+    """The same member without any cache: the measure of the others. ``merged``: its model with its
+    adapter in it."""
     one.probe()
     weights, own = one.loaded.weights, vars(one.settings)
-    slow = TransformersMember(Reread(merged or weights.model), weights.tokenizer, name=one.name, **own)
+    slow = TransformersMember(
+        Reread(merged or weights.model), weights.tokenizer, name=one.name, **own
+    )
     assert slow.probe().detail.endswith("no cache")
     return slow
 
 
-def wishful(question: Query, text: str = "", tokens: Sequence[int] = (), **options: Any) -> TransformersMember:
-    """A member that answers this question with this text, or with these tokens, whatever it is asked."""
+def wishful(
+    question: Query, text: str = "", tokens: Sequence[int] = (), **options: Any
+) -> TransformersMember:
+    """A member that answers this question with this text, or with these tokens, whatever it is
+    asked."""
     tokenizer = tokenizer_of(options.pop("tokenizer", "bytes"), options.pop("template", CHATML))
     model = Wishful(tokenizer)
     one = TransformersMember(model, tokenizer, **({"name": "wishful"} | options))
@@ -485,9 +574,15 @@ def companions(arch: str) -> list[TransformersMember]:
 
 
 def difference(one: Reply, other: Reply) -> float:
-    """How far two replies lie apart, in log-probabilities; infinite where they differ in anything else."""
+    """How far two replies lie apart, in log-probabilities; infinite where they differ in anything
+    else."""
     if isinstance(one, Draft) and isinstance(other, Draft):
-        same = (one.text, one.tokens, one.ended, one.ends) == (other.text, other.tokens, other.ended, other.ends)
+        same = (one.text, one.tokens, one.ended, one.ends) == (
+            other.text,
+            other.tokens,
+            other.ended,
+            other.ends,
+        )
         return _furthest([one.logprobs or ()], [other.logprobs or ()]) if same else math.inf
     if isinstance(one, Scored) and isinstance(other, Scored):
         return _furthest(one.logprobs, other.logprobs) if one.ends == other.ends else math.inf
@@ -497,4 +592,7 @@ def difference(one: Reply, other: Reply) -> float:
 def _furthest(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
     if [len(row) for row in one] != [len(row) for row in other]:
         return math.inf
-    return max((abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)), default=0.0)
+    return max(
+        (abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)),
+        default=0.0,
+    )

@@ -27,7 +27,9 @@ def ensemble(*answers: Any, **options: Any) -> SpecFuseChatModel:
     """Two members that differ, unless others are given; it answers BLUE."""
     scripts = answers or (BLUE, WIDE)
     named = zip(scripts, "abcdef", strict=False)
-    members = [one if hasattr(one, "draft") else ScriptedMember(one, name=name) for one, name in named]
+    members = [
+        one if hasattr(one, "draft") else ScriptedMember(one, name=name) for one, name in named
+    ]
     return SpecFuseChatModel(**{"members": members, "segment_tokens": 4, **options})
 
 
@@ -48,7 +50,9 @@ class Endpoint:
         return self.closing.enter_context(httpx2.Client(timeout=60))
 
     def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http())
+        return OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http()
+        )
 
     def aclient(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
@@ -58,7 +62,10 @@ class Endpoint:
 
     def post(self, body: Any, path: str = PATH, **headers: str | bytes) -> httpx2.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        named = {"content-type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
+        named = {
+            "content-type": "application/json",
+            **{name.replace("_", "-"): text for name, text in headers.items()},
+        }
         return httpx2.post(self.url + path, content=content, headers=named, timeout=60)
 
     def ask(self, **options: Any) -> httpx2.Response:
@@ -69,7 +76,11 @@ class Endpoint:
         """The sum of a metric over these labels; 0 if it is not there."""
         families = text_string_to_metric_families(self.get("/metrics").text)
         samples = [one for family in families for one in family.samples]
-        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+        return sum(
+            one.value
+            for one in samples
+            if one.name == name and labels.items() <= one.labels.items()
+        )
 
     def counted(self, name: str, value: float, **labels: str) -> bool:
         """Whether a metric reaches a value: answers are counted just after their last byte."""
@@ -88,7 +99,9 @@ def serving() -> Iterator[Callable[..., Endpoint]]:
     """What starts endpoints; all are stopped in the end."""
     with ExitStack() as closing:
 
-        def start(llm: SpecFuseChatModel | None = None, *, ready: bool = True, **options: Any) -> Endpoint:
+        def start(
+            llm: SpecFuseChatModel | None = None, *, ready: bool = True, **options: Any
+        ) -> Endpoint:
             llm = llm or ensemble()
             listener = closing.enter_context(listening("127.0.0.1", 0))
             server = server_of(app_of(llm, **options), grace_s=1)

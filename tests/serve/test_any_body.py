@@ -1,4 +1,5 @@
-"""Whatever is sent: an answer in OpenAI's form or an error in OpenAI's form, and the next request is answered.
+"""Whatever is sent: an answer in OpenAI's form or an error in OpenAI's form, and the next request
+is answered.
 
 OpenAI's own client says what is well-formed.
 """
@@ -27,12 +28,18 @@ from .conftest import BLUE, PATH, QUESTION, Endpoint, ensemble, events, serving
 
 KNOWN = sorted(USED | IGNORED | NEUTRAL.keys())
 
-# --- conversations ----------------------------------------------------------------------------------------------
+# --- conversations --------------------------------------------------------------------------------
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
-contents = texts | st.lists(texts.map(lambda text: {"type": "text", "text": text}), min_size=1, max_size=4)
-arguments = st.dictionaries(texts, st.integers() | texts | st.none() | st.booleans(), max_size=3).map(json.dumps)
-functions = st.fixed_dictionaries({"name": st.text("abc_", min_size=1, max_size=9), "arguments": arguments})
+contents = texts | st.lists(
+    texts.map(lambda text: {"type": "text", "text": text}), min_size=1, max_size=4
+)
+arguments = st.dictionaries(
+    texts, st.integers() | texts | st.none() | st.booleans(), max_size=3
+).map(json.dumps)
+functions = st.fixed_dictionaries(
+    {"name": st.text("abc_", min_size=1, max_size=9), "arguments": arguments}
+)
 calls = st.builds(
     lambda number, function: {"id": f"call_{number}", "type": "function", "function": function},
     st.integers(0, 9),
@@ -42,8 +49,12 @@ several = st.lists(calls, min_size=1, max_size=3, unique_by=lambda call: call["i
 plain = st.sampled_from(["system", "developer", "user", "assistant"])
 messages = st.one_of(
     st.fixed_dictionaries({"role": plain, "content": contents}),
-    st.fixed_dictionaries({"role": st.just("assistant"), "content": st.none() | contents, "tool_calls": several}),
-    st.fixed_dictionaries({"role": st.just("tool"), "content": contents, "tool_call_id": st.just("call_1")}),
+    st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": st.none() | contents, "tool_calls": several}
+    ),
+    st.fixed_dictionaries(
+        {"role": st.just("tool"), "content": contents, "tool_call_id": st.just("call_1")}
+    ),
 )
 conversations = st.lists(messages, min_size=1, max_size=6)
 
@@ -58,7 +69,9 @@ def text_of(content: Any) -> str:
 
 @given(conversations)
 def test_members_read_what_langchains_own_conversion_gives(given):
-    assert read(given) == turns_of(convert_to_messages([{**one, "content": text_of(one["content"])} for one in given]))
+    assert read(given) == turns_of(
+        convert_to_messages([{**one, "content": text_of(one["content"])} for one in given])
+    )
 
 
 def test_broken_calls_and_names_are_passed_on():
@@ -68,7 +81,7 @@ def test_broken_calls_and_names_are_passed_on():
     assert read([{"role": "user", "name": "ann", "content": "hello"}])[0].text == "ann: hello"
 
 
-# --- bodies -----------------------------------------------------------------------------------------------------
+# --- bodies ---------------------------------------------------------------------------------------
 
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": ADD}}
@@ -79,14 +92,36 @@ RIGHT: dict[str, list[Any]] = {
     "tools": [[TOOL]],
     "tool_choice": ["auto", "none", "required", {"type": "function", "function": {"name": "add"}}],
     "parallel_tool_calls": [True, False],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "s", "schema": ADD}}],
+    "response_format": [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "s", "schema": ADD}},
+    ],
     "choice": [["yes", "no"]],
     "stream_options": [{"include_usage": True}],
 }
-HURTING = [10**30, -1, 1e308, 2**63, True, None, "", [], {}, [[[[[]]]]], "\ud800", "\x00", ["\udfff"], "x" * 3000, -0.0]
+HURTING = [
+    10**30,
+    -1,
+    1e308,
+    2**63,
+    True,
+    None,
+    "",
+    [],
+    {},
+    [[[[[]]]]],
+    "\ud800",
+    "\x00",
+    ["\udfff"],
+    "x" * 3000,
+    -0.0,
+]
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | broken | st.sampled_from(HURTING),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KNOWN) | broken, inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KNOWN) | broken, inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -98,7 +133,9 @@ def bodies(draw: Any) -> dict[str, Any]:
     if "tool_choice" in names or "parallel_tool_calls" in names:
         names.append("tools")
     options = {name: draw(st.sampled_from(RIGHT[name])) for name in names}
-    body = copy.deepcopy({"model": "specfuse", "messages": draw(conversations | st.just(QUESTION)), **options})
+    body = copy.deepcopy(
+        {"model": "specfuse", "messages": draw(conversations | st.just(QUESTION)), **options}
+    )
     for _ in range(draw(st.integers(0, 2))):
         holder, key = draw(st.sampled_from(list(places_in(body))))
         change = draw(st.sampled_from(["other", "gone", "more"]))
@@ -114,7 +151,9 @@ def bodies(draw: Any) -> dict[str, Any]:
 def poster(endpoint: Endpoint) -> Callable[[Any], httpx2.Response]:
     """Sends bodies over one connection."""
     client, headers = endpoint.http(), {"content-type": "application/json"}
-    return lambda body: client.post(endpoint.url + PATH, content=json.dumps(body).encode(), headers=headers)
+    return lambda body: client.post(
+        endpoint.url + PATH, content=json.dumps(body).encode(), headers=headers
+    )
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +161,9 @@ def post():
     """To an endpoint that must be as good as new after all tests."""
     members = [ScriptedMember(BLUE, name="a"), ScriptedMember(BLUE.upper(), name="b")]
     with serving() as start:
-        endpoint = start(ensemble(*members), limits=Limits(max_body_bytes=200_000, max_answer_tokens=100))
+        endpoint = start(
+            ensemble(*members), limits=Limits(max_body_bytes=200_000, max_answer_tokens=100)
+        )
         yield poster(endpoint)
         assert endpoint.idle()
         assert endpoint.ask().json()["choices"][0]["message"]["content"] == BLUE
@@ -146,8 +187,15 @@ def well_formed(response: httpx2.Response) -> str | None:
     else:
         *data, last = events(response)
         assert last == "[DONE]" and "error" not in data[-1]
-        choices = [one for event in data for one in ChatCompletionChunk.model_validate(event, strict=True).choices]
-        assert len([one for one in choices if one.finish_reason]) == 1 and choices[0].delta.role == "assistant"
+        choices = [
+            one
+            for event in data
+            for one in ChatCompletionChunk.model_validate(event, strict=True).choices
+        ]
+        assert (
+            len([one for one in choices if one.finish_reason]) == 1
+            and choices[0].delta.role == "assistant"
+        )
         parts = [one.delta for one in choices]
     called = [call.function for part in parts for call in part.tool_calls or ()]
     text = "".join(part.content or "" for part in parts)
@@ -162,8 +210,12 @@ quick = settings(
 
 @quick
 @given(body=bodies())
-def test_streamed_or_whole_it_is_the_same_answer_or_the_same_refusal(post: Any, body: dict[str, Any]) -> None:
-    options = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+def test_streamed_or_whole_it_is_the_same_answer_or_the_same_refusal(
+    post: Any, body: dict[str, Any]
+) -> None:
+    options = {
+        name: value for name, value in body.items() if name not in ("stream", "stream_options")
+    }
     whole, streamed = (post({**options, "stream": stream}) for stream in (False, True))
     assert well_formed(whole) == well_formed(streamed)
     assert whole.status_code == streamed.status_code
@@ -173,10 +225,16 @@ def test_streamed_or_whole_it_is_the_same_answer_or_the_same_refusal(post: Any, 
 
 
 @quick
-@given(text=pieced | st.sampled_from(["data: [DONE]\n\ndata: {}", "\u2028\u2029 </script>", "\x1b[31m red"]))
+@given(
+    text=pieced
+    | st.sampled_from(["data: [DONE]\n\ndata: {}", "\u2028\u2029 </script>", "\x1b[31m red"])
+)
 def test_any_text_comes_back_unchanged_streamed_or_whole(echo: Any, text: str) -> None:
     body = {"model": "specfuse", "messages": [{"role": "user", "content": text}]}
-    assert [well_formed(echo({**body, "stream": stream})) for stream in (False, True)] == [text, text]
+    assert [well_formed(echo({**body, "stream": stream})) for stream in (False, True)] == [
+        text,
+        text,
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,11 @@ TOOL = {
     "function": {
         "name": "get_weather",
         "description": "Tell the weather in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 
@@ -61,10 +65,16 @@ def test_an_answer_is_the_chat_models_whole_and_streamed(serve):
     assert [chunk.choices[0].delta.content for chunk in chunks] == segments and len(segments) > 2
     assert {chunk.choices[0].finish_reason for chunk in chunks} == {None}
     assert last.choices[0].finish_reason == "stop"
-    assert chunks[0].choices[0].delta.role == "assistant" and chunks[1].choices[0].delta.role is None
-    assert len({chunk.id for chunk in [*chunks, last]}) == 1 and {chunk.usage for chunk in chunks} == {None}
+    assert (
+        chunks[0].choices[0].delta.role == "assistant" and chunks[1].choices[0].delta.role is None
+    )
+    assert len({chunk.id for chunk in [*chunks, last]}) == 1 and {
+        chunk.usage for chunk in chunks
+    } == {None}
     summary = last.model_extra["specfuse"]
-    assert summary["rounds"] == len(segments) and sum(summary["weights"].values()) == pytest.approx(1)
+    assert summary["rounds"] == len(segments) and sum(summary["weights"].values()) == pytest.approx(
+        1
+    )
     *_, usage = ask(client, model="our/own", stream=True, stream_options={"include_usage": True})
     assert usage.choices == [] and usage.usage.total_tokens == answer.usage.total_tokens
     assert [one.id for one in client.models.list()] == ["our/own"]
@@ -82,7 +92,10 @@ def test_options_reach_the_chat_model(serve):
     assert stopped.choices[0].finish_reason == "stop"
     sampled = ask(client, temperature=0.7, top_p=0.9, seed=7, n=1, user="somebody")
     assert sampled.model_extra["specfuse"]["seed"] == 7
-    chosen = ask(serve(ensemble("positive", "positively")).client(), extra_body={"choice": ["positive", "negative"]})
+    chosen = ask(
+        serve(ensemble("positive", "positively")).client(),
+        extra_body={"choice": ["positive", "negative"]},
+    )
     assert chosen.choices[0].message.content == "positive"
 
 
@@ -115,28 +128,36 @@ def test_a_call_can_be_forced_and_needs_no_parameters(serve):
 
 def test_a_response_format_is_kept(serve):
     client = serve(ensemble(JOKE, JOKE)).client()
-    parsed = client.chat.completions.parse(model="specfuse", messages=QUESTION, response_format=Joke)
+    parsed = client.chat.completions.parse(
+        model="specfuse", messages=QUESTION, response_format=Joke
+    )
     assert parsed.choices[0].message.parsed == Joke(**JOKE)
     loose = ask(client, response_format={"type": "json_object"})
     assert json.loads(loose.choices[0].message.content) == JOKE
 
 
 def test_a_failure_within_a_stream_is_an_error_after_its_text_and_no_end(serve):
-    endpoint = serve(ensemble(ScriptedMember(BLUE, fails_in=3, error=RuntimeError("the secret is 42"))))
+    endpoint = serve(
+        ensemble(ScriptedMember(BLUE, fails_in=3, error=RuntimeError("the secret is 42")))
+    )
     received = []
     with pytest.raises(openai.APIError, match="no member is left") as raised:
-        received.extend(chunk.choices[0].delta.content for chunk in ask(endpoint.client(), stream=True))
+        received.extend(
+            chunk.choices[0].delta.content for chunk in ask(endpoint.client(), stream=True)
+        )
     assert BLUE.startswith("".join(received)) and len(received) == 2
     assert "secret" not in str(raised.value.body)
     data = events(serve(ensemble(ScriptedMember(BLUE, fails_in=2))).ask(stream=True))
     assert "choices" in data[0] and data[-1]["error"]["code"] == "members_failed"
 
 
-# --- langchain-openai -------------------------------------------------------------------------------------------
+# --- langchain-openai -----------------------------------------------------------------------------
 
 
 def langchain(endpoint):
-    return ChatOpenAI(model="specfuse", base_url=f"{endpoint.url}/v1", api_key="none", http_client=endpoint.http())
+    return ChatOpenAI(
+        model="specfuse", base_url=f"{endpoint.url}/v1", api_key="none", http_client=endpoint.http()
+    )
 
 
 def test_langchain_gets_answers_streams_and_objects(serve):
@@ -145,14 +166,21 @@ def test_langchain_gets_answers_streams_and_objects(serve):
     chunks = list(remote.stream("Why is the sky blue?"))
     assert "".join(chunk.text for chunk in chunks) == BLUE
     assert sum(chunks[1:], chunks[0]).response_metadata["finish_reason"] == "stop"
-    for method, script in (("json_schema", JOKE), ("function_calling", ScriptedMember.call("Joke", **JOKE))):
-        remote = langchain(serve(ensemble(script, script))).with_structured_output(Joke, method=method)
+    for method, script in (
+        ("json_schema", JOKE),
+        ("function_calling", ScriptedMember.call("Joke", **JOKE)),
+    ):
+        remote = langchain(serve(ensemble(script, script))).with_structured_output(
+            Joke, method=method
+        )
         assert remote.invoke("A joke, as JSON?") == Joke(**JOKE)
 
 
 def test_lm_evaluation_harness_gets_what_the_chat_model_says(serve):
     endpoint = serve()
-    client = LocalChatCompletion(base_url=f"{endpoint.url}/v1/chat/completions", model="specfuse", num_concurrent=2)
+    client = LocalChatCompletion(
+        base_url=f"{endpoint.url}/v1/chat/completions", model="specfuse", num_concurrent=2
+    )
     asked = client.apply_chat_template(QUESTION)
     options = {"until": ["\n\n"], "max_gen_toks": 64, "do_sample": False}
     instances = [Instance("generate_until", {}, (asked, options), number) for number in range(3)]

@@ -1,4 +1,5 @@
-"""``langchain-specfuse serve`` as a process: where it listens, when it is ready, and how it stops."""
+"""``langchain-specfuse serve`` as a process: where it listens, when it is ready, and how it
+stops."""
 
 from __future__ import annotations
 
@@ -43,8 +44,21 @@ class Served:
     """The command, running."""
 
     def __init__(self, *argv: str, kind: str, **environment: str) -> None:
-        command = [sys.executable, "-c", RUN, kind, "serve", "--port", "0", "--segment-tokens", "1", *argv]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+        command = [
+            sys.executable,
+            "-c",
+            RUN,
+            kind,
+            "serve",
+            "--port",
+            "0",
+            "--segment-tokens",
+            "1",
+            *argv,
+        ]
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
         self.printed = ""
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
@@ -96,10 +110,14 @@ def refused(url: str) -> bool:
 def test_a_signal_lets_answers_under_way_end_and_no_new_one_begin(started):
     served, without_page = started(kind="slow"), started("--no-page", kind="slow")
     url = served.ready()
-    assert httpx2.get(url.removesuffix("v1")).status_code == 200 and "for browsers" in served.printed
+    assert (
+        httpx2.get(url.removesuffix("v1")).status_code == 200 and "for browsers" in served.printed
+    )
     assert httpx2.get(without_page.ready().removesuffix("v1")).status_code == 404
     assert url.startswith("http://127.0.0.1:") and "warning" not in served.printed
-    assert ask(url, host="evil.example").status_code == 403, "without a key only its own names are accepted"
+    assert ask(url, host="evil.example").status_code == 403, (
+        "without a key only its own names are accepted"
+    )
     assert ask(url, host="localhost:1").status_code == 200
     with streaming(url) as stream:
         lines = stream.iter_lines()
@@ -127,7 +145,10 @@ WRONG = {
 
 @pytest.mark.parametrize("argv", WRONG)
 def test_a_mistake_is_reported_before_anything_is_loaded(capsys, argv):
-    assert main(["serve", "--port", "0", *argv.split()], members=[Unloadable(BLUE, name="a")]) == MISUSED
+    assert (
+        main(["serve", "--port", "0", *argv.split()], members=[Unloadable(BLUE, name="a")])
+        == MISUSED
+    )
     printed = capsys.readouterr().err
     assert WRONG[argv] in printed and "-> " in printed and "no such file" not in printed
 
@@ -135,7 +156,9 @@ def test_a_mistake_is_reported_before_anything_is_loaded(capsys, argv):
 def test_unloadable_members_or_a_missing_package_end_it(monkeypatch, capsys):
     assert main(["serve", "--port", "0"], members=[Unloadable(BLUE, name="a")]) == FAILED
     printed = capsys.readouterr().err
-    assert "OSError: no such file" in printed and "ready" not in printed and "Traceback" not in printed
+    assert (
+        "OSError: no such file" in printed and "ready" not in printed and "Traceback" not in printed
+    )
     monkeypatch.setitem(sys.modules, "langchain_specfuse.cli.serve", None)
     assert main(["serve", "--port", "0"]) == MISUSED
     assert 'pip install "langchain-specfuse[serve]"' in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Many requests at once: each gets the answer it would get alone; those beyond the bounds are refused at once."""
+"""Many requests at once: each gets the answer it would get alone; those beyond the bounds are
+refused at once."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_ans
     endpoint = serve(ensemble(gated, max_concurrency=2), limits=Limits(max_waiting=3))
     body = {"model": "specfuse", "messages": QUESTION}
     async with httpx2.AsyncClient(timeout=60) as client:
-        asked = [asyncio.create_task(client.post(endpoint.url + PATH, json=body)) for _ in range(12)]
+        asked = [
+            asyncio.create_task(client.post(endpoint.url + PATH, json=body)) for _ in range(12)
+        ]
         first = asyncio.as_completed(asked)
         refused = [await next(first) for _ in range(7)]
         assert endpoint.metric("specfuse_answers_in_flight") == 2
@@ -51,7 +54,9 @@ def test_a_late_answer_ends_with_an_error_status_or_with_an_error_after_its_text
             return super().draft(jobs)
 
     endpoint = serve(ensemble(Slow("word " * 2000), max_tokens=2000), limits=Limits(timeout=3))
-    stream = endpoint.client().chat.completions.create(model="specfuse", messages=QUESTION, stream=True)
+    stream = endpoint.client().chat.completions.create(
+        model="specfuse", messages=QUESTION, stream=True
+    )
     received = []
     with pytest.raises(openai.APIError, match="took too long"):
         received.extend(stream)

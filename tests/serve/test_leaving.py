@@ -51,11 +51,17 @@ def sent(endpoint, **options):
 def test_closing_a_stream_cancels_the_answer_within_a_round(paced):
     endpoint, member = paced
     member.turns.release()
-    with endpoint.client().chat.completions.create(model="specfuse", messages=QUESTION, stream=True) as stream:
+    with endpoint.client().chat.completions.create(
+        model="specfuse", messages=QUESTION, stream=True
+    ) as stream:
         next(iter(stream))
-        assert until(lambda: member.begun == 2) and endpoint.metric("specfuse_answers_in_flight") == 1
+        assert (
+            until(lambda: member.begun == 2) and endpoint.metric("specfuse_answers_in_flight") == 1
+        )
     assert endpoint.counted("specfuse_answers_total", 1, outcome="gone")
-    assert endpoint.metric("specfuse_answers_in_flight") == 0, "before the round that was under way is over"
+    assert endpoint.metric("specfuse_answers_in_flight") == 0, (
+        "before the round that was under way is over"
+    )
     member.turns.release()
     assert endpoint.idle() and member.begun == 2
 

@@ -10,7 +10,9 @@ from langchain_specfuse import SpecFuseCallbackHandler
 def test_rounds_segments_weights_and_tokens_are_those_of_the_chat_models_events(serve):
     endpoint = serve()
     rounds = []
-    own = endpoint.llm.invoke("Why?", {"callbacks": [SpecFuseCallbackHandler(on_round=rounds.append)]})
+    own = endpoint.llm.invoke(
+        "Why?", {"callbacks": [SpecFuseCallbackHandler(on_round=rounds.append)]}
+    )
     for stream in (True, False):
         assert endpoint.ask(stream=stream).status_code == 200
     assert endpoint.counted("specfuse_answers_total", 2, outcome="stop")
@@ -20,7 +22,10 @@ def test_rounds_segments_weights_and_tokens_are_those_of_the_chat_models_events(
         assert endpoint.metric("specfuse_segments_total", member=member) == 2 * won
         assert endpoint.metric("specfuse_weight_count", member=member) == 2
     assert endpoint.metric("specfuse_weight_sum") == pytest.approx(2)
-    assert endpoint.metric("specfuse_tokens_total", kind="answer") == 2 * own.usage_metadata["output_tokens"]
+    assert (
+        endpoint.metric("specfuse_tokens_total", kind="answer")
+        == 2 * own.usage_metadata["output_tokens"]
+    )
     assert endpoint.metric("specfuse_tokens_total", kind="prompt") > 0
 
 
@@ -33,6 +38,14 @@ def test_every_request_is_counted_once_as_an_answer_or_as_refused(serve):
     assert endpoint.counted("specfuse_refused_total", 1, code="invalid_value")
     assert endpoint.metric("specfuse_answer_seconds_count") == 3
     assert endpoint.metric("specfuse_first_segment_seconds_count") == 3
-    assert 0 < endpoint.metric("specfuse_first_segment_seconds_sum") < endpoint.metric("specfuse_answer_seconds_sum")
-    assert endpoint.metric("specfuse_answers_in_flight") == endpoint.metric("specfuse_answers_waiting") == 0
+    assert (
+        0
+        < endpoint.metric("specfuse_first_segment_seconds_sum")
+        < endpoint.metric("specfuse_answer_seconds_sum")
+    )
+    assert (
+        endpoint.metric("specfuse_answers_in_flight")
+        == endpoint.metric("specfuse_answers_waiting")
+        == 0
+    )
     assert endpoint.get("/metrics").headers["content-type"].startswith("text/plain")

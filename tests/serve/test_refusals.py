@@ -1,4 +1,5 @@
-"""What is wrong, too much or harmful is refused with a reason, costs other requests nothing, and is in no log."""
+"""What is wrong, too much or harmful is refused with a reason, costs other requests nothing, and is
+in no log."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from langchain_specfuse.serve import Limits, requests
 from .conftest import BLUE, PATH, QUESTION, ensemble, serving, until
 
 GOOD = {"model": "specfuse", "messages": QUESTION}
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add two numbers, or more."}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "description": "Add two numbers, or more."}}
+]
 
 
 def wrong(response, status, code):
@@ -43,15 +46,25 @@ def endpoint(shared):
     assert shared.idle()
 
 
-# --- bodies -----------------------------------------------------------------------------------------------------
+# --- bodies ---------------------------------------------------------------------------------------
 
 
 def test_a_body_that_is_no_request_is_refused(endpoint):
-    wrong_json = [b"", b'{"model": NaN}', b'{"temperature": 1e999}', b"\xff\xfe{\x00}\x00", b"[" + b"1" * 9000 + b"]"]
+    wrong_json = [
+        b"",
+        b'{"model": NaN}',
+        b'{"temperature": 1e999}',
+        b"\xff\xfe{\x00}\x00",
+        b"[" + b"1" * 9000 + b"]",
+    ]
     for body in wrong_json:
         wrong(endpoint.post(body), 400, "invalid_json")
     # Python 3.14 reads as deep as its stack allows, which is deeper than these bodies may be.
-    wrong(endpoint.post(b"[" * 9000), 400, "invalid_json" if sys.version_info >= (3, 14) else "body_too_deep")
+    wrong(
+        endpoint.post(b"[" * 9000),
+        400,
+        "invalid_json" if sys.version_info >= (3, 14) else "body_too_deep",
+    )
     wrong(endpoint.post(b'"specfuse"'), 400, "invalid_value")
 
 
@@ -75,7 +88,9 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(endpoint, monkeypatch):
             yield b" " * 65_536
 
     try:
-        answer = httpx2.post(endpoint.url + PATH, content=endless(), headers={"content-type": "application/json"})
+        answer = httpx2.post(
+            endpoint.url + PATH, content=endless(), headers={"content-type": "application/json"}
+        )
         wrong(answer, 413, "body_too_large")
     except httpx2.TransportError:  # the connection was closed before all was sent
         pass
@@ -89,12 +104,15 @@ def test_other_types_paths_and_methods_are_refused_in_the_same_form(endpoint):
     wrong(endpoint.post(GOOD, content_type="text/plain"), 415, "unsupported_media_type")
     assert endpoint.post(GOOD, content_type="Application/JSON; charset=utf-8").status_code == 200
     assert f"-> use POST {PATH}" in wrong(endpoint.get(PATH), 405, "unknown_url")["message"]
-    assert "-> use GET /v1/models" in wrong(endpoint.post(GOOD, "/v1/models"), 405, "unknown_url")["message"]
+    assert (
+        "-> use GET /v1/models"
+        in wrong(endpoint.post(GOOD, "/v1/models"), 405, "unknown_url")["message"]
+    )
     wrong(endpoint.post(GOOD, "/v1/embeddings"), 404, "unknown_url")
     wrong(endpoint.post(GOOD, PATH + "/"), 404, "unknown_url")
 
 
-# --- values -----------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -107,7 +125,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         ({"messages": None}, "messages"),
         ({"messages": [{"content": "Why?"}]}, "messages[0]"),
         ({"messages": [*QUESTION, {"role": "tool", "content": "no id"}]}, "messages[1]"),
-        ({"messages": [*QUESTION, {"role": "assistant", "tool_calls": [{"id": 1}]}]}, "messages[1]"),
+        (
+            {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [{"id": 1}]}]},
+            "messages[1]",
+        ),
         ({"messages": [*QUESTION, {"role": "user", "content": None}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0]"),
@@ -123,7 +144,15 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {}}}, "tool_choice"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": "json"}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "colour"}}}}, None),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "colour"}},
+                }
+            },
+            None,
+        ),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
     ],
 )
@@ -137,26 +166,55 @@ def test_a_wrong_value_is_named_with_advice(endpoint, options, param):
 
 def test_a_client_does_not_choose_who_answers_or_how_they_agree(endpoint):
     wrong(endpoint.ask(model="gpt-5"), 404, "model_not_found")
-    for name in ("members", "verifiers", "prior", "timeout", "trace", "segment_tokens", "max_waiting"):
+    for name in (
+        "members",
+        "verifiers",
+        "prior",
+        "timeout",
+        "trace",
+        "segment_tokens",
+        "max_waiting",
+    ):
         error = wrong(endpoint.ask(**{name: ["/etc/passwd"]}), 400, "unknown_parameter")
         assert error["param"] == name
     for name, near in (("max_token", "max_tokens"), ("stops", "stop"), ("reasoning_effort", None)):
         message = endpoint.ask(**{name: "low"}).json()["error"]["message"]
         assert ("did you mean" in message) == bool(near) and (not near or repr(near) in message)
-    neutral = {"n": 1, "logprobs": False, "top_logprobs": None, "presence_penalty": 0, "frequency_penalty": 0.0}
-    ignored = {"logit_bias": {}, "store": False, "user": "ann", "metadata": {"a": "b"}, "seed": None, "tools": None}
+    neutral = {
+        "n": 1,
+        "logprobs": False,
+        "top_logprobs": None,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+    }
+    ignored = {
+        "logit_bias": {},
+        "store": False,
+        "user": "ann",
+        "metadata": {"a": "b"},
+        "seed": None,
+        "tools": None,
+    }
     assert endpoint.ask(**neutral, **ignored).status_code == 200
 
 
 def test_limits_are_checked_and_the_smaller_budget_holds(serve):
-    for bad in ({"max_waiting": -1}, {"max_body_bytes": 1.5}, {"timeout": float("nan")}, {"at_once": 1}):
+    for bad in (
+        {"max_waiting": -1},
+        {"max_body_bytes": 1.5},
+        {"timeout": float("nan")},
+        {"at_once": 1},
+    ):
         with pytest.raises(ValidationError, match=next(iter(bad))):
             Limits(**bad)
     answer = serve(ensemble(max_tokens=20), limits=Limits(max_answer_tokens=3)).ask().json()
-    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (3, "length")
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (
+        3,
+        "length",
+    )
 
 
-# --- keys and names ---------------------------------------------------------------------------------------------
+# --- keys and names -------------------------------------------------------------------------------
 
 
 def test_without_a_key_there_are_only_probes_and_under_a_foreign_name_nothing(serve):
@@ -165,13 +223,19 @@ def test_without_a_key_there_are_only_probes_and_under_a_foreign_name_nothing(se
     for path in ("/v1/models", "/v1/models/specfuse", "/metrics"):
         wrong(endpoint.get(path), 401, "invalid_api_key")
         for key in ("first", "söcond"):
-            assert endpoint.get(path, headers={"authorization": f"Bearer {key}".encode()}).status_code == 200
+            assert (
+                endpoint.get(path, headers={"authorization": f"Bearer {key}".encode()}).status_code
+                == 200
+            )
     for given in ("", "Bearer", "Bearer firs", "Bearer first2", "Basic first", "first"):
         wrong(endpoint.post(GOOD, authorization=given), 401, "invalid_api_key")
     assert endpoint.post(GOOD, authorization="Bearer first").status_code == 200
     endpoint = serve(hosts=["127.0.0.1", "[::1]"])  # against DNS rebinding
     wrong(endpoint.post(GOOD, host="evil.example:80"), 403, "unknown_host")
-    assert [endpoint.post(GOOD, host=host).status_code for host in ("127.0.0.1:1234", "[::1]")] == [200, 200]
+    assert [endpoint.post(GOOD, host=host).status_code for host in ("127.0.0.1:1234", "[::1]")] == [
+        200,
+        200,
+    ]
 
 
 def test_a_key_is_neither_in_metrics_nor_logs_nor_traces(serve, caplog):
@@ -180,7 +244,11 @@ def test_a_key_is_neither_in_metrics_nor_logs_nor_traces(serve, caplog):
     with recorded() as (tracer, langsmith):
         endpoint = serve(ensemble(callbacks=[tracer], trace="members"), api_keys=[key])
         bodies = ({**GOOD, "stream": True}, GOOD, {**GOOD, "temperature": -1})
-        responses = [endpoint.post(body, authorization=f"Bearer {sent}") for sent in (key, key[:-1]) for body in bodies]
+        responses = [
+            endpoint.post(body, authorization=f"Bearer {sent}")
+            for sent in (key, key[:-1])
+            for body in bodies
+        ]
         assert [response.status_code for response in responses] == [200, 200, 400, 401, 401, 401]
         metrics = endpoint.get("/metrics", headers={"authorization": f"Bearer {key}"}).text
     assert "specfuse_answers_total" in metrics and BLUE[:20] in langsmith.told
@@ -188,7 +256,7 @@ def test_a_key_is_neither_in_metrics_nor_logs_nor_traces(serve, caplog):
     assert not any("sk-canary" in one for one in seen)
 
 
-# --- members ----------------------------------------------------------------------------------------------------
+# --- members --------------------------------------------------------------------------------------
 
 SECRET = "the password is swordfish"
 
@@ -207,7 +275,9 @@ class Late(ScriptedMember):
 
 def test_no_word_of_a_question_is_logged_or_counted(serve, caplog, capfd):
     caplog.set_level(logging.INFO)
-    endpoints = [serve(ensemble(member)) for member in (ScriptedMember(BLUE), Telling(BLUE), Late(BLUE))]
+    endpoints = [
+        serve(ensemble(member)) for member in (ScriptedMember(BLUE), Telling(BLUE), Late(BLUE))
+    ]
     question = [{"role": "user", "content": SECRET}]
     responses = [endpoint.ask(messages=question) for endpoint in endpoints]
     responses += [endpoints[0].ask(**options) for options in ({"temperature": SECRET}, {SECRET: 1})]

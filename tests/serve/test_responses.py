@@ -15,9 +15,18 @@ SUMMARY = {"exits": [{"member": "a", "reason": "secret"}]}
 
 def test_reasoning_is_sent_and_reasons_of_exits_are_not():
     completion = Completion("m")
-    last = AIMessageChunk("", response_metadata={"finish_reason": "stop_string", "specfuse": SUMMARY})
-    chunks = [AIMessageChunk("", additional_kwargs={"reasoning_content": text}) for text in ("Hm", ", well")]
-    events = [event for chunk in [*chunks, AIMessageChunk("Yes."), last] for event in completion.add(chunk)]
+    last = AIMessageChunk(
+        "", response_metadata={"finish_reason": "stop_string", "specfuse": SUMMARY}
+    )
+    chunks = [
+        AIMessageChunk("", additional_kwargs={"reasoning_content": text})
+        for text in ("Hm", ", well")
+    ]
+    events = [
+        event
+        for chunk in [*chunks, AIMessageChunk("Yes."), last]
+        for event in completion.add(chunk)
+    ]
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas == [
         {"role": "assistant", "reasoning_content": "Hm"},
@@ -32,6 +41,8 @@ def test_reasoning_is_sent_and_reasons_of_exits_are_not():
 
 
 def test_a_client_gets_the_reasoning_beside_the_answer(serve):
-    llm = SpecFuseChatModel(members=[FakeListChatModel(responses=["<think>The air.</think>It is blue."])])
+    llm = SpecFuseChatModel(
+        members=[FakeListChatModel(responses=["<think>The air.</think>It is blue."])]
+    )
     message = serve(llm).ask().json()["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("It is blue.", "The air.")

@@ -10,13 +10,23 @@ from typing import Any
 
 import pytest
 
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+NAMES = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
 _MISSING: list[str] = []
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _MISSING:
-        warning = f"NO BROWSER, so the page was not opened in one ({_MISSING[0]}). `make browser` installs it."
+        warning = (
+            f"NO BROWSER, so the page was not opened in one ({_MISSING[0]}). `make browser` "
+            "installs it."
+        )
         terminalreporter.write_line(warning, yellow=True, bold=True)
 
 
@@ -24,34 +34,48 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def browser() -> Iterator[Any]:
     """One per module: while it runs, its event loop disturbs asynchronous tests."""
     with pytest.importorskip("playwright.sync_api").sync_playwright() as play:
-        installed = os.environ.get("SPECFUSE_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+        installed = os.environ.get("SPECFUSE_CHROMIUM") or next(
+            filter(None, map(shutil.which, NAMES)), None
+        )
         path = installed or play.chromium.executable_path
         if not Path(path).exists():
             _MISSING.append("no Chromium was found")
             if os.environ.get("SPECFUSE_NEEDS_BROWSER"):
-                pytest.fail("no Chromium was found, and SPECFUSE_NEEDS_BROWSER is set: make browser")
+                pytest.fail(
+                    "no Chromium was found, and SPECFUSE_NEEDS_BROWSER is set: make browser"
+                )
             pytest.skip("no Chromium was found: make browser")
-        opened = play.chromium.launch(executable_path=path, args=["--no-sandbox"])  # tests may run as root
+        # tests may run as root
+        opened = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield opened
         opened.close()
 
 
 class Opened:
-    """An opened page, and everything that went wrong on it. It may ask the server that it came from, if any."""
+    """An opened page, and everything that went wrong on it. It may ask the server that it came
+    from, if any."""
 
     def __init__(self, page: Any, server: str = "no server") -> None:
         self.page = page
         self.trouble: list[str] = []
-        page.on("dialog", lambda dialog: (self.trouble.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "dialog",
+            lambda dialog: (self.trouble.append(f"dialog {dialog.message}"), dialog.dismiss()),
+        )
         page.on("pageerror", lambda error: self.trouble.append(f"error {error}"))
         page.on("console", lambda line: self.trouble.append(f"console {line.text}"))
-        page.on("request", lambda one: one.url.startswith(server) or self.trouble.append(f"request {one.url}"))
+        page.on(
+            "request",
+            lambda one: one.url.startswith(server) or self.trouble.append(f"request {one.url}"),
+        )
 
     def unfold(self, place: str = "") -> None:
         """Open everything that is folded there. The page is notified a little later."""
         for summary in self.page.locator(f"{place} summary".strip()).all():
             summary.click()
-        filled = "[...document.querySelectorAll('details[open]')].every(one => one.children.length > 1)"
+        filled = (
+            "[...document.querySelectorAll('details[open]')].every(one => one.children.length > 1)"
+        )
         for _ in range(3000):  # no wait_for_function: the page's policy forbids it
             if self.page.evaluate(filled):
                 return

@@ -12,9 +12,12 @@ from langchain_specfuse.engine.ensemble import Ensemble
 
 QUESTION = "Why is the sky blue?"
 SCRIPTS = {
-    "ann": "The sky is blue because air scatters blue light much more than red light, and so it comes from all sides.",
-    "bob": "The sky looks blue because air bends blue light far more than red light, so it comes from all sides.",
-    "cyd": "I like long trains, and all bends they take far more than any plane, which only goes straight on.",
+    "ann": "The sky is blue because air scatters blue light much more than red light, and so it "
+    "comes from all sides.",
+    "bob": "The sky looks blue because air bends blue light far more than red light, so it comes "
+    "from all sides.",
+    "cyd": "I like long trains, and all bends they take far more than any plane, which only goes "
+    "straight on.",
 }
 
 
@@ -37,7 +40,9 @@ HOSTILE = [
 def scripted() -> Trace:
     """Three members; one has another subject and leaves."""
     members = [ScriptedMember(script, name=name) for name, script in SCRIPTS.items()]
-    rounds = Ensemble(members).rounds(Query("q", (Turn("user", QUESTION),)), Settings(segment_tokens=4))
+    rounds = Ensemble(members).rounds(
+        Query("q", (Turn("user", QUESTION),)), Settings(segment_tokens=4)
+    )
     return Trace(rounds, question=QUESTION, members=list(SCRIPTS))
 
 
@@ -56,11 +61,16 @@ def a_round(number: int, texts: dict[str, str], winner: str, **more: Any) -> dic
         "margin": 0.25,
         "dissent": 0.5,
         **numbers,
-        "drafts": {name: {"text": text, "ended": False, "tokens": 3} for name, text in texts.items()},
+        "drafts": {
+            name: {"text": text, "ended": False, "tokens": 3} for name, text in texts.items()
+        },
         "scores": {judge: dict.fromkeys(texts, -1.25) for judge in texts},
         "votes": dict.fromkeys(texts, even),
         "seconds": {"draft": 0.25, "verify": 0.125},
-        "tokens": {p: {n: {"read": 3, "reused": 9, "seconds": 0.1} for n in texts} for p in ("draft", "verify")},
+        "tokens": {
+            p: {n: {"read": 3, "reused": 9, "seconds": 0.1} for n in texts}
+            for p in ("draft", "verify")
+        },
         **more,
     }
 
@@ -75,5 +85,9 @@ def long(rounds: int) -> Trace:
         texts = {name: " " + " ".join(dice.choices(words, k=10)) for name in names}
         numbers = {name: {other: dice.random() for other in names} for name in names}
         weights = {name: dice.random() for name in names}
-        trace.add(a_round(number, texts, dice.choice(names), votes=numbers, scores=numbers, weights=weights))
+        trace.add(
+            a_round(
+                number, texts, dice.choice(names), votes=numbers, scores=numbers, weights=weights
+            )
+        )
     return trace

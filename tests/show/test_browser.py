@@ -16,18 +16,27 @@ def test_the_answer_is_shown_by_segment_and_a_click_shows_its_round(opened):
     assert one.texts(".segment") == [item["text"] for item in trace.rounds]
     kinds = one.page.eval_on_selector_all(".piece", "all => all.map(one => one.className)")
     assert kinds == [f"piece m{trace.members.index(item['winner'])}" for item in trace.rounds]
-    assert "5 rounds, 3 members" in one.text("#summary") and "its author ended it" in one.text("#summary")
+    assert "5 rounds, 3 members" in one.text("#summary") and "its author ended it" in one.text(
+        "#summary"
+    )
     gone = next(left for item in trace.rounds for left in item["left"])
     assert gone["member"] in one.text("#left") and gone["reason"] in one.text("#left")
-    assert one.page.locator("#weights path.curve").count() == 3 and one.page.locator("#weights path.out").count() == 1
+    assert (
+        one.page.locator("#weights path.curve").count() == 3
+        and one.page.locator("#weights path.out").count() == 1
+    )
     one.page.click(".segment >> nth=1")
     second = trace.rounds[1]
     assert "Round 2 of 5" in one.text("#round-head")
     assert f"{second['winner']} won by {second['margin']:.3f}" in one.text("#detail")
-    rows = one.page.eval_on_selector_all("#detail table >> nth=0 >> tbody tr", "rows => rows.map(r => r.innerText)")
+    rows = one.page.eval_on_selector_all(
+        "#detail table >> nth=0 >> tbody tr", "rows => rows.map(r => r.innerText)"
+    )
     for name, draft in second["drafts"].items():
         row = next(text for text in rows if draft["text"].strip() in text and name in text)
-        assert f"{second['totals'][name]:.3f}" in row and ("✓ won" in row) == (name == second["winner"])
+        assert f"{second['totals'][name]:.3f}" in row and ("✓ won" in row) == (
+            name == second["winner"]
+        )
         assert all(f"score {second['scores'][judge][name]:.3f}" in row for judge in second["votes"])
 
 
@@ -37,9 +46,14 @@ def test_late_looping_and_forced_parts_of_a_round_are_shown(opened):
     item = a_round(1, {"a": "Rome", "b": "Rome Rome"}, "a", **forced, looped=["b"], late=late)
     one = opened(Trace([{**item, "lead": "b"}]).html())
     detail = one.text("#detail")
-    assert "loops: not eligible" in detail and "leads" in detail and "Forced by the format" in detail
+    assert (
+        "loops: not eligible" in detail and "leads" in detail and "Forced by the format" in detail
+    )
     assert "Late in draft, so the round went on without: <b>." in detail
-    assert one.texts(".piece") == ['{"city": "', "Rome", '"}'] and one.texts(".piece.forced") == ['{"city": "', '"}']
+    assert one.texts(".piece") == ['{"city": "', "Rome", '"}'] and one.texts(".piece.forced") == [
+        '{"city": "',
+        '"}',
+    ]
 
 
 def test_keys_move_through_a_long_run_and_are_announced(opened):
@@ -63,14 +77,22 @@ def test_keys_move_through_a_long_run_and_are_announced(opened):
 
 def test_hostile_text_is_text_wherever_it_stands(opened):
     """No dialog, no request, no error, and the same elements as with harmless words."""
-    shape = "document.body.innerHTML.replace(/<script type[^]*?<\\/script>/g, '').match(/<[a-z]+/g).join()"
+    shape = (
+        "document.body.innerHTML.replace(/<script type[^]*?<\\/script>/g, "
+        "'').match(/<[a-z]+/g).join()"
+    )
 
     def run(words: list[str]) -> Trace:
         rounds = []
         for at, text in enumerate(words, 1):
             names = {f"ann{text}": text, f"bob{text}": text + "!"}
             left = [{"member": f"bob{text}", "kind": text, "reason": text, "round": at}]
-            more = {"left": left, "thoughts": {f"ann{text}": text}, "looped": [f"bob{text}"], "finish": text}
+            more = {
+                "left": left,
+                "thoughts": {f"ann{text}": text},
+                "looped": [f"bob{text}"],
+                "finish": text,
+            }
             rounds.append(a_round(at, names, f"ann{text}", **more))
         return Trace(rounds, question=words[0], error=words[1])
 
@@ -90,7 +112,11 @@ def test_hostile_text_is_text_wherever_it_stands(opened):
 
 
 def test_the_policy_stops_scripts_that_are_not_the_pages_own(opened):
-    page = scripted().html().replace("<main", "<script>document.title = 'broken'</script><img src='x.png'><main")
+    page = (
+        scripted()
+        .html()
+        .replace("<main", "<script>document.title = 'broken'</script><img src='x.png'><main")
+    )
     one = opened(page)
     assert one.page.title() == QUESTION
     assert sum("Content Security Policy" in event for event in one.trouble) == 2
@@ -103,9 +129,22 @@ def test_axe_finds_no_barrier(opened, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     trace = scripted()
     trace.error = "It was interrupted."
-    trace.add(a_round(9, {f"m{n}": f" {n}" for n in range(9)}, "m4", thoughts={"m1": "Hm."}, text="[ 4", forced="["))
-    one = opened(trace.html(), color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True)
+    trace.add(
+        a_round(
+            9,
+            {f"m{n}": f" {n}" for n in range(9)},
+            "m4",
+            thoughts={"m1": "Hm."},
+            text="[ 4",
+            forced="[",
+        )
+    )
+    one = opened(
+        trace.html(), color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True
+    )
     one.unfold()
     found = axe.Axe().run(one.page).response["violations"]
-    assert [(violation["id"], [node["html"] for node in violation["nodes"]][:3]) for violation in found] == []
+    assert [
+        (violation["id"], [node["html"] for node in violation["nodes"]][:3]) for violation in found
+    ] == []
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width

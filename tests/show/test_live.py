@@ -28,7 +28,7 @@ def serve():
         yield lambda *given, **options: start(*given, **{"page": True, **options})
 
 
-# --- over HTTP --------------------------------------------------------------------------------------------------
+# --- over HTTP ------------------------------------------------------------------------------------
 
 
 def test_rounds_are_the_chat_models_streamed_or_whole_but_no_member_is_quoted(serve, tmp_path):
@@ -41,12 +41,26 @@ def test_rounds_are_the_chat_models_streamed_or_whole_but_no_member_is_quoted(se
     assert end == "[DONE]" and len(streamed) > 2
     (tmp_path / "run.json").write_text(whole.text)
     trace = Trace.load(tmp_path / "run.json")
-    assert trace.answer == BLUE and trace.question == SECRET and trace.members == recorder.trace.members
+    assert (
+        trace.answer == BLUE
+        and trace.question == SECRET
+        and trace.members == recorder.trace.members
+    )
     same = recorder.trace.rounds[0].keys() - {"seconds", "tokens", "left"}
     for one, other, own in zip(streamed, trace.rounds, recorder.trace.rounds, strict=True):
-        assert {key: one[key] for key in same} == {key: other[key] for key in same} == {key: own[key] for key in same}
-    assert streamed[0]["left"] == trace.rounds[0]["left"] == [{"member": "mute", "kind": "error", "round": 1}]
-    assert SECRET in recorder.trace.rounds[0]["left"][0]["reason"] and SECRET not in json.dumps(streamed)
+        assert (
+            {key: one[key] for key in same}
+            == {key: other[key] for key in same}
+            == {key: own[key] for key in same}
+        )
+    assert (
+        streamed[0]["left"]
+        == trace.rounds[0]["left"]
+        == [{"member": "mute", "kind": "error", "round": 1}]
+    )
+    assert SECRET in recorder.trace.rounds[0]["left"][0]["reason"] and SECRET not in json.dumps(
+        streamed
+    )
     assert endpoint.counted("specfuse_answers_total", 2, outcome="stop")
 
 
@@ -65,7 +79,11 @@ def test_rounds_are_refused_where_answers_are(serve):
         headers = {"authorization": "Bearer key", **headers}
         one, other = (endpoint.post(body, path, **headers) for path in (PATH, ROUNDS))
         assert (one.status_code, one.json()) == (status, other.json())
-    assert serve(page=False).get("/").status_code == serve(page=False).post(ASKED, ROUNDS).status_code == 404
+    assert (
+        serve(page=False).get("/").status_code
+        == serve(page=False).post(ASKED, ROUNDS).status_code
+        == 404
+    )
 
 
 def test_the_page_needs_no_key_and_is_the_same_for_every_server(serve):
@@ -74,11 +92,15 @@ def test_the_page_needs_no_key_and_is_the_same_for_every_server(serve):
     assert first.status_code == 200 and first.text == second.text
     assert first.headers["content-security-policy"] == "frame-ancestors 'none'"
     policy = re.search(r"Content-Security-Policy\" content=\"([^\"]*)", first.text)[1]
-    assert "default-src 'none'" in policy and "connect-src 'self'; " in policy and "unsafe" not in policy
+    assert (
+        "default-src 'none'" in policy
+        and "connect-src 'self'; " in policy
+        and "unsafe" not in policy
+    )
     assert httpx2.get(pages[0].url, headers={"host": "evil.example"}).status_code == 403
 
 
-# --- in a browser -----------------------------------------------------------------------------------------------
+# --- in a browser ---------------------------------------------------------------------------------
 
 
 def ask(one, question, *, state="hidden"):
@@ -92,7 +114,9 @@ def unlock(one, key):
     one.page.keyboard.press("Enter")
 
 
-def test_segments_arrive_by_author_can_be_looked_into_and_the_run_taken_along(serve, opened, tmp_path):
+def test_segments_arrive_by_author_can_be_looked_into_and_the_run_taken_along(
+    serve, opened, tmp_path
+):
     paced = Paced(BLUE, name="a")
     endpoint = serve(ensemble(paced, WIDE))
     one = opened(url=endpoint.url)
@@ -101,7 +125,10 @@ def test_segments_arrive_by_author_can_be_looked_into_and_the_run_taken_along(se
     paced.turns.release(2)
     one.page.wait_for_selector(".segment >> nth=1")
     assert one.text("#question") == "Why <b>?" and "more is to come" in one.text("#summary")
-    assert "Round 2 of 2" in one.text("#round-head") and one.page.locator("#weights path.curve").count() == 2
+    assert (
+        "Round 2 of 2" in one.text("#round-head")
+        and one.page.locator("#weights path.curve").count() == 2
+    )
     one.page.click(".segment >> nth=0")
     paced.turns.release(100)
     one.page.wait_for_selector("#stop", state="hidden")
@@ -119,7 +146,9 @@ def test_segments_arrive_by_author_can_be_looked_into_and_the_run_taken_along(se
     assert again.page.locator("#ask").count() == 0
 
     def normal(html):  # a number or a character can be written in different ways
-        return unescape(re.sub(r'(id="run">)(.*?)(</script>)', lambda found: str(json.loads(found[2])), html))
+        return unescape(
+            re.sub(r'(id="run">)(.*?)(</script>)', lambda found: str(json.loads(found[2])), html)
+        )
 
     assert normal((tmp_path / "run.html").read_text()) == normal(trace.html())
 
@@ -176,12 +205,26 @@ def test_the_key_is_asked_for_and_kept_by_the_page_alone(serve, opened):
 
 def test_other_sites_cannot_ask_or_frame_the_page(serve, opened):
     endpoint = serve()
-    one = opened(f"<!doctype html><form method=post enctype=text/plain></form><iframe src={endpoint.url}></iframe>")
-    for kind, mode in (("application/json", "cors"), ("application/json", "no-cors"), ("text/plain", "no-cors")):
-        options = {"method": "POST", "body": json.dumps(ASKED), "mode": mode, "headers": {"content-type": kind}}
+    one = opened(
+        "<!doctype html><form method=post enctype=text/plain></form><iframe "
+        f"src={endpoint.url}></iframe>"
+    )
+    for kind, mode in (
+        ("application/json", "cors"),
+        ("application/json", "no-cors"),
+        ("text/plain", "no-cors"),
+    ):
+        options = {
+            "method": "POST",
+            "body": json.dumps(ASKED),
+            "mode": mode,
+            "headers": {"content-type": kind},
+        }
         one.page.evaluate(f"fetch('{endpoint.url}{ROUNDS}', {json.dumps(options)}).catch(() => 0)")
     assert any("frame-ancestors" in event for event in one.trouble)
-    one.page.evaluate(f"document.forms[0].action = '{endpoint.url}{ROUNDS}'; document.forms[0].submit()")
+    one.page.evaluate(
+        f"document.forms[0].action = '{endpoint.url}{ROUNDS}'; document.forms[0].submit()"
+    )
     assert endpoint.counted("specfuse_refused_total", 3, code="unsupported_media_type")
     assert endpoint.metric("specfuse_answers_total") == 0
     one.trouble.clear()
@@ -199,7 +242,10 @@ def test_axe_finds_no_barrier_and_hostile_text_is_text(serve, opened, scheme, wi
             ask(one, question)
             one.unfold("#run-part")
         found = axe.Axe().run(one.page).response["violations"]
-        assert [(violation["id"], [node["html"] for node in violation["nodes"]][:3]) for violation in found] == []
+        assert [
+            (violation["id"], [node["html"] for node in violation["nodes"]][:3])
+            for violation in found
+        ] == []
         assert one.page.evaluate("document.documentElement.scrollWidth") <= width
     assert one.texts(".segment") and one.page.locator("iframe, img, [onerror]").count() == 0
     assert all("401" in event for event in one.trouble)

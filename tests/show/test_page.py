@@ -1,4 +1,5 @@
-"""The page as a file: no address, and text that cannot become markup. ``test_browser.py`` opens it in a browser."""
+"""The page as a file: no address, and text that cannot become markup. ``test_browser.py`` opens it
+in a browser."""
 
 from __future__ import annotations
 
@@ -13,7 +14,19 @@ from langchain_specfuse import Trace
 
 from .runs import HOSTILE, a_round, scripted
 
-MARKS = ["<!--", "-->", "]]>", "</title>", "</noscript>", "{{style}}", "&lt;", "'", '"', "=", "\r\n"]
+MARKS = [
+    "<!--",
+    "-->",
+    "]]>",
+    "</title>",
+    "</noscript>",
+    "{{style}}",
+    "&lt;",
+    "'",
+    '"',
+    "=",
+    "\r\n",
+]
 NASTY = st.lists(st.sampled_from(HOSTILE + MARKS), min_size=1).map("".join)
 
 
@@ -45,8 +58,17 @@ def test_no_text_becomes_an_element_and_every_text_arrives(text, name, question)
 def test_the_page_names_no_address_and_allows_no_other_script():
     page = scripted().html()
     policy = next(tag for tag in PLAIN if "Content-Security-Policy" in tag)
-    assert "default-src 'none'" in policy and "unsafe" not in policy and "://" not in policy and "*" not in policy
-    named = [address for address in re.findall(r"\w+://[^\"'\s)]+", page) if "w3.org/2000/svg" not in address]
+    assert (
+        "default-src 'none'" in policy
+        and "unsafe" not in policy
+        and "://" not in policy
+        and "*" not in policy
+    )
+    named = [
+        address
+        for address in re.findall(r"\w+://[^\"'\s)]+", page)
+        if "w3.org/2000/svg" not in address
+    ]
     assert named == [] and "url(" not in page and "@import" not in page
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", page)
 

@@ -11,14 +11,32 @@ from langchain_specfuse.show.terminal import Paint, pieces, table
 
 def a_round(text, segment, forced=""):
     even = {"a": 1.0}
-    return Round(1, text, Segment(segment), "a", {"a": Draft(segment)}, {}, {}, even, even, even, even, forced=forced)
+    return Round(
+        1,
+        text,
+        Segment(segment),
+        "a",
+        {"a": Draft(segment)},
+        {},
+        {},
+        even,
+        even,
+        even,
+        even,
+        forced=forced,
+    )
 
 
 def test_every_piece_has_its_author_and_nothing_is_lost():
     for text, segment, forced, expected in [
         ("held back, Hello", "Hello", "", [("a", "held back, Hello")]),
         ('{"a": "a', "a", '{"a": "', [("", '{"a": "'), ("a", "a")]),
-        ('{"a": "Rome", "b":', "Rome", '{"a": "", "b":', [("", '{"a": "'), ("a", "Rome"), ("", '", "b":')]),
+        (
+            '{"a": "Rome", "b":',
+            "Rome",
+            '{"a": "", "b":',
+            [("", '{"a": "'), ("a", "Rome"), ("", '", "b":')],
+        ),
         ("cut by a stop", "cut by a stop string", "x", [("a", "cut by a stop")]),
     ]:
         assert pieces(a_round(text, segment, forced)) == expected
@@ -39,5 +57,7 @@ def test_the_table_names_what_happened_in_a_round():
         "c left (error): no connection",
         "-> start the server",
     ]
-    assert lines[-1].startswith("1 round (a 1), 0 tokens in 0.0 s") and lines[-1].endswith("the budget was used up")
+    assert lines[-1].startswith("1 round (a 1), 0 tokens in 0.0 s") and lines[-1].endswith(
+        "the budget was used up"
+    )
     assert Paint(["a"], on=True).by("", "x") == "\x1b[2mx\x1b[0m", "forced text is dim"

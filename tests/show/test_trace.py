@@ -50,7 +50,9 @@ def test_any_text_survives_saving(tmp_path_factory, text, name, question):
 def test_files_of_older_versions_are_read_and_shown(tmp_path):
     file = tmp_path / "old.json"
     item = {"round": 1, "text": "Hi", "winner": "a", "drafts": {"a": {"text": "Hi"}}}
-    file.write_text(json.dumps({"command": "x", "rounds": [item, {**item, "round": 2, "closed": "}"}]}))
+    file.write_text(
+        json.dumps({"command": "x", "rounds": [item, {**item, "round": 2, "closed": "}"}]})
+    )
     trace = Trace.load(file)
     assert trace.members == ["a"] and trace.answer == "HiHi" and "HiHi" in trace.html()
 

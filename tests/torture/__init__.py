@@ -1,1 +1,2 @@
-"""Campaigns that take minutes or hours, by hand with `make torture`; what is short of each is among the tests."""
+"""Campaigns that take minutes or hours, by hand with `make torture`; what is short of each is among
+the tests."""

@@ -1,8 +1,8 @@
 """Ctrl-C wherever it strikes: the next answer is the same as ever, and nothing is held.
 
-An interrupt strikes at the n-th entry of a function in the caller's thread: Python looks for signals there, so that
-every n is a place where Ctrl-C can strike. Afterwards the same members answer once more, from another thread.
-Cancelled tasks are in ``engine/test_drive.py``.
+An interrupt strikes at the n-th entry of a function in the caller's thread: Python looks for
+signals there, so that every n is a place where Ctrl-C can strike. Afterwards the same members
+answer once more, from another thread. Cancelled tasks are in ``engine/test_drive.py``.
 """
 
 from __future__ import annotations
@@ -71,16 +71,20 @@ def strike_all(strikes):
     return struck
 
 
-# --- at the entry of a function ---------------------------------------------------------------------------------
+# --- at the entry of a function -------------------------------------------------------------------
 
 
 class AtEntry:
-    """Raises KeyboardInterrupt where the n-th function begins, as a signal would that came just then."""
+    """Raises KeyboardInterrupt where the n-th function begins, as a signal would that came just
+    then."""
 
     def __init__(self, number, way):
         self.number, self.count, self.first_of = number, 0, {}
-        # LangChain's batch has a pool of threads, and the pool's own locks do not survive it: not a fault of ours.
-        self.spared = (threading.__file__, thread.__file__, _base.__file__) if way == "batch" else ()
+        # LangChain's batch has a pool of threads, and the pool's own locks do not survive it: not a
+        # fault of ours.
+        self.spared = (
+            (threading.__file__, thread.__file__, _base.__file__) if way == "batch" else ()
+        )
 
     def __call__(self, frame, event, _):
         if event == "call" and frame.f_code.co_filename not in self.spared:
@@ -103,7 +107,8 @@ def interrupted_at_entry(case, way, number):
     try:
         with AtEntry(number, way).watching():
             SYNC[way](case.llm)
-    except (KeyboardInterrupt, Exception):  # the standard library's own conditions may make another error of it
+    # the standard library's own conditions may make another error of it
+    except (KeyboardInterrupt, Exception):
         return True
     return False  # a finalizer caught it
 

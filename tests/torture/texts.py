@@ -1,4 +1,5 @@
-"""Texts that are hard for tokenizers and parsers: from people, in many scripts, and from broken programs."""
+"""Texts that are hard for tokenizers and parsers: from people, in many scripts, and from broken
+programs."""
 
 from __future__ import annotations
 
@@ -26,13 +27,18 @@ PIECES = [
     "\x00", "\x1b[31m", "\x7f", "\x85", "\u2028", "\ufeff", "\ud7ff", "\ue000", "\uffff", "\U0010ffff", "\u00ad",
 ]  # fmt: skip
 NOT_TEXT = "\ufffd▁"
-"""U+FFFD stands for bytes that are no character; U+2581 is how half of all tokenizers write a space."""
+"""U+FFFD stands for bytes that are no character; U+2581 is how half of all tokenizers write a
+space."""
 
 pieced = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 wild = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=NOT_TEXT), max_size=24)
-repeated = st.tuples(st.sampled_from(PIECES), st.integers(2, 300)).map(lambda drawn: drawn[0] * drawn[1])
+repeated = st.tuples(st.sampled_from(PIECES), st.integers(2, 300)).map(
+    lambda drawn: drawn[0] * drawn[1]
+)
 texts = st.one_of(pieced, wild, repeated)
-broken = st.one_of(texts, st.text(max_size=12), st.tuples(pieced, st.sampled_from("\ud800\udfff")).map("".join))
+broken = st.one_of(
+    texts, st.text(max_size=12), st.tuples(pieced, st.sampled_from("\ud800\udfff")).map("".join)
+)
 """Also halves of surrogate pairs, which JSON can spell and which are no text."""
 
 
@@ -44,7 +50,13 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
     """(list or object, key) of everything inside a JSON value."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, one in inside:
         yield value, key
         yield from places_in(one)

@@ -1,7 +1,8 @@
-"""llama.cpp's C interface, as the package xllamacpp brings it: the structures and functions that are used here.
+"""llama.cpp's C interface, as the package xllamacpp brings it: the structures and functions that
+are used here.
 
-Struct layouts change between builds of llama.cpp. When the library is loaded, a few known defaults must be found at
-their expected offsets; otherwise the build is refused.
+Struct layouts change between builds of llama.cpp. When the library is loaded, a few known defaults
+must be found at their expected offsets; otherwise the build is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,18 @@ import logging
 import os
 from collections import deque
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint32, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int8,
+    c_int32,
+    c_size_t,
+    c_uint32,
+    c_void_p,
+)
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -51,8 +63,12 @@ ModelParams = _struct(
 )
 ContextParams = _struct(
     "ContextParams",
-    **_several(c_uint32, "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_max_per_seq"),
-    **_several(c_int32, "n_threads n_threads_batch type rope_scaling pooling attention flash_attention"),
+    **_several(
+        c_uint32, "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_max_per_seq"
+    ),
+    **_several(
+        c_int32, "n_threads n_threads_batch type rope_scaling pooling attention flash_attention"
+    ),
     **_several(c_float, "rope_base rope_scale yarn_ext yarn_attn yarn_fast yarn_slow"),
     yarn_orig_ctx=c_uint32,
     defrag=c_float,
@@ -79,15 +95,29 @@ class Batch(Structure):
 
     @classmethod
     def of(
-        cls, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[bool]
+        cls,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        wanted: Sequence[bool],
     ) -> Batch:
         """``wanted``: whether the logits after the token are needed."""
         size = len(tokens)
         ints = c_int32 * size
         numbers = ints(*sequences)
         base, step = ctypes.addressof(numbers), ctypes.sizeof(c_int32)
-        lists = (POINTER(c_int32) * size)(*[ctypes.cast(base + at * step, POINTER(c_int32)) for at in range(size)])
-        batch = cls(size, ints(*tokens), None, ints(*positions), ints(*[1] * size), lists, (c_int8 * size)(*wanted))
+        lists = (POINTER(c_int32) * size)(
+            *[ctypes.cast(base + at * step, POINTER(c_int32)) for at in range(size)]
+        )
+        batch = cls(
+            size,
+            ints(*tokens),
+            None,
+            ints(*positions),
+            ints(*[1] * size),
+            lists,
+            (c_int8 * size)(*wanted),
+        )
         batch.numbers = numbers  # the lists point there
         return batch
 
@@ -131,7 +161,16 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "llama_vocab_get_add_bos": (c_bool, c_void_p),
     "llama_vocab_is_eog": (c_bool, c_void_p, c_int32),
     "llama_vocab_is_control": (c_bool, c_void_p, c_int32),
-    "llama_tokenize": (c_int32, c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool),
+    "llama_tokenize": (
+        c_int32,
+        c_void_p,
+        c_char_p,
+        c_int32,
+        POINTER(c_int32),
+        c_int32,
+        c_bool,
+        c_bool,
+    ),
     "llama_token_to_piece": (c_int32, c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool),
 }
 """Name -> what it returns, then its arguments."""
@@ -153,7 +192,9 @@ def llamacpp() -> Any:
     """The library, loaded and checked."""
     spec = find_spec("xllamacpp")
     if spec is None or not spec.submodule_search_locations:
-        raise advised(UsageError("a .gguf file is read by llama.cpp, and xllamacpp is not installed"), INSTALL)
+        raise advised(
+            UsageError("a .gguf file is read by llama.cpp, and xllamacpp is not installed"), INSTALL
+        )
     found = sorted(Path(next(iter(spec.submodule_search_locations))).glob("xllamacpp*.[sp][oy]*"))
     try:
         lib = ctypes.CDLL(os.fspath(next(path for path in found if path.suffix in (".so", ".pyd"))))
@@ -161,14 +202,27 @@ def llamacpp() -> Any:
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
         usual = lib.llama_context_default_params()
-        known = (usual.n_batch, usual.n_ubatch, usual.n_seq_max, usual.defrag, usual.type_k, usual.type_v)
+        known = (
+            usual.n_batch,
+            usual.n_ubatch,
+            usual.n_seq_max,
+            usual.defrag,
+            usual.type_k,
+            usual.type_v,
+        )
         fits = (
-            known == (2048, 512, 1, -1.0, 1, 1) and usual.swa_full and lib.llama_model_default_params().use_extra_bufts
+            known == (2048, 512, 1, -1.0, 1, 1)
+            and usual.swa_full
+            and lib.llama_model_default_params().use_extra_bufts
         )
     except (OSError, AttributeError, StopIteration) as error:
-        raise advised(UsageError(f"llama.cpp cannot be loaded from xllamacpp: {error}"), INSTALL) from error
+        raise advised(
+            UsageError(f"llama.cpp cannot be loaded from xllamacpp: {error}"), INSTALL
+        ) from error
     if not fits:
-        wrong = UsageError(f"xllamacpp {version('xllamacpp')} has other structures than {TESTED}, which we know")
+        wrong = UsageError(
+            f"xllamacpp {version('xllamacpp')} has other structures than {TESTED}, which we know"
+        )
         raise advised(wrong, f"pip install xllamacpp=={TESTED}")
     lib.llama_log_set(ctypes.cast(_listen, c_void_p), None)
     lib.llama_backend_init()
@@ -177,13 +231,19 @@ def llamacpp() -> Any:
 
 @cache
 def gpu() -> tuple[str, str] | None:
-    """The first GPU that this build computes on, as torch would call it, and its description; None if there is none."""
+    """The first GPU that this build computes on, as torch would call it, and its description; None
+    if there is none."""
     lib = llamacpp()
     for at in range(lib.ggml_backend_dev_count() if lib.llama_supports_gpu_offload() else 0):
         device = lib.ggml_backend_dev_get(at)
-        if lib.ggml_backend_dev_type(device) in (1, 2):  # a GPU, or one that shares the CPU's memory
+        # a GPU, or one that shares the CPU's memory
+        if lib.ggml_backend_dev_type(device) in (1, 2):
             name = lib.ggml_backend_dev_name(device).decode().lower()
             number = "".join(filter(str.isdigit, name)) or "0"
-            known = "mps" if "metal" in name or name.startswith("mtl") else f"{name.rstrip('0123456789')}:{number}"
+            known = (
+                "mps"
+                if "metal" in name or name.startswith("mtl")
+                else f"{name.rstrip('0123456789')}:{number}"
+            )
             return known, lib.ggml_backend_dev_description(device).decode()
     return None

@@ -1,10 +1,12 @@
-"""A store on llama.cpp's KV cache: a query is a sequence, and so is each draft that is scored and each kept prefix.
+"""A store on llama.cpp's KV cache: a query is a sequence, and so is each draft that is scored and
+each kept prefix.
 
-Sequences share cells: a copy of one costs nothing until it goes on. Tokens of all sequences are read together. All
-cells are one pool (``kv_unified``), in which a sequence's cells must stand in the order of its tokens: attention sums
-in the order of the cells, and with four-bit weights another order changes logits by several percent of their spread. So
-freed cells are not used again at once. They wait in a graveyard, a sequence that nobody reads, until the pool is full.
-Then what is still needed is saved and restored into a fresh pool, larger if necessary. No answer depends on when.
+Sequences share cells: a copy of one costs nothing until it goes on. Tokens of all sequences are
+read together. All cells are one pool (``kv_unified``), in which a sequence's cells must stand in
+the order of its tokens: attention sums in the order of the cells, and with four-bit weights another
+order changes logits by several percent of their spread. So freed cells are not used again at once.
+They wait in a graveyard, a sequence that nobody reads, until the pool is full. Then what is still
+needed is saved and restored into a fresh pool, larger if necessary. No answer depends on when.
 """
 
 from __future__ import annotations
@@ -27,16 +29,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("langchain_specfuse")
 
 BATCH, SEQUENCES, TOGETHER = 512, 32, 8
-"""Tokens that are read in one call, sequences in the cache, and questions that are answered in one batch."""
+"""Tokens that are read in one call, sequences in the cache, and questions that are answered in one
+batch."""
 NARROW = 48
-"""Tokens that are computed together. From 64 on attention rounds in another way, and replies would depend on others."""
+"""Tokens that are computed together. From 64 on attention rounds in another way, and replies would
+depend on others."""
 CHUNK = 96
 """A long prompt is read in pieces of this many tokens, with other work between them."""
 GRAVEYARD = SEQUENCES - 1
 CELLS = 512
 """Tokens that the cache holds at first."""
 TRIAL_ERROR = 0.15
-"""Logits after a cut may differ by this much of their spread: kernels for one token and for many round differently."""
+"""Logits after a cut may differ by this much of their spread: kernels for one token and for many
+round differently."""
 
 
 T = TypeVar("T")
@@ -47,7 +52,8 @@ class NoRoomError(MemoryError):
 
 
 class SequenceStore(StrandStore):
-    """Sequences of one model, all with the same adapter. The state of a strand is the number of its sequence."""
+    """Sequences of one model, all with the same adapter. The state of a strand is the number of its
+    sequence."""
 
     def __init__(self, weights: GgufWeights, adapter: LoraAdapter | None = None) -> None:
         super().__init__(weights.device, CHUNK)
@@ -65,19 +71,25 @@ class SequenceStore(StrandStore):
             self._open(CELLS)  # without what the trial has buried
             if not self.tried(weights.trial_tokens, TRIAL_ERROR):
                 wrong = MemberError(
-                    f"the cache of llama.cpp is not right for {weights.source.model}: a copy of it differs"
+                    f"the cache of llama.cpp is not right for {weights.source.model}: a copy of it "
+                    "differs"
                 )
                 raise advised(wrong, "load the original weights: TransformersMember(...)")
         self.prefixes.whole = not self.cuts
         self.kind = "llama.cpp" if self.cuts else "llama.cpp, a state that cannot be cut"
 
-    # --- the context --------------------------------------------------------------------------------------------
+    # --- the context ------------------------------------------------------------------------------
 
     def _open(self, cells: int) -> None:
         """A new, empty context of llama.cpp."""
         self.clear()
         lib, params = self._lib, self._lib.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = cells, BATCH, NARROW, SEQUENCES
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = (
+            cells,
+            BATCH,
+            NARROW,
+            SEQUENCES,
+        )
         params.n_outputs_max = params.n_outputs_max_per_seq = SEQUENCES
         params.n_threads = params.n_threads_batch = self.weights.threads
         params.flash_attention, params.kv_unified = 1, True
@@ -85,7 +97,9 @@ class SequenceStore(StrandStore):
         COMPLAINTS.clear()
         self._context = lib.llama_init_from_model(self.weights.handle, params)
         if not self._context:
-            raise MemoryError(f"llama.cpp has no room for a cache of {cells} tokens: {' '.join(COMPLAINTS)[:300]}")
+            raise MemoryError(
+                f"llama.cpp has no room for a cache of {cells} tokens: {' '.join(COMPLAINTS)[:300]}"
+            )
         self._close = weakref.finalize(self, lib.llama_free, self._context)
         self._close.atexit = False  # another thread may still be reading
         self._memory = lib.llama_get_memory(self._context)
@@ -95,7 +109,7 @@ class SequenceStore(StrandStore):
             if lib.llama_set_adapters_lora(self._context, adapters, 1, scales):
                 raise MemberError(f"llama.cpp cannot apply the adapter {self.adapter.path}")
 
-    # --- strands ------------------------------------------------------------------------------------------------
+    # --- strands ----------------------------------------------------------------------------------
 
     def blank(self, keys: Collection[SequenceKey] = ()) -> Strand:
         if self._context is None:
@@ -110,7 +124,8 @@ class SequenceStore(StrandStore):
         if self._context is not None:
             self._empty(strand)
             self._free.append(strand.state)
-            if len(self._free) == GRAVEYARD:  # nothing is held: the pool is filled from its first cell again
+            # nothing is held: the pool is filled from its first cell again
+            if len(self._free) == GRAVEYARD:
                 self._lib.llama_memory_seq_rm(self._memory, GRAVEYARD, -1, -1)
                 self._dead = 0
 
@@ -142,7 +157,7 @@ class SequenceStore(StrandStore):
         self._empty(strand)
         return False
 
-    # --- one call of llama.cpp ----------------------------------------------------------------------------------
+    # --- one call of llama.cpp --------------------------------------------------------------------
 
     def with_room(self, read: Callable[[], T], keys: Sequence[SequenceKey]) -> T:
         while True:
@@ -152,7 +167,8 @@ class SequenceStore(StrandStore):
                 self._make_room(keys)
 
     def _make_room(self, keys: Sequence[SequenceKey]) -> None:
-        """Move what is needed into a fresh pool. If that is too much, prefixes go first, then idle queries."""
+        """Move what is needed into a fresh pool. If that is too much, prefixes go first, then idle
+        queries."""
         if self.cuts:
             for key in list(self.branches):
                 self.free_branches(key)
@@ -172,9 +188,14 @@ class SequenceStore(StrandStore):
             cells = self._affordable(2 * cells)
         if cells == self._cells and not self._dead:
             raise MemoryError(f"a cache of {cells} tokens is full")
-        log.debug("%s: a cache of %d tokens, %d of them needed", self.weights.source.model, cells, needed)
+        log.debug(
+            "%s: a cache of %d tokens, %d of them needed", self.weights.source.model, cells, needed
+        )
         saved = [(strand, self._state_of(strand)) for strand in self.strands]
-        held = {name: getattr(self, name) for name in ("trunks", "branches", "read_ahead", "found", "kept", "_free")}
+        held = {
+            name: getattr(self, name)
+            for name in ("trunks", "branches", "read_ahead", "found", "kept", "_free")
+        }
         kept = self.prefixes.kept
         for name in held:  # or they would be cleared
             setattr(self, name, type(held[name])())
@@ -183,7 +204,9 @@ class SequenceStore(StrandStore):
         vars(self).update(held)
         self.prefixes.kept = kept
         for strand, state in saved:
-            if state and not self._lib.llama_state_seq_set_data(self._context, state, len(state), strand.state):
+            if state and not self._lib.llama_state_seq_set_data(
+                self._context, state, len(state), strand.state
+            ):
                 strand.cut(0)  # it is read again
 
     def _state_of(self, strand: Strand) -> Any:
@@ -195,10 +218,18 @@ class SequenceStore(StrandStore):
 
     def _affordable(self, cells: int) -> int:
         """So many cells, or fewer if that is all that there is room for."""
-        return cells if self.budget is None else max(NARROW, min(cells, self.budget // self.token_bytes))
+        return (
+            cells
+            if self.budget is None
+            else max(NARROW, min(cells, self.budget // self.token_bytes))
+        )
 
     def read(self, wants: Sequence[Reading]) -> list[Logits]:
-        todo = [(at, token, left) for at, (_, ids, _) in enumerate(wants) for left, token in _counted(ids)]
+        todo = [
+            (at, token, left)
+            for at, (_, ids, _) in enumerate(wants)
+            for left, token in _counted(ids)
+        ]
         rows: list[list[Logits]] = [[] for _ in wants]
         while todo:
             size = outputs = 0
@@ -211,30 +242,43 @@ class SequenceStore(StrandStore):
             owners = [at for at, _, left in now if left < wants[at][2]]
             for at, row in zip(owners, self._pass(wants, now), strict=True):
                 rows[at].append(row)
-        return [np.stack(one) if one else np.empty((0, self.weights.vocabulary_size), np.float32) for one in rows]
+        return [
+            np.stack(one) if one else np.empty((0, self.weights.vocabulary_size), np.float32)
+            for one in rows
+        ]
 
-    def _pass(self, wants: Sequence[Reading], now: Sequence[tuple[int, int, int]]) -> Sequence[Logits]:
+    def _pass(
+        self, wants: Sequence[Reading], now: Sequence[tuple[int, int, int]]
+    ) -> Sequence[Logits]:
         positions = []
         for at, token, _ in now:
             ids = wants[at][0].ids
             positions.append(len(ids))
             ids.append(token)
         wanted = [left < wants[at][2] for at, _, left in now]
-        batch = Batch.of([token for _, token, _ in now], positions, [wants[at][0].state for at, _, _ in now], wanted)
+        batch = Batch.of(
+            [token for _, token, _ in now],
+            positions,
+            [wants[at][0].state for at, _, _ in now],
+            wanted,
+        )
         if code := self._lib.llama_decode(self._context, batch):
             for at, _, _ in now:
                 wants[at][0].ids.pop()
             if code == NO_ROOM:
                 raise NoRoomError
-            raise RuntimeError(f"llama.cpp failed with code {code}")  # what is cached of these queries is dropped
+            # what is cached of these queries is dropped
+            raise RuntimeError(f"llama.cpp failed with code {code}")
         self.tokens_read += len(now)
         if not any(wanted):
             return []
         shape = (sum(wanted), self.weights.vocabulary_size)
-        rows: Logits = np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), shape).copy()
+        rows: Logits = np.ctypeslib.as_array(
+            self._lib.llama_get_logits(self._context), shape
+        ).copy()
         return list(rows)
 
-    # --- forgetting and memory ----------------------------------------------------------------------------------
+    # --- forgetting and memory --------------------------------------------------------------------
 
     def clear(self) -> None:
         super().clear()

@@ -1,4 +1,5 @@
-"""From a ``.gguf`` file to a model in memory, once per process: members with the same file share its weights."""
+"""From a ``.gguf`` file to a model in memory, once per process: members with the same file share
+its weights."""
 
 from __future__ import annotations
 
@@ -53,24 +54,42 @@ class GgufWeights:
         there = gpu() if source.n_gpu_layers != 0 else None
         if there is None and source.n_gpu_layers not in ("auto", 0):
             wrong = UsageError(
-                f"n_gpu_layers={source.n_gpu_layers}, but this build of llama.cpp computes on the CPU alone"
+                f"n_gpu_layers={source.n_gpu_layers}, but this build of llama.cpp computes on the "
+                "CPU alone"
             )
-            raise advised(wrong, "leave it out, or install a build for your GPU: docs/how-to/choose-an-engine.md")
+            raise advised(
+                wrong,
+                "leave it out, or install a build for your GPU: docs/how-to/choose-an-engine.md",
+            )
         params = lib.llama_model_default_params()
-        params.n_gpu_layers = 0 if there is None else -1 if source.n_gpu_layers == "auto" else source.n_gpu_layers
+        params.n_gpu_layers = (
+            0 if there is None else -1 if source.n_gpu_layers == "auto" else source.n_gpu_layers
+        )
         COMPLAINTS.clear()
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             said = "; ".join(COMPLAINTS)
-            error = MemberError(f"llama.cpp cannot load {path}: {said[:400] or 'no reason is given'}")
-            cut = "file bounds" in said or ("failed to read" in said and "invalid" not in said)  # invalid: perhaps new
-            again = f"the file of {path.stat().st_size:,} bytes seems incomplete or damaged: download it again"
-            other = "update llama.cpp if it does not know the architecture; choose a smaller file if memory is short"
+            error = MemberError(
+                f"llama.cpp cannot load {path}: {said[:400] or 'no reason is given'}"
+            )
+            # invalid: perhaps new
+            cut = "file bounds" in said or ("failed to read" in said and "invalid" not in said)
+            again = (
+                f"the file of {path.stat().st_size:,} bytes seems incomplete or damaged: "
+                "download it again"
+            )
+            other = (
+                "update llama.cpp if it does not know the architecture; choose a smaller file "
+                "if memory is short"
+            )
             raise advised(error, again if cut else other)
         # Its caches hold a reference to this object, so it is freed after them.
         weakref.finalize(self, lib.llama_model_free, self.handle).atexit = False
         if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
-            raise advised(UsageError(f"{path} is no causal language model"), "members are decoder-only: choose another")
+            raise advised(
+                UsageError(f"{path} is no causal language model"),
+                "members are decoder-only: choose another",
+            )
         self.device, self.chip = there or ("cpu", "CPU")
         self.threads = threads()
         self.tokenizer = GgufTokenizer(lib, self.handle)
@@ -95,7 +114,11 @@ class GgufWeights:
     def trial_tokens(self) -> list[int]:
         """A few ordinary tokens to try things with."""
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.eos_token_id}
-        ordinary = (token for token in range(self.vocabulary_size // 2, self.vocabulary_size) if token not in special)
+        ordinary = (
+            token
+            for token in range(self.vocabulary_size // 2, self.vocabulary_size)
+            if token not in special
+        )
         return list(islice(ordinary, 0, 70, 7))
 
     @cached_property
@@ -112,8 +135,13 @@ class GgufWeights:
             handle = self.lib.llama_adapter_lora_init(self.handle, os.fsencode(file))
             if not handle:
                 why = "; ".join(COMPLAINTS)[:300] or "no reason is given"
-                error = MemberError(f"{file} is no adapter for {self.source.model}: {why}", member=member)
-                raise advised(error, "use a LoRA of this base, converted by llama.cpp's convert_lora_to_gguf.py")
+                error = MemberError(
+                    f"{file} is no adapter for {self.source.model}: {why}", member=member
+                )
+                raise advised(
+                    error,
+                    "use a LoRA of this base, converted by llama.cpp's convert_lora_to_gguf.py",
+                )
             self._adapters[path] = LoraAdapter(path, handle, next(_IDS))
         return self._adapters[path]
 
@@ -126,9 +154,19 @@ def _refuse_foreign(path: Path) -> None:
         with path.open("rb") as file:
             mark = file.read(4)
     except OSError as error:
-        what = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else str(error)
+        what = (
+            "is a folder"
+            if path.is_dir()
+            else "does not exist"
+            if not path.exists()
+            else str(error)
+        )
         near = get_close_matches(path.name, [one.name for one in path.parent.glob("*.gguf")], n=1)
-        advice = f"did you mean {str(path.with_name(near[0]))!r}?" if near else "name an existing .gguf file"
+        advice = (
+            f"did you mean {str(path.with_name(near[0]))!r}?"
+            if near
+            else "name an existing .gguf file"
+        )
         raise advised(MemberError(f"{path.absolute()} {what}", kind="not_found"), advice) from error
     if mark != b"GGUF":
         what = "is empty" if not mark else "is not a GGUF file, whatever its name says"
@@ -136,10 +174,13 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def threads() -> int:
-    """How many threads compute: ``$OMP_NUM_THREADS``, else one for each core that this process may use."""
+    """How many threads compute: ``$OMP_NUM_THREADS``, else one for each core that this process may
+    use."""
     if (chosen := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(chosen) > 0:
         return int(chosen)
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
 

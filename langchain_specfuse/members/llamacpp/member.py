@@ -1,4 +1,5 @@
-"""LlamaCppMember: a ``.gguf`` file, read by llama.cpp in this process. Needs neither torch nor transformers."""
+"""LlamaCppMember: a ``.gguf`` file, read by llama.cpp in this process. Needs neither torch nor
+transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from .loading import GgufSource, GgufWeights, LoraAdapter, load
 
 
 class LlamaCppMember(LocalMember):
-    """One ``.gguf`` file as a member. Template, special tokens and stop tokens are those of the file.
+    """One ``.gguf`` file as a member. Template, special tokens and stop tokens are those of the
+    file.
 
     >>> member = LlamaCppMember("models/qwen2.5-1.5b-instruct-q4_k_m.gguf")  # loads when first used
     >>> member.name
@@ -31,9 +33,11 @@ class LlamaCppMember(LocalMember):
     ``name``
         What it is called (default: the name of the adapter's or model's file).
     ``n_gpu_layers``
-        How many layers a GPU computes. ``"auto"``: all, if this build of llama.cpp knows a GPU here.
+        How many layers a GPU computes. ``"auto"``: all, if this build of llama.cpp knows a GPU
+        here.
     ``cache_type``
-        How keys and values are kept: ``"f16"``, or ``"q8_0"`` or ``"q4_0"`` for half and a quarter of the memory.
+        How keys and values are kept: ``"f16"``, or ``"q8_0"`` or ``"q4_0"`` for half and a quarter
+        of the memory.
     ``chat_template``, ``chat_template_kwargs``, ``system_prompt``, ``repetition_penalty``, ``seed``
         As those of :class:`.TransformersMember`; so are ``thinking_tokens`` and ``prefix_cache``.
 
@@ -59,12 +63,23 @@ class LlamaCppMember(LocalMember):
         prefix_cache: bool | int = True,
     ) -> None:
         if cache_type not in CACHE_TYPES:
-            raise advised(UsageError(f"cache_type={cache_type!r} is not known"), f"one of {', '.join(CACHE_TYPES)}")
+            raise advised(
+                UsageError(f"cache_type={cache_type!r} is not known"),
+                f"one of {', '.join(CACHE_TYPES)}",
+            )
         if n_gpu_layers != "auto" and (not isinstance(n_gpu_layers, int) or n_gpu_layers < 0):
-            raise advised(UsageError(f"n_gpu_layers={n_gpu_layers!r} is no number of layers"), "or leave it at 'auto'")
+            raise advised(
+                UsageError(f"n_gpu_layers={n_gpu_layers!r} is no number of layers"),
+                "or leave it at 'auto'",
+            )
         file = os.fspath(model)
         settings = MemberSettings(
-            chat_template, dict(chat_template_kwargs or {}), system_prompt, repetition_penalty, seed, thinking_tokens
+            chat_template,
+            dict(chat_template_kwargs or {}),
+            system_prompt,
+            repetition_penalty,
+            seed,
+            thinking_tokens,
         )
         super().__init__(
             GgufSource(file, n_gpu_layers, cache_type),
@@ -75,7 +90,7 @@ class LlamaCppMember(LocalMember):
             prefix_cache=prefix_cache,
         )
 
-    # --- loading ------------------------------------------------------------------------------------------------
+    # --- loading ----------------------------------------------------------------------------------
 
     def _weights(self) -> GgufWeights:
         return load(self.source)
@@ -89,4 +104,7 @@ class LlamaCppMember(LocalMember):
     def _details(self, loaded: GroupMember) -> tuple[str, int]:
         weights: GgufWeights = loaded.weights
         on = f"{weights.threads} threads" if weights.device == "cpu" else weights.chip
-        return f"{weights.device}, {weights.description}, {on}, {loaded.store.kind}", weights.parameters
+        return (
+            f"{weights.device}, {weights.description}, {on}, {loaded.store.kind}",
+            weights.parameters,
+        )

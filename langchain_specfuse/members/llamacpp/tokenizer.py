@@ -1,4 +1,5 @@
-"""The tokenizer and chat template of a GGUF file, with the few methods of transformers' tokenizers that we use."""
+"""The tokenizer and chat template of a GGUF file, with the few methods of transformers' tokenizers
+that we use."""
 
 from __future__ import annotations
 
@@ -23,12 +24,16 @@ class GgufTokenizer:
         self._lib, self._model, self._vocab = lib, model, lib.llama_model_get_vocab(model)
         size = lib.llama_vocab_n_tokens(self._vocab)
         self._piece = cache(self._read_piece)
-        self.all_special_ids = [at for at in range(size) if lib.llama_vocab_is_control(self._vocab, at)]
+        self.all_special_ids = [
+            at for at in range(size) if lib.llama_vocab_is_control(self._vocab, at)
+        ]
         ends = {*self.all_special_ids, lib.llama_vocab_eos(self._vocab)} - {-1}
         self.eos_token_id = sorted(at for at in ends if lib.llama_vocab_is_eog(self._vocab, at))
         """All tokens that end a turn."""
         self._special = frozenset(self.all_special_ids)
-        self._numbers = {self._piece(at, True).decode("utf-8", "replace"): at for at in self.all_special_ids}
+        self._numbers = {
+            self._piece(at, True).decode("utf-8", "replace"): at for at in self.all_special_ids
+        }
         self.all_special_tokens = list(self._numbers)
         self._size = size
         self.chat_template = self.meta("tokenizer.chat_template")
@@ -39,7 +44,9 @@ class GgufTokenizer:
                 ("eos_token", lib.llama_vocab_eos(self._vocab)),
             )
         }
-        self.bos_token = self._marks["bos_token"] if lib.llama_vocab_get_add_bos(self._vocab) else None
+        self.bos_token = (
+            self._marks["bos_token"] if lib.llama_vocab_get_add_bos(self._vocab) else None
+        )
         """The mark that every text begins with, if it must."""
 
     def __len__(self) -> int:
@@ -66,25 +73,35 @@ class GgufTokenizer:
     def convert_tokens_to_ids(self, mark: str) -> int:
         return self._numbers[mark]
 
-    def __call__(self, text: str, *, split_special_tokens: bool = False, **_: Any) -> dict[str, list[int]]:
+    def __call__(
+        self, text: str, *, split_special_tokens: bool = False, **_: Any
+    ) -> dict[str, list[int]]:
         written = text.encode("utf-8", "replace")
         found = (c_int32 * (len(written) + 8))()
         marks = not split_special_tokens
-        size = self._lib.llama_tokenize(self._vocab, written, len(written), found, len(found), False, marks)
+        size = self._lib.llama_tokenize(
+            self._vocab, written, len(written), found, len(found), False, marks
+        )
         return {"input_ids": found[: max(size, 0)] if text else []}
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
         shown = [at for at in ids if not (skip_special_tokens and at in self._special)]
         return b"".join(self._piece(at, True) for at in shown).decode("utf-8", "replace")
 
-    def apply_chat_template(self, messages: Any, *, chat_template: str | None = None, **more: Any) -> str:
+    def apply_chat_template(
+        self, messages: Any, *, chat_template: str | None = None, **more: Any
+    ) -> str:
         more = {key: value for key, value in more.items() if key != "tokenize"}
         template = _compiled(chat_template or self.chat_template or "")
         text = str(template.render(**{"messages": messages, "tools": None, **self._marks, **more}))
-        return text if self.bos_token is None or text.startswith(self.bos_token) else self.bos_token + text
+        return (
+            text
+            if self.bos_token is None or text.startswith(self.bos_token)
+            else self.bos_token + text
+        )
 
 
-# --- chat templates ---------------------------------------------------------------------------------------------
+# --- chat templates -------------------------------------------------------------------------------
 
 
 class _Generation(Extension):
@@ -108,7 +125,10 @@ def _compiled(source: str) -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     sandbox.filters["tojson"] = _to_json
-    sandbox.globals |= {"raise_exception": _refuse, "strftime_now": lambda how: datetime.datetime.now().strftime(how)}
+    sandbox.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda how: datetime.datetime.now().strftime(how),
+    }
     return sandbox.from_string(source)
 
 

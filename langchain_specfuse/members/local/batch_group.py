@@ -1,8 +1,8 @@
 """Members that share weights and a cache: their jobs are one batch, for whichever member they are.
 
-They may differ in prompt, seed and penalty; those with another adapter are another group.
-Here jobs become batches: contexts that do not fit fail, long ones are read in chunks, and a batch that fails is tried
-again job by job. How a draft is written and how a model is loaded is in other files.
+They may differ in prompt, seed and penalty; those with another adapter are another group. Here jobs
+become batches: contexts that do not fit fail, long ones are read in chunks, and a batch that fails
+is tried again job by job. How a draft is written and how a model is loaded is in other files.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ Job: TypeAlias = DraftJob | ScoreJob
 AnyReply: TypeAlias = Reply | PrefillPending | None
 """None: not answered yet."""
 
-# --- one member -------------------------------------------------------------------------------------------------
+# --- one member -----------------------------------------------------------------------------------
 
 
 @dataclass
 class QueryState:
-    """What a member keeps of one query besides its cache. All of it can be made again from a job."""
+    """What a member keeps of one query besides its cache. All of it can be made again from a
+    job."""
 
     prompt: list[int]
     """With the member's thought, if it thinks."""
@@ -66,7 +67,8 @@ class QueryState:
     """Without it."""
     thought: str = ""
     thought_reused: int | None = None
-    """How much of the prompt was cached when the thought began. Reported once, with the first draft."""
+    """How much of the prompt was cached when the thought began. Reported once, with the first
+    draft."""
     settled: tuple[Segment, ...] = ()
     """The answer up to the last own segment: what comes before that never changes again."""
     settled_ids: list[int] = field(default_factory=list)
@@ -75,11 +77,15 @@ class QueryState:
     answer_state: AnswerState | None = None
 
     def context(self, name: str, words: Words, answer: tuple[Segment, ...]) -> list[int]:
-        """Prompt and answer in tokens, from the last own segment on, so that a long answer costs no more."""
+        """Prompt and answer in tokens, from the last own segment on, so that a long answer costs no
+        more."""
         size = len(self.settled)
         if answer[:size] != self.settled or not size:
             size, self.settled, self.settled_ids = 0, (), self.prompt
-        own = max((at for at in range(size, len(answer)) if name in answer[at].tokens), default=-1) + 1
+        own = (
+            max((at for at in range(size, len(answer)) if name in answer[at].tokens), default=-1)
+            + 1
+        )
         if own > size:
             self.settled_ids = words.answer_ids(name, self.settled_ids, answer[size:own])
             size, self.settled = own, answer[:own]
@@ -109,7 +115,9 @@ class GroupMember:
         self.settings = settings
         tokenizer, config = self.weights.tokenizer, self.weights.generation_config
         self.words = Words(tokenizer)
-        self.template = Template(tokenizer, name, settings.chat_template, settings.chat_template_kwargs)
+        self.template = Template(
+            tokenizer, name, settings.chat_template, settings.chat_template_kwargs
+        )
         self.stops = stop_ids(tokenizer, config, end_of_turn(self.template))
         """Tokens that end a turn."""
         end = self.template.end_text
@@ -152,7 +160,8 @@ class GroupMember:
         return self.state(job.query).context(self.name, self.words, answer)
 
     def new_thought(self, job: Job) -> Thought | None:
-        """What it must think before this job, if its query is new. It depends on the query alone."""
+        """What it must think before this job, if its query is new. It depends on the query
+        alone."""
         query, most, marks = job.query, self.settings.thinking_tokens, self.template.marks
         if marks is None or most <= 0 or query.id in self.states:
             return None
@@ -163,7 +172,9 @@ class GroupMember:
                 limit = self.weights.context_limit
                 budget = most if limit is None else min(most, (limit - len(prompt)) // 2)
                 how = Sampling(repetition_penalty=self.penalty)
-                return Thought(self.key(query.id), prompt, budget, self.words, self.stops, how, marks)
+                return Thought(
+                    self.key(query.id), prompt, budget, self.words, self.stops, how, marks
+                )
         return None
 
     def begin_draft(self, job: DraftJob, context: list[int]) -> OpenDraft:
@@ -176,7 +187,14 @@ class GroupMember:
         limit = self.weights.context_limit
         room = job.max_tokens if limit is None else min(job.max_tokens, limit - len(context))
         draft = OpenDraft(
-            job, self.key(job.query.id), context, sampling, room, self.words, self.stops, self.template.end_text
+            job,
+            self.key(job.query.id),
+            context,
+            sampling,
+            room,
+            self.words,
+            self.stops,
+            self.template.end_text,
         )
         if job.query.constraint is not None:
             with draft.guarded():
@@ -187,7 +205,8 @@ class GroupMember:
     def end_draft(self, draft: OpenDraft, effort: Effort) -> Draft | Failure:
         state = self.state(draft.job.query)
         reused = draft.reused
-        if state.thought_reused is not None:  # the thought came before: now all of the prompt is cached
+        # the thought came before: now all of the prompt is cached
+        if state.thought_reused is not None:
             reused, state.thought_reused = state.thought_reused, None
         reply = draft.reply(self.store, replace(effort, reused=reused, prompt=state.prompt_size))
         if isinstance(reply, Failure):
@@ -196,10 +215,14 @@ class GroupMember:
         first = not any(segment.tokens for segment in draft.job.answer)
         return replace(reply, thought=state.thought) if first else reply
 
-    def _constraint(self, job: DraftJob, constraint: Constraint, state: QueryState) -> DraftConstraint:
+    def _constraint(
+        self, job: DraftJob, constraint: Constraint, state: QueryState
+    ) -> DraftConstraint:
         if state.answer_state is None:
             if self._grammars is None:
-                self._grammars = vocabulary(self.weights.tokenizer, self.weights.vocabulary_size, self.stops)
+                self._grammars = vocabulary(
+                    self.weights.tokenizer, self.weights.vocabulary_size, self.stops
+                )
             state.answer_state = AnswerState(self._grammars.grammar(constraint))
         form = call_format(constraint)
         after = state.answer_state.after("".join(segment.text for segment in job.answer))
@@ -215,7 +238,8 @@ class GroupMember:
         self.states.pop(query_id, None)
         try:
             self.store.forget(self.key(query_id))
-        except Exception as error:  # no room to keep it, or the device is gone: others are not affected
+        # no room to keep it, or the device is gone: others are not affected
+        except Exception as error:
             log.warning("%s: what was read for a query could not be kept: %s", self.name, error)
             self.group.lose([self.key(query_id)], emptied(error))
 
@@ -225,7 +249,7 @@ class GroupMember:
         self.group.leave(self)
 
 
-# --- the group --------------------------------------------------------------------------------------------------
+# --- the group ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -270,7 +294,10 @@ class _Item:
         limit = self.member.weights.context_limit
         if limit is None or longest <= limit:
             return None
-        return Failure("overflow", f"{longest} tokens of prompt and answer do not fit into its context of {limit}")
+        return Failure(
+            "overflow",
+            f"{longest} tokens of prompt and answer do not fit into its context of {limit}",
+        )
 
 
 Answer: TypeAlias = Callable[[list[Any]], Sequence[AnyReply]]
@@ -280,7 +307,9 @@ Answer: TypeAlias = Callable[[list[Any]], Sequence[AnyReply]]
 class SharedWeights:
     """The batch group of members with the same weights and one cache. A member alone is one too."""
 
-    def __init__(self, weights: Any, store: StrandStore, *, free: int, prefix_cache: bool | int) -> None:
+    def __init__(
+        self, weights: Any, store: StrandStore, *, free: int, prefix_cache: bool | int
+    ) -> None:
         """``free``: bytes of memory that nothing uses now."""
         self.weights = weights
         self.store = store
@@ -316,7 +345,9 @@ class SharedWeights:
     def _replies(self, items: list[_Item], answer: Answer) -> dict[int, AnyReply]:
         thinking = [item for item in items if item.must_think()]
         replies: dict[int, AnyReply] = {
-            at: reply for at, reply in self._answered(thinking, self._think).items() if reply is not None
+            at: reply
+            for at, reply in self._answered(thinking, self._think).items()
+            if reply is not None
         }
         ready: list[_Item] = []
         for item in items:
@@ -332,21 +363,24 @@ class SharedWeights:
                 replies[item.at] = PrefillPending(unread)
         return replies | self._answered(ready, answer)
 
-    # --- batches ------------------------------------------------------------------------------------------------
+    # --- batches ----------------------------------------------------------------------------------
 
     def _answered(self, items: list[_Item], answer: Answer) -> dict[int, AnyReply]:
         """The replies to these, in batches that fit into memory."""
         replies: dict[int, AnyReply] = {}
         for part in self.store.batches([item.size for item in items]):
             batch = items[part]
-            replies |= {item.at: reply for item, reply in zip(batch, self._safely(batch, answer), strict=True)}
+            replies |= {
+                item.at: reply
+                for item, reply in zip(batch, self._safely(batch, answer), strict=True)
+            }
         return replies
 
     def _safely(self, batch: list[_Item], answer: Answer) -> list[AnyReply]:
         """Answer a batch. If it fails, each job is tried alone, so that it fails no other.
 
-        What is cached of these queries may be wrong then, so it is read again. When the device is out of memory, all
-        caches are freed first.
+        What is cached of these queries may be wrong then, so it is read again. When the device is
+        out of memory, all caches are freed first.
         """
         if not batch:
             return []
@@ -355,16 +389,23 @@ class SharedWeights:
         except Exception as error:
             broken = emptied(error)  # before the next try: its frames hold the tensors of the pass
         else:
-            self.lose([item.key for item, reply in zip(batch, replies, strict=True) if _has_nan(reply)])
+            self.lose(
+                [item.key for item, reply in zip(batch, replies, strict=True) if _has_nan(reply)]
+            )
             return replies
         self.lose([item.key for item in batch], broken)
         if len(batch) == 1:
-            short = f"out of memory on {self.weights.device}" if self.store.is_out_of_memory(broken) else ""
+            short = (
+                f"out of memory on {self.weights.device}"
+                if self.store.is_out_of_memory(broken)
+                else ""
+            )
             return [Failure.of(broken, short)]
         return [reply for item in batch for reply in self._safely([item], answer)]
 
     def lose(self, keys: Sequence[SequenceKey], error: Exception | None = None) -> None:
-        """What is cached for these sequences may be wrong: drop it; everything, if there is no memory left."""
+        """What is cached for these sequences may be wrong: drop it; everything, if there is no
+        memory left."""
         try:
             if error is not None and self.store.is_out_of_memory(error):
                 self.store.free_memory()
@@ -373,7 +414,7 @@ class SharedWeights:
         except Exception as worse:  # the device is gone, and all that was on it
             log.debug("the cache on %s cannot be cleaned: %s", self.weights.device, worse)
 
-    # --- what is done with a batch ------------------------------------------------------------------------------
+    # --- what is done with a batch ----------------------------------------------------------------
 
     def _think(self, batch: list[_Item]) -> list[None]:
         """Thoughts come before anything else."""
@@ -394,7 +435,8 @@ class SharedWeights:
         return [None] * len(batch)
 
     def _unread(self, item: _Item) -> int:
-        """How many tokens are to be read in chunks; 0 if one chunk is all, or if chunks are not wanted."""
+        """How many tokens are to be read in chunks; 0 if one chunk is all, or if chunks are not
+        wanted."""
         if item.job.prefill_chunks is None or len(item.context) <= self.store.chunk:
             return 0
         missing = self.store.missing(item.key, item.context)
@@ -413,17 +455,23 @@ class SharedWeights:
         drafts = [item.member.begin_draft(item.job, item.context) for item in batch]
         write_drafts(self.store, drafts)
         effort = self._share(batch, before, since, began)
-        return [item.member.end_draft(draft, effort) for item, draft in zip(batch, drafts, strict=True)]
+        return [
+            item.member.end_draft(draft, effort) for item, draft in zip(batch, drafts, strict=True)
+        ]
 
     def _score(self, batch: list[_Item]) -> list[Scored]:
         began, since, before = time.time(), time.perf_counter(), self.store.tokens_read
-        wants = [Branches(item.key, item.context, [one.ids for one in item.candidates]) for item in batch]
+        wants = [
+            Branches(item.key, item.context, [one.ids for one in item.candidates]) for item in batch
+        ]
         scored = []
         for item, logits in zip(batch, self.store.read_branches(wants), strict=True):
             pairs = list(zip(item.candidates, logits, strict=True))
             logprobs = tuple(one.logprobs(rows, item.member.stops) for one, rows in pairs)
             ends = (
-                tuple(one.ends(rows, item.member.words) for one, rows in pairs) if item.job.query.constraint else None
+                tuple(one.ends(rows, item.member.words) for one, rows in pairs)
+                if item.job.query.constraint
+                else None
             )
             scored.append(Scored(logprobs, Effort(reused=self.store.found[item.key]), ends))
         effort = self._share(batch, before, since, began)
@@ -445,5 +493,11 @@ def _has_nan(reply: AnyReply) -> bool:
     """Whether it is not to be continued from: some of its numbers are not numbers."""
     if isinstance(reply, Failure):
         return reply.kind == "nan"
-    rows = reply.logprobs if isinstance(reply, Scored) else (reply.logprobs or (),) if isinstance(reply, Draft) else ()
+    rows = (
+        reply.logprobs
+        if isinstance(reply, Scored)
+        else (reply.logprobs or (),)
+        if isinstance(reply, Draft)
+        else ()
+    )
     return any(math.isnan(sum(row)) for row in rows)

@@ -1,8 +1,9 @@
 """Drafts: one token at a time for all drafts of a batch, until each has come to its end.
 
-A draft ends where the model ends its turn, where a stop string appears, where the budget does, or at the last safe
-boundary once it is long enough. Under a constraint it also ends where only one continuation is left, and a tool call is
-drafted whole. Knows tokens, text and the cache; nothing of prompts or scores.
+A draft ends where the model ends its turn, where a stop string appears, where the budget does, or
+at the last safe boundary once it is long enough. Under a constraint it also ends where only one
+continuation is left, and a tool call is drafted whole. Knows tokens, text and the cache; nothing of
+prompts or scores.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def most_tokens(job: DraftJob) -> int:
 
 @dataclass(frozen=True)
 class Leftover:
-    """The tokens of a query's last draft, with those that were cut off: sampled again, they would be the same."""
+    """The tokens of a query's last draft, with those that were cut off: sampled again, they would
+    be the same."""
 
     context: list[int]
     tokens: list[int]
@@ -77,7 +79,8 @@ class OpenDraft:
         return self.end is not None or self.failure is not None
 
     def begin(self, leftover: Leftover | None) -> None:
-        """Before the first token: the answer may be complete, or its next tokens known from the last draft."""
+        """Before the first token: the answer may be complete, or its next tokens known from the
+        last draft."""
         with self.guarded():
             if self.constraint is not None and self.constraint.state.must_end():
                 self.end = End(0, ended=True)
@@ -86,8 +89,11 @@ class OpenDraft:
         agreed = len(self.context) - len(leftover.context)
         if agreed <= 0 or self.context != leftover.context + leftover.tokens[:agreed]:
             return
-        # One by one, as if they were sampled now: where the draft ends must not depend on what is known already.
-        for token, logprob in list(zip(leftover.tokens, leftover.logprobs, strict=True))[agreed:][: self.limit]:
+        # One by one, as if they were sampled now: where the draft ends must not depend on what is
+        # known already.
+        for token, logprob in list(zip(leftover.tokens, leftover.logprobs, strict=True))[agreed:][
+            : self.limit
+        ]:
             before = len(self.tokens)
             if not self.done:
                 self._add(token, logprob, None)
@@ -111,12 +117,15 @@ class OpenDraft:
         """What is known of the query's next draft."""
         return Leftover(list(self.context), self.tokens, self.logprobs, self.sampling)
 
-    # --- one more token -----------------------------------------------------------------------------------------
+    # --- one more token ---------------------------------------------------------------------------
 
     def take(self, token: int, logprob: float, row: Logits) -> None:
         """A token that was sampled from these logits."""
         if token in self.stops:
-            self.end, self.end_logprob = End(len(self.tokens), ended=True), end_logprobs(row[None], self.stops)[0]
+            self.end, self.end_logprob = (
+                End(len(self.tokens), ended=True),
+                end_logprobs(row[None], self.stops)[0],
+            )
         else:
             self._add(token, logprob, row)
 
@@ -137,7 +146,7 @@ class OpenDraft:
         self.logprobs.append(logprob)
         self.logits.append(row)
 
-    # --- where it ends ------------------------------------------------------------------------------------------
+    # --- where it ends ----------------------------------------------------------------------------
 
     def _check(self, wanted: int, hold: str = "", *, prose: bool = True) -> None:
         """Whether it ends here. In structured text it may also be cut behind punctuation."""
@@ -145,15 +154,23 @@ class OpenDraft:
         if len(self.tokens) >= min(wanted, self.limit) or end_text or self.job.stop:
             text, ends = self.words.text_after(self.context, self.tokens)
             cuts = (kept_tokens,) if prose else (kept_tokens, cut_in_structure)
-            how: Any = {"limit": self.limit, "wanted": wanted, "end_text": end_text, "hold": hold, "cuts": cuts}
+            how: Any = {
+                "limit": self.limit,
+                "wanted": wanted,
+                "end_text": end_text,
+                "hold": hold,
+                "cuts": cuts,
+            }
             self.end = find_end(self.words, self.job, text, ends, **how)
 
     def _check_constrained(self, constraint: DraftConstraint) -> None:
-        """The same under a constraint: the grammar says where calls begin and end, and where there is no choice."""
+        """The same under a constraint: the grammar says where calls begin and end, and where there
+        is no choice."""
         size = len(self.tokens)
         if constraint.state.must_end():
             self.end = End(size, ended=True)
-        elif constraint.call_end:  # a call is complete, and the turn continues: the vote is on this call alone
+        # a call is complete, and the turn continues: the vote is on this call alone
+        elif constraint.call_end:
             self.end = End(constraint.call_end)
         elif constraint.state.in_call:
             if not (constraint.entered and self._cut_before_call(constraint)):
@@ -164,7 +181,10 @@ class OpenDraft:
                 self.end = End(size)
         elif constraint.free:
             self._check(self.job.segment_tokens, constraint.begin)
-        elif constraint.newly_forced() and complete(self.words.text_after(self.context, self.tokens)[1]) == size:
+        elif (
+            constraint.newly_forced()
+            and complete(self.words.text_after(self.context, self.tokens)[1]) == size
+        ):
             self.end = End(size)
         else:
             self._check(self.job.segment_tokens, prose=False)
@@ -178,7 +198,7 @@ class OpenDraft:
         self.end = end_at(self.words, text, ends, at, ended=False)
         return True
 
-    # --- constraints --------------------------------------------------------------------------------------------
+    # --- constraints ------------------------------------------------------------------------------
 
     def mask(self) -> Any:
         mask = None
@@ -190,7 +210,8 @@ class OpenDraft:
         return mask
 
     def stuck(self, logprob: float) -> None:
-        """The grammar allows no token, or not the one that was sampled: the draft is what there is so far."""
+        """The grammar allows no token, or not the one that was sampled: the draft is what there is
+        so far."""
         self.end = End(complete(self.words.text_after(self.context, self.tokens)[1]))
         if not self.end.kept:
             kind = "nan" if math.isnan(logprob) else "error"
@@ -202,7 +223,9 @@ class OpenDraft:
         try:
             yield
         except Exception as error:
-            self.failure = Failure("error", f"its constraint failed: {type(error).__name__}: {error}", error)
+            self.failure = Failure(
+                "error", f"its constraint failed: {type(error).__name__}: {error}", error
+            )
 
 
 def write_drafts(store: StrandStore, drafts: Sequence[OpenDraft]) -> None:
@@ -214,7 +237,9 @@ def write_drafts(store: StrandStore, drafts: Sequence[OpenDraft]) -> None:
     while writing := [draft for draft in drafts if not draft.done]:
         ready = [draft for draft in writing if draft.key in logits]
         if not ready:
-            rows = store.decode([draft.key for draft in writing], [draft.tokens[-1] for draft in writing])
+            rows = store.decode(
+                [draft.key for draft in writing], [draft.tokens[-1] for draft in writing]
+            )
             logits.update(zip((draft.key for draft in writing), rows, strict=True))
             continue
         masks = {draft.key: draft.mask() for draft in ready}
@@ -222,19 +247,29 @@ def write_drafts(store: StrandStore, drafts: Sequence[OpenDraft]) -> None:
             _add_token(ready, logits, [masks[draft.key] for draft in ready])
 
 
-def _add_token(drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Logits], masks: list[Any]) -> None:
+def _add_token(
+    drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Logits], masks: list[Any]
+) -> None:
     """Sample the next token of each of these."""
     rows = np.stack([logits[draft.key] for draft in drafts])
     how = [_sampling(draft) for draft in drafts]
     tokens = sample(masked(rows, masks), how, [draft.ids for draft in drafts])
-    for draft, token, logprob, row in zip(drafts, tokens, logprobs_of(rows, tokens), rows, strict=True):
+    for draft, token, logprob, row in zip(
+        drafts, tokens, logprobs_of(rows, tokens), rows, strict=True
+    ):
         draft.take(token, logprob, row)
-        if not (draft.done or (draft.constraint and draft.constraint.refused)):  # a refused token is sampled again
+        # a refused token is sampled again
+        if not (draft.done or (draft.constraint and draft.constraint.refused)):
             del logits[draft.key]
 
 
 def _sampling(draft: OpenDraft) -> Sampling:
-    """Under a constraint repetition is not the model's choice, and a penalty would change what it copies."""
-    if draft.constraint is None or draft.constraint.free or draft.sampling.repetition_penalty is None:
+    """Under a constraint repetition is not the model's choice, and a penalty would change what it
+    copies."""
+    if (
+        draft.constraint is None
+        or draft.constraint.free
+        or draft.sampling.repetition_penalty is None
+    ):
         return draft.sampling
     return replace(draft.sampling, repetition_penalty=None)

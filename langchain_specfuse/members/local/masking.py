@@ -1,7 +1,8 @@
-"""From a query's constraint to token masks: where a draft stands in the grammar, and which tokens may come next.
+"""From a query's constraint to token masks: where a draft stands in the grammar, and which tokens
+may come next.
 
-Between the grammar (``constraints``: bytes and bit masks) and the drafts (tokens and logits). Knows nothing of what a
-constraint means.
+Between the grammar (``constraints``: bytes and bit masks) and the drafts (tokens and logits). Knows
+nothing of what a constraint means.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from ...constraints import Grammar, State
 from .strands import Logits
 
 FORCED_CHARS = 4
-"""From this many characters on, text with only one continuation is not drafted: it is agreed without a vote."""
+"""From this many characters on, text with only one continuation is not drafted: it is agreed
+without a vote."""
 MOST_REFUSED = 16
-"""A mask may allow more than its grammar does. After this many wrong tokens at one place the draft ends."""
+"""A mask may allow more than its grammar does. After this many wrong tokens at one place the draft
+ends."""
 ANY_BYTE = 256
 STRUCTURE = frozenset("{}[],:")
 """A draft may be cut after these where no word ends: JSON has few other places."""
 
 
 class AnswerState:
-    """How far the agreed answer has moved through the grammar. Kept per query, and made again from any answer."""
+    """How far the agreed answer has moved through the grammar. Kept per query, and made again from
+    any answer."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
@@ -76,9 +80,12 @@ class DraftConstraint:
 
     @property
     def free(self) -> bool:
-        """Whether this is prose: anything may follow, and the answer may end (a call may also begin)."""
+        """Whether this is prose: anything may follow, and the answer may end (a call may also
+        begin)."""
         state = self.state
-        return self.mask is None or (not state.in_call and state.may_end() and len(state.follows()) == ANY_BYTE)
+        return self.mask is None or (
+            not state.in_call and state.may_end() and len(state.follows()) == ANY_BYTE
+        )
 
     def take(self, token: int) -> bool:
         """Move past this token; False if it is illegal."""
@@ -100,7 +107,8 @@ class DraftConstraint:
         return bool(self._mask.any())
 
     def forced_text(self) -> str:
-        """What must come next, if it is long enough. White space at its end is left to the next word."""
+        """What must come next, if it is long enough. White space at its end is left to the next
+        word."""
         text = self.state.forced().decode("utf-8", "ignore").rstrip()
         return text if len(text) >= FORCED_CHARS else ""
 
@@ -111,7 +119,8 @@ class DraftConstraint:
 
 
 def cut_in_structure(text: str, ends: Sequence[int], limit: int) -> int:
-    """How many tokens to keep so that the draft ends after a bracket, comma or colon; 0 if there is no such place.
+    """How many tokens to keep so that the draft ends after a bracket, comma or colon; 0 if there is
+    no such place.
 
     >>> cut_in_structure("[[1],[2", [1, 2, 3, 5, 6, 7], 6)
     5
@@ -126,12 +135,15 @@ def cut_in_structure(text: str, ends: Sequence[int], limit: int) -> int:
 
 
 def masked(rows: Logits, masks: Sequence[Any]) -> Logits:
-    """The logits with illegal tokens at minus infinity; rows without a mask are left as they are."""
+    """The logits with illegal tokens at minus infinity; rows without a mask are left as they
+    are."""
     if all(mask is None for mask in masks):
         return rows
     rows = rows.copy()
     for row, mask in zip(rows, masks, strict=True):
         if mask is not None:
-            legal = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), count=len(row), bitorder="little")
+            legal = np.unpackbits(
+                np.ascontiguousarray(mask).view(np.uint8), count=len(row), bitorder="little"
+            )
             row[legal == 0] = -np.inf
     return rows

@@ -1,6 +1,7 @@
 """What members in this process have in common: loaded when they are first asked, unloaded, pickled.
 
-What such a member does with jobs is in ``batch_group``, because members with the same weights work in one batch.
+What such a member does with jobs is in ``batch_group``, because members with the same weights work
+in one batch.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ _PROCESS = ("loaded", "_given", "_device", "_probe")
 
 
 class LocalMember(ABC):
-    """One LLM in this process. ``source``: a dataclass with its ``model``, and all else that makes two loads the same.
+    """One LLM in this process. ``source``: a dataclass with its ``model``, and all else that makes
+    two loads the same.
 
-    Members of one model that differ in ``adapter``, ``system_prompt``, ``repetition_penalty`` or ``seed`` share its
-    weights.
+    Members of one model that differ in ``adapter``, ``system_prompt``, ``repetition_penalty`` or
+    ``seed`` share its weights.
     """
 
     usual: ClassVar[Mapping[str, Any]] = {}
@@ -65,17 +67,27 @@ class LocalMember(ABC):
 
     def __repr__(self) -> str:
         held = self.prefixes
-        kept = f", {held['tokens']} tokens kept in {held['bytes'] / 1e6:.1f} MB" if held["prefixes"] else ""
+        kept = (
+            f", {held['tokens']} tokens kept in {held['bytes'] / 1e6:.1f} MB"
+            if held["prefixes"]
+            else ""
+        )
         return f"{type(self).__name__}({self.source.model!r}, name={self.name!r}{kept})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What it is made from, and nothing that it has loaded: the process that unpickles it loads for itself."""
+        """What it is made from, and nothing that it has loaded: the process that unpickles it loads
+        for itself."""
         if self._given:
             error = UsageError(f"{self.name} is a model in memory, which stays in its process")
-            raise advised(error, "save it (model and tokenizer: save_pretrained(folder)) and name the folder")
+            raise advised(
+                error, "save it (model and tokenizer: save_pretrained(folder)) and name the folder"
+            )
         state = {key: value for key, value in vars(self).items() if key not in _PROCESS}
         adapter = absolute(self.adapter) if self.adapter else None
-        return state | {"source": replace(self.source, model=absolute(self.source.model)), "adapter": adapter}
+        return state | {
+            "source": replace(self.source, model=absolute(self.source.model)),
+            "adapter": adapter,
+        }
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
@@ -100,12 +112,14 @@ class LocalMember(ABC):
         """Members with the same one share batches."""
         return self.loaded.group if self.loaded else None
 
-    # --- the protocol -------------------------------------------------------------------------------------------
+    # --- the protocol -----------------------------------------------------------------------------
 
     def preview(self) -> Probe | None:
         if self._given:
             reasoning = reasons(getattr(self._given.tokenizer, "chat_template", None), self.spec)
-            return Probe(self.source.model, max_context=self._given.context_limit, reasons=reasoning)
+            return Probe(
+                self.source.model, max_context=self._given.context_limit, reasons=reasoning
+            )
         return preview(self.spec)
 
     def probe(self) -> Probe:
@@ -124,7 +138,8 @@ class LocalMember(ABC):
             self.loaded.forget(query_id)
 
     def unload(self) -> None:
-        """Free the weights and all caches (weights given in memory stay yours). The next job loads them again.
+        """Free the weights and all caches (weights given in memory stay yours). The next job loads
+        them again.
 
         What is shared stays while another member has it.
         """
@@ -135,22 +150,24 @@ class LocalMember(ABC):
             del loaded
             weights.left()
 
-    # --- what it holds ------------------------------------------------------------------------------------------
+    # --- what it holds ----------------------------------------------------------------------------
 
     @property
     def prefixes(self) -> dict[str, int]:
-        """What is kept of queries that are over: the number of prefixes, their tokens and their bytes."""
+        """What is kept of queries that are over: the number of prefixes, their tokens and their
+        bytes."""
         kept = self.loaded.store.prefixes.kept if self.loaded else []
         tokens, held = sum(len(prefix.ids) for prefix in kept), sum(prefix.bytes for prefix in kept)
         return {"prefixes": len(kept), "tokens": tokens, "bytes": held}
 
     def drop_prefixes(self) -> None:
-        """Free what is kept of queries that are over. To be called on the member's worker, as everything else."""
+        """Free what is kept of queries that are over. To be called on the member's worker, as
+        everything else."""
         if self.loaded:
             self.loaded.store.prefixes.clear()
             self.loaded.store.sweep()
 
-    # --- text and tokens ----------------------------------------------------------------------------------------
+    # --- text and tokens --------------------------------------------------------------------------
 
     @property
     def words(self) -> Words:
@@ -177,7 +194,7 @@ class LocalMember(ABC):
         """The length of the prompt of these turns, with its description of these tools."""
         return len(self._load().prompt_ids(turns, tools))
 
-    # --- loading ------------------------------------------------------------------------------------------------
+    # --- loading ----------------------------------------------------------------------------------
 
     @abstractmethod
     def _weights(self) -> Any:
@@ -189,7 +206,8 @@ class LocalMember(ABC):
 
     @abstractmethod
     def _store(self, weights: Any, adapter: Any) -> tuple[StrandStore, int]:
-        """A cache for all that is read with this adapter, and how many bytes of memory nothing uses now."""
+        """A cache for all that is read with this adapter, and how many bytes of memory nothing uses
+        now."""
 
     @abstractmethod
     def _details(self, loaded: GroupMember) -> tuple[str, int]:
@@ -202,7 +220,9 @@ class LocalMember(ABC):
         group: SharedWeights | None = weights.groups.get(key)
         if group is None:
             store, free = self._store(weights, adapter)
-            group = weights.groups[key] = SharedWeights(weights, store, free=free, prefix_cache=self.prefix_cache)
+            group = weights.groups[key] = SharedWeights(
+                weights, store, free=free, prefix_cache=self.prefix_cache
+            )
         return GroupMember(group, self.name, self.settings)
 
     def _load(self) -> GroupMember:
@@ -216,17 +236,22 @@ class LocalMember(ABC):
         log.info("%s: %s", self.name, detail)
         calls = loaded.template.own_calls(loaded.words)
         reasoning = reasons(loaded.template.chat_template, self.spec)
-        self._probe = Probe(self.source.model, True, weights.context_limit, detail, calls, size, reasoning)
+        self._probe = Probe(
+            self.source.model, True, weights.context_limit, detail, calls, size, reasoning
+        )
         return loaded
 
 
-# --- checks -----------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 def checked_adapter(adapter: Any) -> str | None:
     if adapter is None or (isinstance(adapter, (str, os.PathLike)) and os.fspath(adapter).strip()):
         return None if adapter is None else os.fspath(adapter)
-    raise advised(UsageError(f"adapter={adapter!r} names no adapter"), "name a folder or a hub id, or leave it out")
+    raise advised(
+        UsageError(f"adapter={adapter!r} names no adapter"),
+        "name a folder or a hub id, or leave it out",
+    )
 
 
 def checked_bytes(size: bool | int) -> bool | int:

@@ -1,7 +1,8 @@
-"""Kept prefixes: what was read for queries that are over, for queries that begin alike. The least recently used goes
-first.
+"""Kept prefixes: what was read for queries that are over, for queries that begin alike. The least
+recently used goes first.
 
-Knows token ids, bytes, and the logits where a prompt ended; nothing of how a store holds keys, values or states.
+Knows token ids, bytes, and the logits where a prompt ended; nothing of how a store holds keys,
+values or states.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORTEST = 64
-"""Fewer tokens than this are read again. All that unrelated questions share is the header of a chat template: sharing
-it would save little, and the last bits of one answer would depend on another."""
+"""Fewer tokens than this are read again. All that unrelated questions share is the header of a chat
+template: sharing it would save little, and the last bits of one answer would depend on another."""
 MOST = 256
 """At most this many prefixes are kept, because each new query is compared with all of them."""
 REPLACED = 8
-"""A new prefix replaces an old one that it shares all but an eighth of: it is a later turn of the same conversation."""
+"""A new prefix replaces an old one that it shares all but an eighth of: it is a later turn of the
+same conversation."""
 MOST_ENDS = 4
 """Logits are kept for this many ends of prompts: they are as long as the vocabulary."""
 
@@ -48,13 +50,13 @@ class Prefix:
     """Keys, values or states, in whatever form its store uses."""
     bytes: int = 0
     ends: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    """Next-token logits after the first n tokens, where a prompt ended. A prompt that is asked again is not read at
-    all, and its answer is the same to the bit."""
+    """Next-token logits after the first n tokens, where a prompt ended. A prompt that is asked
+    again is not read at all, and its answer is the same to the bit."""
 
 
 def closest(prefixes: Iterable[Prefix], ids: list[int]) -> tuple[Prefix | None, int]:
-    """The prefix that shares most with these tokens, and how many. Among equals one that has the logits after all of
-    them, and the last.
+    """The prefix that shares most with these tokens, and how many. Among equals one that has the
+    logits after all of them, and the last.
 
     >>> found, shared = closest([Prefix([1, 2, 3]), Prefix([1, 5])], [1, 2, 9])
     >>> found.ids, shared
@@ -72,7 +74,8 @@ def closest(prefixes: Iterable[Prefix], ids: list[int]) -> tuple[Prefix | None, 
 class Prefixes:
     """The kept prefixes of one store, least recently used first.
 
-    ``limit``: at most this many bytes. ``whole``: they cannot be cut, so a longer one does not replace a shorter one.
+    ``limit``: at most this many bytes. ``whole``: they cannot be cut, so a longer one does not
+    replace a shorter one.
     """
 
     def __init__(self) -> None:
@@ -120,5 +123,6 @@ class Prefixes:
         if self.whole:
             return False
         lost = len(old.ids) - common_prefix(old.ids, new.ids)
-        end = max(old.ends, default=0)  # where its prompt ended: a prompt that is asked again must be found
+        # where its prompt ended: a prompt that is asked again must be found
+        end = max(old.ends, default=0)
         return lost * REPLACED < len(old.ids) and (not end or end in new.ends)

@@ -1,7 +1,8 @@
 """From logits to one token per row, repeatable whatever else is in the batch.
 
-The noise of a token depends on (seed, position) alone: not on the round, the batch, the device or a global generator.
-So what was drafted and cut off comes out the same when it is drafted again. Knows nothing of text or scores.
+The noise of a token depends on (seed, position) alone: not on the round, the batch, the device or a
+global generator. So what was drafted and cut off comes out the same when it is drafted again. Knows
+nothing of text or scores.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from ...core.values import Sampling
 from .strands import Logits
 
 
-def sample(logits: Logits, sampling: Sequence[Sampling], contexts: Sequence[Sequence[int]]) -> list[int]:
-    """One token per row. ``contexts``: the row's tokens so far (for the penalty; their number is the position)."""
+def sample(
+    logits: Logits, sampling: Sequence[Sampling], contexts: Sequence[Sequence[int]]
+) -> list[int]:
+    """One token per row. ``contexts``: the row's tokens so far (for the penalty; their number is
+    the position)."""
     return [
         _sampled(row, how, len(context)) if how.temperature > 0 else int(row.argmax())
         for row, how, context in (

@@ -1,4 +1,5 @@
-"""From logits to log-probabilities: of tokens, of a candidate, and of the end of the turn as one event.
+"""From logits to log-probabilities: of tokens, of a candidate, and of the end of the turn as one
+event.
 
 Knows token ids and logits of one member; nothing of caches, or of what scores are for.
 """
@@ -18,18 +19,29 @@ from .strands import Logits
 
 def logprobs_of(logits: Logits, tokens: Sequence[int]) -> list[float]:
     """The log-probability of one token per row. logits: (rows, vocabulary)."""
-    return [_at_most_0(float(row[token]) - _logsumexp(row)) for row, token in zip(logits, tokens, strict=True)]
+    return [
+        _at_most_0(float(row[token]) - _logsumexp(row))
+        for row, token in zip(logits, tokens, strict=True)
+    ]
 
 
 def end_logprobs(logits: Logits, stops: Sequence[int]) -> list[float]:
-    """The log-probability, per row, that the turn ends here with any of the stop tokens. -inf if there are none."""
-    return [_at_most_0(_logsumexp(row[list(stops)]) - _logsumexp(row)) if stops else -math.inf for row in logits]
+    """The log-probability, per row, that the turn ends here with any of the stop tokens. -inf if
+    there are none."""
+    return [
+        _at_most_0(_logsumexp(row[list(stops)]) - _logsumexp(row)) if stops else -math.inf
+        for row in logits
+    ]
 
 
 def _logsumexp(row: Logits) -> float:
     most = float(row.max())
     # Where nothing is finite the answer is the maximum itself: -inf, inf or not a number.
-    return most + math.log(float(np.exp(row - row.max()).sum(dtype=np.float64))) if math.isfinite(most) else most
+    return (
+        most + math.log(float(np.exp(row - row.max()).sum(dtype=np.float64)))
+        if math.isfinite(most)
+        else most
+    )
 
 
 def _at_most_0(logprob: float) -> float:
@@ -43,7 +55,8 @@ class CandidateTokens:
 
     candidate: Candidate
     ids: list[int]
-    """Prompt, answer and candidate; if the candidate ends the answer, then the words that end a turn, if any."""
+    """Prompt, answer and candidate; if the candidate ends the answer, then the words that end a
+    turn, if any."""
     size: int
     """Their number without the words of the end."""
 

@@ -1,11 +1,12 @@
 """A cache of strands: what was read of each text, copied and cut when texts go on in several ways.
 
-A query has a *trunk* (its prompt and the agreed answer) and *branches*, one for each draft that was scored; the branch
-that is agreed becomes the trunk, so that nothing is read twice. A query that is over leaves its trunk as a prefix for
-queries that begin alike. An engine says how a strand is begun, copied, cut and read.
+A query has a *trunk* (its prompt and the agreed answer) and *branches*, one for each draft that was
+scored; the branch that is agreed becomes the trunk, so that nothing is read twice. A query that is
+over leaves its trunk as a prefix for queries that begin alike. An engine says how a strand is
+begun, copied, cut and read.
 
-Some states cannot be cut, such as recurrent ones. There drafts are written into copies, and a text that diverges
-continues from the agreed text, or is read again.
+Some states cannot be cut, such as recurrent ones. There drafts are written into copies, and a text
+that diverges continues from the agreed text, or is read again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class SequenceKey:
 
 @dataclass(frozen=True)
 class Branches:
-    """Continuations of ``ids``. Each branch is a whole list of tokens, nearly all of it shared with ``ids``."""
+    """Continuations of ``ids``. Each branch is a whole list of tokens, nearly all of it shared with
+    ``ids``."""
 
     key: SequenceKey
     ids: list[int]
@@ -58,7 +60,11 @@ class Strand:
 
     def begin_as(self, other: Strand) -> None:
         """What is known of another strand, whose state was copied."""
-        self.ids, self.logits, self.ends = list(other.ids), {**other.ends, **other.logits}, dict(other.ends)
+        self.ids, self.logits, self.ends = (
+            list(other.ids),
+            {**other.ends, **other.logits},
+            dict(other.ends),
+        )
 
     def cut(self, size: int) -> None:
         """Forget what is behind this many tokens."""
@@ -81,8 +87,9 @@ _LOCK = threading.Lock()
 class StrandStore(ABC):
     """Strands of all open queries of one batch group, all read with the same adapter.
 
-    Three ways to read: ``prefill`` (the text so far), ``decode`` (one more token of a draft) and ``read_branches``
-    (several continuations, for scoring). ``chunk``: at most this many tokens of a long text are read at once.
+    Three ways to read: ``prefill`` (the text so far), ``decode`` (one more token of a draft) and
+    ``read_branches`` (several continuations, for scoring). ``chunk``: at most this many tokens of a
+    long text are read at once.
     """
 
     kind = ""
@@ -112,7 +119,7 @@ class StrandStore(ABC):
         with _LOCK:
             _STORES.add(self)
 
-    # --- what an engine does ------------------------------------------------------------------------------------
+    # --- what an engine does ----------------------------------------------------------------------
 
     @abstractmethod
     def blank(self, keys: Collection[SequenceKey] = ()) -> Strand:
@@ -124,7 +131,8 @@ class StrandStore(ABC):
 
     @abstractmethod
     def copy(self, old: Strand, new: Strand, size: int) -> None:
-        """Let an empty strand begin with ``size`` tokens of another; it stays empty if there is no way to."""
+        """Let an empty strand begin with ``size`` tokens of another; it stays empty if there is no
+        way to."""
 
     @abstractmethod
     def cut(self, strand: Strand, size: int) -> bool:
@@ -143,8 +151,9 @@ class StrandStore(ABC):
         return read()
 
     def tried(self, ids: list[int], limit: float, wanted: Logits | None = None) -> bool:
-        """Whether cutting, copying and reading in parts gives the same logits as reading ``ids`` in one go, to within
-        ``limit`` times their standard deviation. ``wanted``: those logits, if they are known."""
+        """Whether cutting, copying and reading in parts gives the same logits as reading ``ids`` in
+        one go, to within ``limit`` times their standard deviation. ``wanted``: those logits, if
+        they are known."""
         whole, cut, copy = strands = self.blank(), self.blank(), self.blank()
         half, most = len(ids) // 2, len(ids) - 1
         wrong = ids[:3] if self.cuts else []  # tokens that are taken back
@@ -163,14 +172,16 @@ class StrandStore(ABC):
             self.read([(cut, ids[half:most], 0), (copy, ids[back:most], 0)])
             rows = [rows[-1] for rows in self.read([(strand, ids[most:], 1) for strand in strands])]
             right = rows[0] if wanted is None else wanted
-            worst = max(float((row - right).std()) if np.isfinite(row).all() else np.inf for row in rows)
+            worst = max(
+                float((row - right).std()) if np.isfinite(row).all() else np.inf for row in rows
+            )
             return worst < limit * max(float(right.std()), 1e-6)
         finally:
             for strand in strands:
                 self.release(strand)
             self.tokens_read = 0
 
-    # --- reading ------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def prefill(self, wants: Sequence[Want], *, drafting: bool = False) -> list[Logits]:
         """Per (key, ids) the logits after the last token. ``drafting``: ``decode`` follows."""
@@ -182,7 +193,9 @@ class StrandStore(ABC):
         waiting: list[Want] = []
         for key, ids in wants:
             # A text that begins with something long that is read now copies that.
-            if key in new and any(common_prefix(ids, other) >= self.prefixes.shortest for _, other in waiting):
+            if key in new and any(
+                common_prefix(ids, other) >= self.prefixes.shortest for _, other in waiting
+            ):
                 self._read_missing(waiting, drafting)
                 waiting = []
             self._find(key, ids, keys)
@@ -210,7 +223,8 @@ class StrandStore(ABC):
                 self.prefixes.use(found)
             trunk = self.blank(keys)
             old: Strand | None = found.data if found is not None else None
-            if old is not None and self.prefixes.shortest <= shared <= len(old.ids):  # else it was given up for room
+            # else it was given up for room
+            if old is not None and self.prefixes.shortest <= shared <= len(old.ids):
                 self.copy(old, trunk, shared)
         best = max([trunk, *self.branches.get(key, [])], key=lambda one: self._use_of(one, ids))
         self.free_branches(key, best)
@@ -247,7 +261,8 @@ class StrandStore(ABC):
         return [rows[-1] for rows in self.with_room(partial(self.read, readings), keys)]
 
     def read_branches(self, wants: Sequence[Branches]) -> list[list[Logits]]:
-        """Per want and branch the logits before each new token and after the last: (new tokens + 1, vocabulary)."""
+        """Per want and branch the logits before each new token and after the last: (new tokens + 1,
+        vocabulary)."""
         return self.with_room(partial(self._read_branches, wants), [want.key for want in wants])
 
     def _read_branches(self, wants: Sequence[Branches]) -> list[list[Logits]]:
@@ -259,7 +274,8 @@ class StrandStore(ABC):
             trunk = self.trunks[want.key]
             for ids in want.branches:
                 start = common_prefix(want.ids, ids)
-                # Where the logits before its first token are not known, the token before that is read once more.
+                # Where the logits before its first token are not known, the token before that is
+                # read once more.
                 before.append(trunk.logits[start] if start == len(want.ids) else None)
                 start -= before[-1] is None
                 strand = self.blank(keys)
@@ -298,7 +314,7 @@ class StrandStore(ABC):
         """These are the logits after the first ``length`` tokens; they will be asked for again."""
         remember(self.trunks[key].logits, length, logits)
 
-    # --- forgetting ---------------------------------------------------------------------------------------------
+    # --- forgetting -------------------------------------------------------------------------------
 
     def forget(self, key: SequenceKey) -> None:
         """The query is over: free its memory, or keep it as a prefix while there is room."""
@@ -335,7 +351,8 @@ class StrandStore(ABC):
             self.release(strand)
 
     def give_up(self, spared: Collection[SequenceKey]) -> bool:
-        """Free what was not used for longest: a prefix, else drafts of a query that rests, else all of such a query."""
+        """Free what was not used for longest: a prefix, else drafts of a query that rests, else all
+        of such a query."""
         if self.prefixes.kept:
             self.prefixes.kept.pop(0)
             self.sweep()
@@ -353,7 +370,11 @@ class StrandStore(ABC):
 
     @property
     def strands(self) -> list[Strand]:
-        return [*self.trunks.values(), *(one for some in self.branches.values() for one in some), *self.kept]
+        return [
+            *self.trunks.values(),
+            *(one for some in self.branches.values() for one in some),
+            *self.kept,
+        ]
 
     @property
     @abstractmethod
@@ -366,7 +387,11 @@ class StrandStore(ABC):
 
     @property
     def logits_bytes(self) -> int:
-        rows = {id(row): row.nbytes for one in self.strands for row in (*one.logits.values(), *one.ends.values())}
+        rows = {
+            id(row): row.nbytes
+            for one in self.strands
+            for row in (*one.logits.values(), *one.ends.values())
+        }
         return sum(rows.values())
 
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -374,7 +399,8 @@ class StrandStore(ABC):
         return isinstance(error, MemoryError)
 
     def free_memory(self) -> None:
-        """The device is out of memory: free everything here, and the kept prefixes of all others on the device."""
+        """The device is out of memory: free everything here, and the kept prefixes of all others on
+        the device."""
         self.clear()
         with _LOCK:
             stores = list(_STORES)
@@ -384,7 +410,8 @@ class StrandStore(ABC):
                 store.sweep()
 
     def set_budget(self, budget: int, prefix_bytes: int) -> None:
-        """From now on at most ``budget`` bytes, ``prefix_bytes`` of them for prefixes. The excess is freed at once."""
+        """From now on at most ``budget`` bytes, ``prefix_bytes`` of them for prefixes. The excess
+        is freed at once."""
         self.budget, self.prefixes.limit = budget, prefix_bytes
         self.prefixes.shrink(prefix_bytes)
 

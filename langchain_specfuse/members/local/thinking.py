@@ -1,7 +1,8 @@
 """What a reasoning model thinks before its first word: generated once per query, kept for itself.
 
-A thought depends on the query alone. It is greedy whatever the job's sampling is, so that a draft and a score, or a
-member that has lost everything, get the same one. Knows tokens and the cache; nothing of templates or constraints.
+A thought depends on the query alone. It is greedy whatever the job's sampling is, so that a draft
+and a score, or a member that has lost everything, get the same one. Knows tokens and the cache;
+nothing of templates or constraints.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from .sampling import sample
 from .strands import SequenceKey, StrandStore
 
 TAIL = 16
-"""The mark that closes a thought is looked for in as many last tokens as it has bytes, and this many more."""
+"""The mark that closes a thought is looked for in as many last tokens as it has bytes, and this
+many more."""
 LOOP_EVERY = 64
 """After every so many tokens a thought that only repeats itself is closed."""
 
@@ -47,7 +49,9 @@ class Thought:
             return
         self.tokens.append(token)
         size = len(self.tokens)
-        self.done = size >= self.budget or self.marks.close.strip() in self._decoded(self.tokens[-self._tail :])
+        self.done = size >= self.budget or self.marks.close.strip() in self._decoded(
+            self.tokens[-self._tail :]
+        )
         if not self.done and size % LOOP_EVERY == 0:
             last = self._decoded(self.tokens[-LOOP_EVERY:])
             self.done = continues_loop(self._decoded(self.tokens[:-LOOP_EVERY]), last)
@@ -87,17 +91,26 @@ class Thought:
 
 
 def think(store: StrandStore, thoughts: list[Thought]) -> None:
-    """Generate all of these, one token at a time for all, until each is closed or has used its budget."""
+    """Generate all of these, one token at a time for all, until each is closed or has used its
+    budget."""
     for thought in thoughts:
         thought.done = thought.budget <= 0
     writing = [thought for thought in thoughts if not thought.done]
-    rows = store.prefill([(thought.key, thought.prompt) for thought in writing], drafting=True) if writing else []
+    rows = (
+        store.prefill([(thought.key, thought.prompt) for thought in writing], drafting=True)
+        if writing
+        else []
+    )
     while writing:
-        tokens = sample(np.stack(rows), [t.sampling for t in writing], [t.prompt + t.tokens for t in writing])
+        tokens = sample(
+            np.stack(rows), [t.sampling for t in writing], [t.prompt + t.tokens for t in writing]
+        )
         for thought, token in zip(writing, tokens, strict=True):
             thought.take(token)
         writing = [thought for thought in writing if not thought.done]
         if writing:
-            rows = store.decode([thought.key for thought in writing], [thought.tokens[-1] for thought in writing])
+            rows = store.decode(
+                [thought.key for thought in writing], [thought.tokens[-1] for thought in writing]
+            )
     for thought in thoughts:
         thought.close()

@@ -1,4 +1,5 @@
-"""A member on a server that only chats, through a LangChain chat model: Ollama by its own API, others by OpenAI's."""
+"""A member on a server that only chats, through a LangChain chat model: Ollama by its own API,
+others by OpenAI's."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ def chat_model_of(client: Client, model: str, owner: str, seed: int) -> Any:
         if owner == LIBRARY or is_ollama(client):
             from langchain_ollama import ChatOllama
 
-            http = {"headers": client.headers, "verify": client.trusted, "timeout": address.timeout_s}
+            http = {
+                "headers": client.headers,
+                "verify": client.trusted,
+                "timeout": address.timeout_s,
+            }
             return ChatOllama(**common, base_url=address.root, logprobs=True, client_kwargs=http)
         from langchain_openai import ChatOpenAI
 
@@ -27,11 +32,17 @@ def chat_model_of(client: Client, model: str, owner: str, seed: int) -> Any:
             from openai import DefaultHttpxClient
 
             common["http_client"] = DefaultHttpxClient(verify=client.trusted)
-        common |= {"timeout": address.timeout_s, "default_headers": client.headers, "stream_usage": True}
+        common |= {
+            "timeout": address.timeout_s,
+            "default_headers": client.headers,
+            "stream_usage": True,
+        }
         return ChatOpenAI(**common, base_url=address.api, api_key="none")  # type: ignore[arg-type]
     except ModuleNotFoundError as error:
         package = "langchain-ollama" if error.name == "langchain_ollama" else "langchain-openai"
-        missing = UsageError(f"the server at {address.url} chats and takes no token ids: it needs {package}")
+        missing = UsageError(
+            f"the server at {address.url} chats and takes no token ids: it needs {package}"
+        )
         raise advised(missing, f"pip install {package}") from error
 
 

@@ -1,9 +1,11 @@
-"""OpenAI's completions with ``echo``, for any engine whose ``/v1/completions`` returns log-probabilities of the prompt.
+"""OpenAI's completions with ``echo``, for any engine whose ``/v1/completions`` returns
+log-probabilities of the prompt.
 
-Such as Fireworks, Together, and gateways in front of vLLM. The server's tokenizer must be known here. A prompt is sent
-as token ids or, to servers that refuse these, as the text that their tokenizer splits into the same ids. Whether the
-numbers are right is found by trying, as for every engine. (lm-eval's ``local-completions`` asks in the same way, but
-for one continuation of one prompt, not for paths of tokens.) Voting happens elsewhere.
+Such as Fireworks, Together, and gateways in front of vLLM. The server's tokenizer must be known
+here. A prompt is sent as token ids or, to servers that refuse these, as the text that their
+tokenizer splits into the same ids. Whether the numbers are right is found by trying, as for every
+engine. (lm-eval's ``local-completions`` asks in the same way, but for one continuation of one
+prompt, not for paths of tokens.) Voting happens elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from .tokenizers import REFUSALS, RemoteTokenizer
 from .tokens import Dialect, Drawn, Path, Request, Scorer, check_completed, merged, prompts_of
 
 FORMS = ("ids", "texts", "text")
-"""How prompts are sent, in the order in which it is tried: token ids or texts, several at once, or one text."""
+"""How prompts are sent, in the order in which it is tried: token ids or texts, several at once, or
+one text."""
 
 
 class Completions(Dialect):
@@ -41,14 +44,21 @@ class Completions(Dialect):
         numbers = choice.get("logprobs") or {}
         ids, told = numbers.get("token_ids"), True
         if not ids:
-            ids = self.words.after(request.ids, choice["text"].rstrip(REPLACEMENT))  # half a character is drawn again
+            # half a character is drawn again
+            ids = self.words.after(request.ids, choice["text"].rstrip(REPLACEMENT))
             lengths = itertools.accumulate(map(len, numbers.get("tokens") or ()))
             told = list(lengths)[: len(ids)] == self.words.text_after(request.ids, ids)[1]
         ended = choice.get("finish_reason") not in ("length", None)
         size = len(ids) - (ended and ids[-1:] in [[stop] for stop in self.stops])
-        # The numbers may be those of other tokens of the same text, and lack the token that ended the turn.
+        # The numbers may be those of other tokens of the same text, and lack the token that ended
+        # the turn.
         known = self.logprobs(row, size + ended) if told and len(row) == size + ended else None
-        return Drawn(tuple(ids[:size]), known and known[:size], ended, known[size] if known and ended else 0.0)
+        return Drawn(
+            tuple(ids[:size]),
+            known and known[:size],
+            ended,
+            known[size] if known and ended else 0.0,
+        )
 
     def scorers(self) -> Mapping[str, Scorer]:
         return {"echo": self.by_echo}
@@ -58,12 +68,19 @@ class Completions(Dialect):
         prompts = [prompts_of(path, self.stops) for path in paths]
         echoes = iter(self.echoes(list(itertools.chain(*prompts))))
         return [
-            merged(path, [self.logprobs(next(echoes)[path.start :], len(ids) - path.start) for ids in several])
+            merged(
+                path,
+                [
+                    self.logprobs(next(echoes)[path.start :], len(ids) - path.start)
+                    for ids in several
+                ],
+            )
             for path, several in zip(paths, prompts, strict=True)
         ]
 
     def echoes(self, prompts: Sequence[Sequence[int]]) -> list[list[Any]]:
-        """For each token of each prompt its log-probability; None where the server split the text differently."""
+        """For each token of each prompt its log-probability; None where the server split the text
+        differently."""
         sent = self._sent(prompts, {"max_tokens": 1, "temperature": 0.0, "echo": True})
         rows = []
         for ids, (_, row, read) in zip(prompts, sent, strict=True):
@@ -72,10 +89,13 @@ class Completions(Dialect):
             rows.append([None] * (len(ids) - same) + list(row[len(read) - same : len(read)]))
         return rows
 
-    # --- requests -----------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
-    def _sent(self, prompts: Sequence[Sequence[int]], fields: Mapping[str, Any]) -> list[tuple[Any, Any, list[int]]]:
-        """For each prompt the choice, its log-probabilities, and the tokens as which the server read the prompt."""
+    def _sent(
+        self, prompts: Sequence[Sequence[int]], fields: Mapping[str, Any]
+    ) -> list[tuple[Any, Any, list[int]]]:
+        """For each prompt the choice, its log-probabilities, and the tokens as which the server
+        read the prompt."""
         for form in FORMS if self._form is None else (self._form,):
             try:
                 found = self._in_form(form, prompts, {"model": self.model, "logprobs": 1, **fields})
@@ -87,7 +107,9 @@ class Completions(Dialect):
             return found
         raise AssertionError("the last form returns or raises")
 
-    def _in_form(self, form: str, prompts: Sequence[Sequence[int]], body: Mapping[str, Any]) -> list[Any]:
+    def _in_form(
+        self, form: str, prompts: Sequence[Sequence[int]], body: Mapping[str, Any]
+    ) -> list[Any]:
         read = [(list(ids), list(ids)) if form == "ids" else self._text(ids) for ids in prompts]
         found = []
         for part in [[one] for one in read] if form == "text" else [read]:
@@ -106,11 +128,15 @@ class Completions(Dialect):
         return found
 
     def _text(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        """The text to send for these tokens, and the tokens that the server's tokenizer makes of it."""
+        """The text to send for these tokens, and the tokens that the server's tokenizer makes of
+        it."""
         tokenizer = self.words.tokenizer
-        text: str = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text: str = tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         read = list(tokenizer(text)["input_ids"])
-        if read[:2] == [tokenizer.bos_token_id] * 2:  # the template writes it, and the tokenizer adds it
+        # the template writes it, and the tokenizer adds it
+        if read[:2] == [tokenizer.bos_token_id] * 2:
             return text.removeprefix(tokenizer.bos_token), read[1:]
         return text, read
 
@@ -120,5 +146,7 @@ class Completions(Dialect):
         for choice in choices:
             check_completed(choice.get("finish_reason"), self.model)
         if len(choices) != wanted:
-            raise MemberError(f"{self.model} returned {amount(len(choices), 'choice')} (wanted {wanted})")
+            raise MemberError(
+                f"{self.model} returned {amount(len(choices), 'choice')} (wanted {wanted})"
+            )
         return choices

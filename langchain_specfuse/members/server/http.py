@@ -1,7 +1,7 @@
 """One server over HTTP: pooled connections, time limits, retries.
 
-A request depends on its job alone, so it may be sent again. Knows JSON and status codes; nothing of members, tokens or
-engines. Whatever goes wrong is a :class:`.MemberError` whose kind says how.
+A request depends on its job alone, so it may be sent again. Knows JSON and status codes; nothing of
+members, tokens or engines. Whatever goes wrong is a :class:`.MemberError` whose kind says how.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ RETRIED = (429, 500, 502, 503, 504)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 CONNECT_S = 5.0
 MOST_BYTES = 1 << 27
-"""A longer reply is refused: the numbers of a whole vocabulary, the longest that is asked for, take a tenth of it."""
+"""A longer reply is refused: the numbers of a whole vocabulary, the longest that is asked for, take
+a tenth of it."""
 
 
 class RefusedError(MemberError):
@@ -68,11 +69,16 @@ class Address:
     timeout_s: float = 60.0
     """For one request with all its retries."""
     verify: bool | str = True
-    """TLS: True checks the certificate, a path names the authorities to trust, False checks nothing."""
+    """TLS: True checks the certificate, a path names the authorities to trust, False checks
+    nothing."""
 
     def __post_init__(self) -> None:
         timeout, verify = cast(object, self.timeout_s), cast(object, self.verify)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < threading.TIMEOUT_MAX:
+        if (
+            isinstance(timeout, bool)
+            or not isinstance(timeout, int | float)
+            or not 0 < timeout < threading.TIMEOUT_MAX
+        ):
             error = UsageError(f"timeout must be a number of seconds above 0, got {timeout!r}")
             raise advised(error, "leave it out for 60 seconds for one request with its retries")
         if not isinstance(verify, bool | str):
@@ -92,18 +98,26 @@ class Address:
 
 
 def refuse_secrets(url: str) -> None:
-    """Refuse an address with a user, a password or a query, and do not show it: addresses are shown to everybody.
+    """Refuse an address with a user, a password or a query, and do not show it: addresses are shown
+    to everybody.
 
     >>> refuse_secrets("http://localhost:8000/v1#my-model")
     """
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise advised(UsageError(f"a server's address cannot be read: {error}"), "http://host:8000/v1") from None
+        raise advised(
+            UsageError(f"a server's address cannot be read: {error}"), "http://host:8000/v1"
+        ) from None
     if "@" in parts.netloc or parts.query:
         what = "a user or a password" if "@" in parts.netloc else "a query"
-        secret = UsageError(f"the address of the server {parts.hostname} holds {what}, but everybody can see it")
-        advice = "put the key into the environment variable SPECFUSE_API_KEY, or name another: api_key_env="
+        secret = UsageError(
+            f"the address of the server {parts.hostname} holds {what}, but everybody can see it"
+        )
+        advice = (
+            "put the key into the environment variable SPECFUSE_API_KEY, or name another: "
+            "api_key_env="
+        )
         raise advised(secret, f"{advice}; 'Basic ...' is sent as it is")
 
 
@@ -124,12 +138,17 @@ class Client:
         self.headers = {"Authorization": key} if self._key else {}
         self.trusted = _trusted(address.verify)
         self._proxy = through_proxy(address.url)
-        limits = httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
+        limits = httpx2.Limits(
+            max_connections=max_connections, max_keepalive_connections=max_connections
+        )
         try:
             self._client = httpx2.Client(headers=self.headers, limits=limits, verify=self.trusted)
-        except (ImportError, ValueError, httpx2.InvalidURL) as error:  # the environment names a strange proxy
+        # the environment names a strange proxy
+        except (ImportError, ValueError, httpx2.InvalidURL) as error:
             unusable = UsageError(f"{self._server('/v1')} cannot be reached: {error}")
-            raise advised(unusable, 'correct or unset the proxy; for SOCKS: pip install "httpx2[socks]"') from error
+            raise advised(
+                unusable, 'correct or unset the proxy; for SOCKS: pip install "httpx2[socks]"'
+            ) from error
 
     def close(self) -> None:
         """Requests under way fail."""
@@ -153,15 +172,23 @@ class Client:
         """``final``: statuses that are not retried here."""
         return self._request("POST", path, body, final)
 
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None, final: Collection[int] = ()) -> Any:
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, final: Collection[int] = ()
+    ) -> Any:
         deadline = time.monotonic() + self.address.timeout_s
         for attempt in range(RETRIES + 1):
             outcome = self._try(method, path, body, deadline)
-            if isinstance(outcome, Reply) and (outcome.status not in RETRIED or outcome.status in final):
+            if isinstance(outcome, Reply) and (
+                outcome.status not in RETRIED or outcome.status in final
+            ):
                 return self.parsed(outcome)
             wait = max(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt), _retry_after(outcome))
             if attempt == RETRIES or time.monotonic() + wait > deadline or self._closed:
-                raise self._refusal(outcome) if isinstance(outcome, Reply) else self._unreached(outcome, path)
+                raise (
+                    self._refusal(outcome)
+                    if isinstance(outcome, Reply)
+                    else self._unreached(outcome, path)
+                )
             log.info("%s: retrying %s in %.1f s", self.member, path, wait)
             time.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
@@ -174,23 +201,31 @@ class Client:
         try:
             return self._reply(method, path, body, deadline)
         except httpx2.TransportError as error:
-            # A server that has not replied in time may still be at work: asking again would only add to that.
+            # A server that has not replied in time may still be at work: asking again would only
+            # add to that.
             if isinstance(error, httpx2.ReadTimeout):
                 message = f"{self._server(path)} did not answer within {self.address.timeout_s:g} s"
                 raise MemberError(message, member=self.member, kind="timeout") from error
             self.broken = True
             return error
 
-    def _reply(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Reply:
+    def _reply(
+        self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float
+    ) -> Reply:
         left = self._left()
         timeout = httpx2.Timeout(left, connect=min(CONNECT_S, left))
         trace = {"trace": self._opened}
-        with self._client.stream(method, self._url(path), json=body, timeout=timeout, extensions=trace) as response:
+        with self._client.stream(
+            method, self._url(path), json=body, timeout=timeout, extensions=trace
+        ) as response:
             content = bytearray()
             for chunk in response.iter_bytes():
                 content += chunk
                 if len(content) > MOST_BYTES:
-                    message = f"{self._server(path)} sent more than {MOST_BYTES >> 20} MiB, which was not asked for"
+                    message = (
+                        f"{self._server(path)} sent more than {MOST_BYTES >> 20} MiB, which "
+                        "was not asked for"
+                    )
                     raise MemberError(message, member=self.member)
                 if time.monotonic() > deadline:
                     raise httpx2.ReadTimeout("the reply did not end in time")
@@ -200,8 +235,11 @@ class Client:
         return max(0.001, float(self._now.deadline) - time.monotonic())
 
     def _opened(self, event: str, info: Mapping[str, Any]) -> None:
-        """Keep a connection when it is opened. httpx2 limits each of its reads alone: a trickle would never end."""
-        if event.endswith((".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")):
+        """Keep a connection when it is opened. httpx2 limits each of its reads alone: a trickle
+        would never end."""
+        if event.endswith(
+            (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
+        ):
             stream = info["return_value"]
             read = stream.read
             stream.read = lambda size, timeout=None: read(size, self._left())
@@ -216,33 +254,47 @@ class Client:
         except (ValueError, RecursionError):
             shown = self._without_key(reply.text)[:SHOWN]
             message = f"{self._server(reply.path)} answered with what is no JSON: {shown!r}"
-            raise MemberError(message, member=self.member) from None  # the cause would hold all that was sent
+            # the cause would hold all that was sent
+            raise MemberError(message, member=self.member) from None
 
     def _refusal(self, reply: Reply) -> RefusedError:
         status, text = reply.status, self._without_key(_message_in(reply))[:SHOWN]
         kind = "not_found" if status == 404 else "overflow" if _is_too_long(text) else "error"
-        error = RefusedError(f"{self._server(reply.path)} answered {status}: {text}", member=self.member, kind=kind)
+        error = RefusedError(
+            f"{self._server(reply.path)} answered {status}: {text}", member=self.member, kind=kind
+        )
         error.status = status
         if status in (401, 403):
-            advised(error, f"put the server's key into the environment variable {self.address.api_key_env}")
+            advised(
+                error,
+                f"put the server's key into the environment variable {self.address.api_key_env}",
+            )
         return error
 
     def _unreached(self, failure: httpx2.TransportError, path: str) -> MemberError:
         kind = "timeout" if isinstance(failure, httpx2.TimeoutException) else "error"
-        how = "cannot be reached" if isinstance(failure, httpx2.ConnectError | httpx2.ConnectTimeout) else "broke off"
-        why = self._without_key(f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__)
+        how = (
+            "cannot be reached"
+            if isinstance(failure, httpx2.ConnectError | httpx2.ConnectTimeout)
+            else "broke off"
+        )
+        why = self._without_key(
+            f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
+        )
         message = f"{self._server(path)} {how} ({why}), tried up to {RETRIES + 1} times"
         error = MemberError(message, member=self.member, kind=kind)
         error.__cause__ = failure
         return advised(error, to_reach(self.address.url))
 
     def _without_key(self, text: str) -> str:
-        """Without the key: a server may repeat what it was sent, and errors are shown, logged and traced."""
+        """Without the key: a server may repeat what it was sent, and errors are shown, logged and
+        traced."""
         secret = self._key.rpartition(" ")[2]
         return text.replace(secret, "***") if secret else text
 
     def _url(self, path: str) -> str:
-        """``/v1/...`` is the OpenAI interface, wherever the server has it; other paths are the engine's own."""
+        """``/v1/...`` is the OpenAI interface, wherever the server has it; other paths are the
+        engine's own."""
         if path.startswith("/v1/"):
             return self.address.api + path.removeprefix("/v1")
         return self.address.root + path
@@ -254,9 +306,14 @@ class Client:
 
 def _key_in(variable: str) -> str:
     """The key as a header can hold it."""
-    key = os.environ.get(variable, "").strip()  # a key that was read from a file ends with a new line
-    if not (key.isascii() and key.isprintable()) or " " in key.removeprefix("Basic ").removeprefix("Bearer "):
-        error = UsageError(f"the key in the environment variable {variable} has characters that no header can hold")
+    # a key that was read from a file ends with a new line
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()) or " " in key.removeprefix("Basic ").removeprefix(
+        "Bearer "
+    ):
+        error = UsageError(
+            f"the key in the environment variable {variable} has characters that no header can hold"
+        )
         raise advised(error, "put the key there as it was given to you: ASCII, without spaces")
     return key
 
@@ -273,7 +330,10 @@ def _trusted(verify: bool | str) -> bool | ssl.SSLContext:
         return ssl.create_default_context(cafile=verify)
     except OSError as error:  # also if the file holds no certificate
         unread = UsageError(f"the authorities in {verify} cannot be read: {error}")
-        advice = "verify= names a file of certificates in PEM; True trusts the authorities of this machine"
+        advice = (
+            "verify= names a file of certificates in PEM; True trusts the authorities of this "
+            "machine"
+        )
         raise advised(unread, advice) from error
 
 

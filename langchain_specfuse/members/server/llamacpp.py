@@ -1,9 +1,11 @@
-"""llama.cpp's ``llama-server``: token ids in and out of its own ``/completion``; scores by a grammar of token ids.
+"""llama.cpp's ``llama-server``: token ids in and out of its own ``/completion``; scores by a
+grammar of token ids.
 
-Such a grammar leaves one token at each place, so these are drawn, with the probabilities that they had before the
-grammar. (A grammar of text would split words into other tokens; ``echo`` is ignored there.) A token that holds only
-part of a character breaks such a grammar, and no number is reported for it: a path with one is scored token by token.
-All requests of a query go to its own slot, whose cache has the context already. Knows no text and no votes.
+Such a grammar leaves one token at each place, so these are drawn, with the probabilities that they
+had before the grammar. (A grammar of text would split words into other tokens; ``echo`` is ignored
+there.) A token that holds only part of a character breaks such a grammar, and no number is reported
+for it: a path with one is scored token by token. All requests of a query go to its own slot, whose
+cache has the context already. Knows no text and no votes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from .tokens import Dialect, Drawn, Path, Request, Scorer, cached_tokens
 MOST_LIKELY = 40
 """Where several tokens can end a turn, those among this many likely ones are counted."""
 WIDE, WHOLE = 1000, 10**6
-"""How many likely tokens are searched for one that is not reported otherwise; the second means all."""
+"""How many likely tokens are searched for one that is not reported otherwise; the second means
+all."""
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "mirostat": 0, "dynatemp_range": 0.0}
 """A server may have been started with others."""
 FORCE = 1000.0
@@ -40,7 +43,8 @@ class LlamaCpp(Dialect):
         super().__init__(client, model)
         self._props = client.get("/props")
         self._begin = ""
-        """What it puts before a text that it tokenizes, and removes from what its template writes."""
+        """What it puts before a text that it tokenizes, and removes from what its template
+        writes."""
         self._slots = Slots(int(self._props.get("total_slots") or 1))
 
     def limit(self) -> int | None:
@@ -49,13 +53,17 @@ class LlamaCpp(Dialect):
 
     def tokenizer(self) -> RemoteTokenizer | None:
         template, eos = (str(self._props.get(key) or "") for key in ("chat_template", "eos_token"))
-        remote = RemoteTokenizer(self._encode, self._decode, self._render, template or "the server's own", eos)
+        remote = RemoteTokenizer(
+            self._encode, self._decode, self._render, template or "the server's own", eos
+        )
         if not (plain := remote("a b")["input_ids"]):
             return None
         body = {"content": "a b", "add_special": True, "parse_special": True}
         whole = list(self.client.post("/tokenize", body)["tokens"])
         if whole != plain and whole[1 : len(plain) + 1] == plain:
-            self._begin = remote.bos_token = str(self._props.get("bos_token") or "") or self._decode(whole[:1])
+            self._begin = remote.bos_token = str(
+                self._props.get("bos_token") or ""
+            ) or self._decode(whole[:1])
         return remote
 
     def draw(self, request: Request) -> Drawn:
@@ -79,7 +87,8 @@ class LlamaCpp(Dialect):
         self._slots.forget(key)
 
     def _by_grammar(self, key: str, path: Path) -> list[float]:
-        """The numbers of one path. After a grammar's last token only the end of the turn may come."""
+        """The numbers of one path. After a grammar's last token only the end of the turn may
+        come."""
         count = len(path.new) + path.ended
         if not count:
             return []
@@ -99,12 +108,15 @@ class LlamaCpp(Dialect):
         return [*known[: len(path.new)], *([self._end(rows[-1])] if path.ended else [])]
 
     def _one_by_one(self, key: str, path: Path) -> list[float]:
-        known = [self._one(key, path.ids[:at], path.ids[at]) for at in range(path.start, len(path.ids))]
+        known = [
+            self._one(key, path.ids[:at], path.ids[at]) for at in range(path.start, len(path.ids))
+        ]
         ends = [self._one(key, path.ids, stop) for stop in self.stops] if path.ended else []
         return [*known, *([either(ends)] if path.ended else [])]
 
     def _one(self, key: str, ids: Sequence[int], token: int) -> float:
-        """One token's number: reported when it is forced, or else among the likely ones beside another that is."""
+        """One token's number: reported when it is forced, or else among the likely ones beside
+        another that is."""
         for forced, count in ((token, 1), (self.stops[0], WIDE), (self.stops[0], WHOLE)):
             fields = {"logit_bias": [[forced, FORCE]], "n_probs": count, "temperature": 0.0}
             rows = self._complete(key, ids, 1, fields).get("completion_probabilities") or []
@@ -114,7 +126,8 @@ class LlamaCpp(Dialect):
         raise MemberError(f"{self.model} reports no log-probability of the token {token}")
 
     def _end(self, row: Mapping[str, Any]) -> float:
-        """The probability that the turn ends here: of the token that ended it, and of others that could have."""
+        """The probability that the turn ends here: of the token that ended it, and of others that
+        could have."""
         likely = {one["id"]: float(one["logprob"]) for one in row.get("top_logprobs") or ()}
         likely[row["id"]] = float(row["logprob"])
         found = either(likely[token] for token in {row["id"], *self.stops} if token in likely)
@@ -123,7 +136,12 @@ class LlamaCpp(Dialect):
         return found
 
     def _complete(
-        self, key: str, ids: Sequence[int], count: int, fields: Mapping[str, Any], final: tuple[int, ...] = ()
+        self,
+        key: str,
+        ids: Sequence[int],
+        count: int,
+        fields: Mapping[str, Any],
+        final: tuple[int, ...] = (),
     ) -> Mapping[str, Any]:
         body = {
             "prompt": list(ids),
@@ -137,8 +155,11 @@ class LlamaCpp(Dialect):
             **fields,
         }
         reply: Mapping[str, Any] = self.client.post("/completion", body, final)
-        if reply.get("truncated") and reply.get("tokens_evaluated") != len(ids):  # else only the answer was
-            raise MemberError(f"{self.model} dropped part of the prompt: it does not fit", kind="overflow")
+        # else only the answer was
+        if reply.get("truncated") and reply.get("tokens_evaluated") != len(ids):
+            raise MemberError(
+                f"{self.model} dropped part of the prompt: it does not fit", kind="overflow"
+            )
         return reply
 
     def _encode(self, text: str, marks: bool) -> list[int]:
@@ -167,7 +188,8 @@ class Slots:
         self._lock = threading.Lock()
 
     def of(self, key: str) -> int:
-        """The query's slot; for a new query that with the fewest others, of these the one that was idle for longest."""
+        """The query's slot; for a new query that with the fewest others, of these the one that was
+        idle for longest."""
         with self._lock:
             own = next((slot for slot, keys in self._keys.items() if key in keys), None)
             slot = min(self._keys, key=lambda one: len(self._keys[one])) if own is None else own
@@ -181,10 +203,15 @@ class Slots:
 
 
 def _sampling(request: Request) -> dict[str, Any]:
-    """How tokens are picked, in the order in which members in this process do it; the server's default differs."""
+    """How tokens are picked, in the order in which members in this process do it; the server's
+    default differs."""
     how = request.sampling
     whole = len(request.ids) + request.count
-    penalty = {"repeat_penalty": how.repetition_penalty, "repeat_last_n": whole} if how.repetition_penalty else {}
+    penalty = (
+        {"repeat_penalty": how.repetition_penalty, "repeat_last_n": whole}
+        if how.repetition_penalty
+        else {}
+    )
     return {
         "temperature": how.temperature,
         "top_k": how.top_k or 0,
@@ -202,5 +229,8 @@ def _guided(constraint: Constraint | None) -> dict[str, Any]:
         return {}
     if constraint.kind == "choice":
         texts = json.loads(constraint.body)
-        return {"grammar": "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)}
+        return {
+            "grammar": "root ::= "
+            + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        }
     return {"json_schema": json.loads(constraint.body or '{"type": "object"}')}

@@ -1,8 +1,9 @@
-"""ServerMember: a model on a server, over HTTP: vLLM, SGLang, llama.cpp, or one that echoes prompts.
+"""ServerMember: a model on a server, over HTTP: vLLM, SGLang, llama.cpp, or one that echoes
+prompts.
 
-This file finds out which kind of server it is, and turns any error into the failure of one job. Servers that only chat,
-such as Ollama, are asked through a :class:`.ChatModelMember`. It knows nothing of votes, and needs neither torch nor a
-GPU.
+This file finds out which kind of server it is, and turns any error into the failure of one job.
+Servers that only chat, such as Ollama, are asked through a :class:`.ChatModelMember`. It knows
+nothing of votes, and needs neither torch nor a GPU.
 """
 
 from __future__ import annotations
@@ -42,30 +43,36 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 }
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 """``owned_by`` in a server's list of models -> the engine that it is."""
-_OTHERS = "for any other server, pass a chat model: ChatOpenAI(base_url=..., model=...) from langchain-openai"
+_OTHERS = (
+    "for any other server, pass a chat model: ChatOpenAI(base_url=..., model=...) from "
+    "langchain-openai"
+)
 
 
 class ServerMember:
     """One LLM on a server.
 
-    >>> member = ServerMember("http://localhost:8000/v1", "Qwen/Qwen2.5-7B-Instruct")  # asks nothing yet
+    >>> member = ServerMember(
+    ...     "http://localhost:8000/v1", "Qwen/Qwen2.5-7B-Instruct"
+    ... )  # asks nothing yet
     >>> member.name
     'Qwen2.5-7B-Instruct'
 
     - ``model`` may be left out if the server has only one.
-    - ``tokenizer`` is a local folder or hub id (or a tokenizer of transformers) with the model's own tokenizer: then
-      text becomes tokens here. Without it the server is asked.
-    - ``engine`` is found out; it may be given: ``"vllm"``, ``"sglang"``, ``"llama.cpp"`` or ``"completions"``. The last
-      is any server whose ``/v1/completions`` returns the log-probabilities of a prompt: it is tried where ``tokenizer``
-      is given. Any other server, such as Ollama's or LM Studio's, joins as a :class:`.ChatModelMember`.
-    - ``api_key_env`` names the environment variable with the API key (``Basic ...`` is sent as it is). An address must
-      not hold a key.
+    - ``tokenizer`` is a local folder or hub id (or a tokenizer of transformers) with the model's
+      own tokenizer: then text becomes tokens here. Without it the server is asked.
+    - ``engine`` is found out; it may be given: ``"vllm"``, ``"sglang"``, ``"llama.cpp"`` or
+      ``"completions"``. The last is any server whose ``/v1/completions`` returns the
+      log-probabilities of a prompt: it is tried where ``tokenizer`` is given. Any other server,
+      such as Ollama's or LM Studio's, joins as a :class:`.ChatModelMember`.
+    - ``api_key_env`` names the environment variable with the API key (``Basic ...`` is sent as it
+      is). An address must not hold a key.
     - ``verify`` may name a file with the certificate authorities to trust.
-    - ``timeout`` is that of one HTTP request with its retries: the narrowest of three limits. It should be shorter
-      than ``member_timeout``, unless late members are only skipped.
+    - ``timeout`` is that of one HTTP request with its retries: the narrowest of three limits. It
+      should be shorter than ``member_timeout``, unless late members are only skipped.
     - ``max_concurrency`` requests are sent at once.
-    - ``system_prompt``, ``seed``, ``chat_template``, ``chat_template_kwargs`` and ``repetition_penalty`` are as those
-      of :class:`.TransformersMember`.
+    - ``system_prompt``, ``seed``, ``chat_template``, ``chat_template_kwargs`` and
+      ``repetition_penalty`` are as those of :class:`.TransformersMember`.
     """
 
     def __init__(
@@ -87,23 +94,45 @@ class ServerMember:
         seed: int = 0,
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
-            error = UsageError(f"a server's address begins with http:// or https://, got {base_url!r}")
+            error = UsageError(
+                f"a server's address begins with http:// or https://, got {base_url!r}"
+            )
             raise advised(error, "for example ServerMember('http://localhost:8000/v1', 'my-model')")
         refuse_secrets(base_url)
         if engine is not None and engine not in DIALECTS:
             known = ", ".join(DIALECTS)
-            raise advised(UsageError(f"engine must be one of {known}, got {engine!r}"), "leave it out: it is found out")
-        if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
-            error = UsageError(f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}")
+            raise advised(
+                UsageError(f"engine must be one of {known}, got {engine!r}"),
+                "leave it out: it is found out",
+            )
+        if (
+            isinstance(max_concurrency, bool)
+            or not isinstance(max_concurrency, int)
+            or max_concurrency < 1
+        ):
+            error = UsageError(
+                f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}"
+            )
             raise advised(error, "leave it out for 8 requests at once")
         if isinstance(seed, bool) or not isinstance(seed, int):
-            raise advised(UsageError(f"seed must be a whole number, got {seed!r}"), "for example seed=1")
+            raise advised(
+                UsageError(f"seed must be a whole number, got {seed!r}"), "for example seed=1"
+            )
         self.address = Address(base_url, api_key_env, timeout, verify)
         self.model, self.engine, self.tokenizer = model, engine, tokenizer
-        self.name = name or os.path.basename((model or base_url.split("//")[1]).rstrip("/")) or base_url
+        self.name = (
+            name or os.path.basename((model or base_url.split("//")[1]).rstrip("/")) or base_url
+        )
         self.max_concurrency = max_concurrency
-        self.chat_template, self.chat_template_kwargs = chat_template, dict(chat_template_kwargs or {})
-        self.system_prompt, self.repetition_penalty, self.seed = system_prompt, repetition_penalty, seed
+        self.chat_template, self.chat_template_kwargs = (
+            chat_template,
+            dict(chat_template_kwargs or {}),
+        )
+        self.system_prompt, self.repetition_penalty, self.seed = (
+            system_prompt,
+            repetition_penalty,
+            seed,
+        )
         self._client: Client | None = None
         self._session: TokenSession | None = None
         self._chat: ChatModelMember | None = None
@@ -115,17 +144,27 @@ class ServerMember:
 
     @property
     def device(self) -> str:
-        """Its own, also beside others on the same server: the server makes a batch of what it is asked at once."""
+        """Its own, also beside others on the same server: the server makes a batch of what it is
+        asked at once."""
         return f"{self.address.url}#{self.model or ''}#{self.name}"
 
     @property
     def spec(self) -> dict[str, Any]:
         """Whatever distinguishes this member's answers from another's, as plain JSON."""
-        own: dict[str, Any] = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
-        own |= {"repetition_penalty": self.repetition_penalty, "seed": self.seed, "system_prompt": self.system_prompt}
-        return {"server": self.address.url, "model": self.model} | {key: value for key, value in own.items() if value}
+        own: dict[str, Any] = {
+            "chat_template": self.chat_template,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+        own |= {
+            "repetition_penalty": self.repetition_penalty,
+            "seed": self.seed,
+            "system_prompt": self.system_prompt,
+        }
+        return {"server": self.address.url, "model": self.model} | {
+            key: value for key, value in own.items() if value
+        }
 
-    # --- the protocol -------------------------------------------------------------------------------------------
+    # --- the protocol -----------------------------------------------------------------------------
 
     def probe(self) -> Probe:
         if self._ready is None:
@@ -137,9 +176,14 @@ class ServerMember:
                 self.unload()
                 if isinstance(error, MemberError | UsageError) or not isinstance(error, Exception):
                     raise
-                message = f"the server at {self.address.url} describes itself in an unexpected way: {shown(error)}"
+                message = (
+                    f"the server at {self.address.url} describes itself in an unexpected "
+                    f"way: {shown(error)}"
+                )
                 odd = MemberError(message, member=self.name)
-                raise advised(odd, f"check that base_url and engine= match the server; {_OTHERS}") from error
+                raise advised(
+                    odd, f"check that base_url and engine= match the server; {_OTHERS}"
+                ) from error
             log.info("%s: %s", self.name, self._ready.detail)
         return self._ready
 
@@ -154,7 +198,8 @@ class ServerMember:
             asked.forget(query_id)
 
     def unload(self) -> None:
-        """Close the connections. The next job opens them again, and finds out again what is served."""
+        """Close the connections. The next job opens them again, and finds out again what is
+        served."""
         if self._chat is not None:
             self._chat.unload()
         self._ready = self._session = self._chat = None
@@ -162,36 +207,50 @@ class ServerMember:
             self._client.close()
         self._client = None
 
-    # --- tokens for people --------------------------------------------------------------------------------------
+    # --- tokens for people ------------------------------------------------------------------------
 
     @property
     def token_ids(self) -> Callable[[str], list[int]]:
-        """text -> its tokens in this member's tokenizer. A server that only chats has no such attribute."""
+        """text -> its tokens in this member's tokenizer. A server that only chats has no such
+        attribute."""
         return self._tokens().words.encode
 
     @property
     def token_count(self) -> Callable[..., int]:
-        """(turns, tools) -> the length of their prompt. A server that only chats has no such attribute."""
+        """(turns, tools) -> the length of their prompt. A server that only chats has no such
+        attribute."""
         session = self._tokens()
         return lambda turns, tools=(): len(session.prompt_ids(turns, tools))
 
     def _tokens(self) -> TokenSession:
         self.probe()
         if self._session is None:
-            raise AttributeError(f"the server at {self.address.url} only chats, and offers no tokenizer")
+            raise AttributeError(
+                f"the server at {self.address.url} only chats, and offers no tokenizer"
+            )
         return self._session
 
-    # --- finding out what is served -----------------------------------------------------------------------------
+    # --- finding out what is served ---------------------------------------------------------------
 
     def _probe(self, client: Client) -> Probe:
         served, owner = self._served(client)
         model = self._chosen(served)
-        engine = self.engine or OWNERS.get(owner) or ("completions" if self.tokenizer is not None else None)
+        engine = (
+            self.engine
+            or OWNERS.get(owner)
+            or ("completions" if self.tokenizer is not None else None)
+        )
         if engine is None and (served or is_ollama(client)):
             return self._probe_chat(client, model, owner)
-        session = self._token_session(DIALECTS[engine](client, model)) if engine is not None else None
+        session = (
+            self._token_session(DIALECTS[engine](client, model)) if engine is not None else None
+        )
         if session is None:
-            why = "it offers no tokenizer; pass tokenizer=" if engine else "it is of no known kind, and lists no models"
+            why = (
+                "it offers no tokenizer; pass tokenizer="
+                if engine
+                else "it is of no known kind, and lists no models"
+            )
             raise self._refusal(why, _OTHERS)
         self._session = session
         session.check()
@@ -200,14 +259,18 @@ class ServerMember:
             raise self._refusal(why, "leave out tokenizer= and engine=: it joins as a chat model")
         scoring = f"scores by {', '.join(session.known)}" if session.known else "draft-only"
         trouble = "; ".join(f"not by {name}: {why}" for name, why in session.refused.items())
-        detail = f"{session.dialect.name} at {self.address.url}, {scoring}" + (f" ({trouble})" if trouble else "")
+        detail = f"{session.dialect.name} at {self.address.url}, {scoring}" + (
+            f" ({trouble})" if trouble else ""
+        )
         if not session.known:
             log.warning("%s is draft-only: %s", self.name, trouble)
         calls = session.template.own_calls(session.words)
         return Probe(model, bool(session.known), session.limit, detail, calls)
 
     def _refusal(self, why: str, advice: str) -> MemberError:
-        error = MemberError(f"the server at {self.address.url} cannot be a ServerMember: {why}", member=self.name)
+        error = MemberError(
+            f"the server at {self.address.url} cannot be a ServerMember: {why}", member=self.name
+        )
         return advised(error, advice)
 
     def _probe_chat(self, client: Client, model: str, owner: str) -> Probe:
@@ -231,35 +294,58 @@ class ServerMember:
             if error.kind != "not_found":
                 raise
             models = []  # a gateway without a list
-        return [str(one.get("id")) for one in models], str(models[0].get("owned_by", "")) if models else ""
+        return [str(one.get("id")) for one in models], str(
+            models[0].get("owned_by", "")
+        ) if models else ""
 
     def _chosen(self, served: Sequence[str]) -> str:
         """The model to ask for; an error if the server does not have it."""
         wanted = self.model
         if not served and wanted:
             return wanted
-        found = [one for one in served if wanted in (None, one, os.path.basename(one), one.removesuffix(":latest"))]
+        found = [
+            one
+            for one in served
+            if wanted in (None, one, os.path.basename(one), one.removesuffix(":latest"))
+        ]
         if len(found) == 1:
             return found[0]
         shown = ", ".join(served) or "nothing"
-        message = f"the server at {self.address.url} serves {shown}; wanted {wanted or 'one model, or a name'}"
+        message = (
+            f"the server at {self.address.url} serves {shown}; wanted "
+            f"{wanted or 'one model, or a name'}"
+        )
         error = MemberError(message, member=self.name, kind="not_found")
-        raise advised(error, f"name one that is served: {self.address.url}#MODEL, or model= of ServerMember")
+        raise advised(
+            error, f"name one that is served: {self.address.url}#MODEL, or model= of ServerMember"
+        )
 
     def _token_session(self, dialect: Dialect) -> TokenSession | None:
-        tokenizer = local_tokenizer(self.tokenizer) if self.tokenizer is not None else dialect.tokenizer()
+        tokenizer = (
+            local_tokenizer(self.tokenizer) if self.tokenizer is not None else dialect.tokenizer()
+        )
         if tokenizer is None:
             return None
         own = self.chat_template not in (None, "plain")
         if own and isinstance(tokenizer, RemoteTokenizer) and not tokenizer.takes_templates():
-            error = UsageError(f"the server at {self.address.url} renders with its own template, whatever it is given")
-            raise advised(error, "name the model's tokenizer (tokenizer=), or start the server with that chat_template")
+            error = UsageError(
+                f"the server at {self.address.url} renders with its own template, whatever it is "
+                "given"
+            )
+            raise advised(
+                error,
+                "name the model's tokenizer (tokenizer=), or start the server with that "
+                "chat_template",
+            )
         template = Template(tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
-        dialect.stops, dialect.words = stops_of(tokenizer, template, self.tokenizer), Words(tokenizer)
+        dialect.stops, dialect.words = (
+            stops_of(tokenizer, template, self.tokenizer),
+            Words(tokenizer),
+        )
         how = (self.seed, self.repetition_penalty, self.system_prompt)
         return TokenSession(self.name, dialect, dialect.words, template, dialect.limit(), *how)
 
-    # --- asking -------------------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
 
     def _each(self, work: Literal["draft", "score"], jobs: Sequence[Any]) -> list[Any]:
         """All jobs at once, so that the engine makes a batch of them."""

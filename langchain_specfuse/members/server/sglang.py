@@ -1,8 +1,8 @@
 """SGLang: token ids in and out of its own ``/generate``; scores by ``logprob_start_len``.
 
-Its radix cache is used up to that place, so a path costs its own tokens and one more. Its log-probabilities are those
-after the temperature: a draft that was sampled with another one comes without numbers, and is scored like any other.
-Knows no text and no votes.
+Its radix cache is used up to that place, so a path costs its own tokens and one more. Its
+log-probabilities are those after the temperature: a draft that was sampled with another one comes
+without numbers, and is scored like any other. Knows no text and no votes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,22 @@ class SGLang(Dialect):
     name = "SGLang"
 
     def tokenizer(self) -> RemoteTokenizer | None:
-        return by_endpoints(self.client, self.model, "/v1", "text", skip_special_tokens=False).if_served()
+        return by_endpoints(
+            self.client, self.model, "/v1", "text", skip_special_tokens=False
+        ).if_served()
 
     def draw(self, request: Request) -> Drawn:
         how = request.sampling
-        fields = {"max_new_tokens": request.count, "stop_token_ids": list(self.stops), **sampling_fields(how)}
+        fields = {
+            "max_new_tokens": request.count,
+            "stop_token_ids": list(self.stops),
+            **sampling_fields(how),
+        }
         fields |= {"sampling_seed": how.seed, **_guided(request.constraint)}
         body = {"input_ids": list(request.ids), "sampling_params": fields, "return_logprob": True}
-        reply = self.client.post("/generate", body | {"token_ids_logprob": list(self.stops) or None})
+        reply = self.client.post(
+            "/generate", body | {"token_ids_logprob": list(self.stops) or None}
+        )
         meta = reply["meta_info"]
         check_completed(_finish(meta), self.model)
         rows = meta["output_token_logprobs"]
@@ -54,7 +62,11 @@ class SGLang(Dialect):
         ended = _finish(meta) == "stop" and bool(ids)
         ended_by = (self._end(meta) if self.stops else known[-1]) if ended else 0.0
         size = len(ids) - ended
-        own = how.temperature in (0.0, 1.0) and how.repetition_penalty in (None, 1.0) and request.constraint is None
+        own = (
+            how.temperature in (0.0, 1.0)
+            and how.repetition_penalty in (None, 1.0)
+            and request.constraint is None
+        )
         cached = cached_tokens(meta.get("cached_tokens"), len(request.ids))
         return Drawn(tuple(ids[:size]), known[:size] if own else None, ended, ended_by, cached)
 
@@ -71,7 +83,9 @@ class SGLang(Dialect):
         }
         replies = self.client.post("/generate", body)
         if len(replies) != len(asked):
-            raise MemberError(f"{self.model} returned {amount(len(replies), 'row')} (wanted {len(asked)})")
+            raise MemberError(
+                f"{self.model} returned {amount(len(replies), 'row')} (wanted {len(asked)})"
+            )
         rows = iter([self._row(*one, reply) for one, reply in zip(asked, replies, strict=True)])
         return [merged(path, [next(rows) for _ in prompts_of(path, self.stops)]) for path in paths]
 

@@ -1,7 +1,8 @@
 """The tokenizer of a model on a server: the server's own, asked over HTTP, or a local copy.
 
-Both have the interface of a tokenizer of transformers, so templates and seams work as with a model in this process.
-The server's own costs a few short requests per draft. Knows nothing of what the text is for.
+Both have the interface of a tokenizer of transformers, so templates and seams work as with a model
+in this process. The server's own costs a few short requests per draft. Knows nothing of what the
+text is for.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from ..threads import SHOWN
 from .http import Client
 
 KEPT = 8192
-"""This many texts and runs of tokens are remembered: the same ones are asked for again and again."""
+"""This many texts and runs of tokens are remembered: the same ones are asked for again and
+again."""
 REFUSALS = (400, 422, 500)
 """What engines answer where a template raises. Other statuses say nothing of the template."""
 
 
 class RemoteTokenizer:
-    """What :class:`.Words` and :class:`.Template` need of a tokenizer, by requests to the server."""
+    """What :class:`.Words` and :class:`.Template` need of a tokenizer, by requests to the
+    server."""
 
     bos_token: str | None = None
-    """The token that begins a text, if the server says; a chat template writes it where it belongs."""
+    """The token that begins a text, if the server says; a chat template writes it where it
+    belongs."""
 
     def __init__(
         self,
@@ -61,7 +65,10 @@ class RemoteTokenizer:
         tools: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> str:
-        body: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        body: dict[str, Any] = {
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+        }
         if tools:
             body["tools"] = list(tools)
         if kwargs:
@@ -76,15 +83,19 @@ class RemoteTokenizer:
             raise ValueError(str(error)) from error
 
     def takes_templates(self) -> bool:
-        """Whether the server renders with a template that it is given: some ignore it, and some refuse it."""
+        """Whether the server renders with a template that it is given: some ignore it, and some
+        refuse it."""
         mark = "specfuse-template-mark"
         try:
-            return mark in self.apply_chat_template([{"role": "user", "content": "x"}], chat_template=mark)
+            return mark in self.apply_chat_template(
+                [{"role": "user", "content": "x"}], chat_template=mark
+            )
         except ValueError:
             return False
 
     def if_served(self) -> RemoteTokenizer | None:
-        """Itself; None where the server has it switched off, or is behind a gateway that does not know it."""
+        """Itself; None where the server has it switched off, or is behind a gateway that does not
+        know it."""
         try:
             return self if self("a b")["input_ids"] else None
         except MemberError as error:
@@ -95,14 +106,20 @@ class RemoteTokenizer:
     def stops(self) -> list[int]:
         """The tokens that are known to end a turn."""
         marks = {self._end_of_turn(), self.eos_token} - {None, ""}
-        return sorted({ids[0] for mark in marks if mark and len(ids := self(mark)["input_ids"]) == 1})
+        return sorted(
+            {ids[0] for mark in marks if mark and len(ids := self(mark)["input_ids"]) == 1}
+        )
 
     def _end_of_turn(self) -> str | None:
-        """The token that the template writes after an assistant's text, if it looks like a special one."""
+        """The token that the template writes after an assistant's text, if it looks like a special
+        one."""
         mark = "specfuse-answer-mark"
-        turns = [("user", "x"), ("assistant", mark), ("user", "x")]  # some servers leave a last answer open
+        # some servers leave a last answer open
+        turns = [("user", "x"), ("assistant", mark), ("user", "x")]
         try:
-            prompt = self.apply_chat_template([{"role": role, "content": text} for role, text in turns])
+            prompt = self.apply_chat_template(
+                [{"role": role, "content": text} for role, text in turns]
+            )
         except ValueError:  # the template refuses
             return None
         after = prompt.rpartition(mark)[2].lstrip()
@@ -110,7 +127,9 @@ class RemoteTokenizer:
         return first if len(first) > 2 and first[0] in "<[" and after.startswith(first) else None
 
 
-def by_endpoints(client: Client, model: str, prefix: str, text_key: str, **decoding: Any) -> RemoteTokenizer:
+def by_endpoints(
+    client: Client, model: str, prefix: str, text_key: str, **decoding: Any
+) -> RemoteTokenizer:
     """The tokenizer behind ``/tokenize`` and ``/detokenize`` as vLLM and SGLang have them.
 
     They always recognise special tokens written in a text, whatever ``marks`` says.
@@ -120,7 +139,11 @@ def by_endpoints(client: Client, model: str, prefix: str, text_key: str, **decod
         return list(client.post(f"{prefix}/tokenize", {"model": model, **fields})["tokens"])
 
     def decode(ids: list[int]) -> str:
-        return str(client.post(f"{prefix}/detokenize", {"model": model, "tokens": ids, **decoding})[text_key])
+        return str(
+            client.post(f"{prefix}/detokenize", {"model": model, "tokens": ids, **decoding})[
+                text_key
+            ]
+        )
 
     def encode(text: str, marks: bool) -> list[int]:
         return tokens({"prompt": text, "add_special_tokens": False})
@@ -128,26 +151,36 @@ def by_endpoints(client: Client, model: str, prefix: str, text_key: str, **decod
     return RemoteTokenizer(encode, decode, lambda body: decode(tokens(body)))
 
 
-# --- a local copy -----------------------------------------------------------------------------------------------
+# --- a local copy ---------------------------------------------------------------------------------
 
 
 def local_tokenizer(given: Any) -> Any:
-    """The tokenizer itself, or the one in a folder or on the hub; needs transformers, but neither torch nor weights."""
+    """The tokenizer itself, or the one in a folder or on the hub; needs transformers, but neither
+    torch nor weights."""
     if not isinstance(given, (str, os.PathLike)):
         return given
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as error:
         missing = UsageError(f"a local tokenizer needs {error.name}, which is not installed")
-        raise advised(missing, "pip install transformers, or leave tokenizer= out: the server is asked") from error
+        raise advised(
+            missing, "pip install transformers, or leave tokenizer= out: the server is asked"
+        ) from error
     path, gguf = os.fspath(given), {}
     if path.endswith(".gguf"):
         path, gguf = os.path.dirname(path) or ".", {"gguf_file": os.path.basename(path)}
     try:
-        return AutoTokenizer.from_pretrained(on_hub(path, None, ""), trust_remote_code=False, **gguf)
+        return AutoTokenizer.from_pretrained(
+            on_hub(path, None, ""), trust_remote_code=False, **gguf
+        )
     except (OSError, ValueError) as error:
-        unread = UsageError(f"no tokenizer can be read at {os.fspath(given)!r}: {str(error)[:SHOWN]}")
-        advice = "name the folder or hub id of the model's own, or leave tokenizer= out: the server is asked"
+        unread = UsageError(
+            f"no tokenizer can be read at {os.fspath(given)!r}: {str(error)[:SHOWN]}"
+        )
+        advice = (
+            "name the folder or hub id of the model's own, or leave tokenizer= out: the "
+            "server is asked"
+        )
         raise advised(unread, advice) from error
 
 

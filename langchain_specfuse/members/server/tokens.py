@@ -1,8 +1,9 @@
-"""Drafts and scores in token ids, on an engine that takes them: seams are as exact as with a model in this process.
+"""Drafts and scores in token ids, on an engine that takes them: seams are as exact as with a model
+in this process.
 
-A member's own segments keep their own tokens, text from others is tokenized as part of the whole, the end of a turn is
-an event. :class:`Dialect` is what a member asks of an engine; ``vllm``, ``sglang`` and ``llamacpp`` implement it. Knows
-tokens and text; nothing of votes.
+A member's own segments keep their own tokens, text from others is tokenized as part of the whole,
+the end of a turn is an event. :class:`Dialect` is what a member asks of an engine; ``vllm``,
+``sglang`` and ``llamacpp`` implement it. Knows tokens and text; nothing of votes.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ from .tokenizers import RemoteTokenizer
 CHECKED_TOKENS = 6
 """This many tokens are drawn, and scored again, to see whether a scorer is right."""
 CLOSE_ENOUGH = 0.3
-"""Mean difference of a log-probability: half precisions differ by less between two orders of one computation."""
+"""Mean difference of a log-probability: half precisions differ by less between two orders of one
+computation."""
 WARM = 2.0
-"""At this temperature numbers after the temperature lie far from the model's own, however sure it is."""
+"""At this temperature numbers after the temperature lie far from the model's own, however sure it
+is."""
 CHECK = Turn("user", "Count from one to ten in words.")
 
 
@@ -65,7 +68,8 @@ class Drawn:
     tokens: tuple[int, ...]
     """Without the one that ended the turn."""
     logprobs: tuple[float, ...] | None
-    """The model's own; None where the engine reports others (after a mask, a temperature or a penalty)."""
+    """The model's own; None where the engine reports others (after a mask, a temperature or a
+    penalty)."""
     ended: bool = False
     ended_by: float = 0.0
     """The log-probability of the end of the turn."""
@@ -75,7 +79,8 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Tokens whose log-probabilities are wanted: those from ``start`` on and, if ``ended``, the end of the turn."""
+    """Tokens whose log-probabilities are wanted: those from ``start`` on and, if ``ended``, the end
+    of the turn."""
 
     ids: tuple[int, ...]
     start: int
@@ -87,7 +92,8 @@ class Path:
 
 
 Scorer = Callable[[str, Sequence[Path]], list[list[float]]]
-"""(query id, paths) -> per path one log-probability per new token, and one for the end if it ends."""
+"""(query id, paths) -> per path one log-probability per new token, and one for the end if it
+ends."""
 
 
 class Dialect(ABC):
@@ -99,7 +105,8 @@ class Dialect(ABC):
         self.client, self.model = client, model
         self.stops: Sequence[int] = ()
         self.words: Words
-        """Both are known once there is a tokenizer: the tokens that end a turn, and texts as tokens."""
+        """Both are known once there is a tokenizer: the tokens that end a turn, and texts as
+        tokens."""
 
     @abstractmethod
     def tokenizer(self) -> RemoteTokenizer | None:
@@ -111,7 +118,8 @@ class Dialect(ABC):
 
     @abstractmethod
     def scorers(self) -> Mapping[str, Scorer]:
-        """The ways in which it may be able to score, the cheapest first; which of them are right is found by trying."""
+        """The ways in which it may be able to score, the cheapest first; which of them are right is
+        found by trying."""
 
     def scorer(self, known: Mapping[str, Scorer], size: int) -> Scorer:
         """The best of these for a context of this size."""
@@ -119,30 +127,48 @@ class Dialect(ABC):
 
     def limit(self) -> int | None:
         """Tokens of prompt and answer together, if the list of models says."""
-        return next((one.get("max_model_len") for one in self.client.models() if one.get("id") == self.model), None)
+        return next(
+            (
+                one.get("max_model_len")
+                for one in self.client.models()
+                if one.get("id") == self.model
+            ),
+            None,
+        )
 
     def forget(self, key: str) -> None:
         """The query is over."""
         return
 
-    # --- replies that can be believed ---------------------------------------------------------------------------
+    # --- replies that can be believed -------------------------------------------------------------
 
     def logprobs(self, values: Iterable[Any], wanted: int) -> tuple[float, ...]:
         """The log-probabilities of a reply, if they are as many as wanted, and numbers."""
         found = tuple(values)
         if len(found) != wanted:
-            message = f"{self.model} returned {amount(len(found), 'log-probability')} for {amount(wanted, 'token')}"
+            message = (
+                f"{self.model} returned {amount(len(found), 'log-probability')} for "
+                f"{amount(wanted, 'token')}"
+            )
             raise MemberError(message, member=self.model)
         bad = [value for value in found if not isinstance(value, (int, float)) or math.isnan(value)]
         if bad:
             kind = "nan" if isinstance(bad[0], float) else "error"
-            raise MemberError(f"{self.model} returned {bad[0]!r} as a log-probability", member=self.model, kind=kind)
+            raise MemberError(
+                f"{self.model} returned {bad[0]!r} as a log-probability",
+                member=self.model,
+                kind=kind,
+            )
         return tuple(min(0.0, float(value)) for value in found)
 
     def check_same(self, returned: Sequence[int], asked: Sequence[int]) -> None:
-        """The reply must be about the tokens that were asked for: some servers ignore what they do not know."""
+        """The reply must be about the tokens that were asked for: some servers ignore what they do
+        not know."""
         if list(returned) != list(asked):
-            message = f"{self.model} was asked about the tokens {list(asked)[:8]} and returned {list(returned)[:8]}"
+            message = (
+                f"{self.model} was asked about the tokens {list(asked)[:8]} and returned "
+                f"{list(returned)[:8]}"
+            )
             raise MemberError(message, member=self.model)
 
 
@@ -163,13 +189,15 @@ class TokenSession:
     refused: dict[str, str] = field(default_factory=dict)
     """The others, and why."""
     raw: bool = True
-    """Sampled drafts come with the model's own numbers, not with those after a temperature, a penalty or a mask."""
+    """Sampled drafts come with the model's own numbers, not with those after a temperature, a
+    penalty or a mask."""
     _prompts: dict[str, list[int]] = field(default_factory=dict)
 
-    # --- what the engine can do ---------------------------------------------------------------------------------
+    # --- what the engine can do -------------------------------------------------------------------
 
     def check(self) -> None:
-        """Draw a few tokens, score them with every scorer, and keep those that agree with the draft's own numbers."""
+        """Draw a few tokens, score them with every scorer, and keep those that agree with the
+        draft's own numbers."""
         prompt = self.words.encode(self.template.prompt([CHECK], think=False))
         for name, scorer in self.dialect.scorers().items():
             trouble = self._trouble(prompt, scorer)
@@ -179,7 +207,9 @@ class TokenSession:
                 self.known[name] = scorer
         drawn = self._draw_check(prompt, WARM) if self.known else None
         if drawn and drawn.logprobs is not None:
-            self.raw = self._difference(prompt, drawn, next(iter(self.known.values())))[0] <= CLOSE_ENOUGH
+            self.raw = (
+                self._difference(prompt, drawn, next(iter(self.known.values())))[0] <= CLOSE_ENOUGH
+            )
         self.dialect.forget("check")
 
     def _trouble(self, prompt: list[int], scorer: Scorer) -> str:
@@ -187,7 +217,8 @@ class TokenSession:
         if not (self.dialect.stops or self.template.end_text):
             return "it is not known how its turns end"
         compared = 0
-        # Greedy tokens alone prove nothing: a server that ignores what it does not know draws the same ones again.
+        # Greedy tokens alone prove nothing: a server that ignores what it does not know draws the
+        # same ones again.
         for temperature in (0.0, 1.0):
             drawn = self._draw_check(prompt, temperature)
             if drawn.logprobs is None:
@@ -200,7 +231,10 @@ class TokenSession:
                 return f"{type(error).__name__}: {error}"
             compared += count
             if not difference <= CLOSE_ENOUGH:
-                return f"its scores differ by {difference:.2f} from the log-probabilities of its own drafts"
+                return (
+                    f"its scores differ by {difference:.2f} from the log-probabilities of its "
+                    "own drafts"
+                )
         return "" if compared else "its drafts come without numbers to compare with"
 
     def _draw_check(self, prompt: list[int], temperature: float) -> Drawn:
@@ -208,23 +242,35 @@ class TokenSession:
         return self.dialect.draw(Request("check", prompt, CHECKED_TOKENS, how))
 
     def _difference(self, prompt: list[int], drawn: Drawn, scorer: Scorer) -> tuple[float, int]:
-        """Mean difference between the scores of these tokens and the numbers with which they were drawn; how many."""
+        """Mean difference between the scores of these tokens and the numbers with which they were
+        drawn; how many."""
         (scores,) = scorer("check", [Path((*prompt, *drawn.tokens), len(prompt), drawn.ended)])
         own = [*(drawn.logprobs or ()), *([drawn.ended_by] if drawn.ended else [])]
-        return math.fsum(abs(a - b) for a, b in zip(own, scores, strict=True)) / max(len(own), 1), len(scores)
+        return math.fsum(abs(a - b) for a, b in zip(own, scores, strict=True)) / max(
+            len(own), 1
+        ), len(scores)
 
-    # --- drafts and scores --------------------------------------------------------------------------------------
+    # --- drafts and scores ------------------------------------------------------------------------
 
     def draft(self, job: DraftJob) -> Draft:
         context = self._context(job)
         room = (self.limit or len(context) + job.max_tokens) - len(context)
         self._check_fits(len(context) + 1)
-        draft = PartialDraft(job, self.words, context, min(job.max_tokens, room), self.template.end_text)
+        draft = PartialDraft(
+            job, self.words, context, min(job.max_tokens, room), self.template.end_text
+        )
         effort = Effort(prompt=len(self._prompt(job.query)))
-        constraint = remaining(job.query.constraint, "".join(segment.text for segment in job.answer))
+        constraint = remaining(
+            job.query.constraint, "".join(segment.text for segment in job.answer)
+        )
         while draft.end is None:
-            ids, how = [*context, *draft.tokens], self._sampling(job, len(context) + len(draft.tokens))
-            asked = Request(job.query.id, ids, draft.wanted, how, None if draft.tokens else constraint)
+            ids, how = (
+                [*context, *draft.tokens],
+                self._sampling(job, len(context) + len(draft.tokens)),
+            )
+            asked = Request(
+                job.query.id, ids, draft.wanted, how, None if draft.tokens else constraint
+            )
             drawn = self.dialect.draw(asked)
             read = 0 if drawn.reused is None else len(ids) - drawn.reused
             effort += Effort(read=read + len(drawn.tokens), reused=drawn.reused or 0)
@@ -253,7 +299,10 @@ class TokenSession:
         end = self._end_ids(job.query)
         written = [Path((*path.ids, *end), len(path.ids)) for path in paths if path.ended and end]
         self._check_fits(max(len(path.ids) + path.ended for path in (*paths, *written)))
-        asked = [replace(path, ended=path.ended and bool(self.dialect.stops)) for path in (*paths, *written)]
+        asked = [
+            replace(path, ended=path.ended and bool(self.dialect.stops))
+            for path in (*paths, *written)
+        ]
         rows = self.dialect.scorer(self.known, len(context))(job.query.id, asked)
         by_text = iter(rows[len(paths) :])
         scores = []
@@ -265,7 +314,9 @@ class TokenSession:
         ends = None
         if job.query.constraint:
             pairs = zip(paths, job.candidates, strict=True)
-            ends = tuple(self.words.ends(path.ids[: path.start], path.new, one.text) for path, one in pairs)
+            ends = tuple(
+                self.words.ends(path.ids[: path.start], path.new, one.text) for path, one in pairs
+            )
         return Scored(tuple(scores), Effort(read=sum(len(path.new) for path in asked)), ends)
 
     def forget(self, query_id: str) -> None:
@@ -273,15 +324,19 @@ class TokenSession:
         self.dialect.forget(query_id)
 
     def _sampling(self, job: DraftJob, position: int) -> Sampling:
-        """The job's sampling with this member's penalty, and a seed that depends only on the place in the answer."""
+        """The job's sampling with this member's penalty, and a seed that depends only on the place
+        in the answer."""
         penalty = job.sampling.repetition_penalty or self.repetition_penalty
         seed = (job.sampling.seed + 1_000_003 * self.seed + 7_919 * position) % 2**31
         return replace(job.sampling, seed=seed, repetition_penalty=penalty)
 
-    # --- tokens -------------------------------------------------------------------------------------------------
+    # --- tokens -----------------------------------------------------------------------------------
 
     def prompt_ids(
-        self, turns: Sequence[Turn], tools: Sequence[Tool] = (), constraint: Constraint | None = None
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
     ) -> list[int]:
         """The tokens of these turns' prompt."""
         if self.system_prompt is not None:
@@ -298,21 +353,31 @@ class TokenSession:
         return self.words.answer_ids(self.name, self._prompt(job.query), job.answer)
 
     def _path(self, job: ScoreJob, context: Sequence[int], candidate: Candidate) -> Path:
-        """The candidate as it would be tokenized if it were agreed: its first token may begin before it does."""
+        """The candidate as it would be tokenized if it were agreed: its first token may begin
+        before it does."""
         answer = (*job.answer, Segment(candidate.text)) if candidate.text else job.answer
         ids = self.words.answer_ids(self.name, self._prompt(job.query), answer)
         alike = zip(context, ids, strict=False)
-        shared = next((at for at, (a, b) in enumerate(alike) if a != b), min(len(context), len(ids)))
+        shared = next(
+            (at for at, (a, b) in enumerate(alike) if a != b), min(len(context), len(ids))
+        )
         return Path(tuple(ids), shared, candidate.ended)
 
     def _end_ids(self, query: Query) -> list[int]:
-        """The text that ends a turn, where there is one and the query's constraint leaves room for it."""
+        """The text that ends a turn, where there is one and the query's constraint leaves room for
+        it."""
         text = self.template.end_text
-        return self.words.continuing(text, marks=True) if text and allows_prose(query.constraint) else []
+        return (
+            self.words.continuing(text, marks=True)
+            if text and allows_prose(query.constraint)
+            else []
+        )
 
     def _check_fits(self, size: int) -> None:
         if self.limit and size > self.limit:
-            message = f"{size} tokens of prompt and answer do not fit into its context of {self.limit}"
+            message = (
+                f"{size} tokens of prompt and answer do not fit into its context of {self.limit}"
+            )
             raise MemberError(message, member=self.name, kind="overflow")
 
 
@@ -323,14 +388,16 @@ def _is_plain(how: Sampling) -> bool:
 
 
 def as_constrained(job: DraftJob, text: str) -> str:
-    """A draft that no mask of ours held, spaced as its query's constraint wants it: else a line break would end it."""
+    """A draft that no mask of ours held, spaced as its query's constraint wants it: else a line
+    break would end it."""
     return respaced(job.query.constraint, "".join(segment.text for segment in job.answer), text)
 
 
 def remaining(constraint: Constraint | None, answer: str) -> Constraint | None:
     """What the rest of the answer must look like, where an engine's guided decoding can hold it.
 
-    Guided decoding begins with the first drawn token, so after the beginning of an answer only a choice can be passed.
+    Guided decoding begins with the first drawn token, so after the beginning of an answer only a
+    choice can be passed.
 
     >>> remaining(Constraint("choice", '["blue", "black", "red"]'), "bl")
     Constraint(kind='choice', body='["ue", "ack"]')
@@ -340,10 +407,12 @@ def remaining(constraint: Constraint | None, answer: str) -> Constraint | None:
     if constraint.kind != "choice":
         return constraint if not answer else None
     left = [text[len(answer) :] for text in json.loads(constraint.body) if text.startswith(answer)]
-    return Constraint("choice", json.dumps(left, ensure_ascii=False)) if left and all(left) else None
+    return (
+        Constraint("choice", json.dumps(left, ensure_ascii=False)) if left and all(left) else None
+    )
 
 
-# --- what dialects have in common -------------------------------------------------------------------------------
+# --- what dialects have in common -----------------------------------------------------------------
 
 
 def cached_tokens(count: Any, most: int) -> int | None:
@@ -363,20 +432,35 @@ def prompts_of(path: Path, stops: Sequence[int]) -> list[list[int]]:
 
 
 def merged(path: Path, rows: Sequence[Sequence[float]]) -> list[float]:
-    """The numbers of a path from those of its prompts: the turn ends by any of their last tokens."""
+    """The numbers of a path from those of its prompts: the turn ends by any of their last
+    tokens."""
     size = len(path.new)
     return [*rows[0][:size], *([either(row[size] for row in rows)] if path.ended else [])]
 
 
 def sampling_fields(how: Sampling) -> dict[str, Any]:
     """All sampling fields: a server has its own defaults. A penalty of None is the server's."""
-    fields: dict[str, Any] = {"temperature": how.temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+    fields: dict[str, Any] = {
+        "temperature": how.temperature,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+    }
     fields |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
-    fields |= {key: value for key in ("top_p", "top_k", "min_p") if (value := getattr(how, key)) is not None}
-    return fields if how.repetition_penalty is None else fields | {"repetition_penalty": how.repetition_penalty}
+    fields |= {
+        key: value
+        for key in ("top_p", "top_k", "min_p")
+        if (value := getattr(how, key)) is not None
+    }
+    return (
+        fields
+        if how.repetition_penalty is None
+        else fields | {"repetition_penalty": how.repetition_penalty}
+    )
 
 
 def check_completed(reason: Any, model: str) -> None:
-    """An engine that broke off (it was stopped, or had no room) says so only here: the rest looks like a reply."""
+    """An engine that broke off (it was stopped, or had no room) says so only here: the rest looks
+    like a reply."""
     if reason in ("abort", "error", "content_filter"):
         raise MemberError(f"{model} broke off ({reason})", member=model)

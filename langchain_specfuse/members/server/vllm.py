@@ -1,8 +1,9 @@
 """vLLM: token ids in and out of ``/v1/completions``; two scorers.
 
-*Probes*: one token after every beginning of every path, with the log-probabilities of the wanted ids alone. These are
-ordinary prompts, so the prefix cache serves them. *Echo*: the log-probabilities of a whole prompt. Exact, but vLLM
-never reads those from its cache, so it is for short contexts. Knows no text and no votes.
+*Probes*: one token after every beginning of every path, with the log-probabilities of the wanted
+ids alone. These are ordinary prompts, so the prefix cache serves them. *Echo*: the
+log-probabilities of a whole prompt. Exact, but vLLM never reads those from its cache, so it is for
+short contexts. Knows no text and no votes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from .tokenizers import RemoteTokenizer, by_endpoints
 from .tokens import Drawn, Path, Request, Scorer, cached_tokens, sampling_fields
 
 ECHO_BELOW = 150
-"""In a context shorter than this an echo is cheaper than the probes (measured on a CPU: 100 to 200)."""
+"""In a context shorter than this an echo is cheaper than the probes (measured on a CPU: 100 to
+200)."""
 MOST_IDS = 120
 """vLLM reports at most 128 ids in one request."""
 MOST_PROMPTS = 64
@@ -35,7 +37,11 @@ class VLLM(Completions):
 
     def draw(self, request: Request) -> Drawn:
         body = self._body([list(request.ids)], request.count) | sampling_fields(request.sampling)
-        body |= {"stop_token_ids": list(self.stops), "seed": request.sampling.seed, **self._wanted(self.stops)}
+        body |= {
+            "stop_token_ids": list(self.stops),
+            "seed": request.sampling.seed,
+            **self._wanted(self.stops),
+        }
         (choice,), usage = self._post(body | _guided(request.constraint), 1)
         ids = _ids(choice)
         known = self.logprobs(choice["logprobs"]["token_logprobs"], len(ids))
@@ -44,7 +50,9 @@ class VLLM(Completions):
         size = len(ids) - ended
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         raw = None if request.constraint else known[:size]
-        return Drawn(tuple(ids[:size]), raw, ended, ended_by, cached_tokens(cached, len(request.ids)))
+        return Drawn(
+            tuple(ids[:size]), raw, ended, ended_by, cached_tokens(cached, len(request.ids))
+        )
 
     def scorers(self) -> dict[str, Scorer]:
         return {"probes": self._by_probes, "echo": self.by_echo}
@@ -53,7 +61,7 @@ class VLLM(Completions):
         short = "echo" in known and size < ECHO_BELOW
         return known["echo"] if short or "probes" not in known else known["probes"]
 
-    # --- scoring ------------------------------------------------------------------------------------------------
+    # --- scoring ----------------------------------------------------------------------------------
 
     def _by_probes(self, key: str, paths: Sequence[Path]) -> list[list[float]]:
         wanted: dict[tuple[int, ...], set[int]] = {}
@@ -65,14 +73,23 @@ class VLLM(Completions):
         found: dict[tuple[int, ...], Mapping[str, float]] = {}
         for part in _parts(wanted):
             ids = sorted(set().union(*(wanted[prefix] for prefix in part)))
-            body = self._body([list(prefix) for prefix in part], 1) | self._wanted(ids) | {"temperature": 0.0}
+            body = (
+                self._body([list(prefix) for prefix in part], 1)
+                | self._wanted(ids)
+                | {"temperature": 0.0}
+            )
             choices, _ = self._post(body, len(part))
             tops = [choice["logprobs"]["top_logprobs"][0] for choice in choices]
             found.update(zip(part, tops, strict=True))
         return [self._along(path, found) for path in paths]
 
-    def _along(self, path: Path, found: Mapping[tuple[int, ...], Mapping[str, float]]) -> list[float]:
-        known = [found[path.ids[:at]].get(_named(path.ids[at])) for at in range(path.start, len(path.ids))]
+    def _along(
+        self, path: Path, found: Mapping[tuple[int, ...], Mapping[str, float]]
+    ) -> list[float]:
+        known = [
+            found[path.ids[:at]].get(_named(path.ids[at]))
+            for at in range(path.start, len(path.ids))
+        ]
         end = [either(self._stops_in(found[path.ids]))] if path.ended else []
         return [*self.logprobs(known, len(path.new)), *end]
 
@@ -83,7 +100,7 @@ class VLLM(Completions):
             self.check_same(_ids(choice), ids)
         return [choice["logprobs"]["token_logprobs"] for choice in choices]
 
-    # --- requests -----------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def _body(self, prompts: list[list[int]], count: int) -> dict[str, Any]:
         return {
@@ -102,17 +119,23 @@ class VLLM(Completions):
     def _post(self, body: Mapping[str, Any], wanted: int) -> tuple[list[Any], Mapping[str, Any]]:
         reply = self.client.post("/v1/completions", body)
         if reply.get("model", self.model) != self.model:
-            raise MemberError(f"the server now serves {reply['model']!r} (wanted {self.model!r})", kind="not_found")
+            raise MemberError(
+                f"the server now serves {reply['model']!r} (wanted {self.model!r})",
+                kind="not_found",
+            )
         choices = self.choices(reply, wanted)
         if any(choice.get("logprobs") is None for choice in choices):
-            raise MemberError(f"{self.model} returned a choice without log-probabilities", member=self.model)
+            raise MemberError(
+                f"{self.model} returned a choice without log-probabilities", member=self.model
+            )
         return choices, reply.get("usage") or {}
 
     def _stops_in(self, top: Mapping[str, float]) -> Iterator[float]:
         yield from (top[_named(stop)] for stop in self.stops if _named(stop) in top)
 
     def _end(self, top: Mapping[str, float], drawn: float) -> float:
-        """The log-probability that any known stop token comes, as in scores; without known ones that of the drawn."""
+        """The log-probability that any known stop token comes, as in scores; without known ones
+        that of the drawn."""
         return either(self._stops_in(top)) if self.stops else drawn
 
 

@@ -1,1 +1,2 @@
-"""What every engine needs to know of text: seams between tokenizers, chat templates, tool prompts, thoughts."""
+"""What every engine needs to know of text: seams between tokenizers, chat templates, tool prompts,
+thoughts."""

@@ -1,8 +1,9 @@
 """From turns to the prompt that a model expects, and how the model ends its turn.
 
-A chat template of the tokenizer (or of the user) where there is one, a plain one otherwise. What a chat template knows
-of tools, calls and results is found out by rendering marked ones, never by a model's name; what it does not know is
-written in words. Knows the tokenizer's templates; nothing of tensors, caches or votes.
+A chat template of the tokenizer (or of the user) where there is one, a plain one otherwise. What a
+chat template knows of tools, calls and results is found out by rendering marked ones, never by a
+model's name; what it does not know is written in words. Knows the tokenizer's templates; nothing of
+tensors, caches or votes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from typing import Any, Literal
 from ...core.values import Call, CallFormat, Constraint, Tool, Turn
 from ...errors import MemberError, UsageError, advised
 from .thinking import TAGS, Marks
-from .tools import allows_prose, arguments_of, call_format, calls_as_text, instructions, parts, result_as_text, written
+from .tools import (
+    allows_prose,
+    arguments_of,
+    call_format,
+    calls_as_text,
+    instructions,
+    parts,
+    result_as_text,
+    written,
+)
 from .words import Words
 
 log = logging.getLogger("langchain_specfuse")
@@ -29,14 +39,16 @@ PLAIN_TITLE = "# Questions and answers\n\n"
 PLAIN_EXAMPLES = (
     (
         "What is the largest planet in our solar system?",
-        "The largest planet in our solar system is Jupiter. It is a gas giant, eleven times as wide as the Earth.",
+        "The largest planet in our solar system is Jupiter. It is a gas giant, eleven times as "
+        "wide as the Earth.",
     ),
     (
         "Give me two tips for sleeping better.",
         "1. Go to bed at the same time every day.\n2. Keep your bedroom dark, quiet and cool.",
     ),
 )
-"""Two solved examples: without them a small base model repeats the question or loops (docs/log.md)."""
+"""Two solved examples: without them a small base model repeats the question or loops
+(docs/log.md)."""
 JSON_EXAMPLE = (
     "Describe the planet Mars. Answer as JSON with the keys name, color and moons.",
     '{"name": "Mars", "color": "red", "moons": 2}',
@@ -57,17 +69,25 @@ Render = Callable[..., str]
 
 
 class Template:
-    """Turns -> prompt. ``end_text``: the text that ends a turn where no stop token does ("" with a chat template)."""
+    """Turns -> prompt. ``end_text``: the text that ends a turn where no stop token does ("" with a
+    chat template)."""
 
-    def __init__(self, tokenizer: Any, name: str, chat_template: str | None, kwargs: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, tokenizer: Any, name: str, chat_template: str | None, kwargs: Mapping[str, Any] | None
+    ) -> None:
         self.tokenizer = tokenizer
         chosen_plain = chat_template == "plain"
-        self.chat_template = None if chosen_plain else chat_template or getattr(tokenizer, "chat_template", None)
+        self.chat_template = (
+            None if chosen_plain else chat_template or getattr(tokenizer, "chat_template", None)
+        )
         self.kwargs = dict(kwargs or {})
         self.plain = not self.chat_template
         self.end_text = PLAIN_END if self.plain else ""
         if self.plain and not chosen_plain:
-            log.warning("%s has no chat template: it gets a plain one (chat_template='plain', or your own)", name)
+            log.warning(
+                "%s has no chat template: it gets a plain one (chat_template='plain', or your own)",
+                name,
+            )
 
     def prompt(
         self,
@@ -77,20 +97,26 @@ class Template:
         *,
         think: bool = True,
     ) -> str:
-        """The text before the answer; before the thought, where the template knows thoughts and ``think`` is true."""
+        """The text before the answer; before the thought, where the template knows thoughts and
+        ``think`` is true."""
         if self.plain:
             return self._plain(all_as_text(turns, tools, constraint), constraint)
-        prompt = self._chat(turns, tools, constraint, {} if think or not self.marks else {"enable_thinking": False})
+        prompt = self._chat(
+            turns, tools, constraint, {} if think or not self.marks else {"enable_thinking": False}
+        )
         return self.marks.ready(prompt, think) if self.marks else prompt
 
     @cached_property
     def marks(self) -> Marks | None:
-        """How this template marks reasoning: as rendered or, if it renders none, in tags; None: no reasoning."""
+        """How this template marks reasoning: as rendered or, if it renders none, in tags; None: no
+        reasoning."""
         if self.plain:
             return None
         if found := _marks_of(self.render):
             return found
-        source = self.chat_template if isinstance(self.chat_template, str) else repr(self.chat_template)
+        source = (
+            self.chat_template if isinstance(self.chat_template, str) else repr(self.chat_template)
+        )
         known = all(mark.strip() in source for mark in (TAGS.open, TAGS.close))
         prompt = "" if known else _attempt(self.render, [_QUESTION], add_generation_prompt=True)
         return TAGS if known or TAGS.opened(prompt) else None
@@ -103,12 +129,20 @@ class Template:
     @property
     def after_answer(self) -> str:
         """What the template writes right after an assistant's text."""
-        return _attempt(self.render, [_QUESTION, {"role": "assistant", "content": MARK}]).rpartition(MARK)[2].lstrip()
+        return (
+            _attempt(self.render, [_QUESTION, {"role": "assistant", "content": MARK}])
+            .rpartition(MARK)[2]
+            .lstrip()
+        )
 
     def own_calls(self, words: Words) -> CallFormat | None:
-        """How the model was trained to write calls, if its tokenizer can write the marks as plain text."""
+        """How the model was trained to write calls, if its tokenizer can write the marks as plain
+        text."""
         own = self.native.format
-        plain = own and all(words.decode(words.continuing(mark, marks=True)) == mark for mark in (own.begin, own.end))
+        plain = own and all(
+            words.decode(words.continuing(mark, marks=True)) == mark
+            for mark in (own.begin, own.end)
+        )
         return own if plain else None
 
     def render(self, messages: Sequence[Message], **more: Any) -> str:
@@ -118,7 +152,11 @@ class Template:
         return str(self.tokenizer.apply_chat_template(list(messages), **how))
 
     def _chat(
-        self, turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None, more: dict[str, Any]
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool],
+        constraint: Constraint | None,
+        more: dict[str, Any],
     ) -> str:
         uses_tools = bool(tools) or any(turn.calls or turn.role == "tool" for turn in turns)
         native = self.native if uses_tools else Native()
@@ -127,7 +165,8 @@ class Template:
             fitting = with_instructions(_fitting(turns, native, constraint), text)
             return self._rendered(fitting, tools if native.tools else (), **more)
         except UsageError:
-            # It knows tools, but not as they are used here: several calls at once, a result in an odd place.
+            # It knows tools, but not as they are used here: several calls at once, a result in an
+            # odd place.
             with suppress(UsageError):  # the first refusal says more
                 if uses_tools:
                     return self._rendered(all_as_text(turns, tools, constraint), (), **more)
@@ -139,14 +178,19 @@ class Template:
         if tools:
             more["tools"] = [tool_data(tool) for tool in tools]
         try:
-            messages = [message(turn, self.native.calls if turn.calls else "dict") for turn in turns]
+            messages = [
+                message(turn, self.native.calls if turn.calls else "dict") for turn in turns
+            ]
             return self.render(messages, add_generation_prompt=True, **more)
-        except MemberError:  # the server that renders could not be reached; the template refused nothing
+        # the server that renders could not be reached; the template refused nothing
+        except MemberError:
             raise
         except Exception as error:
             roles = ", ".join(turn.role for turn in turns)
             refused = UsageError(f"the chat template refused these turns ({roles}): {error}")
-            raise advised(refused, "most templates want user and assistant in turn, beginning with the user") from error
+            raise advised(
+                refused, "most templates want user and assistant in turn, beginning with the user"
+            ) from error
 
     @cached_property
     def _knows_system(self) -> bool:
@@ -156,7 +200,11 @@ class Template:
 
     def _plain(self, turns: Sequence[Turn], constraint: Constraint | None) -> str:
         system = "\n".join(turn.text for turn in turns if turn.role == "system")
-        examples = [Turn(*one) for pair in _examples(constraint) for one in zip(PLAIN_HEADS, pair, strict=True)]
+        examples = [
+            Turn(*one)
+            for pair in _examples(constraint)
+            for one in zip(PLAIN_HEADS, pair, strict=True)
+        ]
         shown = [*examples, *(turn for turn in turns if turn.role != "system")]
         bos = getattr(self.tokenizer, "bos_token", None) or ""
         head = PLAIN_TITLE + (f"{system}\n\n" if system else "")
@@ -173,7 +221,7 @@ def _examples(constraint: Constraint | None) -> list[tuple[str, str]]:
     return shown or list(PLAIN_EXAMPLES)
 
 
-# --- turns that fit a template ----------------------------------------------------------------------------------
+# --- turns that fit a template --------------------------------------------------------------------
 
 
 def with_system(turns: Sequence[Turn], text: str) -> list[Turn]:
@@ -213,25 +261,31 @@ def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | Non
             turn = calls_as_text(turn, form)
         elif result:
             turn = result_as_text(turn, last=form is None)
-        # Results that became the user's text are joined with what the user says next: templates want alternation.
+        # Results that became the user's text are joined with what the user says next: templates
+        # want alternation.
         if fitting and turn.role == "user" == fitting[-1].role and (result or after_result):
             before = fitting.pop()
             turn = replace(
-                turn, text=f"{before.text}\n\n{turn.text}", attachments=before.attachments + turn.attachments
+                turn,
+                text=f"{before.text}\n\n{turn.text}",
+                attachments=before.attachments + turn.attachments,
             )
         after_result = result
         fitting.append(turn)
     return fitting
 
 
-def all_as_text(turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None) -> list[Turn]:
+def all_as_text(
+    turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None
+) -> list[Turn]:
     """The turns for a template that knows nothing of tools."""
     text = instructions(tools, constraint, native=False, own=None)
     return with_instructions(_fitting(turns, Native(), constraint), text)
 
 
 def message(turn: Turn, way: str) -> Message:
-    """A turn as chat templates want it. ``way``: call arguments as a mapping (``dict``) or as JSON ``text``."""
+    """A turn as chat templates want it. ``way``: call arguments as a mapping (``dict``) or as JSON
+    ``text``."""
     found: Message = {"role": turn.role, "content": turn.text}
     if turn.calls:
         found["tool_calls"] = [call_data(call, way) for call in turn.calls]
@@ -242,7 +296,9 @@ def message(turn: Turn, way: str) -> Message:
 
 def tool_data(tool: Tool) -> dict[str, Any]:
     """A tool as chat templates want it."""
-    parameters = json.loads(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
+    parameters = (
+        json.loads(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
+    )
     function = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}
 
@@ -252,7 +308,11 @@ def call_data(call: Call, way: str) -> dict[str, Any]:
     arguments: Any = arguments_of(call)
     if way == "text":
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return {"type": "function", "id": plain_id(call.id), "function": {"name": call.name, "arguments": arguments}}
+    return {
+        "type": "function",
+        "id": plain_id(call.id),
+        "function": {"name": call.name, "arguments": arguments},
+    }
 
 
 def plain_id(given: str) -> str:
@@ -262,12 +322,14 @@ def plain_id(given: str) -> str:
     return hashlib.sha256(given.encode()).hexdigest()[:9]
 
 
-# --- what a template knows of tools -----------------------------------------------------------------------------
+# --- what a template knows of tools ---------------------------------------------------------------
 
 NAME, KEY, VALUE, RESULT = "specfuse_tool", "specfuse_key", "specfuse_value", "specfuse_result"
 _QUESTION: Message = {"role": "user", "content": "x"}
 _JSON_PAIR = re.compile(rf'"{KEY}"\s*:\s*"{VALUE}"')
-_CALL = re.compile(rf'\{{\s*"([^"]+)"\s*:\s*"{NAME}"\s*,\s*"([^"]+)"\s*:\s*\{{\s*"{KEY}"\s*:\s*"{VALUE}"\s*\}}\s*\}}')
+_CALL = re.compile(
+    rf'\{{\s*"([^"]+)"\s*:\s*"{NAME}"\s*,\s*"([^"]+)"\s*:\s*\{{\s*"{KEY}"\s*:\s*"{VALUE}"\s*\}}\s*\}}'
+)
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 _LAST_TAG = re.compile(r"[<\[][^<>\[\]]+[>\]]\s*\Z")
 
@@ -279,7 +341,8 @@ class Native:
     tools: bool = False
     """It shows the model the tools."""
     calls: Literal["dict", "text", "no"] = "no"
-    """It writes the assistant's calls; their arguments are given to it as a mapping or as JSON text."""
+    """It writes the assistant's calls; their arguments are given to it as a mapping or as JSON
+    text."""
     results: bool = False
     """It knows turns with a tool's result."""
     format: CallFormat | None = None
@@ -288,17 +351,23 @@ class Native:
 
 def native_of(render: Render) -> Native:
     """What this template knows."""
-    schema = {"type": "object", "properties": {KEY: {"type": "string", "description": VALUE}}, "required": [KEY]}
+    schema = {
+        "type": "object",
+        "properties": {KEY: {"type": "string", "description": VALUE}},
+        "required": [KEY],
+    }
     tool = tool_data(Tool(NAME, "x", json.dumps(schema)))
     shown = _attempt(render, [_QUESTION], tools=[tool], add_generation_prompt=True)
     tools, calls = NAME in shown and KEY in shown, _calls_of(render)
-    # Many templates write down any role. Only one that knows tools or calls has seen a tool's result in training.
+    # Many templates write down any role. Only one that knows tools or calls has seen a tool's
+    # result in training.
     results = (tools or calls != "no") and _knows_results(render, calls)
     return Native(tools, calls, results, _format(render, calls))
 
 
 def _attempt(render: Render, messages: Sequence[Message], **more: Any) -> str:
-    """The rendering; empty if the template refuses. A server that cannot be reached has refused nothing."""
+    """The rendering; empty if the template refuses. A server that cannot be reached has refused
+    nothing."""
     try:
         return render(messages, **more)
     except MemberError:
@@ -309,11 +378,18 @@ def _attempt(render: Render, messages: Sequence[Message], **more: Any) -> str:
 
 def _called(way: str, count: int = 1) -> Message:
     calls = [Call(NAME, json.dumps({KEY: VALUE}), f"call{k:05}") for k in range(count)]
-    return {"role": "assistant", "content": "", "tool_calls": [call_data(call, way) for call in calls]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [call_data(call, way) for call in calls],
+    }
 
 
 def _results(count: int = 1) -> list[Message]:
-    return [message(Turn("tool", RESULT, name=NAME, call_id=f"call{k:05}"), "dict") for k in range(count)]
+    return [
+        message(Turn("tool", RESULT, name=NAME, call_id=f"call{k:05}"), "dict")
+        for k in range(count)
+    ]
 
 
 def _calls_of(render: Render) -> Literal["dict", "text", "no"]:
@@ -321,7 +397,9 @@ def _calls_of(render: Render) -> Literal["dict", "text", "no"]:
     shown = {}
     for way in ways:
         before = [_QUESTION, _called(way)]
-        shown[way] = _attempt(render, [*before, *_results()]) or _attempt(render, [*before, _QUESTION])
+        shown[way] = _attempt(render, [*before, *_results()]) or _attempt(
+            render, [*before, _QUESTION]
+        )
     for way, text in shown.items():
         if NAME in text and _JSON_PAIR.search(text):
             return way
@@ -343,7 +421,9 @@ def _format(render: Render, calls: str) -> CallFormat | None:
         return None
     one = _attempt(render, [_QUESTION, _called(calls)])
     prompt = _attempt(render, [_QUESTION], add_generation_prompt=True)
-    closing = _attempt(render, [_QUESTION, {"role": "assistant", "content": MARK}]).rpartition(MARK)[2]
+    closing = _attempt(render, [_QUESTION, {"role": "assistant", "content": MARK}]).rpartition(
+        MARK
+    )[2]
     found = _CALL.search(one)
     if found is None or not prompt or not one.startswith(prompt) or not one.endswith(closing):
         return None
@@ -358,7 +438,7 @@ def _format(render: Render, calls: str) -> CallFormat | None:
     return CallFormat(begin, end, between, *found.groups())
 
 
-# --- how a template marks thoughts ------------------------------------------------------------------------------
+# --- how a template marks thoughts ----------------------------------------------------------------
 
 
 def _marks_of(render: Render) -> Marks | None:
@@ -380,13 +460,17 @@ def _marks_of(render: Render) -> Marks | None:
     return Marks(open, close, none if none.strip() else open + close)
 
 
-# --- how a turn ends --------------------------------------------------------------------------------------------
+# --- how a turn ends ------------------------------------------------------------------------------
 
 
 def stop_ids(tokenizer: Any, generation_config: Any, end_of_turn: str | None) -> list[int]:
-    """Every token that ends a turn by generation config, tokenizer and template, never by a model's name."""
+    """Every token that ends a turn by generation config, tokenizer and template, never by a model's
+    name."""
     found: set[int] = set()
-    for ids in (getattr(generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
+    for ids in (
+        getattr(generation_config, "eos_token_id", None),
+        getattr(tokenizer, "eos_token_id", None),
+    ):
         found |= set(ids if isinstance(ids, (list, tuple)) else [ids]) - {None}
     if end_of_turn is not None:
         found.add(tokenizer.convert_tokens_to_ids(end_of_turn))
@@ -394,7 +478,8 @@ def stop_ids(tokenizer: Any, generation_config: Any, end_of_turn: str | None) ->
 
 
 def end_of_turn(template: Template) -> str | None:
-    """The special token that the chat template writes right after an assistant's text, if it writes one."""
+    """The special token that the chat template writes right after an assistant's text, if it writes
+    one."""
     if template.plain:
         return None
     special = sorted(template.tokenizer.all_special_tokens, key=len, reverse=True)

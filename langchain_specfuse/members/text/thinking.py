@@ -1,4 +1,5 @@
-"""How thoughts are marked: in a prompt that begins one or leaves it out, and in a text that holds one. Pure text."""
+"""How thoughts are marked: in a prompt that begins one or leaves it out, and in a text that holds
+one. Pure text."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ class Marks:
         if bare.endswith((self.close.strip(), self.none.strip())):
             return prompt  # the template's own arguments left the thought out
         if self.opened(prompt):
-            return prompt if think else bare + f"{self.open}{self.close}".removeprefix(self.open.strip())
+            return (
+                prompt
+                if think
+                else bare + f"{self.open}{self.close}".removeprefix(self.open.strip())
+            )
         return prompt + (self.open if think else self.none)
 
 
@@ -42,8 +47,8 @@ HARMONY = Marks(
 
 
 def parted(text: str, *, whole: bool = False) -> tuple[str, str] | None:
-    """The thought at the beginning of a model's text, and the answer after it. None: it takes more text to tell; not
-    with ``whole``, which says that there is no more.
+    """The thought at the beginning of a model's text, and the answer after it. None: it takes more
+    text to tell; not with ``whole``, which says that there is no more.
 
     >>> parted("<think>Hm.</think>\\n\\nSo"), parted("So"), parted("<thi"), parted("<think>Hm.")
     (('Hm.', 'So'), ('', 'So'), None, None)

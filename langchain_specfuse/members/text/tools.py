@@ -1,4 +1,5 @@
-"""Text that tells a member which tools there are, how to write a call, and what a constrained answer must look like.
+"""Text that tells a member which tools there are, how to write a call, and what a constrained
+answer must look like.
 
 For what a chat template does not render itself. Pure text; knows nothing of tokenizers or grammars.
 """
@@ -14,7 +15,7 @@ from ...core.values import Call, CallFormat, Constraint, Tool, Turn
 
 CHOICE_CHARS = 600
 
-# --- constraints ------------------------------------------------------------------------------------------------
+# --- constraints ----------------------------------------------------------------------------------
 
 
 def parts(constraint: Constraint | None) -> list[Constraint]:
@@ -27,7 +28,9 @@ def parts(constraint: Constraint | None) -> list[Constraint]:
         return []
     if constraint.kind != "any_of":
         return [constraint]
-    return [part for kind, body in json.loads(constraint.body) for part in parts(Constraint(kind, body))]
+    return [
+        part for kind, body in json.loads(constraint.body) for part in parts(Constraint(kind, body))
+    ]
 
 
 def allows_prose(constraint: Constraint | None) -> bool:
@@ -41,7 +44,7 @@ def call_format(constraint: Constraint | None) -> CallFormat | None:
     return format_in(bodies[0]) if bodies else None
 
 
-# --- calls and results as text ------------------------------------------------------------------------------------
+# --- calls and results as text --------------------------------------------------------------------
 
 
 def written(call: Call, form: CallFormat) -> str:
@@ -64,7 +67,8 @@ def arguments_of(call: Call) -> dict[str, Any]:
 
 
 def calls_as_text(turn: Turn, form: CallFormat | None) -> Turn:
-    """The assistant's turn with its calls written out; as a sentence (``form=None``) where no call may follow.
+    """The assistant's turn with its calls written out; as a sentence (``form=None``) where no call
+    may follow.
 
     >>> calls_as_text(Turn("assistant", "", (Call("weather", '{"city": "Paris"}'),)), None).text
     'I ask the tool weather (city: Paris).'
@@ -77,31 +81,42 @@ def calls_as_text(turn: Turn, form: CallFormat | None) -> Turn:
 
 
 def _sentence(call: Call) -> str:
-    values = {key: value if isinstance(value, str) else _json(value) for key, value in arguments_of(call).items()}
+    values = {
+        key: value if isinstance(value, str) else _json(value)
+        for key, value in arguments_of(call).items()
+    }
     shown = ", ".join(f"{key}: {value}" for key, value in values.items())
     return f"I ask the tool {call.name} ({shown})." if shown else f"I ask the tool {call.name}."
 
 
 def result_as_text(turn: Turn, last: bool) -> Turn:
-    """A tool's result as a turn of the user. Small models copied it when it was in JSON or tags (docs/log.md).
+    """A tool's result as a turn of the user. Small models copied it when it was in JSON or tags
+    (docs/log.md).
 
     ``last``: no call may follow.
     """
-    text = f"The tool {turn.name} says:\n{turn.text}" if turn.name else f"The tool says:\n{turn.text}"
+    text = (
+        f"The tool {turn.name} says:\n{turn.text}" if turn.name else f"The tool says:\n{turn.text}"
+    )
     return Turn("user", f"{text}\n\nUse this to answer my question." if last else text)
 
 
-# --- the system text --------------------------------------------------------------------------------------------
+# --- the system text ------------------------------------------------------------------------------
 
 
-def instructions(tools: Sequence[Tool], constraint: Constraint | None, *, native: bool, own: CallFormat | None) -> str:
-    """What the system text must add. ``native``: the template renders the tools; ``own``: the member's call format."""
+def instructions(
+    tools: Sequence[Tool], constraint: Constraint | None, *, native: bool, own: CallFormat | None
+) -> str:
+    """What the system text must add. ``native``: the template renders the tools; ``own``: the
+    member's call format."""
     form, kinds = call_format(constraint) or CallFormat(), parts(constraint)
     texts = []
     if tools and not native:
         texts.append("You can use these tools:\n" + "\n".join(_tool(tool) for tool in tools))
     if tools and not (native and own == form):
-        shape = f'{form.begin}{{"{form.name_key}": "TOOL", "{form.arguments_key}": {{...}}}}{form.end}'
+        shape = (
+            f'{form.begin}{{"{form.name_key}": "TOOL", "{form.arguments_key}": {{...}}}}{form.end}'
+        )
         forced = bool(kinds) and all(part.kind == "calls" for part in kinds)
         others = "" if forced else "\nIf no tool is needed, answer in plain words."
         texts.append(f"To use a tool, answer with nothing but this:\n{shape}{others}")

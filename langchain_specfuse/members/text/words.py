@@ -1,10 +1,10 @@
 """One tokenizer's view of a text that others write too, and where a draft ends.
 
-A member's own segments keep their own tokens. Text from others is tokenized in its context, never alone: a run of it is
-one text, cut into blocks at safe boundaries so that a long run costs no more than its end. What looks like a special
-token in an answer is text as well: a page of HTML must not end a turn with its ``</s>``. The text of new tokens is
-found by difference, which keeps every space whatever the tokenizer does at a beginning. Knows nothing of models and
-tensors.
+A member's own segments keep their own tokens. Text from others is tokenized in its context, never
+alone: a run of it is one text, cut into blocks at safe boundaries so that a long run costs no more
+than its end. What looks like a special token in an answer is text as well: a page of HTML must not
+end a turn with its ``</s>``. The text of new tokens is found by difference, which keeps every space
+whatever the tokenizer does at a beginning. Knows nothing of models and tensors.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from ...core.values import DraftJob, Segment
 LEFT_TOKENS = 12
 """This many tokens of context are decoded along, to see what a new token adds."""
 LEFT_CHARS = 48
-"""This many characters of context are tokenized along, so that the first new token is what it would be in the whole."""
+"""This many characters of context are tokenized along, so that the first new token is what it would
+be in the whole."""
 ANCHORS = ("\n", "x", "0", ")")
-"""A text that melts into its context is tokenized behind one of these: alone, some tokenizers put a space first."""
+"""A text that melts into its context is tokenized behind one of these: alone, some tokenizers put a
+space first."""
 BLOCK_CHARS = 400
 REPLACEMENT = "\ufffd"
 HELD_BYTES = 4
-"""A character has at most four bytes: one that is still incomplete after more tokens never becomes complete."""
+"""A character has at most four bytes: one that is still incomplete after more tokens never becomes
+complete."""
 
 _ENCODING = Lock()
-"""Whether special tokens are recognised is a state of the tokenizer, which members and token counters may share."""
+"""Whether special tokens are recognised is a state of the tokenizer, which members and token
+counters may share."""
 
 
 class Words:
@@ -47,17 +51,26 @@ class Words:
         ``marks``: special tokens written in the text are recognised. In an answer they are not.
         """
         with _ENCODING:
-            return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=not marks)["input_ids"])
+            return list(
+                self.tokenizer(text, add_special_tokens=False, split_special_tokens=not marks)[
+                    "input_ids"
+                ]
+            )
 
     def continuing(self, text: str, marks: bool = False) -> list[int]:
-        """The tokens of a text that follows a word: no space is added, as some tokenizers do at a beginning."""
+        """The tokens of a text that follows a word: no space is added, as some tokenizers do at a
+        beginning."""
         return list(self._after("x", text, marks))
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self.tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         return text
 
-    def answer_ids(self, me: str, prompt_ids: Sequence[int], segments: Sequence[Segment]) -> list[int]:
+    def answer_ids(
+        self, me: str, prompt_ids: Sequence[int], segments: Sequence[Segment]
+    ) -> list[int]:
         """The tokens of the prompt and the agreed answer for the member ``me``."""
         ids = list(prompt_ids)
         run = ""
@@ -92,7 +105,8 @@ class Words:
         return tuple(self.encode(text, marks))
 
     def _split(self, left: str, text: str, marks: bool) -> tuple[int, ...] | None:
-        """The tokens after ``left`` when both are tokenized as one text; None if one token holds parts of both."""
+        """The tokens after ``left`` when both are tokenized as one text; None if one token holds
+        parts of both."""
         alone, whole = self.encode(left, marks), self.encode(left + text, marks)
         if whole[: len(alone)] == alone:
             return tuple(whole[len(alone) :])
@@ -106,7 +120,8 @@ class Words:
         return None
 
     def text_after(self, context: Sequence[int], new: Sequence[int]) -> tuple[str, list[int]]:
-        """The text that these tokens add, and how many of its characters are complete after each of them."""
+        """The text that these tokens add, and how many of its characters are complete after each of
+        them."""
         left, base = self._left(context)
         text, ends = "", []
         held = 0
@@ -122,9 +137,11 @@ class Words:
         return text, ends
 
     def ends(self, context: Sequence[int], new: Sequence[int], candidate: str) -> tuple[int, ...]:
-        """For each of these tokens, which end with the candidate: how many of its characters are complete after it.
+        """For each of these tokens, which end with the candidate: how many of its characters are
+        complete after it.
 
-        They may begin before the candidate, where its beginning is read together with the text before it.
+        They may begin before the candidate, where its beginning is read together with the text
+        before it.
         """
         text, ends = self.text_after(context, new)
         before = len(text) - len(candidate)
@@ -135,7 +152,8 @@ class Words:
         return self._added(*self._left(context), new)
 
     def _left(self, context: Sequence[int]) -> tuple[list[int], str]:
-        """The end of the context and its text, beginning with a whole character: half of one spoils what follows."""
+        """The end of the context and its text, beginning with a whole character: half of one spoils
+        what follows."""
         first = None
         for size in range(LEFT_TOKENS, LEFT_TOKENS + HELD_BYTES):
             left = list(context[-size:])
@@ -150,13 +168,15 @@ class Words:
         for _ in range(HELD_BYTES):
             if whole.startswith(base):
                 return whole[len(base) :]
-            # The context ended with the first bytes of a character, which was held back and is whole now.
+            # The context ended with the first bytes of a character, which was held back and is
+            # whole now.
             base = base.removesuffix(REPLACEMENT)
         return self.decode(new)
 
 
 def blocks(run: str) -> Iterator[str]:
-    """Cut a long run into blocks that stay the same when it grows: at the first safe boundary after 400 characters.
+    """Cut a long run into blocks that stay the same when it grows: at the first safe boundary after
+    400 characters.
 
     >>> [len(block) for block in blocks("word " * 200)]
     [404, 400, 196]
@@ -186,10 +206,11 @@ def either(logprobs: Iterable[float]) -> float:
     return min(0.0, known[0] + math.log(math.fsum(math.exp(value - known[0]) for value in known)))
 
 
-# --- where a draft ends -----------------------------------------------------------------------------------------
+# --- where a draft ends ---------------------------------------------------------------------------
 
 OVERTIME = 2
-"""A draft without a safe boundary may become this many times as long as wanted, and a few tokens longer."""
+"""A draft without a safe boundary may become this many times as long as wanted, and a few tokens
+longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +225,11 @@ class End:
     """The draft ends the answer."""
 
     def logprobs(self, known: Sequence[float], ended_by: float = 0.0) -> list[float]:
-        """The log-probabilities of the tokens in ``kept`` and ``rest`` and, if it ended, of the end of the turn.
+        """The log-probabilities of the tokens in ``kept`` and ``rest`` and, if it ended, of the end
+        of the turn.
 
-        ``known``: those of all drawn tokens; ``ended_by``: that of the token that ended the turn, if one did.
+        ``known``: those of all drawn tokens; ``ended_by``: that of the token that ended the turn,
+        if one did.
         """
         count = self.kept + bool(self.rest)
         row = [*known[:count], *[0.0] * (len(self.rest) - 1)]
@@ -225,11 +248,12 @@ def find_end(
     hold: str = "",
     cuts: Sequence[Callable[[str, Sequence[int], int], int]] = (kept_tokens,),
 ) -> End | None:
-    """Where the draft ends, if it does with the last of its tokens; ``text`` and ``ends`` as of :meth:`.text_after`.
+    """Where the draft ends, if it does with the last of its tokens; ``text`` and ``ends`` as of
+    :meth:`.text_after`.
 
-    It ends where ``end_text`` ends the turn, at a stop string, after ``limit`` tokens, or at the last safe boundary
-    once it has ``wanted`` tokens (default: the job's). ``hold``: text that must not be cut in two. ``cuts``: functions
-    that find a boundary, the first that finds one counts.
+    It ends where ``end_text`` ends the turn, at a stop string, after ``limit`` tokens, or at the
+    last safe boundary once it has ``wanted`` tokens (default: the job's). ``hold``: text that must
+    not be cut in two. ``cuts``: functions that find a boundary, the first that finds one counts.
     """
     size, wanted = len(ends), wanted or job.segment_tokens
     at = text.find(end_text) if end_text else -1
@@ -291,19 +315,29 @@ class PartialDraft:
         return min(self.job.segment_tokens, self.limit - len(self.tokens))
 
     def add(
-        self, tokens: Sequence[int], logprobs: Sequence[float] | None, *, ended: bool = False, ended_by: float = 0.0
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float] | None,
+        *,
+        ended: bool = False,
+        ended_by: float = 0.0,
     ) -> None:
-        """Add drawn tokens, one by one: where the draft ends must not depend on how many came at once.
+        """Add drawn tokens, one by one: where the draft ends must not depend on how many came at
+        once.
 
         ``ended``: the model ended its turn behind them, by a token of log-probability ``ended_by``.
         """
         before = len(self.tokens)
         self.tokens += tokens
-        self._logprobs = None if self._logprobs is None or logprobs is None else [*self._logprobs, *logprobs]
+        self._logprobs = (
+            None if self._logprobs is None or logprobs is None else [*self._logprobs, *logprobs]
+        )
         text, ends = self.words.text_after(self.context, self.tokens)
         for size in range(before + 1, len(self.tokens) + 1):
             so_far, known = text[: ends[size - 1]], ends[:size]
-            self.end = find_end(self.words, self.job, so_far, known, limit=self.limit, end_text=self.end_text)
+            self.end = find_end(
+                self.words, self.job, so_far, known, limit=self.limit, end_text=self.end_text
+            )
             if self.end is not None:
                 del self.tokens[size:]
                 return

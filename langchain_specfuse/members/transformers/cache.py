@@ -1,8 +1,9 @@
 """What a transformers model has read, on the model's own cache, one sequence at a time.
 
-Layers that hold keys and values can be cut back, sliding windows too, where all keys are kept and the model's own masks
-hide the old ones. Recurrent layers can only be copied. Which of these agrees with a fresh reading is tried when a model
-is loaded; where none does, every pass reads everything: right, but slow.
+Layers that hold keys and values can be cut back, sliding windows too, where all keys are kept and
+the model's own masks hide the old ones. Recurrent layers can only be copied. Which of these agrees
+with a fresh reading is tried when a model is loaded; where none does, every pass reads everything:
+right, but slow.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ from .lora import Adapter, Adapters
 log = logging.getLogger("langchain_specfuse")
 
 CHUNK, CPU_CHUNK = 1024, 64
-"""At most this many tokens are read in one pass: bounds the memory of a long prompt. On a CPU a pass over 64 tokens
-takes about as long as drafting ten."""
+"""At most this many tokens are read in one pass: bounds the memory of a long prompt. On a CPU a
+pass over 64 tokens takes about as long as drafting ten."""
 PER_QUERY = 4
 """About how many strands an open query has: its text, its draft, and its branches."""
 LIMITS = {torch.float32: 1e-3}
 HALF_LIMIT = 0.12
-"""How far logits may lie from those of a fresh reading, relative to their spread. With real models, rounding makes a
-difference of up to 1e-5 in float32 and 0.05 in bfloat16, a wrong mask or position one of 0.3 to 0.8."""
+"""How far logits may lie from those of a fresh reading, relative to their spread. With real models,
+rounding makes a difference of up to 1e-5 in float32 and 0.05 in bfloat16, a wrong mask or position
+one of 0.3 to 0.8."""
 CPU_WORK, GPU_WORK = 1.5e11, 5e13
-"""The trial reads past a sliding window if its tokens times the model's parameters are at most this: a few seconds."""
+"""The trial reads past a sliding window if its tokens times the model's parameters are at most
+this: a few seconds."""
 
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate",
@@ -44,14 +47,16 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device has no memory left. Some libraries have no error class of their own for that."""
+    """Whether the device has no memory left. Some libraries have no error class of their own for
+    that."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 class Forward:
-    """A forward pass of the model. Knows which optional arguments this model's ``forward`` takes."""
+    """A forward pass of the model. Knows which optional arguments this model's ``forward``
+    takes."""
 
     def __init__(self, model: Any, adapters: Adapters | None = None) -> None:
         self.model = model
@@ -64,9 +69,13 @@ class Forward:
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
-    def __call__(self, ids: list[int], *, cache: Any = None, last: int = 1, adapter: Adapter | None = None) -> Logits:
+    def __call__(
+        self, ids: list[int], *, cache: Any = None, last: int = 1, adapter: Adapter | None = None
+    ) -> Logits:
         """The logits after each of the last ``last`` of these tokens: (last, vocabulary)."""
-        arguments = {"past_key_values" if "past_key_values" in self._parameters else "cache_params": cache}
+        arguments = {
+            "past_key_values" if "past_key_values" in self._parameters else "cache_params": cache
+        }
         narrow = "logits_to_keep" in self._parameters
         if narrow:
             arguments["logits_to_keep"] = max(last, 1)
@@ -74,7 +83,9 @@ class Forward:
         if "use_cache" in self._parameters:
             given["use_cache"] = cache is not None
         with self.adapters.reading(adapter):
-            logits = self.model(input_ids=torch.tensor([ids], device=self.device), **given).logits[0]
+            logits = self.model(input_ids=torch.tensor([ids], device=self.device), **given).logits[
+                0
+            ]
         wanted: Logits = logits[len(logits) - last :].float().cpu().numpy()
         return wanted
 
@@ -82,8 +93,9 @@ class Forward:
 class ModelCache(StrandStore):
     """The state of a strand is the model's own cache.
 
-    ``kind``: ``keys and values``, which can be cut; ``states``, which can be copied; ``token by token``, the same for
-    models that cannot read several tokens into a cache that is not empty; ``no cache``.
+    ``kind``: ``keys and values``, which can be cut; ``states``, which can be copied; ``token by
+    token``, the same for models that cannot read several tokens into a cache that is not empty;
+    ``no cache``.
     """
 
     def __init__(self, forward: Forward, kind: str, adapter: Adapter | None = None) -> None:
@@ -95,12 +107,16 @@ class ModelCache(StrandStore):
         self.prefixes.whole = not self.cuts
         self.adapter = adapter
 
-    # --- strands ------------------------------------------------------------------------------------------------
+    # --- strands ----------------------------------------------------------------------------------
 
     def blank(self, keys: Collection[SequenceKey] = ()) -> Strand:
         self.sweep()
         copied = max((self.bytes_of(strand) for strand in self.trunks.values()), default=0)
-        while self.budget is not None and self.bytes_held + copied > self.budget and self.give_up(keys):
+        while (
+            self.budget is not None
+            and self.bytes_held + copied > self.budget
+            and self.give_up(keys)
+        ):
             pass
         return Strand(state=self._empty_cache())
 
@@ -153,7 +169,7 @@ class ModelCache(StrandStore):
             rows.append(read)
         return np.concatenate(rows) if rows else np.empty((0, 0), np.float32)
 
-    # --- memory -------------------------------------------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------------------
 
     def bytes_of(self, strand: Strand) -> int:
         return sum(tensor.nbytes for tensor in _tensors(strand.state))
@@ -165,7 +181,8 @@ class ModelCache(StrandStore):
     def bytes_for(self, tokens: int) -> int:
         return PER_QUERY * (tokens * self.token_bytes + self.strand_bytes)
 
-    @torch.inference_mode()  # the worker of another engine, which is not in inference mode, may ask for room
+    # the worker of another engine, which is not in inference mode, may ask for room
+    @torch.inference_mode()
     def set_budget(self, budget: int, prefix_bytes: int) -> None:
         super().set_budget(budget, prefix_bytes)
         self.sweep()
@@ -188,17 +205,27 @@ def _tensors(thing: Any, depth: int = 5) -> Iterator[Tensor]:
     if isinstance(thing, Tensor):
         yield thing
     elif depth:
-        inside = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else ()
+        inside = (
+            thing.values()
+            if isinstance(thing, dict)
+            else thing
+            if isinstance(thing, (list, tuple))
+            else ()
+        )
         for part in (*inside, *vars(thing).values()) if hasattr(thing, "__dict__") else inside:
             yield from _tensors(part, depth - 1)
 
 
-# --- the trial --------------------------------------------------------------------------------------------------
+# --- the trial ------------------------------------------------------------------------------------
 
 
-def best_cache(forward: Forward, vocabulary: Sequence[int], name: str, adapter: Adapter | None = None) -> ModelCache:
+def best_cache(
+    forward: Forward, vocabulary: Sequence[int], name: str, adapter: Adapter | None = None
+) -> ModelCache:
     """The fastest kind of cache that agrees with a fresh reading of made-up tokens."""
-    text = [vocabulary[(3 * at + at * at // 5) % len(vocabulary)] for at in range(24 + _window(forward))]
+    text = [
+        vocabulary[(3 * at + at * at // 5) % len(vocabulary)] for at in range(24 + _window(forward))
+    ]
     limit = LIMITS.get(forward.model.dtype, HALF_LIMIT)
     kinds = ["keys and values"] if _holds_keys_and_values(forward.model.config) else []
     for kind in [*kinds, "states", "token by token"]:
@@ -208,7 +235,10 @@ def best_cache(forward: Forward, vocabulary: Sequence[int], name: str, adapter: 
                 return store
         except Exception as error:  # a cache that cannot work with this model raises anything
             log.debug("a trial of %s failed: %s", kind, error)
-    log.warning("%s: no cache agrees with a fresh reading, so every pass reads everything: right, but slow", name)
+    log.warning(
+        "%s: no cache agrees with a fresh reading, so every pass reads everything: right, but slow",
+        name,
+    )
     return ModelCache(forward, "no cache", adapter)
 
 
@@ -220,7 +250,9 @@ def _holds_keys_and_values(config: Any) -> bool:
         log.debug("no cache of keys and values: %s", error)
         return False
     chunked = getattr(config.get_text_config(decoder=True), "attention_chunk_size", None)
-    plain = layers and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+    plain = layers and all(
+        type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers
+    )
     return bool(plain) and not chunked  # chunks begin at fixed positions
 
 

@@ -1,7 +1,8 @@
-"""From a name to a model and a tokenizer in memory, once per process: members with the same weights share them.
+"""From a name to a model and a tokenizer in memory, once per process: members with the same weights
+share them.
 
-Refuses what is not safe or cannot work (pickled weights, remote code, models that are not decoders) with an error that
-says what to do. Knows nothing of drafts and scores.
+Refuses what is not safe or cannot work (pickled weights, remote code, models that are not decoders)
+with an error that says what to do. Knows nothing of drafts and scores.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Source:
         if looks_local and not path.is_dir():
             what = "is a file, not a folder with a model" if path.exists() else "does not exist"
             error = MemberError(f"{self.model} {what}", kind="not_found")
-            raise advised(error, "name a folder with *.safetensors, or a hub id; .gguf is for LlamaCppMember")
+            raise advised(
+                error, "name a folder with *.safetensors, or a hub id; .gguf is for LlamaCppMember"
+            )
         if looks_local:
             refuse_unsafe(path)
             return str(path)
@@ -64,7 +67,9 @@ class Weights:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Models in memory have no name that would tell them apart."""
     adapters: Adapters = field(init=False)
-    groups: weakref.WeakValueDictionary[Any, Any] = field(default_factory=weakref.WeakValueDictionary)
+    groups: weakref.WeakValueDictionary[Any, Any] = field(
+        default_factory=weakref.WeakValueDictionary
+    )
     """The batch groups of these weights."""
 
     def __post_init__(self) -> None:
@@ -92,14 +97,18 @@ class Weights:
     def vocabulary_size(self) -> int:
         """How many tokens there are logits for: often more than the tokenizer knows."""
         head = self.model.get_output_embeddings()
-        return int((head if head is not None else self.model.get_input_embeddings()).weight.shape[0])
+        return int(
+            (head if head is not None else self.model.get_input_embeddings()).weight.shape[0]
+        )
 
     @cached_property
     def context_limit(self) -> int | None:
         """The longest text that the model reads, in tokens, if that is known."""
         config = self.model.config.get_text_config(decoder=True)
         # Read as an attribute: the config knows the model's own name for it.
-        known = config.to_dict() | {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
+        known = config.to_dict() | {
+            "max_position_embeddings": getattr(config, "max_position_embeddings", None)
+        }
         return config_length(known, getattr(self.tokenizer, "model_max_length", None))
 
 
@@ -108,7 +117,8 @@ _LOADING = threading.Lock()
 
 
 def load(source: Source, member: str) -> Weights:
-    """The one copy of these weights in this process. One member loads at a time: each sees what memory is left."""
+    """The one copy of these weights in this process. One member loads at a time: each sees what
+    memory is left."""
     with _LOADING:
         found = _LOADED.get(repr(source))
         if found is None:
@@ -122,7 +132,8 @@ def given(model: Any, tokenizer: Any) -> Weights:
     return Weights(model, tokenizer)
 
 
-@torch.inference_mode(False)  # members load when they are first asked; a tensor made then could never be changed
+# members load when they are first asked; a tensor made then could never be changed
+@torch.inference_mode(False)
 @torch.no_grad()
 def _load(source: Source, member: str) -> Weights:
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -156,16 +167,19 @@ def _config(folder: str, common: Mapping[str, Any]) -> Any:
 
     config = AutoConfig.from_pretrained(folder, **common)
     if getattr(config, "is_encoder_decoder", False):
-        error = UsageError(f"{folder} is an encoder-decoder model ({config.model_type}); members are decoder-only")
+        error = UsageError(
+            f"{folder} is an encoder-decoder model ({config.model_type}); members are decoder-only"
+        )
         raise advised(error, "choose a causal language model")
     return config
 
 
-# --- precision and device ---------------------------------------------------------------------------------------
+# --- precision and device -------------------------------------------------------------------------
 
 
 def _dtype(wanted: str, config: Any, device: str | None) -> Any:
-    """``auto``: the checkpoint's own, but on a CPU a half precision only where the CPU computes in it."""
+    """``auto``: the checkpoint's own, but on a CPU a half precision only where the CPU computes in
+    it."""
     if wanted != "auto":
         found = getattr(torch, wanted, None)
         if not isinstance(found, torch.dtype):
@@ -186,7 +200,8 @@ def computes_bfloat16() -> bool:
 
 
 def _device_map(source: Source) -> Any:
-    """The argument of from_pretrained: what was chosen, else the GPU with most free memory. None: the CPU."""
+    """The argument of from_pretrained: what was chosen, else the GPU with most free memory. None:
+    the CPU."""
     if "device_map" in source.model_kwargs:
         return source.model_kwargs["device_map"]
     if source.device is not None:
@@ -199,31 +214,47 @@ def free_memory() -> dict[str, int]:
     """Free bytes of every GPU in this machine: NVIDIA's and AMD's, else Intel's, else Apple's."""
     for kind, gpus in (("cuda", torch.cuda), ("xpu", torch.xpu)):
         if gpus.is_available():
-            return {f"{kind}:{gpu}": gpus.mem_get_info(gpu)[0] for gpu in range(gpus.device_count())}
+            return {
+                f"{kind}:{gpu}": gpus.mem_get_info(gpu)[0] for gpu in range(gpus.device_count())
+            }
     if torch.backends.mps.is_available():
         return {"mps": torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()}
     return {}
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def _refuse_adapter(folder: str, source: Source) -> None:
-    """transformers would load the base that an adapter names, and files beside it, without any check."""
+    """transformers would load the base that an adapter names, and files beside it, without any
+    check."""
     from transformers.utils import find_adapter_config_file
 
     if find_adapter_config_file(folder, revision=source.revision) is not None:
-        error = UsageError(f"{source.model} has an adapter_config.json: it is an adapter, or loads one by itself")
-        raise advised(error, "name its base, and the adapter beside it: base+adapter, or adapter=...; or merge them")
+        error = UsageError(
+            f"{source.model} has an adapter_config.json: it is an adapter, or loads one by itself"
+        )
+        raise advised(
+            error,
+            "name its base, and the adapter beside it: base+adapter, or adapter=...; or merge them",
+        )
 
 
 def _refuse_holes(info: Mapping[str, Any], model: str, member: str) -> None:
-    """A tensor that is not in the checkpoint would be made up at random, and the member would answer all the same."""
-    holes = [str(key) for what in ("missing_keys", "mismatched_keys") for key in info.get(what) or ()]
+    """A tensor that is not in the checkpoint would be made up at random, and the member would
+    answer all the same."""
+    holes = [
+        str(key) for what in ("missing_keys", "mismatched_keys") for key in info.get(what) or ()
+    ]
     if holes:
         shown = ", ".join(sorted(holes)[:3]) + (", ..." if len(holes) > 3 else "")
-        error = MemberError(f"{model} lacks {len(holes)} of its weights, or has them wrong: {shown}", member=member)
-        raise advised(error, "the checkpoint is not complete, or belongs to another config.json: copy it again")
+        error = MemberError(
+            f"{model} lacks {len(holes)} of its weights, or has them wrong: {shown}", member=member
+        )
+        raise advised(
+            error,
+            "the checkpoint is not complete, or belongs to another config.json: copy it again",
+        )
 
 
 def _explained(error: Exception, source: Source, member: str) -> Exception:
@@ -237,7 +268,10 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         return advised(MemberError(message, member=member, kind=kind), advice)
 
     if is_out_of_memory(error):
-        advice = "split it with model_kwargs={'device_map': 'auto'}, or choose another dtype, model or a .gguf file"
+        advice = (
+            "split it with model_kwargs={'device_map': 'auto'}, or choose another dtype, "
+            "model or a .gguf file"
+        )
         return failed(f"{model} does not fit: out of memory while it was loaded", advice)
     if "trust_remote_code" in text:
         advice = "read that code; if you trust it: TransformersMember(..., trust_remote_code=True)"
@@ -246,16 +280,23 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         message = f"{model} has no safetensors weights; pickled weights are refused: {text[:300]}"
         return usage(message, "convert it to safetensors, or choose a revision that has them")
     if source.device and any(word in text for word in ("CUDA", "device", "Device", "driver")):
-        advice = "leave device out to have a place chosen, or name one that torch sees, such as 'cuda:0'"
+        advice = (
+            "leave device out to have a place chosen, or name one that torch sees, such as 'cuda:0'"
+        )
         return usage(f"{model} cannot be put on device={source.device!r}: {text[:200]}", advice)
     if "tokenizer" in text.lower():
         advice = "put the tokenizer's files beside the weights: tokenizer.save_pretrained(folder)"
         return failed(f"{model} has no tokenizer that could be loaded: {text[:300]}", advice)
     if "Unrecognized configuration class" in text:
-        return usage(f"{model} is not a causal language model that transformers can load", "choose another model")
+        return usage(
+            f"{model} is not a causal language model that transformers can load",
+            "choose another model",
+        )
     if isinstance(error, OSError):
         advice = "check the name; offline, the model must already be downloaded completely"
-        return failed(f"{model} was not found or could not be read: {text[:400]}", advice, "not_found")
+        return failed(
+            f"{model} was not found or could not be read: {text[:400]}", advice, "not_found"
+        )
     options = {key: value for key, value in vars(source).items() if key != "model" and value}
     advice = f"is the model complete, with its tokenizer, and can it be loaded with {options}?"
     if isinstance(error, ImportError):

@@ -1,7 +1,8 @@
-"""LoRA adapters, by peft: members of one base differ by small additions to its weights, and hold the base once.
+"""LoRA adapters, by peft: members of one base differ by small additions to its weights, and hold
+the base once.
 
-peft puts its layers into the model; a pass is read with one adapter or none, and the base's own weights stay as they
-are. What would change them, or load anything but numbers, is refused.
+peft puts its layers into the model; a pass is read with one adapter or none, and the base's own
+weights stay as they are. What would change them, or load anything but numbers, is refused.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from ...errors import MemberError, UsageError, advised
 
 CONFIG, MATRICES = "adapter_config.json", "adapter_model.safetensors"
 KNOWN = (
-    "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode r target_modules "
-    "exclude_modules lora_alpha lora_dropout fan_in_fan_out use_rslora use_dora layers_to_transform layers_pattern "
+    "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode "
+    "r target_modules "
+    "exclude_modules lora_alpha lora_dropout fan_in_fan_out use_rslora use_dora "
+    "layers_to_transform layers_pattern "
     "rank_pattern alpha_pattern eva_config megatron_core qalora_group_size"
 )
 """Settings of an adapter that leave the base as it is. Others must be off."""
@@ -58,7 +61,8 @@ class Adapters:
         """A member may load while another one's pass is under way."""
 
     def get(self, adapter: str, member: str) -> Adapter:
-        """The one copy of the adapter in a folder that peft wrote, or of a hub id. ``member``: for errors."""
+        """The one copy of the adapter in a folder that peft wrote, or of a hub id. ``member``: for
+        errors."""
         with self._lock:
             found = self._alive.get(adapter)
             if found is None:
@@ -75,20 +79,31 @@ class Adapters:
 
         made, wrong = Adapter(), ""
         try:
-            with warnings.catch_warnings(action="ignore"):  # that there are several adapters is what we want
+            # that there are several adapters is what we want
+            with warnings.catch_warnings(action="ignore"):
                 config = PeftConfig.from_pretrained(str(folder), inference_mode=True)
                 inject_adapter_in_model(config, self._model, made.name)
-            matrices = {key.removeprefix("base_model.model."): one for key, one in load_file(folder / MATRICES).items()}
+            matrices = {
+                key.removeprefix("base_model.model."): one
+                for key, one in load_file(folder / MATRICES).items()
+            }
             found = set_peft_model_state_dict(self._model, matrices, made.name)
-            odd = [*found.unexpected_keys, *(key for key in found.missing_keys if f".{made.name}" in key)]
+            odd = [
+                *found.unexpected_keys,
+                *(key for key in found.missing_keys if f".{made.name}" in key),
+            ]
             wrong = f"matrices are missing or too many: {', '.join(sorted(odd)[:3])}" if odd else ""
-        except Exception as error:  # where it does not fit, peft, torch and safetensors raise anything
+        # where it does not fit, peft, torch and safetensors raise anything
+        except Exception as error:
             wrong = f"{type(error).__name__}: {str(error)[:400]}"
         self._on = ""
         if wrong:
             self._delete(made.name)
             misfit = UsageError(f"adapter {adapter} cannot be used with this base: {wrong}")
-            raise advised(misfit, "name the base that it was trained on (base_model_name_or_path), or copy it again")
+            raise advised(
+                misfit,
+                "name the base that it was trained on (base_model_name_or_path), or copy it again",
+            )
         return made
 
     def prune(self) -> None:
@@ -108,7 +123,8 @@ class Adapters:
 
     @contextmanager
     def reading(self, adapter: Adapter | None) -> Iterator[None]:
-        """Within this, the model is read with this adapter. It stays on until :meth:`off`: switching takes a while."""
+        """Within this, the model is read with this adapter. It stays on until :meth:`off`:
+        switching takes a while."""
         with self._lock:
             self._switch(adapter.name if adapter else None)
             yield
@@ -138,17 +154,24 @@ def _folder(adapter: str, member: str) -> Path:
 
     try:
         return Path(snapshot_download(adapter, allow_patterns=["adapter_*"]))
-    except Exception as error:  # offline, no such repository, no access: the hub's client raises anything
+    # offline, no such repository, no access: the hub's client raises anything
+    except Exception as error:
         message = f"adapter {adapter} was not found or could not be read: {str(error)[:300]}"
         missing = MemberError(message, member=member, kind="not_found")
-        raise advised(missing, "a folder must exist, a hub id needs a network or a filled cache") from error
+        raise advised(
+            missing, "a folder must exist, a hub id needs a network or a filled cache"
+        ) from error
 
 
 def _refuse(folder: Path, adapter: str) -> None:
     """Refuse anything that is not a LoRA, is pickled, or would change the base."""
     if not (folder / CONFIG).is_file():
         error = UsageError(f"{adapter} holds no adapter: it has no {CONFIG}")
-        raise advised(error, "name a folder that save_pretrained() of peft wrote; a whole model is given as the model")
+        raise advised(
+            error,
+            "name a folder that save_pretrained() of peft wrote; a whole model is given as the "
+            "model",
+        )
     if not (folder / MATRICES).is_file():  # peft would open a pickle, which could run any code
         advice = "pickled weights are refused; convert them: model.save_pretrained(folder) of peft"
         raise advised(UsageError(f"{adapter} has no {MATRICES}"), advice)
@@ -158,9 +181,15 @@ def _refuse(folder: Path, adapter: str) -> None:
         broken = UsageError(f"{adapter} has a broken {CONFIG}: {error}")
         raise advised(broken, "copy or save the adapter again") from error
     if config.get("peft_type") != "LORA":
-        kind = UsageError(f"{adapter} is an adapter of the kind {config.get('peft_type')}; only LORA can be used")
+        kind = UsageError(
+            f"{adapter} is an adapter of the kind {config.get('peft_type')}; only LORA can be used"
+        )
         raise advised(kind, MERGE)
     allowed = {"bias": ("none",), "init_lora_weights": UNCHANGED_BASE}
-    changes = (key for key, one in config.items() if (one not in allowed[key] if key in allowed else one))
+    changes = (
+        key for key, one in config.items() if (one not in allowed[key] if key in allowed else one)
+    )
     if more := [key for key in changes if key not in KNOWN.split()]:
-        raise advised(UsageError(f"{adapter} does more than add to linear layers: {', '.join(more)}"), MERGE)
+        raise advised(
+            UsageError(f"{adapter} does more than add to linear layers: {', '.join(more)}"), MERGE
+        )
