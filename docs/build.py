@@ -1,11 +1,9 @@
 """Updates the generated parts of the documentation: tables, example data, pictures. ``make docs``
 runs it.
 
-    python docs/build.py           # everything that needs no models python docs/build.py --run
-    # first ask the demo ensemble again and save its rounds in docs/pictures/run.json python
-    docs/build.py --photos  # photograph the recorded run's page, and the page of
-    `langchain-specfuse serve` with
-                                   # the demo's members, in a browser (`make browser` installs one)
+    python docs/build.py           # everything that needs no models
+    python docs/build.py --run     # ask the demo ensemble again and save its rounds in pictures/run.json
+    python docs/build.py --photos  # photograph its page and the live page in a browser
     python docs/build.py --check   # change nothing; exit code 1 if something is out of date
 
 The exit code is 1 as well if a figure is older than the code that it measures

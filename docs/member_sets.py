@@ -1,8 +1,9 @@
 """Which members fit into which machine: memory computed from published sizes, and the speed that
 bandwidth allows.
 
-    memory  = files + keys and values = Σ size + Σ 2 · layers · heads · head size · 2 bytes · 4,096
-    tokens speed  <= bandwidth / (Σ size · (1 + 1/10)), in tokens per second
+    memory  = files + keys and values
+            = Σ size + Σ 2 · layers · heads · head size · 2 bytes · 4,096 tokens
+    speed  <= bandwidth / (Σ size · (1 + 1/10)), in tokens per second
 
 A model reads its weights once per token that it drafts, and once more per segment of ten tokens to
 score the others' drafts. With a GPU each, members read at the same time, and the largest counts.

@@ -1,12 +1,12 @@
-"""The errors of this package, by who can do something about them.
+"""The errors of this package, grouped by who can fix them.
 
     Exception
-    └── SpecFuseError             every error that this package raises on purpose
-        ├── UsageError            the caller: an argument, a file or a message that cannot work
-        (also a ValueError) ├── MemberError           one member: it raised, hung or returned
-        nonsense; the others continue ├── BusyError             time: too many answers at once; a
-        later call will work └── EnsembleError         all members: none is left to finish the
-        answer
+    └── SpecFuseError        every error that this package raises on purpose
+        ├── UsageError       the caller: an argument, a file or a message that cannot work
+        │                    (also a ValueError)
+        ├── MemberError      one member: it raised, hung or returned nonsense; the others continue
+        ├── BusyError        time: too many answers at once; a later call will work
+        └── EnsembleError    all members: none is left to finish the answer
 
 A message says what happened, what was given and what was expected; a note (``error.add_note``) says
 what to do next. ``chat.errors`` adds classes that are LangChain's as well (context overflow,

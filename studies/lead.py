@@ -5,8 +5,8 @@ The strong member (Qwen2.5-Coder-1.5B) leads, the weak one (SmolLM2-135M) is con
 answers the same questions; all replies are kept in a bank, so a rule that differs in few places
 costs little. Reported are wins and losses against the lead alone, in total and on each set.
 
-    python studies/lead.py --data FOLDER --sets math code --part tune --questions 20 --rules lead
-    0.4@0.5 vote
+    python studies/lead.py --data FOLDER --sets math code --part tune --questions 20 \\
+        --rules lead 0.4@0.5 vote
 
 ``questions.py`` lists the packages and files that the questions need. ``--table`` runs nothing; it
 only compares existing results.

@@ -1,9 +1,9 @@
 """What the demo ensembles answer to twenty plain questions, beside what each of their members
 answers alone.
 
-    python studies/transcripts.py                     # all of it, written to transcripts.md (some
-    minutes) python studies/transcripts.py --only 3 7          # two questions, printed python
-    studies/transcripts.py --who default --method exit=never --only 3
+    python studies/transcripts.py                 # all, written to transcripts.md (some minutes)
+    python studies/transcripts.py --only 3 7      # two questions, printed
+    python studies/transcripts.py --who default --method exit=never --only 3
 
 Greedy, so it is the same on one machine. People judge the answers; the counts only say where to
 look.
