@@ -2,7 +2,7 @@
 runs it.
 
     python docs/build.py           # everything that needs no models
-    python docs/build.py --run     # ask the demo ensemble again and save its rounds in pictures/run.json
+    python docs/build.py --run     # ask the demo ensemble again, save its rounds in run.json
     python docs/build.py --photos  # photograph its page and the live page in a browser
     python docs/build.py --check   # change nothing; exit code 1 if something is out of date
 
