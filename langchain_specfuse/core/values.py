@@ -160,11 +160,15 @@ class Effort:
     """Start, in seconds of ``time.time()`` (0: unknown)."""
     requests: int = 0
     """Requests to a model that is billed per use. ``input_tokens`` and ``output_tokens`` are the
-    provider's counts, or words where it reports none (for example, after a cancelled request)."""
+    provider's counts, or estimates where it reports none (for example, after a cancelled
+    request)."""
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
     """In dollars, for a member whose price is known."""
+    estimated_requests: int = 0
+    """How many of the requests have estimated counts. Negative in a reply that brings the
+    provider's counts for what an earlier reply estimated, so that the sum is right."""
 
     def __add__(self, other: Effort) -> Effort:
         return Effort(
@@ -177,7 +181,19 @@ class Effort:
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.cost + other.cost,
+            self.estimated_requests + other.estimated_requests,
         )
+
+    @property
+    def estimated(self) -> bool:
+        """Whether ``input_tokens`` and ``output_tokens`` contain an estimate.
+
+        >>> guess = Effort(requests=1, input_tokens=9, estimated_requests=1)
+        >>> correction = Effort(input_tokens=2, output_tokens=5, estimated_requests=-1)
+        >>> guess.estimated, (guess + correction).estimated
+        (True, False)
+        """
+        return self.estimated_requests > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -525,8 +525,8 @@ class Stream:
     _thought_words: int = 0
     """Words of thought."""
     _billed: tuple[int, int] = (0, 0)
-    _told: tuple[int, int, int] = (0, 0, 0)
-    """What :meth:`used` has returned: requests, input and output tokens."""
+    _told: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """What :meth:`used` has returned: requests, input and output tokens, estimated requests."""
     sampling: Sampling | None = None
     """How it was requested: each sample has its own stream."""
     _doubts: list[tuple[int, float]] = field(default_factory=list)
@@ -571,14 +571,20 @@ class Stream:
 
     def used(self) -> Effort:
         """What the stream has cost since this was asked last."""
-        billed, before = (
-            (1, *(self._billed if any(self._billed) else (self.sent, self.words))),
-            self._told,
+        reported = any(self._billed)
+        sent, said = self._billed if reported else (self.sent, self.words)
+        total, before = (1, sent, said, 0 if reported else 1), self._told
+        self._told = total
+        requests, new_sent, new_said, estimated = (
+            now - then for now, then in zip(total, before, strict=True)
         )
-        self._told = billed
-        requests, sent, said = (now - then for now, then in zip(billed, before, strict=True))
         return Effort(
-            said, prompt=billed[1], requests=requests, input_tokens=sent, output_tokens=said
+            new_said,
+            prompt=sent,
+            requests=requests,
+            input_tokens=new_sent,
+            output_tokens=new_said,
+            estimated_requests=estimated,
         )
 
     def _more(self) -> bool:

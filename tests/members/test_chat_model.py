@@ -16,6 +16,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import ModelTimeoutError
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_ollama import ChatOllama
 from langchain_openai import ChatOpenAI
@@ -29,7 +30,15 @@ from langchain_specfuse import (
 )
 from langchain_specfuse.chat.members import checked_member, ensemble_for, names_of
 from langchain_specfuse.core.method import Method, Settings
-from langchain_specfuse.core.values import Candidate, Failure, Query, Sampling, Segment, Turn
+from langchain_specfuse.core.values import (
+    Candidate,
+    Effort,
+    Failure,
+    Query,
+    Sampling,
+    Segment,
+    Turn,
+)
 from langchain_specfuse.engine import Ensemble
 
 from . import tiny
@@ -649,6 +658,38 @@ def test_a_temperature_is_passed_on_only_where_the_answer_asks_for_one() -> None
     drafted(member, draft_job(id="cold"))
     drafted(member, draft_job(id="warm", sampling=Sampling(temperature=0.7)))
     assert [options for _, options in model.asked[-2:]] == [{}, {"temperature": 0.7}]
+
+
+class Counted(Talker):
+    """Reports its usage with these chunks, after its words."""
+
+    usages: list[tuple[int, int]]
+
+    def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+        yield from super()._stream(*args, **options)
+        for sent, said in self.usages:
+            usage = UsageMetadata(input_tokens=sent, output_tokens=said, total_tokens=sent + said)
+            yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
+
+
+def spent(found: list[Any], name: str) -> Effort:
+    efforts = [phase[name] for round in found for phase in round.efforts.values() if name in phase]
+    return sum(efforts, Effort())
+
+
+def test_counts_of_a_stream_that_reports_no_usage_are_marked_as_estimates() -> None:
+    def model(**made: Any) -> Counted:
+        return Counted(asked=[], said=[], closed=[], **made)
+
+    found = rounds([ChatModelMember(model(usages=[(40, 30)]), name="a")])
+    first, whole = found[0].efforts["draft"]["a"], spent(found, "a")
+    assert first.estimated and not whole.estimated, "the last round brings the provider's counts"
+    assert (whole.input_tokens, whole.output_tokens) == (40, 30)
+    assert spent(rounds([ChatModelMember(model(usages=[]), name="a")]), "a").estimated
+    # the first stream is cancelled, the second one is read to its end
+    lead = ScriptedMember(STORY.replace("blue", "red"), name="b")
+    member = ChatModelMember(model(usages=[(40, 30)], letter="?"), name="a")
+    assert spent(rounds([lead, member], lead="b", method=Method(sure=1.1)), "a").estimated
 
 
 def test_what_each_member_cost_is_summed_by_member() -> None:
