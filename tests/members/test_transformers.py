@@ -173,6 +173,16 @@ def test_a_seed_gives_one_answer_whatever_the_segments(arch):
     assert tiny.text_of(tiny.answered([member], query, other)) not in texts
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-38, 5e-324])
+def test_a_temperature_near_zero_is_greedy(temperature):
+    member, query = tiny.member("llama", 1), tiny.query("Why?")
+    for filters in ({}, {"top_p": 0.9}, {"top_k": 3, "min_p": 0.1}):
+        cold = Settings(max_tokens=12, sampling=Sampling(temperature=temperature, **filters))
+        found = tiny.tokens_of(tiny.answered([member], query, cold), member.name)
+        assert found
+        assert found == tiny.greedy(member, query, 12)[: len(found)]
+
+
 def test_log_probabilities_of_a_sampled_draft_are_the_models_own():
     member, query, answer = tiny.member("llama", 1), tiny.query(), (Segment("The sky"),)
     (draft,) = member.draft(

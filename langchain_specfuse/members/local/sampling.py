@@ -40,10 +40,13 @@ def _penalised(row: Logits, penalty: float | None, context: Sequence[int]) -> Lo
 
 def _sampled(row: Logits, how: Sampling, position: int) -> int:
     """Inverse transform sampling on the sorted, filtered probabilities with one uniform number."""
-    values = row / how.temperature
-    tokens = np.argsort(-values, kind="stable")[: how.top_k or None]
+    tokens = np.argsort(-row, kind="stable")[: how.top_k or None]
+    # Distances from the best token, in float64: divided by a temperature near 0 they are -inf.
+    # The logits themselves would be inf there, and their differences NaN.
+    distances = (row[tokens] - row[tokens[0]]).astype(np.float64)
+    with np.errstate(over="ignore"):
+        weights = np.exp(distances / how.temperature)
     # Each filter sees what the one before has left: top_k, top_p, min_p.
-    weights = np.exp(values[tokens] - values[tokens[0]])
     probs = weights / weights.sum()
     keep = np.ones(len(probs), dtype=bool)
     if how.top_p is not None:
@@ -51,7 +54,7 @@ def _sampled(row: Logits, how: Sampling, position: int) -> int:
     if how.min_p is not None:
         keep &= probs >= how.min_p * probs[0]
     keep[0] = True
-    sums = probs[keep].astype(np.float64).cumsum()
+    sums = probs[keep].cumsum()
     at = int(np.searchsorted(sums, noise(how.seed, position) * sums[-1], side="right"))
     return int(tokens[keep][min(at, len(sums) - 1)])
 
