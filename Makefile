@@ -16,6 +16,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests run in two processes of one thread each, one file at a time; SPREAD= runs them one after another.
 SPREAD ?= -n 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# In the order in which `make bench` runs them.
+BENCHMARKS := engines rounds prefix load endpoint tracing
 # Tests that depend on the release of langchain-core.
 CHAT   := tests/chat tests/agents tests/docs tests/cli tests/test_standard.py
 
@@ -71,8 +73,8 @@ fix: $(READY) ## let ruff fix style
 	$(BIN)/ruff format .
 
 bench: $(READY) ## measure all figures of the docs anew (planned: 25 minutes on two idle cores)
-	@failed=; for script in $$($(BIN)/python benchmarks/fresh.py); do \
-	  echo "== $$script, $$(date +%T)"; $(BIN)/python "$$script" || failed="$$failed $$script"; \
+	@failed=; for name in $(BENCHMARKS); do \
+	  echo "== $$name, $$(date +%T)"; $(BIN)/python benchmarks/$$name.py || failed="$$failed $$name"; \
 	done; \
 	echo "== $$(date +%T)"; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

@@ -21,8 +21,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, TypeVar
 
-from fresh import ROOT, code_of
-
 from langchain_specfuse import LlamaCppMember, __version__
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import Query, Round, Turn
@@ -31,6 +29,7 @@ from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.llamacpp.loading import threads
 
+ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))  # for tests.members
 Found = TypeVar("Found")
 Turns = tuple[Turn, ...]
@@ -206,9 +205,15 @@ def commit() -> str:
     return name + "+" * bool(changed)
 
 
-def report(script: str, given: argparse.Namespace, found: Mapping[str, Any]) -> None:
-    """Print and save what a benchmark has found."""
-    results = {"about": about(given) | {"code": code_of(Path(script).stem)}, **found}
+def report(
+    script: str, given: argparse.Namespace, measures: Sequence[str], found: Mapping[str, Any]
+) -> None:
+    """Print and save what a benchmark has found.
+
+    ``measures`` names the files and folders of the package that decide the figures. The site counts
+    the commits that have changed them since.
+    """
+    results = {"about": about(given) | {"measures": list(measures)}, **found}
     print(json.dumps(found, indent=1, ensure_ascii=False))
     save(given.out, results)
 

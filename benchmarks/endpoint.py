@@ -24,6 +24,9 @@ from typing import Any
 import httpx2
 from common import arguments, report
 
+MEASURES = ("serve", "chat/model.py", "chat/chunks.py")
+"""The parts of the package that decide these figures."""
+
 QUESTION = "Tell me a long story."
 SEGMENT = 10
 
@@ -139,7 +142,7 @@ def main() -> None:
             found = asyncio.run(run(url, given.segments, given.streams, given.repeats))
         finally:
             server.terminate()
-    report(__file__, given, {"streams": found})
+    report(__file__, given, MEASURES, {"streams": found})
 
 
 if __name__ == "__main__":

@@ -36,6 +36,17 @@ from langchain_specfuse.demo import ENSEMBLES
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.llamacpp.loading import threads
 
+MEASURES = (
+    "core",
+    "engine",
+    "members/local",
+    "members/llamacpp",
+    "members/text/words.py",
+    "members/transformers",
+    "members/server",
+)
+"""The parts of the package that decide these figures."""
+
 Ways = dict[str, dict[str, Any]]
 """``alone NAME``, ``server NAME``, ``led NAME`` (the default, if there is a lead), ``all`` (all
 draft), ``whole``, ``servers`` or ``transformers``: the answer and its times."""
@@ -173,6 +184,7 @@ def main() -> None:
     report(
         __file__,
         given,
+        MEASURES,
         {"ensembles": {size: compared(size, given.repeats, given.tokens) for size in sizes}},
     )
 

@@ -22,6 +22,16 @@ from common import NOTES, arguments, demo, percentile, report
 
 from langchain_specfuse import Method, SpecFuseChatModel
 
+MEASURES = (
+    "core",
+    "engine",
+    "members/local",
+    "members/llamacpp",
+    "members/text/words.py",
+    "chat/model.py",
+)
+"""The parts of the package that decide these figures."""
+
 RATES = (0.25, 0.5, 1.0)
 BYSTANDERS = 4
 
@@ -164,7 +174,12 @@ def main() -> None:
     given = arguments(__file__, __doc__, tiny=tiny, arrivals=60, long=4000, seed=0).parse_args()
     load = Load(given.seed)
     found = asyncio.run(measured(load, given.arrivals, given.long))
-    report(__file__, given, {"members": [member.name for member in load.llm.members], **found})
+    report(
+        __file__,
+        given,
+        MEASURES,
+        {"members": [member.name for member in load.llm.members], **found},
+    )
 
 
 if __name__ == "__main__":

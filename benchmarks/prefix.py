@@ -22,6 +22,9 @@ from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import Call, Round, Tool, Turn
 from langchain_specfuse.engine import Ensemble
 
+MEASURES = ("members/local", "members/llamacpp", "members/text/words.py")
+"""The parts of the package that decide these figures."""
+
 PARAGRAPHS = [part.replace("\n", " ") for part in NOTES.strip().split("\n\n")]
 INSTRUCTIONS = """You answer questions of visitors to a museum of lighthouses. Use the notes and nothing else. If the
 notes do not say it, say that you do not know. Answer in at most three sentences of plain English. Give years as
@@ -132,7 +135,12 @@ def main() -> None:
     prompts = [
         compared(ensemble, scene, given.repeats) for scene in scenes(members[0], given.tokens)
     ]
-    report(__file__, given, {"members": [member.name for member in members], "prompts": prompts})
+    report(
+        __file__,
+        given,
+        MEASURES,
+        {"members": [member.name for member in members], "prompts": prompts},
+    )
 
 
 if __name__ == "__main__":

@@ -43,6 +43,16 @@ from langchain_specfuse.demo import ENSEMBLES
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.text.tools import instructions
 
+MEASURES = (
+    "core",
+    "engine",
+    "members/local",
+    "members/llamacpp",
+    "members/text/words.py",
+    "constraints",
+)
+"""The parts of the package that decide these figures."""
+
 QUESTIONS = [
     f"Tell a long story about {name}."
     for name in ("Ann", "Bob", "Cid", "Dan", "Eve", "Fay", "Gus", "Hal")
@@ -216,6 +226,7 @@ def main() -> None:
     report(
         __file__,
         given,
+        MEASURES,
         {"ensembles": {size: measured(size, given.repeats, given.tokens) for size in sizes}},
     )
 

@@ -19,6 +19,9 @@ from langsmith import Client
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 
+MEASURES = ("chat/model.py", "chat/tracing.py", "chat/spans.py", "chat/callbacks.py")
+"""The parts of the package that decide these figures."""
+
 QUESTION = "Tell a long story about two sisters and an old clock."
 DEPTHS = ("off", "summary", "rounds", "members")
 ROUNDS, SEGMENT = 40, 10
@@ -94,7 +97,7 @@ def main() -> None:
             client = Client(
                 api_url=f"http://127.0.0.1:{sink.stdout.readline().strip()}", api_key="not-a-key"
             )
-            report(__file__, given, {"per_round": per_round(client, given.repeats)})
+            report(__file__, given, MEASURES, {"per_round": per_round(client, given.repeats)})
             client.close()
         finally:
             sink.terminate()

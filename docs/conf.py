@@ -62,6 +62,7 @@ def setup(app: Any) -> None:
     app.add_html_math_renderer(
         "mathml", (site_hooks.inline_math, None), (site_hooks.block_math, None)
     )
+    app.connect("source-read", site_hooks.mark_old_figures)
     app.connect("autodoc-skip-member", site_hooks.skip_member)
     app.connect("autodoc-process-signature", site_hooks.replace_signature)
     app.connect("autodoc-process-docstring", site_hooks.add_default)

@@ -1,12 +1,16 @@
 """Hooks that ``conf.py`` gives to Sphinx: what the reference shows of a class, formulas as MathML,
-links to files."""
+links to files, and figures whose code has changed."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import inspect
+import json
+import re
 import shutil
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +125,35 @@ def copy_pictures(app: Any, failed: Exception | None) -> None:
     """Copy the pictures under their own names, also those that pages only link to."""
     if not failed and app.builder.format == "html":
         shutil.copytree(DOCS / "pictures", Path(app.outdir) / "pictures", dirs_exist_ok=True)
+
+
+# --- figures whose code has changed ---------------------------------------------------------------
+
+_MADE = re.compile(r"^(\*Made by `(benchmarks/\w+)\.py` at commit `(\w+)`.*)\*$", re.M)
+
+
+def mark_old_figures(app: Any, page: str, contents: list[str]) -> None:
+    """Below each measured table, say how many commits have changed the measured code since.
+
+    Only the site says so: a page in the repository would be out of date after every commit.
+    """
+    contents[0] = _MADE.sub(lambda found: f"{found[1]}{_changes(found[2], found[3])}*", contents[0])
+
+
+def _changes(script: str, commit: str) -> str:
+    about = json.loads((ROOT / f"{script}.json").read_text(encoding="utf-8"))["about"]
+    count = commits_since(ROOT, commit, [f"{PACKAGE}/{path}" for path in about["measures"]])
+    if not count:
+        return ""
+    changed = "1 commit has" if count == 1 else f"{count} commits have"
+    return f" Since then {changed} changed the code that it measures."
+
+
+def commits_since(root: Path, commit: str, paths: Sequence[str]) -> int:
+    """How many commits have changed these paths; 0 where git does not know the commit."""
+    command = ["git", "-C", str(root), "rev-list", "--count", f"{commit}..HEAD", "--", *paths]
+    try:
+        counted = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:  # no git: a source archive
+        return 0
+    return int(counted.stdout) if counted.returncode == 0 else 0

@@ -31,12 +31,7 @@ def source(script: str, about: Result, *details: str) -> str:
     """Which script made a table, when and where, as far as the result says so."""
     facts = "; ".join(filter(None, (*details, about.get("machine"), about.get("clock"))))
     made = f" at commit `{about['commit']}`, {about['date']}" if about.get("commit") else ""
-    older = (
-        ", measured on older code"
-        if script.startswith("benchmarks/") and "code" not in about
-        else ""
-    )
-    return f"*Made by `{script}.py`{made}{older}. {facts[:1].upper()}{facts[1:]}.*"
+    return f"*Made by `{script}.py`{made}. {facts[:1].upper()}{facts[1:]}.*"
 
 
 def _joined(*parts: str | Sequence[str]) -> str:

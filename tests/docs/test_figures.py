@@ -1,5 +1,5 @@
-"""Figures are measured by scripts that work, shown by tables that fit, and refused once their code
-has changed."""
+"""Figures are measured by scripts that work, shown by tables that fit, and marked on the site once
+their code has changed."""
 
 from __future__ import annotations
 
@@ -14,46 +14,67 @@ import pytest
 from .blocks import ROOT
 
 SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "prefix")
-SLOW = {"load", "rounds"}
-"""Minutes even with --tiny. A change of what they measure, or of them, makes the docs build ask for
-a whole run."""
 MINUTES = (pytest.mark.real, pytest.mark.long)
 
 
-@pytest.mark.parametrize("module", ["common", "fresh", "member_sets"])
-def test_examples_in_docstrings_hold(build, module):
+@pytest.mark.parametrize("module", ["common", "member_sets"])
+def test_examples_in_docstrings_hold(build, module, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     assert doctest.testmod(import_module(module)).failed == 0
 
 
-def test_a_digest_ignores_comments_and_sentences_and_nothing_else(build):
-    code = "def f(x: int = 1) -> str:\n    return f'{x!r:>8} of ' + 'a'\n"
-    told = (
-        '"""About."""\ndef f(x: int=1) -> str:\n    """It says."""\n    return f"{x!r:>8} out '
-        'of " + "a"  # why\n'
-    )
-    assert build.fresh.digest(code) == build.fresh.digest(told) == "e10bf39a2ec7", (
-        "the same under every Python"
-    )
-    others = [
-        code.replace("1", "2"),
-        code.replace("'a'", "'b'"),
-        code.replace(">8", ">9"),
-        code.replace("int", "str"),
-    ]
-    assert len({build.fresh.digest(one) for one in [code, *others]}) == 5
+@pytest.fixture
+def history(tmp_path):
+    """A repository with two commits, the second of which changes ``code/one.py``."""
+
+    def git(*words):
+        who = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    (tmp_path / "code").mkdir()
+    git("init", "-q")
+    for text in ("x = 1", "x = 2"):
+        (tmp_path / "code" / "one.py").write_text(text)
+        (tmp_path / "other.py").write_text("x = 1")
+        git("add", ".")
+        git("commit", "-qm", text)
+    return tmp_path, git("rev-parse", "--short", "HEAD~1"), git("rev-parse", "--short", "HEAD")
 
 
-def test_a_figure_that_is_older_than_its_code_is_refused_and_the_script_named(build, tmp_path):
-    about = {"commit": "abc1234", "code": build.fresh.code_of("prefix")}
-    (tmp_path / "prefix.json").write_text(json.dumps({"about": about}))
-    assert build.outdated(tmp_path) == [] and set(build.fresh.MEASURES) == {*SCRIPTED, *REAL, *SLOW}
-    about["code"]["langchain_specfuse/members/llamacpp/cache.py"] = "another"
-    (tmp_path / "prefix.json").write_text(json.dumps({"about": about}))
-    (message,) = build.outdated(tmp_path)
-    assert (
-        "abc1234" in message
-        and "llamacpp/cache.py changed: run python benchmarks/prefix.py" in message
-    )
+def test_the_site_counts_the_commits_that_changed_the_measured_code(build, history):
+    root, first, last = history
+    since = import_module("site_hooks").commits_since
+    assert since(root, first, ["code"]) == since(root, first, ["code", "other.py"]) == 1
+    assert since(root, first, ["other.py"]) == since(root, last, ["code"]) == 0
+
+
+def test_the_site_says_nothing_of_a_commit_that_git_does_not_know(build, history, tmp_path):
+    root, _, _ = history
+    since = import_module("site_hooks").commits_since
+    assert since(root, "abc1234", ["code"]) == since(tmp_path / "nowhere", "abc1234", ["code"]) == 0
+
+
+def test_an_old_figure_is_marked_below_its_table_and_changes_nothing_else(build, monkeypatch):
+    hooks = import_module("site_hooks")
+    page = (ROOT / "docs" / "reference" / "measurements.md").read_text(encoding="utf-8")
+    for count, words in (
+        (0, ""),
+        (1, " Since then 1 commit has"),
+        (7, " Since then 7 commits have"),
+    ):
+        monkeypatch.setattr(hooks, "commits_since", lambda *given, count=count: count)
+        contents = [page]
+        hooks.mark_old_figures(None, "reference/measurements", contents)
+        marked = contents[0].count(f"{words} changed the code that it measures.*") if words else 0
+        assert marked == (page.count("*Made by `benchmarks/") if words else 0)
+        assert contents[0].replace(f"{words} changed the code that it measures.", "") == page
+
+
+def test_every_measured_path_exists():
+    for file in (ROOT / "benchmarks").glob("*.json"):
+        for path in json.loads(file.read_text(encoding="utf-8"))["about"]["measures"]:
+            assert (ROOT / "langchain_specfuse" / path).exists(), f"{file.name}: {path} is gone"
 
 
 @pytest.mark.parametrize("script", [*SCRIPTED, *(pytest.param(one, marks=MINUTES) for one in REAL)])
@@ -63,10 +84,9 @@ def test_a_benchmark_runs_and_its_tables_can_be_made(build, script, tmp_path):
     subprocess.run(asked, check=True, cwd=tmp_path)
     results = json.loads(out.read_text())
     assert {"commit", "version", "arguments", "machine", "date"} <= results["about"].keys()
-    assert build.outdated(tmp_path) == []
     made = [
         make(results)
         for make, source in build.MEASURED.values()
         if source == f"benchmarks/{script}"
     ]
-    assert made and all(text.startswith("|") and "older code" not in text for text in made)
+    assert made and all(text.startswith("|") for text in made)
