@@ -503,7 +503,8 @@ class Piece:
     finish: str = ""
     """Why it stopped, in the last piece."""
     used: tuple[int, int] = (0, 0)
-    """Input and output tokens, as the provider counts them: mostly with one of the last pieces."""
+    """Input and output tokens that the provider reports with this piece, in addition to those of
+    earlier pieces. Most report all of them with one of the last pieces."""
     least: float | None = None
     """The lowest log-probability in it, if the model was asked for them
     (``ChatOpenAI(logprobs=True)``)."""
@@ -571,8 +572,11 @@ class Stream:
 
     def used(self) -> Effort:
         """What the stream has cost since this was asked last."""
-        reported = any(self._billed)
-        sent, said = self._billed if reported else (self.sent, self.words)
+        reported = bool(self.finish) and any(self._billed)
+        sent, said = self._billed
+        if not reported:
+            # Anthropic reports the prompt with the first chunk and most of the reply with the last.
+            sent, said = sent or self.sent, max(said, self.words)
         total, before = (1, sent, said, 0 if reported else 1), self._told
         self._told = total
         requests, new_sent, new_said, estimated = (
@@ -595,9 +599,8 @@ class Stream:
             return False
         self.thought += piece.thought
         self._raw += piece.text
-        # Some providers send running totals, others a single count: the largest value seen is the
-        # total.
-        self._billed = max(self._billed[0], piece.used[0]), max(self._billed[1], piece.used[1])
+        # Added up, as LangChain adds the usage of chunks.
+        self._billed = self._billed[0] + piece.used[0], self._billed[1] + piece.used[1]
         self.finish = piece.finish
         self._thought_words += len(words_of(piece.thought))
         self.said = respaced(self.constraint, self.before, self._raw)

@@ -8,7 +8,8 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import pytest
@@ -678,18 +679,67 @@ def spent(found: list[Any], name: str) -> Effort:
 
 
 def test_counts_of_a_stream_that_reports_no_usage_are_marked_as_estimates() -> None:
-    def model(**made: Any) -> Counted:
-        return Counted(asked=[], said=[], closed=[], **made)
-
-    found = rounds([ChatModelMember(model(usages=[(40, 30)]), name="a")])
+    found = rounds([ChatModelMember(counted(usages=[(40, 30)]), name="a")])
     first, whole = found[0].efforts["draft"]["a"], spent(found, "a")
     assert first.estimated and not whole.estimated, "the last round brings the provider's counts"
     assert (whole.input_tokens, whole.output_tokens) == (40, 30)
-    assert spent(rounds([ChatModelMember(model(usages=[]), name="a")]), "a").estimated
+    assert spent(rounds([ChatModelMember(counted(usages=[]), name="a")]), "a").estimated
     # the first stream is cancelled, the second one is read to its end
     lead = ScriptedMember(STORY.replace("blue", "red"), name="b")
-    member = ChatModelMember(model(usages=[(40, 30)], letter="?"), name="a")
+    member = ChatModelMember(counted(usages=[(40, 30)], letter="?"), name="a")
     assert spent(rounds([lead, member], lead="b", method=Method(sure=1.1)), "a").estimated
+
+
+def counted(**made: Any) -> Counted:
+    return Counted(asked=[], said=[], closed=[], **made)
+
+
+PARTS = {
+    "at once": [(40, 30)],
+    "in increments": [(40, 0), (0, 10), (0, 20)],
+    "with zeros": [(40, 1), (0, 29), (0, 0)],
+}
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_the_usage_of_chunks_is_added_as_langchain_adds_it(parts: str) -> None:
+    chunks = list(counted(usages=PARTS[parts]).stream("Why?"))
+    added = reduce(add, chunks).usage_metadata
+    assert added is not None
+    found = spent(rounds([ChatModelMember(counted(usages=PARTS[parts]), name="a")]), "a")
+    assert (found.input_tokens, found.output_tokens) == (
+        added["input_tokens"],
+        added["output_tokens"],
+    )
+
+
+def test_max_cost_sees_usage_that_arrives_in_increments() -> None:
+    """Each ballot costs 40 dollars, in increments of one: the first two reach the bound."""
+    models = [
+        counted(usages=[(0, 1)] * 40, script=STORY.replace("blue", word))
+        for word in ("red", "grey")
+    ]
+    members = [ChatModelMember(one, name=one.script[11:15], price=(0, 1e6)) for one in models]
+    llm = SpecFuseChatModel(members=members, lead=None, segment_tokens=4, max_cost=50)
+    usage = llm.invoke("Why is the sky blue?").response_metadata["specfuse"]["usage"]
+    ballots = [
+        sum("Reply with its letter" in messages[-1].text for messages, _ in model.asked)
+        for model in models
+    ]
+    assert ballots == [2, 2], "those of the first round, which are sent together"
+    assert sum(one["cost"] for one in usage.values()) > 160
+
+
+def test_a_cancelled_stream_that_has_reported_its_prompt_still_counts_its_words() -> None:
+    class Early(Talker):
+        def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+            usage = UsageMetadata(input_tokens=40, output_tokens=1, total_tokens=41)
+            yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
+            yield from super()._stream(*args, **options)
+
+    member = ChatModelMember(Early(asked=[], said=[], closed=[]), name="a")
+    effort = drafted(member, draft_job(segment_tokens=8)).effort
+    assert effort.estimated and effort.input_tokens == 40 and effort.output_tokens >= 8
 
 
 def test_what_each_member_cost_is_summed_by_member() -> None:
