@@ -155,12 +155,13 @@ def test_an_error_inside_the_loop_reaches_the_caller_unchanged(error, device):
 
 def test_an_answer_that_exceeds_its_time_limit_raises_with_the_agreed_text(device):
     member = Gated(BLUE, gated_call=2, device=device)
-    ensemble = Ensemble([member])
+    ensemble, agreed = Ensemble([member]), []
     with pytest.raises(
         TimeoutError, match=r"the answer was not complete within timeout=1 s"
     ) as raised:
-        list(ensemble.rounds(query(), SHORT, schedule=Schedule(timeout=1)))
-    assert raised.value.text == "The sky"
+        agreed.extend(r.text for r in ensemble.rounds(query(), SHORT, schedule=Schedule(timeout=1)))
+    # On a busy machine the first round may not be done in time.
+    assert raised.value.text == "".join(agreed) and raised.value.text in ("", "The sky")
     with pytest.raises(TimeoutError, match=r"the answer was not complete within timeout=0.01 s"):
         asyncio.run(collected(ensemble, query(), SHORT, schedule=Schedule(timeout=0.01)))
     member.gate.set()
