@@ -60,6 +60,7 @@ class RoundEvent:
     evidence: Mapping[str, float]
     late: Mapping[str, Sequence[str]]
     left: Sequence[Mapping[str, Any]]
+    samples: Mapping[str, str]
     finish: Literal["stop", "stop_string", "length"] | None
     seconds: Mapping[str, float]
     tokens: Mapping[str, Mapping[str, Mapping[str, float]]]

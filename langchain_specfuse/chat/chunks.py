@@ -102,7 +102,7 @@ class AnswerChunks:
     def _text_blocks(self, round: Round, text: str, thought: str) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
         if thought:
-            author = {"extras": {"member": round.winner}, "index": "lc_reasoning"}
+            author = {"extras": {"member": round.member}, "index": "lc_reasoning"}
             blocks.append({"type": "reasoning", "reasoning": thought, **author})
         if text:
             start, self._shown = self._shown, self._shown + len(text)
@@ -187,7 +187,7 @@ def provenance(round: Round) -> dict[str, Any]:
     """Who wrote what this round added, and how much the members agreed, as plain JSON."""
     agreed = confidence(round)
     return {
-        "member": round.winner,
+        "member": round.member,
         "round": round.number,
         "margin": round.margin,
         "confidence": agreed,

@@ -56,7 +56,7 @@ class AnswerSummary:
         self.rounds += 1
         self.weights = round.weights
         self.exits += round.as_dict()["left"] if round.left else []
-        self._won[round.winner] += 1
+        self._won[round.member] += 1
         self._looped += len(round.looped)
         self._late.update(round.late_members)
         for phase in round.efforts.values():

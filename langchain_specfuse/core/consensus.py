@@ -37,10 +37,8 @@ class Voter:
     member: str
     sample: int
     weight: float
-
-    @property
-    def name(self) -> str:
-        return self.member if self.sample == 0 else f"{self.member}#{self.sample + 1}"
+    name: str
+    """Unique in this answer: the member's, or that of one of its further samples."""
 
 
 @dataclass(slots=True)
@@ -186,7 +184,26 @@ def voters(panel: Panel, samples: int) -> list[Voter]:
     order = sorted(
         panel.drafters, key=lambda name: (name != panel.lead, -round(panel.weights[name], 12))
     )
-    return [Voter(name, sample, panel.weights[name]) for sample in range(samples) for name in order]
+    return [
+        Voter(name, sample, panel.weights[name], _sample_name(name, sample, order))
+        for sample in range(samples)
+        for name in order
+    ]
+
+
+def _sample_name(member: str, sample: int, members: Sequence[str]) -> str:
+    """A name for this sample that is not a member's: a second member with one model has that form
+    too.
+
+    >>> _sample_name("a", 0, ["a"]), _sample_name("a", 1, ["a"]), _sample_name("a", 1, ["a", "a#2"])
+    ('a', 'a#2', "a#2'")
+    """
+    if sample == 0:
+        return member
+    name = f"{member}#{sample + 1}"
+    while name in members:
+        name += "'"
+    return name
 
 
 def job_of(
@@ -242,6 +259,7 @@ def _round(
         lead=panel.lead or "",
         late=clock.late,
         left=panel.left[len(before.left) :],
+        samples={v.name: v.member for group in groups for v in group if v.sample},
         finish=answer.finish or "length",
         efforts=clock.efforts,
         seconds=clock.seconds,

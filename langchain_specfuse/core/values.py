@@ -358,6 +358,7 @@ class Round:
     """The text to stream now. Text that may begin a stop string is held back."""
     segment: Segment
     winner: str
+    """The name of the draft that won: its member's, or that of a further sample of a member."""
     drafts: Mapping[str, Draft]
     scores: Mapping[str, Mapping[str, float]]
     """verifier -> drafting member -> raw score. Empty when there was nothing to choose between."""
@@ -383,6 +384,8 @@ class Round:
     late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """phase -> members whose reply was late: the round went on without it."""
     left: tuple[Departure, ...] = ()
+    samples: Mapping[str, str] = field(default_factory=dict)
+    """Further samples of members: the draft's name, such as ``ann#2`` -> its member."""
     finish: Finish | None = None
     efforts: Mapping[str, Mapping[str, Effort]] = field(default_factory=dict)
     """phase (``draft``, ``verify``) -> member -> effort."""
@@ -390,6 +393,11 @@ class Round:
     """phase -> wall-clock seconds between asking and the last reply."""
     began: Mapping[str, float] = field(default_factory=dict)
     """phase -> start, in seconds of ``time.time()``."""
+
+    @property
+    def member(self) -> str:
+        """The member that wrote the winning draft."""
+        return self.samples.get(self.winner, self.winner)
 
     @property
     def late_members(self) -> tuple[str, ...]:
@@ -461,6 +469,7 @@ class Round:
                 {"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round}
                 for d in self.left
             ],
+            "samples": dict(self.samples),
             "finish": self.finish,
             "seconds": dict(self.seconds),
             "tokens": {

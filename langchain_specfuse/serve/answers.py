@@ -171,7 +171,8 @@ class Metrics(BaseCallbackHandler):
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         if name == ROUND_EVENT:
             self.rounds.inc()
-            self.segments.labels(data["winner"]).inc()
+            winner = data["winner"]
+            self.segments.labels(data["samples"].get(winner, winner)).inc()
         elif name == EXIT_EVENT:
             self.exits.labels(data["member"], data["kind"]).inc()
 

@@ -30,6 +30,8 @@ function of(table, name) {
   return table && Object.hasOwn(table, name) ? table[name] : undefined;
 }
 
+// The member whose draft won; a further sample of a member is a draft of its own.
+const wrote = (item) => of(item.samples, item.winner) ?? item.winner;
 const list = (value) => value ?? [];
 const names = (table) => Object.keys(table ?? {});
 const sum = (numbers) => numbers.reduce((a, b) => a + (b ?? 0), 0);
@@ -81,7 +83,7 @@ function legend() {
   const last = rounds.at(-1)?.weights;
   part("legend").replaceChildren();
   for (const name of members) {
-    const wins = rounds.filter((item) => item.winner === name).length;
+    const wins = rounds.filter((item) => wrote(item) === name).length;
     const weight = of(last, name);
     const outcome = `: won ${count(wins, "round")}, ${weight === undefined ? "left" : `weight ${number(weight, 2)}`}`;
     part("legend").append(node("li", {}, badge(name), node("bdi", {}, visible(name)), outcome));
@@ -92,12 +94,14 @@ function legend() {
 }
 
 // The text of a round in pieces with their authors; what the format forces, around the segment, has none.
-function pieces({ text, segment = text, winner, forced }) {
+function pieces(item) {
+  const { text, segment = text, forced } = item;
+  const author = wrote(item);
   for (let at = 0; forced && at <= forced.length; at++) {
     const [before, after] = [text.slice(0, at), text.slice(at + segment.length)];
-    if (before + segment + after === text && before + after === forced) return [["", before], [winner, segment], ["", after]].filter((piece) => piece[1]);
+    if (before + segment + after === text && before + after === forced) return [["", before], [author, segment], ["", after]].filter((piece) => piece[1]);
   }
-  return [[winner, text]];
+  return [[author, text]];
 }
 
 // From this round on; the rounds before it are there.
@@ -158,11 +162,11 @@ function costs() {
   const longest = Math.max(1e-9, ...members.map((name) => own("draft", name, "seconds") + own("verify", name, "seconds")));
   const rows = members.map((name) => {
     const [drafting, verifying] = [own("draft", name, "seconds"), own("verify", name, "seconds")];
-    const wrote = sum(rounds.map((item) => of(item.drafts, name)?.tokens));
-    const agreed = sum(rounds.filter((item) => item.winner === name).map((item) => of(item.drafts, name)?.tokens));
+    const drafted = sum(rounds.map((item) => of(item.drafts, name)?.tokens));
+    const agreed = sum(rounds.filter((item) => wrote(item) === name).map((item) => of(item.drafts, item.winner)?.tokens));
     return node("tr", {}, named(name),
       cell(number(drafting, 2), bar(drafting / longest, name)), cell(number(verifying, 2), bar(verifying / longest, name)),
-      cell(String(wrote)), cell(String(agreed)),
+      cell(String(drafted)), cell(String(agreed)),
       ...["draft", "verify"].flatMap((phase) => ["read", "reused"].map((what) => cell(String(own(phase, name, what))))));
   });
   rows.push(node("tr", {}, head("by the clock", "row"), cell(number(wall("draft"), 2)), cell(number(wall("verify"), 2)), ...Array.from({ length: 6 }, () => cell(""))));

@@ -60,9 +60,9 @@ def pieces(item: Round) -> list[tuple[str, str]]:
     for at in range(len(forced) + 1) if forced else ():
         end = at + len(segment)
         if text[at:end] == segment and text[:at] + text[end:] == forced:
-            parts = [("", text[:at]), (item.winner, segment), ("", text[end:])]
+            parts = [("", text[:at]), (item.member, segment), ("", text[end:])]
             return [(name, part) for name, part in parts if part]
-    return [(item.winner, text)]
+    return [(item.member, text)]
 
 
 def legend(paint: Paint) -> str:
@@ -79,7 +79,7 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
     widths[2] = max(12, min(widths[2], width - sum(widths) + widths[2] - 2 * (len(head) - 1)))
     lines = [paint.coded(BOLD, _line(head, widths))]
     for item, row in zip(rounds, rows, strict=True):
-        lines.append(paint.by(item.winner, _line(row, widths)))
+        lines.append(paint.by(item.member, _line(row, widths)))
         lines += (
             [paint.coded(DIM, f"   loops, not eligible: {', '.join(item.looped)}")]
             if item.looped
@@ -109,7 +109,7 @@ def departed(left: Departure) -> list[str]:
 def _row(item: Round, names: Sequence[str]) -> list[str]:
     total = item.totals.get(item.winner)
     disputed = total is not None and item.margin < 1.0
-    shown = names if len(names) <= MAX_WEIGHTS else [item.winner]
+    shown = names if len(names) <= MAX_WEIGHTS else [item.member]
     return [
         str(item.number),
         item.winner,
@@ -130,7 +130,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _summary(rounds: Sequence[Round], paint: Paint) -> str:
-    wins = Counter(item.winner for item in rounds)
+    wins = Counter(item.member for item in rounds)
     tokens = sum(
         max((len(ids) for ids in item.segment.tokens.values()), default=0) for item in rounds
     )

@@ -132,6 +132,38 @@ def test_usage_counts_the_winners_tokens_once_and_all_drafts_apart(ensemble: Any
     assert usage["input_token_details"]["cache_read"] <= usage["input_tokens"]
 
 
+class Wavering(ScriptedMember):
+    """Says another text in its further samples."""
+
+    def __init__(self, first: str, later: str, name: str) -> None:
+        super().__init__(first, name=name)
+        self.later = ScriptedMember(later, name=name)
+
+    def draft(self, jobs: list[DraftJob]) -> Any:
+        (job,) = jobs
+        return self.later.draft(jobs) if job.sampling.seed else super().draft(jobs)
+
+
+@pytest.mark.parametrize("other", ["b", "a#2"])
+def test_shares_name_the_member_whose_sample_won(other: str) -> None:
+    """Also where a member has the name that a further sample of another one would have."""
+    members = [Wavering("6 x 7 is 41", "It is 42", "a"), Wavering("Who knows?", "43", other)]
+    llm = SpecFuseChatModel(
+        members=members,
+        segment="answer",
+        result="number",
+        samples=4,
+        seed=0,
+        lead=None,
+        prior={"a": 3.0},
+        output_version="v1",
+    )
+    answer = llm.invoke("What is 6 x 7?")
+    assert answer.text == "It is 42"
+    assert answer.response_metadata["specfuse"]["shares"] == {"a": 1.0}
+    assert [note["member"] for note in notes(answer)] == ["a"]
+
+
 def test_the_seed_of_a_sampled_answer_is_in_its_metadata_and_repeats_it(ensemble: Any) -> None:
     llm = ensemble(temperature=0.8)
     one, other = (llm.invoke("Why?").response_metadata["specfuse"]["seed"] for _ in range(2))
