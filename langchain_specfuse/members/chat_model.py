@@ -118,6 +118,8 @@ BALLOT_WORDS = 12
 """A ballot is read up to this many words."""
 DOUBT = 0.1
 """What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
+LONG_WORD = 12
+"""A longer word, such as an address, is several tokens: see :func:`words_of`."""
 TAIL = 12
 """A continuation that begins with at least this many of the answer's last characters repeats
 them."""
@@ -130,7 +132,13 @@ INPUTS = {
     "video": "video_inputs",
 }
 """Kinds of attachments, and what a chat model's ``profile`` says of them."""
-_WORD = re.compile(r"\s*\S+|\s+\Z")
+_UNSPACED = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf"  # Thai to Tai Tham
+    "\u2e80-\u312f\u3190-\u9fff\uf900-\ufaff\uff00-\uffef"  # Chinese and Japanese
+    "\U00010000-\U0010ffff"  # more of them, and emoji
+)
+"""Characters of scripts that put no spaces between words, and emoji."""
+_WORD = re.compile(rf"(\s{{0,16}})([{_UNSPACED}]|[^\s{_UNSPACED}]*)")
 _UNREACHED = {"ConnectError", "ConnectionError", "ModelConnectionError", "APIConnectionError"}
 """Classes of the errors of httpx, Python, langchain-core and the providers' clients."""
 _KINDS = {
@@ -552,16 +560,26 @@ class Stream:
     def after(self, answer: str, wanted: int, most: int) -> tuple[str, bool]:
         """About ``wanted`` words after this answer, ``most`` at most, and whether they end the
         answer."""
-        at = len(answer) - len(self.before)
-        for count in (wanted, min(2 * wanted + 8, most), most):
-            while len(words_of(self.said[at:])) <= count and self._more():
-                pass
+        at, count = len(answer) - len(self.before), wanted
+        while True:
+            self._read_beyond(at, count)
             rest = self.said[at:]
-            if len(words := words_of(rest)) <= count and self.finish:
+            words = words_of(rest)
+            if len(words) <= count and self.finish:
                 return rest, self.finish == "stop"
-            if kept := cut(rest, count) if count < most else "".join(words[:count]):
+            if count >= most:
+                return "".join(words[:most]), False
+            if kept := cut(rest, count):
                 return kept, False
-        return "", False
+            count = min(2 * count + 8, most)
+
+    def _read_beyond(self, at: int, count: int) -> None:
+        """Read until there are more than ``count`` words from this place on, or no more to read."""
+        while (missing := count + 1 - len(words_of(self.said[at:]))) > 0:
+            enough = len(self.said) + missing  # each word has a character, so count again then
+            while len(self.said) < enough:
+                if not self._more():
+                    return
 
     def least(self, answer: str, text: str) -> float | None:
         """The lowest log-probability in this text after this answer; None: unknown."""
@@ -626,12 +644,25 @@ def _read(pieces: Iterator[Piece], count: int, sent: int = 0) -> tuple[str, Effo
 
 def words_of(text: str) -> list[str]:
     """The words, each with the white space before it; together they are the text. They stand for
-    the unknown tokens.
+    the tokens, which are unknown.
 
-    >>> words_of("The sky is\\nblue. ")
-    ['The', ' sky', ' is', '\\nblue.', ' ']
+    In scripts without spaces (Chinese, Japanese, Thai) each character is a word, and so is each
+    emoji. A word of more than ``LONG_WORD`` characters, such as an address, is cut into words of
+    four, and white space is cut after 16 characters.
+
+    >>> words_of("The sky is\\nblue. "), words_of("天空是蓝的 sky")
+    (['The', ' sky', ' is', '\\nblue.', ' '], ['天', '空', '是', '蓝', '的', ' sky'])
+    >>> words_of(" https://a.org/b?c=1")
+    [' http', 's://', 'a.or', 'g/b?', 'c=1']
     """
-    return _WORD.findall(text)
+    found = []
+    for space, word in _WORD.findall(text):
+        pieces = [word]
+        if len(word) > LONG_WORD:
+            pieces = [word[at : at + 4] for at in range(0, len(word), 4)]
+        pieces[0] = space + pieces[0]
+        found += pieces
+    return found[:-1]  # the last match is empty
 
 
 def cut(text: str, count: int) -> str:

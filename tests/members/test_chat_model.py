@@ -13,6 +13,8 @@ from operator import add
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import ModelTimeoutError
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
@@ -30,6 +32,7 @@ from langchain_specfuse import (
     UsageError,
 )
 from langchain_specfuse.chat.members import checked_member, ensemble_for, names_of
+from langchain_specfuse.core.answer import is_safe
 from langchain_specfuse.core.method import Method, Settings
 from langchain_specfuse.core.values import (
     Candidate,
@@ -41,6 +44,7 @@ from langchain_specfuse.core.values import (
     Turn,
 )
 from langchain_specfuse.engine import Ensemble
+from langchain_specfuse.members.chat_model import TRIAL_BEGUN, words_of
 
 from . import tiny
 from .contract import MemberContract, draft_job, drafted, score_job, scored
@@ -221,6 +225,90 @@ def test_one_that_cannot_continue_leaves_with_advice() -> None:
         [ScriptedMember("It is green, and that is that, of course.", name="s"), member], lead=None
     )
     assert found[-1].finish == "stop"
+
+
+# --- words, which stand for tokens ----------------------------------------------------------------
+
+LONG = {
+    "Chinese": "天空看起来是蓝色的，因为空气散射蓝光比散射红光更多。" * 60,
+    "Japanese": "空が青いのは、空気が赤い光より青い光を多く散乱させるからです。" * 60,
+    "Thai": "ท้องฟ้าเป็นสีฟ้าเพราะอากาศกระเจิงแสงสีน้ำเงินมากกว่าแสงสีแดง " * 60,
+    "Thai without a space": "ท้องฟ้าเป็นสีฟ้าเพราะอากาศกระเจิงแสงสีน้ำเงินมากกว่าแสงสีแดง" * 60,
+    "emoji": "😀🎉" * 800,
+    "an address": "https://example.org/" + "a/b1?c=2&" * 300,
+    "base64": "iVBORw0KGgoAAAANSUhEUgAA" * 100,
+    "new lines": "So:" + "\n" * 2000 + "It is.",
+    "Chinese and English": "天空is蓝色的 because 空气scatters蓝光。" * 60,
+}
+
+
+class Verbatim(Talker):
+    """Streams its script as it is, a few characters at a time, and continues what it begins
+    with."""
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        self.asked.append((messages, options))
+        said = self._reply(messages)
+        for at in range(0, len(said), 3):
+            self.said.append(said[at : at + 3])
+            yield ChatGenerationChunk(message=AIMessageChunk(said[at : at + 3]))
+        last = AIMessageChunk("", response_metadata={"finish_reason": self.finish})
+        yield ChatGenerationChunk(message=last)
+
+    def _reply(self, messages: list[BaseMessage]) -> str:
+        begun = messages[-1].text if isinstance(messages[-1], AIMessage) else ""
+        if begun and TRIAL_BEGUN in begun:
+            return " six, five"
+        return self.script[len(begun) :]
+
+
+def verbatim(**fields: Any) -> Verbatim:
+    return Verbatim(asked=[], said=[], closed=[], **fields)
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("segment", ["draft", "answer"])
+def test_max_tokens_bounds_text_without_spaces(kind: str, segment: str) -> None:
+    model = verbatim(script=LONG[kind])
+    how = {} if segment == "draft" else {"segment": "answer", "result": "text"}
+    answer = SpecFuseChatModel(members=[model], max_tokens=20, **how).invoke("Why?")
+    assert answer.response_metadata["finish_reason"] == "length"
+    assert LONG[kind].startswith(answer.text) and 10 <= len(answer.text) <= 20 * 16
+    assert answer.usage_metadata is not None and answer.usage_metadata["output_tokens"] == 20
+    assert len("".join(model.said)) < 3 * len(answer.text) + 200, "no more is read than is needed"
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_drafts_of_text_without_spaces_end_at_safe_places(kind: str) -> None:
+    member = ChatModelMember(verbatim(script=LONG[kind]), name="a")
+    draft = drafted(member, draft_job(segment_tokens=6, max_tokens=10_000))
+    if safe := [at for at in range(1, len(LONG[kind]) - 1) if is_safe(LONG[kind], at)]:
+        assert len(draft.text) in safe or draft.ended
+        assert len(draft.tokens) < 2 * max(6, len(words_of(LONG[kind][: safe[0]]))) + 16
+    if "Chinese" in kind:
+        assert len(draft.tokens) == 6
+
+
+def test_max_cost_counts_text_without_spaces() -> None:
+    """Of a cancelled stream the words are counted: each character costs a dollar."""
+    models = [verbatim(script=LONG["Chinese"].replace("蓝", one)) for one in "红灰"]
+    members = [
+        ChatModelMember(one, name=name, price=(0, 1e6))
+        for one, name in zip(models, "ab", strict=True)
+    ]
+    llm = SpecFuseChatModel(members=members, lead=None, segment_tokens=8, max_cost=15)
+    usage = llm.invoke("Why?", max_tokens=40).response_metadata["specfuse"]["usage"]
+    assert all(one["cost"] >= 8 for one in usage.values())
+    asked = [messages[-1].text for model in models for messages, _ in model.asked]
+    assert not any("Reply with its letter" in text for text in asked), "the drafts cost 16 dollars"
+
+
+@given(st.text(st.sampled_from("ab,.é \n天空ทเ😀\u200d\u0301")))
+def test_words_are_the_text(text: str) -> None:
+    words = words_of(text)
+    assert "".join(words) == text and all(words) and all(len(word) <= 28 for word in words)
 
 
 # --- whole answers, thoughts, ends ----------------------------------------------------------------
