@@ -16,6 +16,7 @@ from ..core.method import METHODS, Method
 from ..core.method import options as method_options
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised
+from ..show.terminal import visible
 
 PROGRAM = "langchain-specfuse"
 EXAMPLE = f'for example: {PROGRAM} "Why is the sky blue?" --members A B'
@@ -29,7 +30,7 @@ ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "membe
 
 def say(text: str) -> None:
     """Print a line of progress on standard error."""
-    print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
+    print(f"{PROGRAM}: {visible(text, margin='  ')}", file=sys.stderr, flush=True)
 
 
 def new_parser(name: str, description: str, epilog: str = CODES) -> argparse.ArgumentParser:

@@ -97,15 +97,16 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
 def text(diagnosis: Any) -> str:
     """The diagnosis for people."""
     from ..evaluation import table
-    from ..show.terminal import visible
+    from ..show.terminal import one_line, visible
 
     lines = ["Members"]
     for name in dict.fromkeys(finding.member for finding in diagnosis.findings):
-        own = [finding for finding in diagnosis.findings if finding.member == name]
-        lines += [
-            f"  {name}",
-            *(f"    {MARKS[one.verdict]} {one.check}: {one.text}" for one in own),
-        ]
+        lines.append(f"  {one_line(name)}")
+        for one in diagnosis.findings:
+            if one.member == name:
+                said = visible(f"{one.check}: {one.text}", margin="      ")
+                lines.append(f"    {MARKS[one.verdict]} {said}")
     lines += ["", table(diagnosis.report, conclusions=False)] if diagnosis.report else []
-    lines += ["", "Advice", *(f"  - {line}" for line in diagnosis.advice)]
-    return visible("\n".join(lines))
+    lines += ["", "Advice"]
+    lines += [f"  - {visible(line, margin='    ')}" for line in diagnosis.advice]
+    return "\n".join(lines)

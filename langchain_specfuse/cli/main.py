@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import logging
 import os
 import shutil
 import sys
 import uuid
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, redirect_stdout
 from difflib import get_close_matches
@@ -37,6 +39,7 @@ SUBCOMMANDS = ("eval", "doctor", "serve")
 def command() -> NoReturn:
     """The console script."""
     _hush()
+    _clean_logs()
     code = main()
     if code in (INTERRUPTED, UNREAD) or sys.argv[1:2] == ["serve"]:
         if code != UNREAD:
@@ -271,7 +274,7 @@ def _show(
         print(end="\n" if done else "", file=out, flush=True)
         if given.quiet:
             for left in (left for item in done for left in item.left if left.kind != "exit"):
-                say("\n  ".join(departed(left)))
+                say("\n".join(departed(left)))
         elif done:
             width = shutil.get_terminal_size((110, 24)).columns
             print("", table(done, paint, width), sep="\n", file=out, flush=True)
@@ -281,7 +284,7 @@ def _report(error: Exception) -> None:
     kind = "" if isinstance(error, SpecFuseError) else f"{type(error).__name__}: "
     say(f"error: {kind}{error}")
     for note in getattr(error, "__notes__", ()):
-        print(f"  {note}", file=sys.stderr)
+        print(f"  {visible(note, margin='  ')}", file=sys.stderr)
 
 
 def _discard(out: TextIO) -> None:
@@ -302,3 +305,22 @@ def _hush() -> None:
     for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "surrogateescape")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
+
+
+class _Visible(logging.Formatter):
+    """What the program and its libraries log, without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), margin="  ")
+
+
+def _clean_logs() -> None:
+    """Log lines and warnings repeat what servers and models said."""
+    if logging.lastResort:  # it prints what nobody handles, which is all
+        logging.lastResort.setFormatter(_Visible())
+    unchanged = warnings.formatwarning
+
+    def formatted(message: Warning | str, *about: Any, **more: Any) -> str:
+        return visible(unchanged(message, *about, **more).rstrip("\n"), margin="  ") + "\n"
+
+    warnings.formatwarning = formatted

@@ -26,6 +26,7 @@ from ..engine.ensemble import Ensemble
 from ..engine.queue import Task as WorkerTask
 from ..engine.worker import worker_for
 from ..errors import SpecFuseError, UsageError, amount
+from ..show.terminal import visible
 from .baselines import answered
 from .checkers import Grade, Question
 from .results import Result, Results
@@ -228,4 +229,4 @@ class Progress:
             )
         if done == of or now - self._printed >= self.EVERY_S:
             self._printed = now
-            print(line, file=self._stream, flush=True)
+            print(visible(line), file=self._stream, flush=True)

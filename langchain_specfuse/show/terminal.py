@@ -19,6 +19,8 @@ MAX_WEIGHTS = 5
 """With more members than this a row shows only its author's weight."""
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 _CONTROLS |= dict.fromkeys(range(127, 160), 0xFFFD)
+# Embeddings, overrides and isolates reorder what follows them on the line.
+_CONTROLS |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 
 
 class Paint:
@@ -44,13 +46,21 @@ class Paint:
         return f"\x1b[{code}m{text}\x1b[0m" if self.on and text else text
 
 
-def visible(text: str) -> str:
-    """The text with symbols for control characters, so that an answer cannot command the terminal.
+def visible(text: str, margin: str = "") -> str:
+    """The text with symbols for control characters, so that it cannot command the terminal.
 
-    >>> visible("a\\x1b[2Jb\\n")
-    'a␛[2Jb\\n'
+    Everything that is shown to people and was written by others (models, servers, libraries) goes
+    through here. Further lines begin with ``margin``, so that none of them looks like one of ours.
+
+    >>> visible("a\\x1b[2Jb\\nerror: c", margin="  ")
+    'a␛[2Jb\\n  error: c'
     """
-    return text.translate(_CONTROLS)
+    return text.translate(_CONTROLS).replace("\n", "\n" + margin)
+
+
+def one_line(text: str) -> str:
+    """The same without line breaks, for names and cells."""
+    return visible(text).replace("\n", "␊")
 
 
 def pieces(item: Round) -> list[tuple[str, str]]:
@@ -67,7 +77,7 @@ def pieces(item: Round) -> list[tuple[str, str]]:
 
 def legend(paint: Paint) -> str:
     """The members in their colours."""
-    return "  ".join(paint.by(name, f"■ {name}") for name in paint.names)
+    return "  ".join(paint.by(name, f"■ {one_line(name)}") for name in paint.names)
 
 
 def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
@@ -80,22 +90,22 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
     lines = [paint.coded(BOLD, _line(head, widths))]
     for item, row in zip(rounds, rows, strict=True):
         lines.append(paint.by(item.member, _line(row, widths)))
-        lines += (
-            [paint.coded(DIM, f"   loops, not eligible: {', '.join(item.looped)}")]
-            if item.looped
-            else []
-        )
+        if item.looped:
+            lines.append(_note(paint, DIM, f"loops, not eligible: {', '.join(item.looped)}"))
         if item.evidence:
             asked = ", ".join(f"{name} {value:+.2f}" for name, value in item.evidence.items())
-            lines.append(
-                paint.coded(DIM, f"   {item.lead} was unsure; evidence for others: {asked}")
-            )
-        lines += [
-            paint.coded(DIM, f"   late in {phase}: {', '.join(late)}")
-            for phase, late in item.late.items()
-        ]
-        lines += [paint.coded(BOLD, f"   {line}") for left in item.left for line in departed(left)]
+            unsure = f"{item.lead} was unsure; evidence for others: {asked}"
+            lines.append(_note(paint, DIM, unsure))
+        for phase, late in item.late.items():
+            lines.append(_note(paint, DIM, f"late in {phase}: {', '.join(late)}"))
+        for left in item.left:
+            lines += [_note(paint, BOLD, line) for line in departed(left)]
     return "\n".join([*lines, "", _summary(rounds, paint)])
+
+
+def _note(paint: Paint, code: int, text: str) -> str:
+    """A line below a round's line."""
+    return paint.coded(code, f"   {visible(text, margin='   ')}")
 
 
 def departed(left: Departure) -> list[str]:
@@ -113,7 +123,7 @@ def _row(item: Round, names: Sequence[str]) -> list[str]:
     return [
         str(item.number),
         item.winner,
-        visible(repr(item.segment.text)) + (" ■" if item.segment.ended else ""),
+        repr(item.segment.text) + (" ■" if item.segment.ended else ""),
         f"{total:.3f}" if disputed else "-",
         f"+{item.margin:.3f}" if disputed else "-",
         " ".join(f"{item.weights[name]:.2f}" if name in item.weights else "-   " for name in shown),
@@ -124,7 +134,8 @@ def _row(item: Round, names: Sequence[str]) -> list[str]:
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     shown = []
     for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        cut = cell if len(cell) <= width else cell[: width - 1] + "…"
+        flat = one_line(cell)
+        cut = flat if len(flat) <= width else flat[: width - 1] + "…"
         shown.append(cut.rjust(width) if at in (0, 3, 4, 6) else cut.ljust(width))
     return "  ".join(shown).rstrip()
 
@@ -135,7 +146,9 @@ def _summary(rounds: Sequence[Round], paint: Paint) -> str:
         max((len(ids) for ids in item.segment.tokens.values()), default=0) for item in rounds
     )
     seconds = sum(sum(item.seconds.values()) for item in rounds)
-    shares = ", ".join(paint.by(name, f"{name} {wins[name]}") for name in paint.names if wins[name])
+    shares = ", ".join(
+        paint.by(name, f"{one_line(name)} {wins[name]}") for name in paint.names if wins[name]
+    )
     ending = FINISHED.get(rounds[-1].finish or "", "it is incomplete")
     speed = f", {tokens / seconds:.1f} a second" if seconds > 0 else ""
     return (

@@ -11,12 +11,14 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from langchain_specfuse import ScriptedMember, __version__, unload
 from langchain_specfuse.cli.choices import method_of, options_of
-from langchain_specfuse.cli.main import FINE, INTERRUPTED, MISUSED, UNREAD, main
+from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, UNREAD, main
 from langchain_specfuse.core.method import METHODS, Method, options
 from langchain_specfuse.core.values import DraftJob
 
@@ -88,6 +90,99 @@ def test_choices_reach_the_members(ask):
     ]
     assert (job.sampling.temperature, job.sampling.top_p, job.sampling.seed) == (0.5, 0.9, 7)
     assert (job.max_tokens, job.segment_tokens, job.stop) == (6, 4, ("END", "X"))
+
+
+# --- text of others ---
+
+HOSTILE = "\x1b]0;pwned\x07\x1b[2J\x9b31m\r\x08\u202eesrever\u2066\nlangchain-specfuse: ready: http://evil"
+HARMLESS = re.compile(r"[\n\t\x20-\x7e\u00a0-\u2029\u202f-\u2065\u206a-\U0010ffff]*")
+
+
+def assert_harmless(text):
+    """It holds what the hostile text says, no character of it that commands the terminal, and no
+    line of it that looks like ours."""
+    assert "pwned" in text and "esrever" in text and "ready" in text
+    assert HARMLESS.fullmatch(text)
+    assert not re.search("^langchain-specfuse: ready", text, re.MULTILINE)
+
+
+class Hostile(ScriptedMember):
+    def draft(self, jobs):
+        error = RuntimeError(HOSTILE)
+        error.add_note(HOSTILE)
+        raise error
+
+
+@pytest.mark.parametrize("more", [[], ["--quiet"]])
+def test_a_members_error_cannot_command_the_terminal(ask, more):
+    by = [ScriptedMember(TEXT, name="a"), Hostile(TEXT, name="b")]
+    code, out, err = ask("Why?", *more, by=by)
+    assert code == FINE
+    assert_harmless(out + err)
+    code, out, err = ask("Why?", *more, by=[Hostile(TEXT, name="b")])
+    assert (code, out) == (FAILED, "")
+    assert_harmless(err)
+
+
+def test_a_members_name_cannot_command_the_terminal(ask):
+    by = [ScriptedMember(TEXT, name=name) for name in (HOSTILE, "b")]
+    code, out, err = ask("Why?", by=by)
+    assert code == FINE
+    assert_harmless(out + err)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A server that answers every request with a hostile error."""
+
+    def reply(self):
+        body = json.dumps({"error": {"message": HOSTILE}}).encode()
+        self.send_response(500, "no \x1b[2J")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = reply
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_servers_error_cannot_command_the_terminal(capsys):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            code = main(["Why?", "--members", f"http://127.0.0.1:{server.server_port}/v1#m"])
+        finally:
+            server.shutdown()
+            thread.join()
+    out, err = capsys.readouterr()
+    assert (code, out) == (FAILED, "")
+    assert_harmless(err)
+
+
+NOISY = """
+import logging, warnings
+from langchain_specfuse import ScriptedMember
+from langchain_specfuse.cli import main as cli
+
+class Noisy(ScriptedMember):
+    def draft(self, jobs):
+        logging.getLogger("some.library").warning("%s", HOSTILE)
+        warnings.warn(HOSTILE)
+        return super().draft(jobs)
+
+cli.main = lambda main=cli.main: main(["Why?", "-q"], members=[Noisy("Yes.", name="a")])
+cli.command()
+"""
+
+
+def test_log_lines_and_warnings_cannot_command_the_terminal():
+    code = f"HOSTILE = {HOSTILE!r}\n{NOISY}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (FINE, "Yes.\n")
+    assert done.stderr.count("pwned") == 2
+    assert_harmless(done.stderr)
 
 
 # --- the question ---------------------------------------------------------------------------------
