@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from ..chat.options import settings
 from ..errors import UsageError, advised, amount
 from .choices import ensemble_of, new_parser, options_of, say
-from .eval import CHECKERS, add_common
+from .eval import CHECKERS, add_allow_code, add_common
 
 MARKS = {"good": "ok   ", "watch": "watch", "bad": "BAD  "}
 
@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
         help="JSONL with input and reference, 20 lines or more (default: built-in short questions)",
     )
     made.add_argument("--checker", metavar="C", help=f"of --prompts: {CHECKERS}")
+    add_allow_code(made)
     made.add_argument(
         "--out",
         metavar="DIR",
@@ -71,7 +72,9 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
             f"--profile {given.profile}: there is no folder {Path(given.profile).parent}"
         )
         raise advised(error, "make the folder, or name a file in another one")
-    task = jsonl(given.prompts, given.checker) if given.prompts else own_task()
+    task = own_task()
+    if given.prompts:
+        task = jsonl(given.prompts, given.checker, allow_code=given.allow_code)
     refuse_few(task)
     options = options_of(given, max_tokens=task.max_tokens, seed=0)
     members = ensemble_of(given, stand_ins).members

@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
         "task", metavar="FILE.jsonl", help="the questions: a line each, with input and reference"
     )
     made.add_argument("--checker", metavar="C", help=f"{CHECKERS}, for lines that name none")
+    add_allow_code(made)
     made.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
     systems = (
         "singles, ensemble (both by default), a member, surest, synthesis, vote, lead-alone, "
@@ -68,6 +69,15 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def add_allow_code(made: argparse.ArgumentParser) -> None:
+    """The flag that lets a file of questions name code."""
+    made.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="run a FILE.py:FUNCTION that a line of the questions names as its checker",
+    )
+
+
 def add_common(made: argparse.ArgumentParser) -> None:
     """Arguments of ``eval`` and ``doctor``."""
     made.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -90,7 +100,7 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
             UsageError(f"--limit must be at least 1, got {given.limit}"),
             "leave it out for all questions",
         )
-    task = jsonl(given.task, given.checker).first(given.limit)
+    task = jsonl(given.task, given.checker, allow_code=given.allow_code).first(given.limit)
     options = options_of(given, max_tokens=task.max_tokens, seed=0)
     members = ensemble_of(given, stand_ins).members
     names, writing = list(members), len(members) - len(given.verifiers or ())

@@ -68,14 +68,18 @@ def digest(data: Any) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
-def jsonl(path: str | Path, checker: str | None = None) -> Task:
+def jsonl(path: str | Path, checker: str | None = None, *, allow_code: bool = False) -> Task:
     """The questions of a JSONL file. ``checker``, a name or ``FILE.py:FUNCTION``, is for lines that
-    name none."""
+    name none. A line may name ``FILE.py:FUNCTION`` only with ``allow_code``: that file is run."""
     questions = questions_of(path)
     if checker is None and any(not question.checker for question in questions):
         error = UsageError(f"{path}: not every line names a checker")
         raise advised(error, f"--checker NAME, one of {', '.join(CHECKERS)}, or FILE.py:FUNCTION")
-    names = {question.checker for question in questions} - {""} | ({checker} if checker else set())
+    given = {checker} if checker else set()
+    named = {question.checker for question in questions} - {""}
+    if not allow_code:
+        _refuse_code(path, named - given)
+    names = named | given
     by_name = {name: checker_named(name) for name in sorted(names)}
 
     def grade(question: Question, answer: str) -> Grade:
@@ -88,6 +92,22 @@ def jsonl(path: str | Path, checker: str | None = None) -> Task:
     mark = f"{checker} " + " ".join(mark for _, mark in by_name.values())
     result = RESULTS_OF.get(*names) if len(names) == 1 else None
     return Task(Path(path).stem, questions, grade, mark, measure=measure, result=result)
+
+
+def _refuse_code(path: str | Path, checkers: set[str]) -> None:
+    """Refuse the user's functions among these checkers: a file of questions may come from
+    others."""
+    files = sorted(name for name in checkers if ":" in name and name not in CHECKERS)
+    if not files:
+        return
+    error = UsageError(
+        f"{path} wants code to be run, its lines name the checker {', '.join(files)}"
+    )
+    raise advised(
+        error,
+        "read that code, then allow it with --allow-code (in Python: allow_code=True); or leave "
+        "the checker out of the lines and name it yourself with --checker",
+    )
 
 
 def questions_of(path: str | Path) -> tuple[Question, ...]:

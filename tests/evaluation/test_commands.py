@@ -134,3 +134,26 @@ def test_doctor_has_prompts_of_its_own_and_exits_with_1_when_a_check_fails(call)
         "doctor", "-q", by=[knows("ann", lambda n: True), Missing("x", name="gone")]
     )
     assert code == FAILED and "BAD   loading: does not load: OSError: no such file" in out
+
+
+@pytest.mark.parametrize("command", [["eval"], ["doctor", "--prompts"]])
+def test_a_file_of_questions_runs_no_code_unless_that_is_allowed(call, tmp_path, command):
+    code = "open('ran', 'w').close()\ndef grade(answer): return 1"
+    (tmp_path / "evil.py").write_text(code)
+    lines = [{"input": f"What is {n} + {n}?", "reference": 2 * n} for n in range(1, 25)]
+    lines[3]["checker"] = "evil.py:grade"
+    (tmp_path / "from others.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    asked = [*command, "from others.jsonl", "--checker", "number", "-q"]
+    status, out, err = call(*asked)
+    assert (status, out) == (MISUSED, "") and not (tmp_path / "ran").exists()
+    assert "evil.py:grade" in err and "--allow-code" in err
+    assert call(*asked, "--allow-code")[0] == FINE
+    assert (tmp_path / "ran").exists()
+
+
+def test_code_that_the_user_names_needs_no_further_flag(call, tmp_path):
+    (tmp_path / "own.py").write_text("def grade(answer): return 1")
+    lines = [{"input": f"What is {n}?", "reference": 1} for n in range(3)]
+    lines[0]["checker"] = "own.py:grade"
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert call("eval", "own.jsonl", "--checker", "own.py:grade", "-q")[0] == FINE
