@@ -9,9 +9,8 @@
         └── EnsembleError    all members: none is left to finish the answer
 
 A message says what happened, what was given and what was expected; a note (``error.add_note``) says
-what to do next. ``chat.errors`` adds classes that are LangChain's as well (context overflow,
-timeout, rate limit, model not found), so that its retry and summarization middleware recognise
-them.
+what to do next. The chat model raises them in classes that are LangChain's as well (see
+``chat.errors``), so that its retry, fallback and summarization middleware recognise them.
 """
 
 from __future__ import annotations

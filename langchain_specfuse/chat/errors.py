@@ -1,24 +1,42 @@
 """Our errors as LangChain's classes: its retry, fallback and summarization middleware act on these.
 
+UsageError ───── InvalidRequestError   also LangChain's ModelInvalidRequestError: never retried
 EnsembleError ── PromptTooLongError    also LangChain's ContextOverflowError
 MemberError ──── MemberNotFoundError   also LangChain's ModelNotFoundError
 SpecFuseError ── AnswerTimeoutError    also LangChain's ModelTimeoutError, and a TimeoutError
 BusyError ────── TooBusyError          also LangChain's ModelRateLimitError
+EnsembleError ── (one for each class)  also LangChain's class of what all members failed with
+MemberError ──── (one for each class)  also LangChain's class of what the member failed with
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+from langchain_core import exceptions as _langchain
 from langchain_core.exceptions import (
     ContextOverflowError,
+    ModelAPIError,
+    ModelAuthenticationError,
+    ModelConnectionError,
+    ModelError,
+    ModelInvalidRequestError,
     ModelNotFoundError,
+    ModelPermissionDeniedError,
     ModelRateLimitError,
     ModelTimeoutError,
 )
 
-from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, advised
+from ..core.values import BUDGET
+from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, UsageError, advised
+
+_Class = type[ModelError]
+
+
+class InvalidRequestError(UsageError, ModelInvalidRequestError):
+    """A call that cannot work: repeating it does not help."""
 
 
 class PromptTooLongError(EnsembleError, ContextOverflowError):
@@ -41,6 +59,66 @@ class TooBusyError(BusyError, ModelRateLimitError):
     again, in seconds."""
 
 
+_KINDS: Mapping[str, _Class] = {
+    "timeout": ModelTimeoutError,
+    "overflow": ContextOverflowError,
+    "not_found": ModelNotFoundError,
+}
+"""LangChain's class for the kind of a :class:`.MemberError`; the kind ``error`` says too little."""
+_STATUSES: Mapping[int, _Class] = {
+    401: ModelAuthenticationError,
+    403: ModelPermissionDeniedError,
+    404: ModelNotFoundError,
+    408: ModelTimeoutError,
+    413: ContextOverflowError,
+    429: ModelRateLimitError,
+}
+"""LangChain's class for an HTTP status. Other statuses below 500 are invalid requests, the rest are
+failures of the server."""
+_NAMES: Mapping[str, _Class] = {
+    **dict.fromkeys(("TimeoutError", "TimeoutException", "APITimeoutError"), ModelTimeoutError),
+    **dict.fromkeys(
+        ("ConnectionError", "ConnectError", "APIConnectionError", "TransportError"),
+        ModelConnectionError,
+    ),
+}
+"""LangChain's class for errors without a status, by the names of their classes in Python, httpx and
+the providers' clients. Timeouts first: OpenAI's is a connection error too."""
+_CLASSES: tuple[_Class, ...] = (
+    ModelAuthenticationError,
+    ModelPermissionDeniedError,
+    ModelInvalidRequestError,
+    ModelNotFoundError,
+    ModelRateLimitError,
+    ModelAPIError,
+    ModelConnectionError,
+    ModelTimeoutError,
+    ContextOverflowError,
+    # since langchain-core 1.7.5
+    *([_langchain.ModelRefusalError] if hasattr(_langchain, "ModelRefusalError") else ()),
+    ModelError,
+)
+
+
+def _both(base: type[SpecFuseError], known: _Class) -> type[SpecFuseError]:
+    """A class that is ours and LangChain's, such as ``EnsembleModelRateLimitError``. It can be
+    pickled, because this module has it under its name."""
+    name = base.__name__.removesuffix("Error") + known.__name__
+    about = {
+        "__module__": __name__,
+        "__doc__": f"{base.__name__} and LangChain's {known.__name__}.",
+    }
+    return type(name, (base, known), about)
+
+
+_BOTH: dict[tuple[type[SpecFuseError], _Class], type[SpecFuseError]] = {
+    (base, known): _both(base, known) for base in (EnsembleError, MemberError) for known in _CLASSES
+}
+_BOTH[EnsembleError, ContextOverflowError] = PromptTooLongError
+_BOTH[MemberError, ModelNotFoundError] = MemberNotFoundError
+globals().update({made.__name__: made for made in _BOTH.values()})
+
+
 @contextmanager
 def langchain_errors() -> Iterator[None]:
     """Inside this, errors that LangChain has a class for are raised as that class."""
@@ -50,7 +128,7 @@ def langchain_errors() -> Iterator[None]:
         known = _known(error)
         if known is None:
             raise
-        raise known from error
+        raise known.with_traceback(error.__traceback__) from _cause_of(error)
     except TimeoutError as error:
         late = AnswerTimeoutError(str(error))
         late.text = getattr(error, "text", "")
@@ -74,25 +152,94 @@ def loading_errors() -> Iterator[None]:
 
 
 def _known(error: SpecFuseError) -> SpecFuseError | None:
-    """The same error as one that LangChain knows too; None if there is none, or if it is one
-    already."""
-    if isinstance(error, MemberNotFoundError | PromptTooLongError | TooBusyError):
+    """The same error as one that LangChain knows too; None if it is one already."""
+    if isinstance(error, ModelError):
         return None
-    failures = error.failures if isinstance(error, EnsembleError) else ()
-    kinds = {failed.kind for failed in failures}
-    known: SpecFuseError
     if isinstance(error, BusyError):
-        known = TooBusyError(str(error), retry_after_s=error.retry_after_s)
-    elif isinstance(error, MemberError) and error.kind == "not_found":
-        known = MemberNotFoundError(
-            str(error), member=error.member, round=error.round, kind=error.kind
-        )
-    elif isinstance(error, EnsembleError) and kinds == {"overflow"}:
-        known = PromptTooLongError(str(error), text=error.text, failures=failures)
-    elif kinds == {"not_found"}:
-        known = MemberNotFoundError(str(error), member=failures[0].member, kind="not_found")
+        return _as(TooBusyError, error)
+    if isinstance(error, UsageError):
+        return _as(InvalidRequestError, error)
+    if isinstance(error, EnsembleError):
+        # a member that may not spend more has not failed
+        failures = [failed for failed in error.failures if failed.kind != BUDGET]
+        return _as_failures(EnsembleError, error, failures)
+    if isinstance(error, MemberError):
+        return _as_failures(MemberError, error, [error])
+    return None
+
+
+def _as_failures(
+    base: type[SpecFuseError], error: SpecFuseError, failures: Sequence[MemberError]
+) -> SpecFuseError:
+    """The error as LangChain's class that these failures have in common, else as a ModelError that
+    can be retried if one of them can."""
+    found = [_class_of(failed) for failed in failures]
+    classes = {known for known, _ in found}
+    if len(classes) == 1 and ModelError not in classes:
+        return _as(_BOTH[base, classes.pop()], error)
+    made: Any = _as(_BOTH[base, ModelError], error)
+    made.is_retryable = any(retryable for _, retryable in found)
+    return made  # type: ignore[no-any-return]
+
+
+def _as(kind: type[SpecFuseError], error: SpecFuseError) -> SpecFuseError:
+    """The same message, attributes and notes in another class."""
+    made = kind(*error.args)
+    vars(made).update(vars(error))
+    return made
+
+
+def _class_of(failed: MemberError) -> tuple[_Class, bool]:
+    """LangChain's class for this failure, and whether a retry may help. LangChain retries errors
+    that it has no class for."""
+    if known := _KINDS.get(failed.kind):
+        return known, known.is_retryable
+    chain = list(_chain(failed))
+    for one in chain:
+        if isinstance(one, ModelError):
+            known = next(known for known in _CLASSES if isinstance(one, known))
+            return known, one.is_retryable
+    for one in chain:
+        if found := _by_status(one) or _by_name(one):
+            return found, found.is_retryable
+    return ModelError, True
+
+
+def _by_status(error: BaseException) -> _Class | None:
+    """By the HTTP status in an error of OpenAI's, Anthropic's, Ollama's, Google's, Amazon's or
+    httpx's client."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore
+        codes = [(response.get("ResponseMetadata") or {}).get("HTTPStatusCode")]
     else:
+        own = [getattr(error, name, None) for name in ("status_code", "status", "code")]
+        codes = [*own, getattr(response, "status_code", None)]
+    code = next((code for code in codes if isinstance(code, int) and 400 <= code < 600), None)
+    if code is None:
         return None
-    for note in getattr(error, "__notes__", ()):
-        known.add_note(note)
-    return known
+    return _STATUSES.get(code, ModelInvalidRequestError if code < 500 else ModelAPIError)
+
+
+def _by_name(error: BaseException) -> _Class | None:
+    names = {one.__name__ for one in type(error).__mro__}
+    return next((known for name, known in _NAMES.items() if name in names), None)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, its cause, the cause's cause."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _cause_of(error: SpecFuseError) -> BaseException | None:
+    """What a provider or a library raised; else the first member's failure."""
+    failures = getattr(error, "failures", ())
+    for failed in failures or [error]:
+        for one in _chain(failed):
+            if not isinstance(one, SpecFuseError):
+                return one
+    return failures[0] if failures else error.__cause__

@@ -139,6 +139,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
                     for chunk in chunks.of(round):
                         yield chunk
 
+    @langchain_errors()
     def _chosen(
         self, stop: list[str] | None = None, call: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
@@ -218,6 +219,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     # --- what an answer must look like ------------------------------------------------------------
 
+    @langchain_errors()
     def bind_tools(
         self,
         tools: Sequence[Any],
@@ -247,6 +249,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             **kwargs, **{name: one for name, one in choices.items() if one is not None}
         )
 
+    @langchain_errors()
     def with_structured_output(
         self,
         schema: Any = None,
@@ -273,6 +276,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             kwargs=kwargs,
         )
 
+    @langchain_errors()
     def _bound(self, **kwargs: Any) -> Runnable[Any, AIMessage]:
         """``bind``, with all options checked now instead of at the first question."""
         stop = _options.stop_strings(kwargs.get("stop") or [])

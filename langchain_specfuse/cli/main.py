@@ -77,8 +77,9 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
         _report(error)
         if not isinstance(error, SpecFuseError) and os.environ.get("SPECFUSE_DEBUG"):
             raise
-        # it was named in the call
-        missing = isinstance(error, MemberError) and error.kind == "not_found"
+        failures = [error] if isinstance(error, MemberError) else getattr(error, "failures", ())
+        # they were named in the call
+        missing = {failed.kind for failed in failures} == {"not_found"}
         return MISUSED if isinstance(error, UsageError) or missing else FAILED
 
 

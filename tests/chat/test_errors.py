@@ -1,0 +1,376 @@
+"""What LangChain's retries and fallbacks make of an answer that failed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelRetryMiddleware
+from langchain_core import exceptions as langchain
+from langchain_core.exceptions import ModelError
+from langchain_core.language_models import BaseChatModel
+from langchain_core.outputs import ChatResult
+
+from langchain_specfuse import (
+    ChatModelMember,
+    EnsembleError,
+    MemberError,
+    ScriptedMember,
+    ServerMember,
+    SpecFuseChatModel,
+    SpecFuseError,
+    UsageError,
+)
+from langchain_specfuse.members.server import http
+
+from .conftest import BLUE, FailingMember, asked
+
+ANSWERING = ["invoke", "ainvoke", "stream", "astream", "batch"]
+
+
+class StatusError(Exception):
+    """An error as the clients of OpenAI, Anthropic, Ollama and others raise it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the provider answered {status}")
+        self.status_code = status
+
+
+class ResponseError(Exception):
+    """An error as httpx and requests raise it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the provider answered {status}")
+        self.response = type("Response", (), {"status_code": status})()
+
+
+class APITimeoutError(Exception):
+    """OpenAI's is a connection error too."""
+
+
+class ConnectError(Exception):
+    pass
+
+
+class ProviderLimitError(StatusError, langchain.ModelRateLimitError):
+    """LangChain's integrations raise such classes."""
+
+
+class Raising(BaseChatModel):
+    """A chat model whose provider fails."""
+
+    error: Any
+    asked: int = 0
+
+    @property
+    def _llm_type(self) -> str:
+        return "raising"
+
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        self.asked += 1
+        raise self.error
+
+
+class Unloadable(ScriptedMember):
+    """Fails to load in this way."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(BLUE, name="unloadable")
+        self.error, self.loads = error, 0
+
+    def probe(self) -> Any:
+        self.loads += 1
+        raise self.error
+
+
+def failing(*errors: Exception) -> SpecFuseChatModel:
+    members = [
+        ChatModelMember(Raising(error=error), name=f"m{at}") for at, error in enumerate(errors)
+    ]
+    return SpecFuseChatModel(members=members)
+
+
+@pytest.mark.parametrize(
+    ("error", "known", "retryable"),
+    [
+        (StatusError(400), "ModelInvalidRequestError", False),
+        (StatusError(422), "ModelInvalidRequestError", False),
+        (StatusError(401), "ModelAuthenticationError", False),
+        (StatusError(403), "ModelPermissionDeniedError", False),
+        (StatusError(404), "ModelNotFoundError", False),
+        (StatusError(413), "ContextOverflowError", False),
+        (StatusError(429), "ModelRateLimitError", True),
+        (StatusError(500), "ModelAPIError", True),
+        (StatusError(529), "ModelAPIError", True),
+        (ResponseError(401), "ModelAuthenticationError", False),
+        (ResponseError(503), "ModelAPIError", True),
+        (ProviderLimitError(429), "ModelRateLimitError", True),
+        (langchain.ContextOverflowError("too long"), "ContextOverflowError", False),
+        (APITimeoutError("too late"), "ModelTimeoutError", True),
+        (TimeoutError("too late"), "ModelTimeoutError", True),
+        (ConnectError("refused"), "ModelConnectionError", True),
+        (ConnectionResetError("cut"), "ModelConnectionError", True),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Exception) else None,
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_all_members_failed_with_is_langchains_class_too(
+    error: Exception, known: str, retryable: bool, count: int
+) -> None:
+    with pytest.raises(EnsembleError) as raised:
+        failing(*[error] * count).invoke("Why?")
+    assert isinstance(raised.value, getattr(langchain, known))
+    assert raised.value.is_retryable is retryable
+    assert raised.value.__cause__ is error
+    assert [one.member for one in raised.value.failures] == ["m0", "m1"][:count]
+    assert str(error) in str(raised.value)
+    assert any(note.startswith("-> ") for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("way", ANSWERING)
+async def test_every_way_of_asking_raises_langchains_class(way: str) -> None:
+    with pytest.raises(EnsembleError) as raised:
+        await asked(failing(StatusError(401), StatusError(401)), way)
+    assert isinstance(raised.value, langchain.ModelAuthenticationError)
+
+
+@pytest.mark.parametrize(
+    ("errors", "retryable"),
+    [
+        ([StatusError(401), StatusError(400)], False),
+        ([StatusError(401), StatusError(429)], True),
+        ([StatusError(400), ConnectError("refused"), StatusError(404)], True),
+        # LangChain retries errors that it has no class for
+        ([StatusError(401), RuntimeError("broken")], True),
+        ([RuntimeError("broken")], True),
+    ],
+)
+def test_different_failures_can_be_retried_if_one_of_them_can(
+    errors: list[Exception], retryable: bool
+) -> None:
+    with pytest.raises(EnsembleError) as raised:
+        failing(*errors).invoke("Why?")
+    assert isinstance(raised.value, ModelError)
+    assert raised.value.is_retryable is retryable
+    specific = [langchain.ModelAuthenticationError, langchain.ModelRateLimitError]
+    assert not isinstance(raised.value, tuple(specific))
+
+
+def test_a_provider_s_own_word_on_retrying_counts() -> None:
+    class Overloaded(ModelError):
+        is_retryable = True
+
+    for error, retryable in [(Overloaded("later"), True), (ModelError("never"), False)]:
+        with pytest.raises(EnsembleError) as raised:
+            failing(error).invoke("Why?")
+        assert isinstance(raised.value, ModelError)
+        assert raised.value.is_retryable is retryable
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        ("timeout", langchain.ModelTimeoutError),
+        ("overflow", langchain.ContextOverflowError),
+        ("not_found", langchain.ModelNotFoundError),
+        ("error", ModelError),
+        ("nan", ModelError),
+    ],
+)
+def test_members_on_this_machine_fail_with_langchains_classes(
+    kind: str, known: type[ModelError]
+) -> None:
+    llm = SpecFuseChatModel(members=[FailingMember(kind, name="a"), FailingMember(kind, name="b")])
+    with pytest.raises(EnsembleError) as raised:
+        llm.invoke("Why?")
+    assert isinstance(raised.value, known)
+    good = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="good")])
+    assert llm.with_fallbacks([good], exceptions_to_handle=(ModelError,)).invoke("?").text == BLUE
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_a_member_that_cannot_be_loaded_fails_with_langchains_class(way: str) -> None:
+    with pytest.raises(MemberError) as raised:
+        await asked(SpecFuseChatModel(members=[Unloadable(StatusError(401))]), way)
+    assert isinstance(raised.value, langchain.ModelAuthenticationError)
+    assert isinstance(raised.value.__cause__, StatusError)
+    member = Unloadable(MemberError("no such model", member="x", kind="not_found"))
+    with pytest.raises(MemberError) as raised:
+        await asked(SpecFuseChatModel(members=[member]), way)
+    assert isinstance(raised.value, langchain.ModelNotFoundError)
+    assert (raised.value.member, raised.value.kind) == ("x", "not_found")
+
+
+def test_the_error_can_be_copied_and_pickled() -> None:
+    for llm in (
+        failing(StatusError(429)),
+        failing(StatusError(401), StatusError(429)),
+        SpecFuseChatModel(members=[Unloadable(StatusError(400))]),
+    ):
+        with pytest.raises(SpecFuseError) as raised:
+            llm.invoke("Why?")
+        for twin in (copy.copy(raised.value), pickle.loads(pickle.dumps(raised.value))):
+            assert type(twin) is type(raised.value)
+            assert twin.is_retryable is raised.value.is_retryable
+            assert str(twin) == str(raised.value)
+            assert twin.__notes__ == raised.value.__notes__
+            assert len(getattr(twin, "failures", ())) == len(getattr(raised.value, "failures", ()))
+
+
+# --- LangChain's middleware -----------------------------------------------------------------------
+
+
+class FailingServer:
+    """A server that answers every request with one status."""
+
+    def __init__(self, status: int) -> None:
+        self.asked: list[str] = []
+        server = self
+
+        class Answering(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                server.asked.append(self.path)
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = json.dumps({"error": {"message": f"refused with {status}"}}).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_POST
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+        threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def failing_server(request: pytest.FixtureRequest) -> Iterator[FailingServer]:
+    made = FailingServer(request.param)
+    yield made
+    made.stop()
+
+
+def agent(llm: Any) -> Any:
+    retry = ModelRetryMiddleware(
+        max_retries=3, initial_delay=0.0, backoff_factor=0.0, jitter=False, on_failure="error"
+    )
+    return create_agent(llm, tools=[], middleware=[retry])
+
+
+def ask(agent: Any, question: str = "Why?") -> Any:
+    return agent.invoke({"messages": [("human", question)]})
+
+
+@pytest.mark.parametrize(
+    ("failing_server", "requests"),
+    [(401, 1), (400, 1), (403, 1), (429, 4), (503, 4)],
+    indirect=["failing_server"],
+)
+async def test_an_agent_retries_a_hosted_member_only_where_that_can_help(
+    failing_server: FailingServer, requests: int
+) -> None:
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI(
+        model="m", base_url=failing_server.url, api_key="none", max_retries=0
+    )
+    made = agent(SpecFuseChatModel(members=[chat]))
+    with pytest.raises(EnsembleError):
+        ask(made)
+    assert len(failing_server.asked) == requests
+    with pytest.raises(EnsembleError):
+        await made.ainvoke({"messages": [("human", "Why?")]})
+    assert len(failing_server.asked) == 2 * requests
+
+
+@pytest.mark.parametrize(
+    ("failing_server", "attempts", "known"),
+    [
+        (401, 1, langchain.ModelAuthenticationError),
+        (400, 1, langchain.ModelInvalidRequestError),
+        (429, 4, langchain.ModelRateLimitError),
+        (500, 4, langchain.ModelAPIError),
+    ],
+    indirect=["failing_server"],
+)
+def test_an_agent_retries_a_server_only_where_that_can_help(
+    failing_server: FailingServer,
+    attempts: int,
+    known: type[ModelError],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "RETRIES", 0)
+    llm = SpecFuseChatModel(members=[ServerMember(failing_server.url, "m", name="served")])
+    with pytest.raises(MemberError) as raised:
+        llm.invoke("Why?")
+    assert isinstance(raised.value, known)
+    once = len(failing_server.asked)
+    with pytest.raises(MemberError):
+        ask(agent(llm))
+    assert len(failing_server.asked) == once * (1 + attempts)
+
+
+def test_a_server_that_cannot_be_reached_is_langchains_connection_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "RETRIES", 0)
+    gone = FailingServer(500)
+    gone.stop()
+    llm = SpecFuseChatModel(members=[ServerMember(gone.url, "m", name="served")])
+    with pytest.raises(MemberError) as raised:
+        llm.invoke("Why?")
+    assert isinstance(raised.value, langchain.ModelConnectionError)
+    good = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="good")])
+    assert llm.with_fallbacks([good], exceptions_to_handle=(ModelError,)).invoke("?").text == BLUE
+
+
+async def test_a_call_that_cannot_work_is_not_retried() -> None:
+    """Neither one that is refused before it begins nor one whose messages are refused."""
+    tries: list[int] = []
+
+    def content(*args: Any) -> str:
+        tries.append(1)
+        return BLUE
+
+    llm = SpecFuseChatModel(members=[ScriptedMember(content, name="a")])
+    for wrong in (llm.bind(temperature=-1), llm.bind(regex="[")):
+        for way in ("invoke", "ainvoke", "stream"):
+            with pytest.raises(UsageError) as raised:
+                await asked(wrong, way)
+            assert isinstance(raised.value, langchain.ModelInvalidRequestError)
+            assert not raised.value.is_retryable
+            assert pickle.loads(pickle.dumps(raised.value)).__notes__ == raised.value.__notes__
+    with pytest.raises(UsageError) as raised:
+        llm.bind_tools([{"name": "t", "parameters": {"type": "nonsense"}}])
+    assert isinstance(raised.value, langchain.ModelInvalidRequestError)
+
+
+def test_an_agent_does_not_repeat_a_call_that_cannot_work() -> None:
+    class Counting(SpecFuseChatModel):
+        calls: int = 0
+
+        def _stream(self, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return super()._stream(*args, **kwargs)
+
+    llm = Counting(members=[ScriptedMember(BLUE, name="a")])
+    picture = {"type": "image", "url": "https://example.com/cat.png"}
+    with pytest.raises(UsageError):
+        agent(llm).invoke({"messages": [{"role": "user", "content": [picture]}]})
+    assert llm.calls == 1
