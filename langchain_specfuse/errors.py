@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, TypeVar
@@ -76,10 +77,12 @@ def emptied(error: _E) -> _E:
     """
     one: BaseException | None = error
     seen: set[int] = set()
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)
-        one = one.__cause__ or one.__context__
+    # A class of others may raise where its cause or its truth is asked for.
+    with suppress(BaseException):
+        while one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            one = one.__cause__ if one.__cause__ is not None else one.__context__
     return error
 
 

@@ -21,8 +21,9 @@ from .answer import Answer, lawful
 from .method import Settings
 from .panel import Panel
 from .referee import FREE, Referee
+from .replies import is_late
 from .results import RESULTS, Result
-from .rounds import Budget, Clock, Loop, failure_of, is_late, without_failed
+from .rounds import Budget, Clock, Loop, replies_to, without_failed
 from .values import Ask, Draft, DraftJob, Query, Replies, Round, Segment
 
 SAMPLED = 0.7
@@ -99,8 +100,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
             voter.member: job_of(query, settings, answer, voter.sample, affordable)
             for voter in asked
         }
-        replies = yield Ask(jobs, 1, spare=bool(drafts))
-        assert replies is not None
+        replies: Replies = yield from replies_to(Ask(jobs, 1, spare=bool(drafts)))
         replies = yield from _to_the_end(jobs, replies, answer)
         clock.lap("draft", replies)
         # A late member only misses its turn, once there is another answer.
@@ -135,7 +135,7 @@ def _to_the_end(
         asked = {}
         for name, reply in waiting.items():
             so_far, whole = begun[name], found[name]
-            if not isinstance(reply, Draft) or failure_of(jobs[name], reply):
+            if not isinstance(reply, Draft):
                 found[name] = reply
                 continue
             draft = lawful(reply, so_far)
@@ -158,7 +158,7 @@ def _to_the_end(
                 effort=earlier.effort + draft.effort if whole is not reply else draft.effort,
                 thought=earlier.thought or draft.thought,
             )
-        waiting = (yield Ask(asked, 1, spare=True)) if asked else {}
+        waiting = (yield from replies_to(Ask(asked, 1, spare=True))) if asked else {}
     return found
 
 

@@ -21,6 +21,7 @@ from .lead import Reading
 from .method import Method, Settings
 from .panel import Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
+from .replies import checked, is_late
 from .values import (
     BUDGET,
     LATE,
@@ -42,8 +43,6 @@ Loop: TypeAlias = "Generator[Ask | Round, Replies | None, None]"
 
 OVERFLOW = "shorten the conversation, or use members with a longer context"
 FAILURES = "try the members one by one; in Python, .failures of this error has what each one raised"
-ROUNDING = 1e-3
-"""How far a log-probability may be above 0 because of low precision."""
 
 
 def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
@@ -101,6 +100,12 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             return
 
 
+def replies_to(ask: Ask) -> Generator[Ask, Replies, dict[str, Reply]]:
+    """The replies to this ``Ask``; one that is nonsense is a failure."""
+    replies = yield ask
+    return checked(ask.jobs, replies)
+
+
 def call_for_drafts(
     panel: Panel,
     query: Query,
@@ -127,14 +132,14 @@ def call_for_drafts(
     )
     first = (panel.lead,) if panel.lead else panel.drafters
     spare = len(first) < len(panel.drafters)
-    replies: dict[str, Reply] = dict((yield Ask(dict.fromkeys(first, job), number, spare)))
+    replies = yield from replies_to(Ask(dict.fromkeys(first, job), number, spare))
     clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
-    if others and not stands(panel, settings.method, job, replies[first[0]], answer):
+    if others and not stands(panel, settings.method, replies[first[0]], answer):
         again = [name for name in panel.drafters if name in others or is_late(replies[name])]
-        usable = not failure_of(job, replies[first[0]])
+        usable = not isinstance(replies[first[0]], Failure)
         job = replace(job, stop=(), new_requests=not clock.budget.is_spent)
-        more = yield Ask(dict.fromkeys(again, job), number, spare=usable)
+        more = yield from replies_to(Ask(dict.fromkeys(again, job), number, spare=usable))
         clock.lap("draft", more)
         replies |= more
     if number > 1 and all(
@@ -148,9 +153,9 @@ def call_for_drafts(
     return panel, _drafts([name for name in panel.drafters if name in replies], replies, answer)
 
 
-def stands(panel: Panel, method: Method, job: DraftJob, reply: Reply, answer: Answer) -> bool:
+def stands(panel: Panel, method: Method, reply: Reply, answer: Answer) -> bool:
     """Whether the lead's draft is agreed without asking anybody else."""
-    if panel.lead is None or failure_of(job, reply) or not isinstance(reply, Draft):
+    if panel.lead is None or not isinstance(reply, Draft):
         return False
     if method.margin == math.inf:
         return True
@@ -185,7 +190,7 @@ def call_for_scores(
         )
         for name in panel.verifiers
     }
-    replies = yield Ask(jobs, number)
+    replies = yield from replies_to(Ask(jobs, number))
     clock.lap("verify", replies)
     panel = without_failed(panel, jobs, replies, answer, number)
     scored = {name: reply for name in panel.verifiers if isinstance(reply := replies[name], Scored)}
@@ -203,9 +208,7 @@ def without_failed(
 ) -> Panel:
     """The panel without the members that failed or returned nonsense; an error if a drafting member
     is ``needed`` and none is left."""
-    failures = {
-        name: failure for name, job in jobs.items() if (failure := failure_of(job, replies[name]))
-    }
+    failures = {name: reply for name in jobs if isinstance(reply := replies[name], Failure)}
     # A member that may send no ballot stays if it drafts: its stream may be open.
     failures = {
         name: failure
@@ -235,47 +238,6 @@ def without_failed(
     if {one.kind for one in errors} == {"overflow"}:
         raise advised(error, OVERFLOW)
     raise error if notes else advised(error, FAILURES)
-
-
-def failure_of(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
-    """Why this is not a valid reply to this job, if it is not. Nonsense from one member must not
-    hurt the others."""
-    if isinstance(reply, Failure):
-        return reply
-    try:
-        return _nonsense(job, reply)
-    except (TypeError, ValueError, AttributeError) as error:
-        return Failure("error", f"replied with nonsense: {type(error).__name__}: {error}", error)
-
-
-def is_late(reply: Reply) -> bool:
-    """Whether the reply is only late."""
-    return isinstance(reply, Failure) and reply.kind == LATE
-
-
-def _nonsense(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
-    wanted = Draft if isinstance(job, DraftJob) else Scored
-    if not isinstance(reply, wanted):
-        return Failure("error", f"replied with {type(reply).__name__} (wanted {wanted.__name__})")
-    rows: Sequence[Sequence[float]] = (
-        reply.logprobs if isinstance(reply, Scored) else (reply.logprobs or (),)
-    )
-    if isinstance(job, ScoreJob) and len(rows) != len(job.candidates):
-        return Failure("error", f"scored {len(rows)} candidates (wanted {len(job.candidates)})")
-    if isinstance(reply, Scored) and reply.ends is not None and len(reply.ends) != len(rows):
-        return Failure(
-            "error", f"returned {len(reply.ends)} rows of ends for {len(rows)} candidates"
-        )
-    if isinstance(reply, Draft):
-        reply.text.encode()  # raises for half a surrogate pair
-    # max alone may overlook a NaN, the sum never does.
-    suspect = [row for row in rows if row and not (max(row) <= ROUNDING and sum(row) <= ROUNDING)]
-    bad = [value for row in suspect for value in row if not value <= ROUNDING]
-    return (
-        Failure("nan", f"returned {bad[0]} as a log-probability (wanted a number of at most 0)")
-        if bad
-        else None
-    )
 
 
 def member_error(gone: Departure) -> MemberError:

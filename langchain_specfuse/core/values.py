@@ -303,10 +303,14 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, message: str = "") -> Failure:
         """The failure that this exception means: of the exception's own kind, if it has one."""
-        kind = getattr(error, "kind", "error")
         name = type(error).__name__
-        message = message or (f"{name}: {error}" if str(error) else name)
-        return cls(kind if kind in KINDS else "error", message, error)
+        try:
+            kind = getattr(error, "kind", "error")
+            kind = kind if kind in KINDS else "error"
+            message = message or (f"{name}: {error}" if str(error) else name)
+        except BaseException:  # it is code of others, and cannot even be described
+            return cls("error", f"{name}, which cannot be described")
+        return cls(kind, message, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..core.member import Member
-from ..core.rounds import Loop, failure_of, is_late
+from ..core.replies import failure_of, is_late
+from ..core.rounds import Loop
 from ..core.values import Ask, DraftJob, Replies, Reply, Round
 from .admission import Admission, Limits
 from .queue import Task

@@ -11,10 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from ..core.member import batch_group_of
-from ..core.values import DraftJob, Effort, Failure, PrefillPending, ScoreJob
+from ..core.replies import failure_of, is_late, pending_failure
+from ..core.values import Draft, DraftJob, Effort, Failure, PrefillPending, Scored, ScoreJob
 from ..errors import amount, emptied
 
 log = logging.getLogger("langchain_specfuse")
@@ -53,7 +55,11 @@ class Task:
     group meanwhile."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "executor", batch_group_of(self.member) or self.member)
+        try:
+            group = batch_group_of(self.member)
+        except BaseException:  # a member is code of others, and this may be asked in any thread
+            group = None
+        object.__setattr__(self, "executor", self.member if group is None else group)
 
 
 class TaskQueue:
@@ -155,10 +161,12 @@ def run_batch(batch: list[Task]) -> Sequence[Any]:
     try:
         if first.work == "call":
             return [first.job()]
-        replies = _replies(batch)
+        # A list of its own, of no more than is needed: they may be endless, or change.
+        replies = list(islice(_replies(batch), len(batch) + 1))
         if len(replies) != len(batch):
+            more = "more than " if len(replies) > len(batch) else ""
             raise ValueError(
-                f"{first.work} returned {amount(len(replies), 'reply')} to "
+                f"{first.work} returned {more}{amount(min(len(replies), len(batch)), 'reply')} to "
                 f"{amount(len(batch), 'job')}"
             )
         return replies
@@ -173,7 +181,7 @@ def run_batch(batch: list[Task]) -> Sequence[Any]:
             }
             return [found[id(task)] for task in batch]
         if first.work == "call":  # nothing waits for its reply, so the error would be lost
-            log.exception("%s: a call to %s failed", threading.current_thread().name, first.member)
+            log.exception("%s: a call to %s failed", threading.current_thread().name, names(batch))
         return [Failure.of(emptied(error))] * len(batch)
 
 
@@ -211,12 +219,41 @@ def names(batch: list[Task]) -> str:
 def timed(batch: list[Task], replies: Sequence[Any], began: float, seconds: float) -> list[Any]:
     """The replies with the time that they took, where the member does not report it, and the cost
     of their chunks."""
-    return [_timed(task, reply, began, seconds) for task, reply in zip(batch, replies, strict=True)]
+    return [
+        _timed(task, _checked(task, reply), began, seconds)
+        for task, reply in zip(batch, replies, strict=True)
+    ]
+
+
+def _checked(task: Task, reply: Any) -> Any:
+    """The reply if it is one to this job, else a failure. Only a time limit makes a member late."""
+    job = task.job
+    if not isinstance(job, DraftJob | ScoreJob):
+        return reply
+    if issubclass(type(reply), PrefillPending):
+        return _pending_failure(task, reply) or reply
+    failure = failure_of(job, reply)
+    if failure is None:
+        return reply
+    if is_late(failure):
+        return Failure("error", f"reported itself late: {failure.message}", failure.cause)
+    return failure
+
+
+def _pending_failure(task: Task, pending: PrefillPending) -> Failure | None:
+    if task.prefill_chunks is None:
+        return Failure("error", "did not reply although it was asked to read everything")
+    failure = pending_failure(pending)
+    if failure is None and pending.left < 0:
+        return Failure("error", f"has {pending.left} tokens left to read")
+    return failure
 
 
 def _timed(task: Task, reply: Any, began: float, seconds: float) -> Any:
-    effort = getattr(reply, "effort", None)
-    if not isinstance(effort, Effort) or (effort.began and not task.spent.began):
+    if not isinstance(reply, Draft | Scored | Failure | PrefillPending):
+        return reply
+    effort = reply.effort
+    if effort.began and not task.spent.began:
         return reply
     if not effort.began:
         effort = replace(effort, began=began, seconds=effort.seconds or seconds)

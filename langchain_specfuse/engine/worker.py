@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.values import LATE, Failure, PrefillPending
-from ..errors import UsageError, advised
+from ..errors import UsageError, advised, emptied
 from .queue import PrefillQueue, Task, TaskQueue, names, run_batch, timed
 
 log = logging.getLogger("langchain_specfuse")
@@ -88,7 +88,7 @@ class Worker:
 
     def _wake(self) -> None:
         if self._waiting and not self._closed:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._start()
             self._news.notify()
 
@@ -98,8 +98,14 @@ class Worker:
         self._thread = thread
 
     def _work(self) -> None:
-        while batch := self._next_batch():
-            self._run(batch)
+        try:
+            while batch := self._next_batch():
+                try:
+                    self._run(batch)
+                except BaseException as error:  # one batch must not end what others wait for
+                    self._broke_off(batch, error)
+        finally:
+            self._replace_ended_thread()
 
     def _next_batch(self) -> list[Task]:
         """The next batch; empty when this thread should end."""
@@ -139,6 +145,23 @@ class Worker:
                 (names(batch), "read" if first.prefill_chunks else first.work, len(batch))
             )
             self._finish(batch, timed(batch, replies, began, seconds), seconds)
+
+    def _broke_off(self, batch: list[Task], error: BaseException) -> None:
+        """The batch ended with an error that no member's call raised: its tasks fail with it."""
+        log.error("%s: a batch broke off", threading.current_thread().name, exc_info=error)
+        self._in_time(batch)
+        if not self._closed:
+            failure = Failure.of(emptied(error))
+            _deliver([(task, failure) for task in batch])
+
+    def _replace_ended_thread(self) -> None:
+        """Something ended this thread from outside: another takes what waits."""
+        with self._lock:
+            if self._thread is threading.current_thread():
+                self._thread = None
+                self._queue.put_first(self._running or [])
+                self._running = None
+                self._wake()
 
     def _finish(self, batch: list[Task], replies: list[Any], seconds: float) -> None:
         """Deliver the replies; tasks with a long context to read are queued for that."""

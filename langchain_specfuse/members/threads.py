@@ -52,6 +52,8 @@ def _reply(job: _Job, work: Callable[[_Job], Any]) -> Any:
         return Failure.of(error, str(error))
     except Exception as error:  # another program may send anything
         return Failure("error", f"unexpected reply: {shown(error)}", error)
+    except BaseException as error:  # or raise it: the other jobs go on
+        return Failure.of(error)
 
 
 def shown(error: Exception) -> str:

@@ -129,8 +129,12 @@ NONSENSE = {
     "few rows": (Scored(()), "error", "scored 0 candidates (wanted 1)"),
     "a draft": (Draft(" x"), "error", "replied with Draft (wanted Scored)"),
     "nothing": (None, "error", "replied with NoneType (wanted Scored)"),
-    "text": (Scored((("x",),)), "error", "replied with nonsense: TypeError"),
-    "None for a number": (Scored(((None, -1.0),)), "error", "replied with nonsense: TypeError"),
+    "text": (Scored((("x",),)), "error", "replied with nonsense: Scored.logprobs is (('x',),)"),
+    "None for a number": (
+        Scored(((None, -1.0),)),
+        "error",
+        "replied with nonsense: Scored.logprobs is ((None, -1.0),)",
+    ),
 }
 
 

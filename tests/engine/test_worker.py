@@ -3,6 +3,7 @@ and timers."""
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
 import time
@@ -10,6 +11,7 @@ import time
 import pytest
 
 from langchain_specfuse.core.values import LATE, Failure
+from langchain_specfuse.engine import worker as worker_module
 from langchain_specfuse.engine.queue import Task
 from langchain_specfuse.engine.worker import Worker
 
@@ -88,6 +90,21 @@ def test_whatever_a_member_raises_is_a_failure_and_the_worker_goes_on(device, er
     assert type(error).__name__ in failure.message
     later = ask(worker, member, 21)
     assert until(lambda: later == [42])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_was_ended_from_outside_is_replaced(device, monkeypatch):
+    monkeypatch.setattr(worker_module, "IDLE_S", PATIENCE_S)
+    worker, member = Worker(device), Doubler()
+    first = ask(worker, member, 1)
+    assert until(lambda: first)
+    (thread,) = (one for one in threading.enumerate() if one.name == f"specfuse-{device}")
+    ended = ctypes.py_object(SystemExit)
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ended) == 1
+    later = ask(worker, member, 21)
+    assert until(lambda: later == [42])
+    assert not thread.is_alive()
+    worker.close()
 
 
 # --- members that exceed their time limit ---------------------------------------------------------

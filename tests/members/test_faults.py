@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from langchain_specfuse import EnsembleError, Method, SpecFuseCallbackHandler, SpecFuseChatModel
-from langchain_specfuse.core.rounds import failure_of
+from langchain_specfuse.core.replies import failure_of
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob
 from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.transformers.member import TransformersMember
