@@ -43,6 +43,8 @@ class Admission:
         self._lock = threading.RLock()
         self._under_way: set[Hashable] = set()
         self._waiting: list[_Waiting] = []
+        self._admitted: list[_Waiting] = []
+        """Under way, but not started yet. Starting one takes time, in which others come."""
         self._starting = False
 
     @property
@@ -62,31 +64,36 @@ class Admission:
             if must_wait and limits.max_waiting is not None and before >= limits.max_waiting:
                 raise self._busy(limits, before)
             self._waiting.append(_Waiting(who, limits, start))
-        self._start_next()
+            self._admit()
+        self._start_admitted()
 
     def leave(self, who: Hashable) -> None:
         """Their answer is over, or no longer wanted."""
         with self._lock:
             self._waiting = [one for one in self._waiting if one.who != who]
+            self._admitted = [one for one in self._admitted if one.who != who]
             self._under_way.discard(who)
-        self._start_next()
+            self._admit()
+        self._start_admitted()
 
-    def _start_next(self) -> None:
-        """Start all whose turn it is. One loop does it for all threads: an answer that ends at once
-        starts another."""
+    def _admit(self) -> None:
+        """All whose turn it is count as under way from now on."""
+        while self._waiting and self._fits(self._waiting[0].limits):
+            first = self._waiting.pop(0)
+            self._under_way.add(first.who)
+            self._admitted.append(first)
+
+    def _start_admitted(self) -> None:
+        """Start all that are admitted. One loop does it for all threads: an answer that ends at
+        once starts another."""
         while True:
             mine = False
             try:  # begins before the flag is set, so that an interrupt anywhere takes it back
                 with self._lock:
-                    if (
-                        self._starting
-                        or not self._waiting
-                        or not self._fits(self._waiting[0].limits)
-                    ):
+                    if self._starting or not self._admitted:
                         return
                     mine = self._starting = True
-                    first = self._waiting.pop(0)
-                    self._under_way.add(first.who)
+                    first = self._admitted.pop(0)
                 first.start()
             finally:
                 if mine:

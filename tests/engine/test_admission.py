@@ -4,6 +4,8 @@ refused."""
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,7 +14,7 @@ from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.engine.admission import Admission, Limits
 from langchain_specfuse.engine.drive import Schedule
 
-from .conftest import BLUE, SHORT, Gated, collected, query, text, until
+from .conftest import BLUE, PATIENCE_S, SHORT, Gated, collected, query, text, until
 
 ONE, TWO, EIGHT = Limits(1), Limits(2), Limits(8)
 
@@ -75,6 +77,36 @@ def test_an_answer_that_cannot_begin_does_not_block_the_others():
         admission.leave("first")
     admission.leave("broken")
     assert begun == ["next"]
+
+
+def test_calls_that_fit_are_never_refused_while_others_are_being_started():
+    admission, none_may_wait = Admission(), Limits(20, max_waiting=0)
+    starting, gate, begun = threading.Event(), threading.Event(), []
+
+    def slow():
+        starting.set()
+        assert gate.wait(PATIENCE_S)
+        begun.append("slow")
+
+    first = threading.Thread(target=admission.enter, args=("slow", none_may_wait, slow))
+    first.start()
+    assert starting.wait(PATIENCE_S)
+    together = threading.Barrier(19)
+
+    def enter(number):
+        together.wait()
+        admission.enter(number, none_may_wait, lambda: begun.append(number))
+
+    with ThreadPoolExecutor(19) as pool:
+        list(pool.map(enter, range(19)))
+    assert (admission.under_way, admission.waiting) == (20, 0)
+    with pytest.raises(BusyError, match="20 answers under way"):
+        admission.enter("too many", none_may_wait, lambda: pytest.fail("it was refused"))
+    admission.leave(3)
+    admission.enter("instead", none_may_wait, lambda: begun.append("instead"))
+    gate.set()
+    first.join()
+    assert set(begun) == {"slow", "instead", *range(19)} - {3}
 
 
 # --- with answers ---------------------------------------------------------------------------------
