@@ -13,6 +13,7 @@ Paper: members vote by likelihood alone; hosted models do not report the likelih
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
@@ -24,7 +25,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from langchain_core.language_models import BaseChatModel
@@ -180,6 +181,7 @@ class ChatModelMember:
         price: Sequence[float] | None = None,
         thinking_tokens: int = 4096,
     ) -> None:
+        self._model_name = model if isinstance(model, str) else None
         self.model = chat_model_named(model) if isinstance(model, str) else model
         if not isinstance(self.model, BaseChatModel):
             error = UsageError(
@@ -223,6 +225,21 @@ class ChatModelMember:
         """What trials have cost that no reply has told yet."""
         self._streams: dict[str, Stream] = {}
         """query -> its open stream."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What it is made from, and how its model continues a text: no open stream. A model that
+        was named is made again from its name, as most providers' objects cannot be pickled."""
+        state = vars(self) | {"_streams": {}, "_trial": Effort()}
+        return state if self._model_name is None else state | {"model": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        if self._model_name is not None:
+            self.model = chat_model_named(self._model_name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The copy shares the chat model: it may hold clients and locks."""
+        return copy.copy(self)
 
     @property
     def device(self) -> str:

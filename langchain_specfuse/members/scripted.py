@@ -93,10 +93,21 @@ class ScriptedMember:
         self.fails_in = fails_in
         self.error = error or RuntimeError("scripted failure")
         self.max_context = max_context
+        self._start_unused()
+
+    def _start_unused(self) -> None:
         self.draft_calls = 0
         self.score_calls = 0
         self.open_queries: dict[str, str] = {}
         """What it says, by query id: empty again when everything has been forgotten."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """A copy has not been asked anything."""
+        vars(self).update(state)
+        self._start_unused()
 
     def __repr__(self) -> str:
         return f"ScriptedMember(name={self.name!r})"

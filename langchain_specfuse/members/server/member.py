@@ -43,6 +43,8 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 }
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 """``owned_by`` in a server's list of models -> the engine that it is."""
+_CONNECTION = ("_client", "_session", "_chat", "_ready")
+"""Attributes that belong to its connections."""
 _OTHERS = (
     "for any other server, pass a chat model: ChatOpenAI(base_url=..., model=...) from "
     "langchain-openai"
@@ -133,11 +135,22 @@ class ServerMember:
             repetition_penalty,
             seed,
         )
+        self._start_unconnected()
+
+    def _start_unconnected(self) -> None:
         self._client: Client | None = None
         self._session: TokenSession | None = None
         self._chat: ChatModelMember | None = None
         """Instead of a session, for a server that only chats."""
         self._ready: Probe | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What it is made from: a copy opens connections of its own."""
+        return {key: value for key, value in vars(self).items() if key not in _CONNECTION}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._start_unconnected()
 
     def __repr__(self) -> str:
         return f"ServerMember({self.address.url!r}, {self.model!r}, name={self.name!r})"

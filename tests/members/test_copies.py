@@ -1,0 +1,100 @@
+"""A member that has been at work can be pickled and copied: the copy has what the member is made
+from, opens connections of its own, and says the same."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+
+from langchain_specfuse import ChatModelMember, ScriptedMember, ServerMember, SpecFuseChatModel
+
+from . import tiny
+from .fake_chat_server import FakeChatServer
+from .fake_server import INST_END, FakeServer
+from .test_chat_model import STORY, talker
+
+COPIES = {
+    "pickled": lambda one: pickle.loads(pickle.dumps(one)),
+    "copied": copy.copy,
+    "copied deeply": copy.deepcopy,
+}
+
+
+@pytest.fixture(params=COPIES)
+def copied(request: Any) -> Callable[[Any], Any]:
+    return COPIES[request.param]
+
+
+def says(member: Any) -> str:
+    return SpecFuseChatModel(members=[member], max_tokens=12, segment_tokens=4).invoke("Why?").text
+
+
+@pytest.fixture
+def served() -> Iterator[ServerMember]:
+    model, tokenizer = tiny.cached("llama", 1, chat_template=INST_END)
+    server = FakeServer("vllm", model, tokenizer)
+    member = ServerMember(server.url, tokenizer=tokenizer, name="served", seed=3)
+    yield member
+    member.unload()
+    server.stop()
+
+
+def test_a_used_server_member(served: ServerMember, copied: Any) -> None:
+    said = says(served)
+    twin = copied(served)
+    assert (twin.name, twin.spec, twin.device) == (served.name, served.spec, served.device)
+    assert says(twin) == said
+    twin.unload()
+    assert says(served) == said, "the copy's connections were its own"
+
+
+def test_a_used_member_on_a_server_that_only_chats(copied: Any) -> None:
+    server = FakeChatServer("ollama", talker())
+    member = ServerMember(server.url, "llama3.2")
+    try:
+        assert says(copied(member)) == says(member) == says(copied(member))
+    finally:
+        server.stop()
+
+
+def test_a_used_chat_model_member(copied: Any) -> None:
+    member = ChatModelMember(FakeListChatModel(responses=["The sky is blue."] * 9), name="fake")
+    stream = SpecFuseChatModel(members=[member], segment_tokens=1).stream("Why?")
+    next(stream)
+    twin = copied(member)
+    assert says(twin) == "The sky is blue."
+    assert "".join(chunk.text for chunk in stream) == " sky is blue."
+    assert twin.spec == member.spec
+
+
+def test_a_chat_model_that_was_named_is_made_again_from_its_name(
+    copied: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("langchain_openai")
+    monkeypatch.setenv("OPENAI_API_KEY", "not-a-key")
+    member = ChatModelMember("openai:gpt-4.1-mini", price=(0.4, 1.6))
+    twin = copied(member)
+    assert (twin.name, twin.spec, twin.price) == (member.name, member.spec, member.price)
+    assert type(twin.model) is type(member.model)
+
+
+def test_a_used_scripted_member_is_fresh_when_copied(copied: Any) -> None:
+    member = ScriptedMember(STORY, name="a", fails_in=9)
+    assert (said := says(member))
+    assert member.draft_calls
+    twin = copied(member)
+    assert (twin.draft_calls, twin.open_queries) == (0, {})
+    assert says(twin) == said
+
+
+def test_a_used_chat_model_of_members(served: ServerMember, copied: Any) -> None:
+    llm = SpecFuseChatModel(
+        members=[served, ScriptedMember(STORY, name="a")], max_tokens=8, segment_tokens=4
+    )
+    said = llm.invoke("Why?").text
+    assert copied(llm).invoke("Why?").text == said
