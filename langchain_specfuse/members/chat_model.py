@@ -39,7 +39,7 @@ from langchain_core.messages import (
 from langsmith import tracing_context
 
 from ..constraints.rules import respaced
-from ..core.answer import is_safe, kept_tokens
+from ..core.answer import kept_tokens
 from ..core.member import Probe
 from ..core.results import LETTERS, chosen_letter
 from ..core.values import (
@@ -59,6 +59,7 @@ from ..core.values import (
 )
 from ..errors import MemberError, UsageError, advised
 from .network import to_reach
+from .text.continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
 from .text.templates import all_as_text, with_system
 from .text.thinking import parted
 from .threads import each, shown
@@ -121,9 +122,6 @@ DOUBT = 0.1
 """What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
 LONG_WORD = 12
 """A longer word, such as an address, is several tokens: see :func:`words_of`."""
-TAIL = 12
-"""A continuation that begins with at least this many of the answer's last characters repeats
-them."""
 REFUSED = ("content_filter", "refusal", "safety")
 """Finish reasons of a provider that broke the reply off."""
 INPUTS = {
@@ -221,6 +219,8 @@ class ChatModelMember:
         self.thinking_tokens = thinking_tokens
         self._way: str | None = None
         """How it continues a text; empty: it cannot; None: not tried yet."""
+        self._repeats: int | None = 0
+        """How many words it repeats then; None: all of them."""
         self._trial = Effort()
         """What trials have cost that no reply has told yet."""
         self._streams: dict[str, Stream] = {}
@@ -360,7 +360,7 @@ class ChatModelMember:
                 advice = "add a member that can continue a text, such as a .gguf file"
             raise advised(MemberError(what, member=self.name), advice)
         sent = _words_in(messages) + len(words_of(answer))
-        said = self._continued(messages, answer, self._way, options)
+        said = self._continued(messages, answer, self._way, options, self._repeats)
         return Stream(said, answer, sent, query.constraint, sampling=job.sampling)
 
     def _refuse_if_spent(self, job: DraftJob | ScoreJob) -> None:
@@ -388,23 +388,32 @@ class ChatModelMember:
         ]
 
     def _continued(
-        self, messages: Sequence[BaseMessage], answer: str, way: str, options: Mapping[str, Any]
+        self,
+        messages: Sequence[BaseMessage],
+        answer: str,
+        way: str,
+        options: Mapping[str, Any],
+        repeats: int | None = None,
+        heard: list[str] | None = None,
     ) -> Iterator[Piece]:
         """What comes after ``answer``: without what the model repeats of it, and with the space
-        that belongs there."""
+        that belongs there. ``heard`` receives the reply as it is."""
         kept = answer.rstrip()  # some providers refuse a message that ends with white space
         # The field "prefix" is Mistral's and DeepSeek's; others leave it alone.
         begun = AIMessage(kept, additional_kwargs={"prefix": True} if way == "continue" else {})
-        told = [HumanMessage(GO_ON.format(kept[-80:]))] if way == "instruct" else []
+        told = [HumanMessage(GO_ON.format(kept[-QUOTED:]))] if way == "instruct" else []
         pieces = self._said([*messages, begun, *told], options)
+        repeated = repeatable(kept, repeats)
         said, least = "", None
         for piece in pieces:
             said += piece.text
             least = min((one for one in (least, piece.least) if one is not None), default=None)
-            if piece.thought or piece.used:
+            if piece.thought or any(piece.used):
                 yield replace(piece, text="", finish="")
-            if piece.finish or len(said) > len(kept) + 1 or not begins_alike(said, kept):
-                yield Piece(joined(answer, said), "", piece.finish, least=least)
+            if piece.finish or not is_undecided(said, repeated):
+                if heard is not None:
+                    heard.append(said)
+                yield Piece(joined(answer, said, repeated), "", piece.finish, least=least)
                 break
         yield from pieces
 
@@ -469,7 +478,8 @@ class ChatModelMember:
         that."""
         refusal = None
         for way in WAYS:
-            pieces = self._continued(self._messages(TRIAL), TRIAL_BEGUN, way, {})
+            heard: list[str] = []
+            pieces = self._continued(self._messages(TRIAL), TRIAL_BEGUN, way, {}, heard=heard)
             try:
                 said, used = _read(pieces, 2)
             except MemberError as error:
@@ -478,6 +488,8 @@ class ChatModelMember:
                 continue
             self._trial += used
             if re.match(rf"\W*{TRIAL_NEXT}\b", said, re.IGNORECASE):
+                words = repeated_words(TRIAL_BEGUN, "".join(heard))
+                self._repeats = None if words == len(TRIAL_BEGUN.split()) else words
                 log.info("%s can %s a text", self.name, way)
                 return way
         if refusal is not None:  # it may be over the next time, such as a rate limit
@@ -695,48 +707,6 @@ def cut(text: str, count: int) -> str:
 
 def _words_in(messages: Sequence[BaseMessage]) -> int:
     return sum(len(words_of(message.text)) for message in messages)
-
-
-def begins_alike(said: str, answer: str) -> bool:
-    """Whether this may still turn out to repeat the answer, or its end."""
-    said = said.lstrip()
-    return answer.startswith(said) or any(
-        said.startswith(end) or end.startswith(said) for end in _tails(answer)
-    )
-
-
-def _tails(answer: str) -> list[str]:
-    """The ends of the answer that a model may repeat, the longest first: each begins with a
-    word."""
-    starts = [match.start() for match in re.finditer(r"\S+", answer)]
-    return [answer[at:] for at in starts if len(answer) - at >= TAIL][-40:]
-
-
-def joined(answer: str, said: str) -> str:
-    """What a model said after an answer, without what it repeated, and with a space where words
-    would be glued.
-
-    >>> (
-    ...     joined("The sky is", "blue."),
-    ...     joined("The sky is", " blue."),
-    ...     joined("The sky is", "The sky is blue."),
-    ... )
-    (' blue.', ' blue.', ' blue.')
-    >>> joined("Light is scattered by air", "scattered by air, and so"), joined("天空是", "蓝色")
-    (', and so', '蓝色')
-    """
-    kept, begun = answer.rstrip(), said.lstrip()
-    for repeated in (kept, *_tails(kept)):
-        if repeated and begun.startswith(repeated):
-            said = begun = begun[len(repeated) :]
-            break
-    if len(kept) < len(answer):
-        return said.lstrip()
-    return (
-        said
-        if not said or is_safe(answer + said, len(answer)) or said[:1] in ".,;:!?)"
-        else f" {said}"
-    )
 
 
 def _content(text: str, attachments: Sequence[Attachment]) -> Any:

@@ -13,7 +13,7 @@ from operator import add
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import ModelTimeoutError
@@ -309,6 +309,82 @@ def test_max_cost_counts_text_without_spaces() -> None:
 def test_words_are_the_text(text: str) -> None:
     words = words_of(text)
     assert "".join(words) == text and all(words) and all(len(word) <= 28 for word in words)
+
+
+class Echo(Verbatim):
+    """Continues its script truly, but first says some of what it continues."""
+
+    echo: Callable[[str], str] = str
+
+    def _reply(self, messages: list[BaseMessage]) -> str:
+        begun = next(one.text for one in reversed(messages) if isinstance(one, AIMessage))
+        script = DOWN if begun == TRIAL_BEGUN else self.script
+        if self.way == "continue" and not isinstance(messages[-1], AIMessage):
+            return ""
+        return self.echo(begun) + script[len(begun) :]
+
+
+def last_two_words(text: str) -> str:
+    return text[[match.start() for match in re.finditer(r"\S+", text)][-2:][0] :]
+
+
+ECHOES = {
+    "nothing": lambda text: "",
+    "everything": str,
+    "everything after white space": lambda text: f"\n{text}",
+    "its last line": lambda text: text.rpartition("\n")[2],
+    "its last two words": last_two_words,
+}
+PARTS_OF_TEXTS = [
+    "| a | b |\n",
+    "ha ",
+    "The sky is blue. ",
+    "    return x\n",
+    "天空",
+    "\n",
+    "So: ",
+    "😀",
+]
+
+
+@pytest.mark.parametrize("way", ["continue", "instruct"])
+@pytest.mark.parametrize("echo", ECHOES)
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_true_continuation_is_neither_cut_nor_doubled(echo: str, way: str, data: Any) -> None:
+    parts = data.draw(st.lists(st.sampled_from(PARTS_OF_TEXTS), min_size=2, max_size=24))
+    text = "".join(["So", *parts, "end."])
+    at = data.draw(st.sampled_from([at for at in range(len(text)) if is_safe(text, at)]))
+    model = Echo(script=text, way=way, echo=ECHOES[echo], asked=[], said=[], closed=[])
+    member = ChatModelMember(model, name="a")
+    draft = drafted(member, draft_job(answer=(Segment(text[:at]),), segment_tokens=6))
+    assert draft.text and text[at:].startswith(draft.text)
+
+
+def test_rows_that_are_equal_are_all_written() -> None:
+    row = "| 1 | blue | yes |\n"
+    table = "Colours:\n" + row * 6 + "Done."
+    model = Echo(script=table, echo=ECHOES["nothing"], asked=[], said=[], closed=[])
+    for rows in range(1, 6):
+        answer = (Segment("Colours:\n" + row * rows),)
+        member = ChatModelMember(model, name="a")
+        draft = drafted(member, draft_job(answer=answer, segment_tokens=60))
+        assert draft.text == row * (6 - rows) + "Done."
+
+
+def test_a_model_that_once_starts_over_is_understood() -> None:
+    """It repeated nothing in its trial, but begins a long answer once more."""
+    script = "".join(f"Sentence {at} says something of its own about blue. " for at in range(9))
+
+    class Restarting(Echo):
+        def _reply(self, messages: list[BaseMessage]) -> str:
+            begun = messages[-1].text
+            return super()._reply(messages) if begun == TRIAL_BEGUN else self.script
+
+    model = Restarting(script=script, echo=ECHOES["nothing"], asked=[], said=[], closed=[])
+    agreed = script[: script.index(" Sentence 6")]
+    draft = drafted(ChatModelMember(model, name="a"), draft_job(answer=(Segment(agreed),)))
+    assert draft.text.startswith(" Sentence 6 says")
 
 
 # --- whole answers, thoughts, ends ----------------------------------------------------------------

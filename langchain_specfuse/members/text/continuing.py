@@ -1,0 +1,109 @@
+"""What a chat model says after a text that it was asked to continue, made a continuation of it.
+
+Some models repeat the text first, or its end, and some providers cut white space off. Whether a
+model repeats is found by a trial (:func:`repeated_words`), because text may repeat itself
+legitimately, such as equal rows of a table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ...core.answer import is_safe
+
+TAIL = 12
+"""A model repeats at least this many characters; fewer are no sign of a repetition."""
+QUOTED = 80
+"""A model that is asked for the rest is shown this many of the text's last characters."""
+RESTART = 200
+"""A reply that begins with a whole text of at least this length has started over, whatever the
+trial showed."""
+_SIGN = 40
+"""A text whose first characters, this many, occur in it again may legitimately repeat all of
+itself."""
+
+
+def repeated_words(text: str, said: str) -> int:
+    """How many of the text's last words a reply to it begins with; 0 if less than ``TAIL``
+    characters.
+
+    >>> begun = "ten, nine, eight, seven,"
+    >>> [repeated_words(begun, said) for said in ("six", "eight, seven, six", begun + " six")]
+    [0, 2, 4]
+    """
+    found = (len(tail.split()) for tail in _tails(text) if said.lstrip().startswith(tail))
+    return next(found, 0)
+
+
+def repeatable(text: str, words: int | None) -> list[str]:
+    """What the reply may repeat of a text, the likeliest first.
+
+    ``words``: how many words the model repeated in its trial, or None if it repeated all of them.
+
+    A model that repeated nothing repeats nothing of other texts, unless it starts over.
+
+    >>> repeatable("| a |\\n| a |", 0), repeatable("It is so very blue", 2)[0]
+    ([], 'very blue')
+    """
+    text = text.rstrip()
+    if words == 0:
+        restarts = len(text) >= RESTART and text.find(text[:_SIGN], 1) < 0
+        return [text] if restarts else []
+    tails = _tails(text)
+    if words is None:
+        return [text, text[-QUOTED:], text.rpartition("\n")[2].lstrip(), *tails]
+    return [text[at:] for at in _starts(text)[-words:][:1]] + tails
+
+
+def is_undecided(said: str, repeats: Sequence[str]) -> bool:
+    """Whether more of the reply is needed to see which of these it repeats, if any, and with how
+    much white space it goes on."""
+    said = said.lstrip()
+    for text in repeats:
+        if said.startswith(text):  # the likelier ones are ruled out
+            return not said[len(text) :].strip()
+        if text.startswith(said):
+            return True
+    return not said
+
+
+def joined(text: str, said: str, repeats: Sequence[str] = ()) -> str:
+    """The continuation of a text in a reply: without what it repeats, and with a space where words
+    would be glued together.
+
+    >>> joined("The sky is", "blue."), joined("The sky is", " blue.")
+    (' blue.', ' blue.')
+    >>> joined("The sky is", "The sky is blue.", ["The sky is"]), joined("天空是", "蓝色")
+    (' blue.', '蓝色')
+    >>> joined("def f():\\n", "    return 1"), joined("def f():\\n", "\\n    return 1")
+    ('    return 1', '    return 1')
+    """
+    begun, kept = said.lstrip(), text.rstrip()
+    for one in repeats:
+        if one and begun.startswith(one):
+            return _after_white(text[len(kept) :], begun[len(one) :])
+    if len(kept) < len(text):
+        return _after_white(text[len(kept) :], said)
+    glued = said and not is_safe(text + said, len(text)) and said[0] not in ".,;:!?)"
+    return f" {said}" if glued else said
+
+
+def _after_white(white: str, said: str) -> str:
+    """The reply without the white space with which the text ends already; models do not see it,
+    because some providers refuse a message that ends with white space."""
+    lead = said[: len(said) - len(said.lstrip())]
+    if lead.startswith(white):
+        return said[len(white) :]
+    is_indent = "\n" in white and "\n" not in lead and len(lead) > 1
+    return said if is_indent else said[len(lead) :]
+
+
+def _starts(text: str) -> list[int]:
+    return [match.start() for match in re.finditer(r"\S+", text)]
+
+
+def _tails(text: str) -> list[str]:
+    """The ends of the text that a model may repeat, the longest first: each begins with a word."""
+    starts = _starts(text)
+    return [text[at:] for at in starts if len(text) - at >= TAIL][-40:]
