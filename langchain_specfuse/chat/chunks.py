@@ -57,7 +57,8 @@ class AnswerChunks:
         not the last.
         """
         self._count(round)
-        cut = round.finish in ("length", "stop_string")
+        # A stop string is found in prose alone, so the text before it begins no call.
+        cut = round.finish == "length"
         said, pieces = round.text, list[Piece]()
         if self._splitter:
             said, pieces = self._splitter.feed(said, bool(round.finish), cut=cut)

@@ -81,6 +81,11 @@ class CallReader:
         return self._place in ("body", "end") or (self._place == "after" and self.rest != "")
 
     @property
+    def undecided(self) -> bool:
+        """Whether ``rest`` may still be free text: no call has begun for certain."""
+        return self._place in ("start", "prose")
+
+    @property
     def is_open(self) -> bool:
         """In a call whose name has been read."""
         return self._place in ("body", "end") and self._name is not None
@@ -96,7 +101,7 @@ class CallReader:
 
     def finish(self) -> str:
         """End the text. Returns what was held back because it might have begun a call."""
-        return self._cut(len(self.rest)) if self._place in ("start", "prose") else ""
+        return self._cut(len(self.rest)) if self.undecided else ""
 
     def _cut(self, size: int) -> str:
         cut, self.rest = self.rest[:size], self.rest[size:]

@@ -151,6 +151,13 @@ class Ruling(Referee):
             calls = self._at(answer).calls
         return calls.prose if calls else len(answer)
 
+    def possible_prose(self, answer: str) -> int:
+        if not self._prose:
+            return 0
+        with self._lock:
+            calls = self._at(answer).calls
+        return len(answer) if calls is None or calls.undecided else calls.prose
+
     def _at(self, answer: str) -> _Place:
         if answer in self._places:
             self._places.move_to_end(answer)

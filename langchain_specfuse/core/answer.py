@@ -175,7 +175,7 @@ class Answer:
         left = self.tokens_left - (len(writer_tokens) or 1)
         finish: Finish | None = None
         segments, forced = (*self.segments, segment), ""
-        stop_at = first_stop(text[: self.referee.prose(text)], self.stop, self.shown)
+        stop_at = self._stop_in(text[: self.referee.prose(text)])
         if stop_at is not None:
             text, finish = text[:stop_at], "stop_string"
         elif segment.ended:
@@ -190,6 +190,8 @@ class Answer:
                 finish = "stop" if self._is_complete(text) else "length"
             elif left <= 0:
                 finish = "length"
+        if finish:
+            text, finish = self._without_stop(text, finish)
         shown = len(text) if finish else len(text) - self._held_back(text)
         return replace(
             self,
@@ -205,13 +207,37 @@ class Answer:
 
     def _is_complete(self, text: str) -> bool:
         """Whether the constraint says so; prose has no such mark."""
-        return self.referee.prose(text) < len(text) and self.referee.may_end(text)
+        return self.referee.possible_prose(text) < len(text) and self.referee.may_end(text)
+
+    def _without_stop(self, text: str, finish: Finish) -> tuple[str, Finish]:
+        """The whole text without a stop string at its end, where a call might have begun.
+
+        If it ends there, it is prose. Only if the budget ended it, it may be a call that is cut
+        off.
+        """
+        stop_at = self._stop_in(text[: self.referee.possible_prose(text)])
+        if stop_at is None:
+            return text, finish
+        kept = text[:stop_at]
+        cut_off = finish == "length" and self.referee.prose(kept) < len(kept)
+        return kept, "length" if cut_off else "stop_string"
+
+    def _stop_in(self, text: str) -> int | None:
+        """Where the first stop string begins; none begins in the text that has been released."""
+        return first_stop(text, self.stop, self.shown)
 
     def _held_back(self, text: str) -> int:
-        """Stop strings are looked for in prose alone, so nothing is held back inside a call."""
-        return (
-            held_back(text[self.shown :], self.stop) if self.referee.prose(text) == len(text) else 0
-        )
+        """How many characters at the end may still belong to a stop string.
+
+        Stop strings are looked for in prose alone, so nothing is held back inside a call. What may
+        begin a call may also be prose, so it can hold a stop string, or a part of one.
+        """
+        if self.referee.possible_prose(text) < len(text):
+            return 0
+        stop_at = self._stop_in(text)
+        if stop_at is not None:
+            return len(text) - stop_at
+        return held_back(text[self.shown :], self.stop)
 
 
 def lawful(draft: Draft, answer: Answer) -> Draft:
@@ -232,13 +258,17 @@ def lawful(draft: Draft, answer: Answer) -> Draft:
 
 
 def first_stop(text: str, stop: Sequence[str], start: int = 0) -> int | None:
-    """Where the first stop string begins, from ``start`` on.
+    """Where the stop string begins that is complete first, from ``start`` on.
+
+    So it does not matter in which pieces the text comes: what follows cannot change the place.
 
     >>> first_stop("one END two", ["END", "ND"])
     4
+    >>> first_stop("a b c", ["a b c", "b"])
+    2
     """
-    found = [at for word in stop if word and (at := text.find(word, start)) >= 0]
-    return min(found, default=None)
+    found = [(at + len(word), at) for word in stop if word and (at := text.find(word, start)) >= 0]
+    return min(found)[1] if found else None
 
 
 def held_back(text: str, stop: Sequence[str]) -> int:

@@ -165,6 +165,62 @@ def test_a_stop_string_ends_prose_and_cuts_no_call(ensemble: Make, stop: str) ->
     assert message.response_metadata["finish_reason"] == "stop_string"
 
 
+@pytest.mark.parametrize(
+    ("words", "stop", "said"),
+    [
+        ("So a < b", "< b", "So a "),
+        ("So a < b", "a <", "So "),
+        ("So a <", "<", "So a "),
+        ("So a <tool", "<too", "So a "),
+        ("So a < b <", "<", "So a "),
+    ],
+)
+def test_a_stop_string_is_found_where_a_call_might_begin(
+    ensemble: Make, words: str, stop: str, said: str
+) -> None:
+    for texts in ((words,), (words, words + " and")):
+        for size in (1, 3):
+            bound = ensemble(*texts, segment_tokens=size, stop=[stop]).bind_tools([add, say])
+            message = bound.invoke("?")
+            assert (message.text, message.tool_calls) == (said, [])
+            assert message.response_metadata["finish_reason"] == "stop_string"
+
+
+STOPS = st.lists(st.text(st.sampled_from("ab <to>\n"), min_size=1, max_size=4), max_size=2)
+
+
+@settings(max_examples=60)
+@given(st.lists(PROSE, min_size=1, max_size=2), CALLS, STOPS, st.integers(1, 4), st.integers(1, 20))
+def test_with_tools_stop_strings_only_cut_prose_and_never_appear_in_it(
+    words: list[str], calls: list[tuple[str, Any]], stop: list[str], segment: int, budget: int
+) -> None:
+    members = [ScriptedMember(one + written(*calls), name=one or "silent") for one in set(words)]
+    llm = SpecFuseChatModel(members=members, segment_tokens=segment, max_tokens=budget)
+    bound = llm.bind_tools([add, say])
+    plain, chunks = bound.invoke("?"), list(bound.stream("?", stop=stop))
+    stopped = joined(chunks)
+    places = [(plain.text.find(one) + len(one), plain.text.find(one)) for one in stop]
+    at = min(((end, at) for end, at in places if at >= 0), default=(0, None))[1]
+    assert plain.text.startswith(stopped.text)
+    assert not any(one in stopped.text for one in stop)
+    if at is None and plain.response_metadata["finish_reason"] == "length":
+        # What may begin a call is not shown where the budget ends, but it can hold a stop string.
+        return
+    assert stopped.text == plain.text[:at]
+    if at is None:
+        called, wanted = [
+            [
+                (one["name"], one["args"])
+                for one in (*message.tool_calls, *message.invalid_tool_calls)
+            ]
+            for message in (stopped, plain)
+        ]
+        assert called == wanted
+    else:
+        assert stopped.tool_calls == stopped.invalid_tool_calls == []
+        assert stopped.response_metadata["finish_reason"] == "stop_string"
+
+
 # --- calls that are cut off -----------------------------------------------------------------------
 
 

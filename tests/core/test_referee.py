@@ -11,6 +11,7 @@ import pytest
 from langchain_specfuse.core.answer import Answer, lawful
 from langchain_specfuse.core.ballot import Ballot, unforced
 from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.referee import Referee
 from langchain_specfuse.core.values import Draft, Scored, ScoreJob
 
 from .play import play, speakers
@@ -24,7 +25,7 @@ def common(*texts):
     )
 
 
-class Only:
+class Only(Referee):
     """The referee of a finite language: the answer must be one of these texts. Simple enough to be
     obviously right."""
 
