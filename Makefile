@@ -40,7 +40,7 @@ $(LIGHT)/.ready: pyproject.toml constraints/dev.txt
 	$(LIGHT)/bin/python -m pip install --quiet -c constraints/dev.txt -e ".[demo]"
 	@touch $@
 
-test: $(READY) ## run the tests, real models included: under five minutes on two cores
+test: $(READY) ## run the tests, real models included: about four minutes on two cores
 	$(PYTEST) $(SPREAD) -m "not long and not serving"
 
 # Without an engine its tests are skipped; -rs prints why. Real engines and Ray clusters share nothing: one at a time.

@@ -14,7 +14,6 @@ import pytest
 from .blocks import ROOT
 
 SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "prefix")
-MINUTES = (pytest.mark.real, pytest.mark.long)
 
 
 @pytest.mark.parametrize("module", ["common", "member_sets"])
@@ -77,7 +76,10 @@ def test_every_measured_path_exists():
             assert (ROOT / "langchain_specfuse" / path).exists(), f"{file.name}: {path} is gone"
 
 
-@pytest.mark.parametrize("script", [*SCRIPTED, *(pytest.param(one, marks=MINUTES) for one in REAL)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "script", [*SCRIPTED, *(pytest.param(one, marks=pytest.mark.real) for one in REAL)]
+)
 def test_a_benchmark_runs_and_its_tables_can_be_made(build, script, tmp_path):
     out = tmp_path / f"{script}.json"
     asked = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), "--tiny", "--out", str(out)]

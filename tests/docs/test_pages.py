@@ -17,6 +17,8 @@ from .blocks import PAGES, PROPOSED, ROOT, blocks, fences, fences_of
 WITH_CODE = [page for page in [*PAGES, PROPOSED] if any(not block.mark for block in blocks(page))]
 REAL = [block for page in PAGES for block in blocks(page) if block.mark == "real"]
 WITH_COMMANDS = [page for page in PAGES if any(not block.mark for block in blocks(page, "console"))]
+SLOW_PAGES = {"choose-members.md", "command.md", "evaluate.md"}
+"""`make test-rest` runs their commands, which take seconds each."""
 SKIPPED = {"skip", "needs"}
 LANGUAGES = {"python", "console", "json", "text", "{toctree}", "{eval-rst}"}
 """The first three are run or parsed, ``text`` is a drawing, the last two belong to the site (see
@@ -49,7 +51,14 @@ def test_a_block_with_real_models_runs(block):
 
 
 @pytest.mark.skipif(shell.BASH is None, reason="the commands of the pages are those of bash")
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.long) if page.name in SLOW_PAGES else page
+        for page in WITH_COMMANDS
+    ],
+    ids=lambda page: page.name,
+)
 def test_the_commands_of_a_page_run_from_top_to_bottom(page, tmp_path):
     for lines in blocks(page, "json"):
         (tmp_path / "questions.jsonl").write_text(lines.code)

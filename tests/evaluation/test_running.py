@@ -170,6 +170,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 def test_killed_again_and_again_it_loses_nothing_and_counts_nothing_twice(tmp_path):
     """SIGKILL in the middle, twice; then to the end."""
     root = Path(__file__).parents[2]

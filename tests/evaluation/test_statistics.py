@@ -98,12 +98,14 @@ def share_of(found: list[own.AgainstBest], verdict: str) -> float:
     return sum(one.verdict == verdict for one in found) / len(found)
 
 
+@pytest.mark.long
 def test_equals_are_seldom_called_better_or_worse_though_the_best_was_picked_on_the_same_data():
     found = found_of(0.0)
     assert share_of(found, "better") <= 0.05 and share_of(found, "worse") <= 0.08
     assert sum(one.apart.low <= 0 <= one.apart.high for one in found) / TRIES >= 0.93
 
 
+@pytest.mark.long
 def test_what_is_plainly_better_or_worse_is_called_so():
     assert share_of(found_of(0.45), "better") > 0.8
     assert share_of(found_of(-0.45), "worse") > 0.8

@@ -22,7 +22,7 @@ from .tiny import NEAR
 KEYS = [SequenceKey(name) for name in "abcdef"]
 
 
-@pytest.mark.parametrize("arch", tiny.ALL)
+@pytest.mark.parametrize("arch", tiny.three_first(tiny.ALL))
 @pytest.mark.parametrize("size", [1, 4])
 def test_every_reply_of_an_answer_equals_one_without_a_cache(arch, size):
     compared = tiny.Compared(tiny.member(arch, 1))
@@ -144,14 +144,16 @@ def live(store, truth, near, rounds=40):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral", "gpt2", "qwen3-next", "bloom"])
+@pytest.mark.parametrize(
+    "arch", tiny.three_first(["llama", "gemma3", "mistral", "gpt2", "qwen3-next", "bloom"])
+)
 def test_sequences_come_go_grow_and_go_back_in_any_order(arch):
     store = chosen(arch)
     live(store, ModelCache(store.forward, "no cache"), 2e-4)
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("cells", [256, 2048])
+@pytest.mark.parametrize("cells", [256, pytest.param(2048, marks=pytest.mark.long)])
 def test_no_reply_of_llama_cpp_depends_on_what_else_its_cache_holds(cells, tmp_path, monkeypatch):
     """With the small pool, what is needed moves to a fresh one again and again."""
     live(*llamacpp(tmp_path, monkeypatch, cells), 1e-4, rounds=12)

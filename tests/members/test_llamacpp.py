@@ -182,6 +182,7 @@ def test_recurrent_states_are_copied_not_cut(tmp_path):
     live(store, SequenceStore(weights), 2e-4, rounds=8)
 
 
+@pytest.mark.long
 def test_past_gemma_s_sliding_window():
     """Texts that are cut back behind the window, and read on in parts, are as if they had been read
     at once."""

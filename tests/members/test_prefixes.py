@@ -59,7 +59,7 @@ def next_turn(query, answer, then):
 # --- cached = fresh -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", KINDS)
+@pytest.mark.parametrize("arch", tiny.three_first(KINDS))
 @pytest.mark.parametrize("limit", [True, 150_000])
 def test_a_long_random_life_of_prompts_that_begin_alike(arch, limit):
     """Queries begin as others did, over or open, in batches and alone, sampled and greedy, and end

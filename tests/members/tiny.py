@@ -15,6 +15,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -288,6 +289,12 @@ ARCHITECTURES["gpt-oss"] = (
 )
 THREE = ["llama", "gemma3", "qwen3-next"]
 """Full attention, sliding windows among it, recurrent states: where one of each kind is enough."""
+
+
+def three_first(archs: Sequence[str]) -> list[Any]:
+    """Parameters for a test: `make test` runs it for THREE, `make test-rest` for the others."""
+    long = pytest.mark.long
+    return [arch if arch in THREE else pytest.param(arch, marks=long) for arch in archs]
 
 
 # also when a test asks in inference mode: users' weights are ordinary tensors
