@@ -28,6 +28,9 @@ ANCHORS = ("\n", "x", "0", ")")
 """A text that melts into its context is tokenized behind one of these: alone, some tokenizers put a
 space first."""
 BLOCK_CHARS = 400
+OPEN_TOKENS = 32
+"""So many new tokens are decoded as one text; then the first of them are left alone, so that each
+further token costs the same. Drafts of the usual length are always decoded whole."""
 REPLACEMENT = "\ufffd"
 HELD_BYTES = 4
 """A character has at most four bytes: one that is still incomplete after more tokens never becomes
@@ -88,7 +91,7 @@ class Words:
         """The tokens of a text from others that follows ``ids``."""
         if not run:
             return []
-        left = self._left(ids)[1][-LEFT_CHARS:]
+        left = self.left(ids)[1][-LEFT_CHARS:]
         found: list[int] = []
         for block in blocks(run):
             found += self._after(left, block, marks)
@@ -122,19 +125,9 @@ class Words:
     def text_after(self, context: Sequence[int], new: Sequence[int]) -> tuple[str, list[int]]:
         """The text that these tokens add, and how many of its characters are complete after each of
         them."""
-        left, base = self._left(context)
-        text, ends = "", []
-        held = 0
-        for count in range(1, len(new) + 1):
-            whole = self._added(left, base, new[:count])
-            complete = whole.rstrip(REPLACEMENT)
-            held = held + 1 if len(complete) < len(whole) else 0
-            if held > HELD_BYTES:
-                complete = whole
-            if len(complete) > len(text):
-                text = complete
-            ends.append(len(text))
-        return text, ends
+        added = AddedText(self, context)
+        added.extend(new)
+        return added.text, added.ends
 
     def ends(self, context: Sequence[int], new: Sequence[int], candidate: str) -> tuple[int, ...]:
         """For each of these tokens, which end with the candidate: how many of its characters are
@@ -149,9 +142,9 @@ class Words:
 
     def added(self, context: Sequence[int], new: Sequence[int]) -> str:
         """The text that these tokens add, also where its last character is incomplete."""
-        return self._added(*self._left(context), new)
+        return self.difference(*self.left(context), new)
 
-    def _left(self, context: Sequence[int]) -> tuple[list[int], str]:
+    def left(self, context: Sequence[int]) -> tuple[list[int], str]:
         """The end of the context and its text, beginning with a whole character: half of one spoils
         what follows."""
         first = None
@@ -163,7 +156,8 @@ class Words:
             first = first or (left, text)
         return first or ([], "")
 
-    def _added(self, left: list[int], base: str, new: Sequence[int]) -> str:
+    def difference(self, left: list[int], base: str, new: Sequence[int]) -> str:
+        """The text that these tokens add to ``left``, whose own text is ``base``."""
         whole = self.decode([*left, *new])
         for _ in range(HELD_BYTES):
             if whole.startswith(base):
@@ -172,6 +166,53 @@ class Words:
             # whole now.
             base = base.removesuffix(REPLACEMENT)
         return self.decode(new)
+
+
+class AddedText:
+    """The text that tokens add to a context, token by token.
+
+    Only the last tokens are decoded again for each new one, so the work grows with the number of
+    tokens and not with its square.
+    """
+
+    def __init__(self, words: Words, context: Sequence[int]) -> None:
+        self.text = ""
+        self.ends: list[int] = []
+        """How many characters of the text are complete after each token."""
+        self._words = words
+        self._left, self._base = words.left(context)
+        self._closed = ""
+        """The text that does not change any more."""
+        self._open: list[int] = []
+        """The tokens behind that text."""
+        self._held = 0
+        """How many of the last tokens have ended within a character."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._add(token)
+
+    def _add(self, token: int) -> None:
+        self._open.append(token)
+        whole = self._closed + self._words.difference(self._left, self._base, self._open)
+        complete = whole.rstrip(REPLACEMENT)
+        self._held = self._held + 1 if len(complete) < len(whole) else 0
+        if self._held > HELD_BYTES:
+            complete = whole
+        if len(complete) > len(self.text):
+            self.text = complete
+        self.ends.append(len(self.text))
+        within = 0 < self._held <= HELD_BYTES
+        if len(self._open) >= OPEN_TOKENS and not within:
+            self._close(whole)
+
+    def _close(self, whole: str) -> None:
+        """Leave the open tokens alone. What may still be a part of a character stays open."""
+        left, text = self._words.left(self._open)
+        base = text.rstrip(REPLACEMENT)
+        if text and whole.endswith(text):
+            self._left, self._base, self._open = left, base, []
+            self._closed = whole[: len(whole) - len(text) + len(base)]
 
 
 def blocks(run: str) -> Iterator[str]:
@@ -308,6 +349,10 @@ class PartialDraft:
     end: End | None = None
     _logprobs: list[float] | None = field(default_factory=list)
     _ended_by: float = 0.0
+    _added: AddedText = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._added = AddedText(self.words, self.context)
 
     @property
     def wanted(self) -> int:
@@ -332,7 +377,8 @@ class PartialDraft:
         self._logprobs = (
             None if self._logprobs is None or logprobs is None else [*self._logprobs, *logprobs]
         )
-        text, ends = self.words.text_after(self.context, self.tokens)
+        self._added.extend(tokens)
+        text, ends = self._added.text, self._added.ends
         for size in range(before + 1, len(self.tokens) + 1):
             so_far, known = text[: ends[size - 1]], ends[:size]
             self.end = find_end(
