@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from . import engines
+from . import engines, tiny_gguf
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +26,9 @@ def engine_for(
             return found[name]
 
         yield get
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GGUF file that llama.cpp reads like any other."""
+    return tiny_gguf.llama(tmp_path_factory.mktemp("gguf") / "tiny.gguf")

@@ -218,6 +218,20 @@ def test_a_forgotten_query_leaves_nothing_behind(arch):
         assert held > 0 == member.loaded.store.bytes_held
 
 
+@pytest.mark.parametrize("arch", tiny.THREE)
+def test_the_logits_of_a_draft_count_as_held_while_it_is_written(arch):
+    member, held = tiny.member(arch, 1), []
+    store = member.loaded.store
+    hook = member.loaded.weights.model.register_forward_pre_hook(
+        lambda *_: held.append(store.logits_bytes)
+    )
+    (draft,) = member.draft([DraftJob(tiny.query(), (), 60, 60, Sampling())])
+    hook.remove()
+    row = 4 * member.loaded.weights.vocabulary_size
+    assert len(draft.tokens) > 5
+    assert row < max(held) < 12 * row
+
+
 # --- the trial ------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ work."""
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 
 import gguf
 import numpy as np
@@ -77,6 +78,40 @@ def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too(monkeyp
         }
         member.forget(query.id)
     assert len(found) == 1
+
+
+# --- long drafts ----------------------------------------------------------------------------------
+
+
+def test_a_whole_answer_keeps_the_logits_of_a_few_tokens_and_they_are_counted(tiny_llama):
+    member = LlamaCppMember(tiny_llama)
+    row = 4 * len(member.probe() and member.loaded.words.tokenizer)
+    for count in (20, 300):  # the first of them imports what is needed
+        job = DraftJob(tiny.query(), (), count, count, Sampling())
+        tracemalloc.start()
+        (draft,) = member.draft([job])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(draft.tokens) > 0.9 * count
+    assert peak < 30 * row
+
+
+def test_the_text_of_a_whole_answer_with_stop_strings_costs_as_much_for_every_token(
+    tiny_llama, monkeypatch
+):
+    member, decoded = LlamaCppMember(tiny_llama), []
+    member.probe()
+    tokenizer = member.loaded.words.tokenizer
+    decode = tokenizer.decode
+    monkeypatch.setattr(
+        tokenizer, "decode", lambda ids, **how: decoded.append(len(ids)) or decode(ids, **how)
+    )
+    cost = {}
+    for count in (100, 400):
+        decoded.clear()
+        member.draft([DraftJob(tiny.query(), (), count, count, Sampling(), ("never written",))])
+        cost[count] = sum(decoded)
+    assert cost[400] < 6 * cost[100] and cost[400] < 100 * 400
 
 
 # --- adapters -------------------------------------------------------------------------------------

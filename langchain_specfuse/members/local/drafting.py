@@ -9,7 +9,8 @@ prompts or scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,11 +19,14 @@ import numpy as np
 
 from ...core.answer import kept_tokens
 from ...core.values import Draft, DraftJob, Effort, Failure, Sampling
-from ..text.words import OVERTIME, End, Words, complete, end_at, find_end
+from ..text.words import OVERTIME, AddedText, End, Words, complete, end_at, find_end
 from .masking import DraftConstraint, cut_in_structure, masked
 from .sampling import sample
 from .scoring import end_logprobs, logprobs_of
 from .strands import Logits, SequenceKey, StrandStore
+
+CUTS = (kept_tokens, cut_in_structure)
+"""Where a draft may be cut. In prose the first one decides alone."""
 
 
 def most_tokens(job: DraftJob) -> int:
@@ -60,8 +64,8 @@ class OpenDraft:
     constraint: DraftConstraint | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    logits: list[Logits | None] = field(default_factory=list)
-    """The logits before each token, where known."""
+    logits: dict[int, Logits] = field(default_factory=dict)
+    """The logits after the first n tokens, for each n where it may still be cut."""
     reused: int = 0
     """Tokens of the context that were cached."""
     end: End | None = None
@@ -69,6 +73,14 @@ class OpenDraft:
     end_logprob: float = 0.0
     """That of the token that ended the turn, if one did."""
     failure: Failure | None = None
+    _added: AddedText = field(init=False, repr=False)
+    _decided: int = 0
+    """Of so many tokens it is known whether the draft may be cut behind them."""
+    _boundaries: dict[Callable[..., int], int] = field(default_factory=dict)
+    """The last place where it may be cut, by the function that has found it."""
+
+    def __post_init__(self) -> None:
+        self._added = AddedText(self.words, self.context)
 
     @property
     def ids(self) -> list[int]:
@@ -107,8 +119,8 @@ class OpenDraft:
         kept, end = self.end.kept, self.end
         tokens = [*self.tokens[:kept], *end.rest]
         text, ends = self.words.text_after(self.context, tokens)
-        if kept < len(self.tokens) and (row := self.logits[kept]) is not None:
-            store.keep_logits(self.key, len(self.context) + kept, row.copy())
+        if kept < len(self.tokens) and (row := self.logits.get(kept)) is not None:
+            store.keep_logits(self.key, len(self.context) + kept, row)
         logprobs = end.logprobs(self.logprobs, self.end_logprob)
         ends_known = tuple(ends) if self.constraint else None
         return Draft(text, end.ended, tuple(tokens), tuple(logprobs), effort, ends_known)
@@ -126,8 +138,10 @@ class OpenDraft:
                 End(len(self.tokens), ended=True),
                 end_logprobs(row[None], self.stops)[0],
             )
-        else:
-            self._add(token, logprob, row)
+            return
+        self._add(token, logprob, row)
+        if not self.done:
+            self._drop_logits()
 
     def _add(self, token: int, logprob: float, row: Logits | None) -> None:
         if self.constraint is None:
@@ -142,9 +156,32 @@ class OpenDraft:
             self._check_constrained(self.constraint)
 
     def _put(self, token: int, logprob: float, row: Logits | None) -> None:
+        if row is not None:
+            self.logits[len(self.tokens)] = row
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        self.logits.append(row)
+        self._added.extend([token])
+
+    def _drop_logits(self) -> None:
+        """Keep the logits where the draft may still be cut, and no others: one row is as long as
+        the vocabulary.
+
+        It may be cut at the last boundary so far, and where further text decides: behind the last
+        complete character, or where a text may begin that must not be cut in two.
+        """
+        text, ends = self._added.text, self._added.ends
+        begin = self.constraint.begin if self.constraint else ""
+        decided = bisect_right(ends, len(text) - max(1, len(self.end_text), len(begin)))
+        for cut in CUTS if self.constraint else CUTS[:1]:
+            first = max(self._decided - 1, 0)
+            found = cut(text, ends[first:decided], decided - first)
+            if found > 1 or (found and not first):
+                self._boundaries[cut] = first + found
+        self._decided = max(self._decided, decided)
+        boundary = next((at for cut in CUTS if (at := self._boundaries.get(cut))), 0)
+        self.logits = {
+            at: row for at, row in self.logits.items() if at == boundary or at >= decided
+        }
 
     # --- where it ends ----------------------------------------------------------------------------
 
@@ -152,8 +189,8 @@ class OpenDraft:
         """Whether it ends here. In structured text it may also be cut behind punctuation."""
         end_text = self.end_text if prose else ""
         if len(self.tokens) >= min(wanted, self.limit) or end_text or self.job.stop:
-            text, ends = self.words.text_after(self.context, self.tokens)
-            cuts = (kept_tokens,) if prose else (kept_tokens, cut_in_structure)
+            text, ends = self._added.text, self._added.ends
+            cuts = CUTS[:1] if prose else CUTS
             how: Any = {
                 "limit": self.limit,
                 "wanted": wanted,
@@ -181,17 +218,14 @@ class OpenDraft:
                 self.end = End(size)
         elif constraint.free:
             self._check(self.job.segment_tokens, constraint.begin)
-        elif (
-            constraint.newly_forced()
-            and complete(self.words.text_after(self.context, self.tokens)[1]) == size
-        ):
+        elif constraint.newly_forced() and complete(self._added.ends) == size:
             self.end = End(size)
         else:
             self._check(self.job.segment_tokens, prose=False)
 
     def _cut_before_call(self, constraint: DraftConstraint) -> bool:
         """Text before a call is a draft of its own, so that the vote is on whole calls."""
-        text, ends = self.words.text_after(self.context, self.tokens)
+        text, ends = self._added.text, self._added.ends
         at = text.rfind(constraint.begin.rstrip()) if constraint.begin else -1
         if at <= 0 or not text[:at].strip():
             return False
@@ -212,7 +246,7 @@ class OpenDraft:
     def stuck(self, logprob: float) -> None:
         """The grammar allows no token, or not the one that was sampled: the draft is what there is
         so far."""
-        self.end = End(complete(self.words.text_after(self.context, self.tokens)[1]))
+        self.end = End(complete(self._added.ends))
         if not self.end.kept:
             kind = "nan" if math.isnan(logprob) else "error"
             self.failure = Failure(kind, "none of its tokens can follow under this constraint")
@@ -230,6 +264,11 @@ class OpenDraft:
 
 def write_drafts(store: StrandStore, drafts: Sequence[OpenDraft]) -> None:
     """Read the contexts of these drafts, and write them together until each is done."""
+    with store.holding(lambda: (row for draft in drafts for row in draft.logits.values())):
+        _write(store, drafts)
+
+
+def _write(store: StrandStore, drafts: Sequence[OpenDraft]) -> None:
     rows = store.prefill([(draft.key, draft.ids) for draft in drafts], drafting=True)
     for draft in drafts:
         draft.reused = min(store.found[draft.key], len(draft.context))
@@ -254,10 +293,9 @@ def _add_token(
     rows = np.stack([logits[draft.key] for draft in drafts])
     how = [_sampling(draft) for draft in drafts]
     tokens = sample(masked(rows, masks), how, [draft.ids for draft in drafts])
-    for draft, token, logprob, row in zip(
-        drafts, tokens, logprobs_of(rows, tokens), rows, strict=True
-    ):
-        draft.take(token, logprob, row)
+    for draft, token, logprob in zip(drafts, tokens, logprobs_of(rows, tokens), strict=True):
+        # not a part of ``rows``, which would stay in memory with it
+        draft.take(token, logprob, logits[draft.key])
         # a refused token is sampled again
         if not (draft.done or (draft.constraint and draft.constraint.refused)):
             del logits[draft.key]

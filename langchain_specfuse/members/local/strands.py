@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -116,6 +117,8 @@ class StrandStore(ABC):
         """Strands of prefixes, also of those that have been dropped since."""
         self.read_ahead: dict[SequenceKey, int] = {}
         """How many tokens of a query were read in chunks since it was last asked."""
+        self._drafted: Callable[[], Iterable[Logits]] = tuple
+        """The logits that the drafts which are being written hold."""
         with _LOCK:
             _STORES.add(self)
 
@@ -285,7 +288,8 @@ class StrandStore(ABC):
         found = []
         for (strand, _, _), rows, first in zip(readings, self.read(readings), before, strict=True):
             if len(rows):
-                remember(strand.logits, len(strand.ids), rows[-1])
+                # a copy: all rows would stay in memory with the last one
+                remember(strand.logits, len(strand.ids), rows[-1].copy())
             known = [] if first is None else [first[None]]
             found.append(np.concatenate([*known, rows] if len(rows) else known))
         parts = iter(found)
@@ -313,6 +317,15 @@ class StrandStore(ABC):
     def keep_logits(self, key: SequenceKey, length: int, logits: Logits) -> None:
         """These are the logits after the first ``length`` tokens; they will be asked for again."""
         remember(self.trunks[key].logits, length, logits)
+
+    @contextmanager
+    def holding(self, drafted: Callable[[], Iterable[Logits]]) -> Iterator[None]:
+        """While drafts are written, the logits that they hold are counted with those held here."""
+        self._drafted = drafted
+        try:
+            yield
+        finally:
+            self._drafted = tuple
 
     # --- forgetting -------------------------------------------------------------------------------
 
@@ -387,11 +400,8 @@ class StrandStore(ABC):
 
     @property
     def logits_bytes(self) -> int:
-        rows = {
-            id(row): row.nbytes
-            for one in self.strands
-            for row in (*one.logits.values(), *one.ends.values())
-        }
+        kept = (row for one in self.strands for row in (*one.logits.values(), *one.ends.values()))
+        rows = {id(row): row.nbytes for row in (*kept, *self._drafted())}
         return sum(rows.values())
 
     def is_out_of_memory(self, error: BaseException) -> bool:
