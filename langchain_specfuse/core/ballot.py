@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .answer import continues_loop
@@ -64,9 +64,14 @@ class Ballot:
         return tuple(c for c in self.eligible if not self._is_own(judge, c))
 
     def readings_of(self, judge: str, reply: Scored) -> list[Reading]:
-        """How this verifier reads every eligible draft, from its reply and from its own draft."""
+        """How this verifier reads every eligible draft, from its reply and from its own draft.
+
+        Empty if it abstains: it cannot end turns, and a draft is nothing but an end.
+        """
         rows = _rows(reply)
-        return [self._reading(judge, candidate, rows) for candidate in self.eligible]
+        readings = [self._reading(judge, candidate, rows) for candidate in self.eligible]
+        abstains = any(c.ended and not one for c, one in zip(self.eligible, readings, strict=True))
+        return [] if abstains else readings
 
     def sure(self, name: str) -> bool:
         """Whether this member gives every token of its draft the probability that makes it sure."""
@@ -165,6 +170,9 @@ class Ballot:
         """The log-probabilities that count in a score."""
         own = self.drafts[judge] if self._is_own(judge, candidate) else None
         logprobs, ends = (own.logprobs or (), own.ends) if own else next(rows)
+        if candidate.ended and logprobs and logprobs[-1] == -math.inf:
+            # It cannot end turns (a base model without such a token), so it is not asked about it.
+            candidate, logprobs = replace(candidate, ended=False), logprobs[:-1]
         return self._free(candidate, logprobs, ends)
 
     def _free(

@@ -20,6 +20,9 @@ from .voting import raw_score
 LARGER = 2
 """A member leads by its size if it has at least this many times the parameters of every other
 one."""
+BOUND = math.log(19)
+"""The evidence of one verifier counts as at most this. Whoever is wrong in one of 20 cases shifts
+the odds by at most 19 to 1, however sure it is."""
 Reading: TypeAlias = Sequence[float]
 """One draft as one verifier reads it: the log-probability of each token that a constraint leaves
 free, and of the end of the turn."""
@@ -42,17 +45,29 @@ def is_sure(own: Reading, sure: float) -> bool:
 def log_odds(
     rival: Mapping[str, Reading], lead: Mapping[str, Reading], weights: Mapping[str, float]
 ) -> float:
-    """The evidence for a rival's draft: Σ_j w_j (mean log p_j(rival) - mean log p_j(lead)) over the
-    verifiers j.
+    """The evidence for a rival's draft: Σ_j w_j clip(mean log p_j(rival) - mean log p_j(lead)) over
+    the verifiers j.
 
     >>> log_odds(
     ...     {"a": [-1.0], "b": [-2.0, -4.0]}, {"a": [-2.0], "b": [-1.0]}, {"a": 0.75, "b": 0.25}
     ... )
     0.25
+
+    Each verifier's part is clipped to ±``BOUND``. Otherwise one token that one verifier finds
+    impossible would overrule any number of others. Clipping every observation's log-likelihood
+    ratio is the test that is robust against a share of wrong observations (Huber, 1965).
+
+    >>> impossible = {"a": [-math.inf], "b": [-1.0], "c": [-1.0]}
+    >>> round(
+    ...     log_odds({"a": [-1.0], "b": [-3.0], "c": [-3.0]}, impossible, dict.fromkeys("abc", 1)),
+    ...     2,
+    ... )
+    -0.35
     """
     whole = math.fsum(weights[name] for name in rival)
-    gaps = (weights[name] * (_mean(rival[name]) - _mean(lead[name])) for name in rival)
-    return math.fsum(gaps) / whole if whole else 0.0
+    gaps = {name: _mean(rival[name]) - _mean(lead[name]) for name in rival}
+    parts = (weights[name] * max(-BOUND, min(BOUND, gap)) for name, gap in gaps.items())
+    return math.fsum(parts) / whole if whole else 0.0
 
 
 def _mean(reading: Reading) -> float:

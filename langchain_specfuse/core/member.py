@@ -14,7 +14,7 @@ What an implementation promises (``tests/members/contract.py`` checks it for eve
 5. *A draft that ends the answer is never cut*; others stop at a safe boundary
    (:func:`.kept_tokens`).
 6. *The end is an event.* For an ended candidate the last log-probability is that of the end of the
-   turn.
+   turn; minus infinity if the model has no end of turn. Then it is not counted.
 7. *Scores are the model's own* log-probabilities, before temperature, penalties and masks.
 8. *No request that is billed* is started for a job with ``new_requests=False``.
 """

@@ -65,7 +65,7 @@ class Method:
     margin: float | None = _option(
         0.5,
         "a draft replaces the lead's if the verifiers' mean log-probability per token is higher by "
-        "more than this; "
+        "more than this (one verifier's difference counts as at most 2.94); "
         "inf: the lead's draft always stands; none: nobody leads, all vote",
         least=0,
         endless=True,

@@ -194,7 +194,8 @@ def call_for_scores(
     clock.lap("verify", replies)
     panel = without_failed(panel, jobs, replies, answer, number)
     scored = {name: reply for name in panel.verifiers if isinstance(reply := replies[name], Scored)}
-    return panel, {name: ballot.readings_of(name, reply) for name, reply in scored.items()}
+    readings = {name: ballot.readings_of(name, reply) for name, reply in scored.items()}
+    return panel, {name: row for name, row in readings.items() if row}
 
 
 def without_failed(

@@ -275,7 +275,7 @@ class Scored:
 
     logprobs: tuple[tuple[float, ...], ...]
     """One tuple per candidate; the last number of an ended candidate is that of the end of the
-    turn."""
+    turn: minus infinity if the member cannot end turns."""
     effort: Effort = Effort()
     ends: tuple[tuple[int, ...], ...] | None = None
     """As in :class:`Draft`, per candidate."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from langchain_specfuse.core.method import Method, Settings
-from langchain_specfuse.core.values import DraftJob, Failure, Panelist
+from langchain_specfuse.core.values import Draft, DraftJob, Failure, Panelist, Scored
 
 from .play import babbler, play, repeater, speakers
 
@@ -78,6 +78,58 @@ def test_a_rival_replaces_the_lead_only_by_more_evidence_than_the_margin():
     assert play(members, led(margin=evidence - 0.01)).rounds[0].winner == "a"
     assert play(members, led(margin=evidence)).rounds[0].winner == "b"
     assert play(members, led(margin=evidence + 0.01)).rounds[0].winner == "b"
+
+
+def test_one_verifier_that_finds_a_draft_impossible_does_not_overrule_the_others():
+    """Three prefer the lead's draft clearly; to the fourth one token of it is impossible."""
+    clear = {name: repeater(name, always(-3.0), -0.2) for name in "cd"}
+    lead = repeater("y", always(-1.0), -4.0)
+    for impossible in (-math.inf, -1e30, -500.0):
+        doubter = repeater("x", always(-0.1), impossible)
+        first = play({"a": doubter, "b": lead, **clear}, led(margin=0.5)).rounds[0]
+        assert first.winner == "b"
+        assert first.evidence["a"] < 0.5
+        alone = play({"a": doubter, "b": repeater("y", always(-1.0), -1.1)}, led(margin=0.5))
+        assert alone.rounds[0].winner == "a"  # it still counts, as much as a verifier can
+
+
+def endless(answerer, word=-1.0):
+    """The same member, but it cannot end its turn: to it every end is impossible."""
+
+    def reply(job, number):
+        found = answerer(job, number)
+        if isinstance(job, DraftJob):
+            return found
+        rows = [[word] * len(c.text.split()) + [-math.inf] * c.ended for c in job.candidates]
+        return replace(found, logprobs=tuple(map(tuple, rows)))
+
+    return reply
+
+
+@pytest.mark.parametrize("lead", ["b", None])
+def test_a_member_that_cannot_end_turns_is_not_asked_about_ends(lead):
+    ends = speakers(b="It is so.")["b"]
+    unsure = lambda job, number: (
+        replace(found, logprobs=(-1.5,) * len(found.logprobs))
+        if isinstance(found := ends(job, number), Draft)
+        else found
+    )
+    members = {"a": endless(repeater("x", always(-0.5))), "b": unsure}
+    first = play(members, replace(led(), lead=lead)).rounds[0]
+    assert first.drafts["b"].ended
+    assert first.scores["a"] == {"a": pytest.approx(-0.5), "b": pytest.approx(-1.0)}
+
+
+def test_a_member_that_cannot_end_turns_has_no_vote_on_a_mere_end():
+    silent = lambda job, number: (
+        Draft("", True, (), (UNSURE,))
+        if isinstance(job, DraftJob)
+        else Scored(tuple((UNSURE,) * len(c.text.split()) for c in job.candidates))
+    )
+    members = {"a": endless(repeater("x", always(-0.5))), "b": silent}
+    first = play(members, led()).rounds[0]
+    assert set(first.scores) == {"b"}
+    assert (first.winner, first.finish) == ("b", "stop")
 
 
 def test_ties_go_to_the_lead():

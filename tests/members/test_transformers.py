@@ -4,6 +4,7 @@ does not fit."""
 import pytest
 import torch
 
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import (
     Candidate,
@@ -150,6 +151,22 @@ def test_turns_that_the_template_refuses_are_a_failure_of_that_query_alone():
     replies = member.draft([DraftJob(query, (), 4, 9, Sampling()) for query in (tiny.query(), bad)])
     assert not isinstance(replies[0], Failure)
     assert isinstance(replies[1], Failure) and "begin with the user" in replies[1].message
+
+
+ROLES = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+
+
+def test_a_model_without_an_end_of_turn_does_not_prevent_an_answer_from_ending():
+    model, tokenizer = tiny.made("llama", 1, chat_template=ROLES)
+    tokenizer.eos_token = model.generation_config.eos_token_id = None
+    base = tiny.TransformersMember(model, tokenizer, name="base")
+    base.probe()
+    assert base.stops == [] and base.template.end_text == ""
+    lead = ScriptedMember("The sky is blue.", name="lead", confidence=10.0)
+    llm = SpecFuseChatModel(members=[lead, base], lead="lead", max_tokens=20)
+    answer = llm.invoke("Why?")
+    assert answer.text == "The sky is blue."
+    assert answer.response_metadata["finish_reason"] == "stop"
 
 
 # --- sampling -------------------------------------------------------------------------------------
