@@ -22,11 +22,20 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, TypeVar
 
+from .secret_values import masked
+
 _E = TypeVar("_E", bound=BaseException)
 
 
 class SpecFuseError(Exception):
-    """Base of every error that langchain-specfuse raises on purpose."""
+    """Base of every error that langchain-specfuse raises on purpose. Its message and its notes hold
+    no key, token or password that this process was given."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*map(masked, args))
+
+    def add_note(self, note: str) -> None:
+        super().add_note(masked(note))
 
 
 class UsageError(SpecFuseError, ValueError):

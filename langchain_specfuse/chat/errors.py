@@ -31,6 +31,7 @@ from langchain_core.exceptions import (
 
 from ..core.values import BUDGET
 from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, UsageError, advised
+from ..secret_values import cleaned
 
 _Class = type[ModelError]
 
@@ -125,6 +126,7 @@ def langchain_errors() -> Iterator[None]:
     try:
         yield
     except SpecFuseError as error:
+        cleaned(error)
         known = _known(error)
         if known is None:
             raise

@@ -15,7 +15,7 @@ import re
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from difflib import get_close_matches
 from pathlib import Path, PureWindowsPath
@@ -34,6 +34,28 @@ from ..members import files as _files
 from ..members.chat_model import PROVIDERS, ChatModelMember, name_of
 from ..members.ray import PLACEMENT
 from ..members.server import http as _http
+from ..secret_values import found_in, is_secret, masked, remember
+
+
+class Arguments(Mapping[str, Any]):
+    """A member's arguments with secrets among them: they reach the member, but no trace, repr or
+    JSON."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = dict(given)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._given[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __repr__(self) -> str:
+        return repr(masked(self._given))
+
 
 Given: TypeAlias = Any
 """A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of
@@ -43,7 +65,6 @@ _ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+([/#].*)?|localhost([/#
 """An address whose ``http://`` was forgotten."""
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 UNLOAD_WAIT_S = 30.0  # a member that hangs frees its weights when it comes back
-SECRET = re.compile(r"(key|token|password|secret|authorization|headers|auth)$", re.IGNORECASE)
 
 _LOCK = threading.RLock()
 _MEMBERS: dict[tuple[str, str], Member] = {}
@@ -102,13 +123,13 @@ def _checked_name(name: str) -> str:
     if not name.strip():
         error = UsageError(f"a member's name is empty, got {name!r}")
         raise advised(error, "name a model, for example 'Qwen/Qwen3-0.6B'")
-    if is_server(name):
-        _http.refuse_secrets(name)
-        if not urlsplit(name).hostname:
-            raise advised(
-                UsageError(f"{name!r} names no server"),
-                "for example 'http://localhost:8000/v1#my-model'",
-            )
+    if address := re.search(r"\w+://.*", name):  # also that of an adapter: base+https://...
+        _http.refuse_secrets(address[0])
+    if is_server(name) and not urlsplit(name).hostname:
+        raise advised(
+            UsageError(f"{name!r} names no server"),
+            "for example 'http://localhost:8000/v1#my-model'",
+        )
     if _WINDOWS.match(name) and os.name != "nt" and not os.path.exists(name):
         advice = (
             "it is a Windows path; in WSL it is "
@@ -165,7 +186,8 @@ def _refuse_mistaken(model: str, name: str) -> None:
     raise advised(error, advice)
 
 
-def _checked_dict(given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_dict(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    remember(given)
     if "model" not in given:
         error = UsageError(
             f"a member given as a dict needs a 'model', got only {sorted(map(str, given))}"
@@ -173,7 +195,7 @@ def _checked_dict(given: Mapping[str, Any]) -> dict[str, Any]:
         raise advised(
             error, "for example {'model': 'Qwen/Qwen2.5-0.5B-Instruct', 'dtype': 'bfloat16'}"
         )
-    secret = next((key for key in given if SECRET.search(str(key))), None)
+    secret = next((key for key in given if is_secret(key)), None)
     if secret is not None:
         error = UsageError(
             f"a member given as a dict must not hold {secret!r}: traces show all its values"
@@ -187,9 +209,10 @@ def _checked_dict(given: Mapping[str, Any]) -> dict[str, Any]:
         key: os.fspath(value) if isinstance(value, os.PathLike) else value
         for key, value in given.items()
     }
-    if isinstance(written["model"], str):
-        _checked_name(written["model"])
-    return written
+    for key in ("model", "adapter"):
+        if isinstance(written.get(key), str):
+            _checked_name(written[key])
+    return Arguments(written) if any(found_in(written)) else written
 
 
 def is_server(name: Any) -> bool:
@@ -251,7 +274,8 @@ def parted(name: str) -> tuple[str, str | None]:
 
 
 def is_spec(given: Given) -> bool:
-    """Whether this can be written as JSON, so that it can be serialized without weights."""
+    """Whether this can be written as JSON, so that it can be serialized without weights. What holds
+    a secret cannot."""
     try:
         return isinstance(given, str | Mapping) and bool(json.dumps(given))
     except (TypeError, ValueError):
@@ -305,7 +329,11 @@ def _last_part(given: str | Mapping[str, Any] | BaseChatModel) -> str:
 
 def identity(given: Given, name: str) -> dict[str, Any]:
     """Plain JSON that distinguishes this member's answers from another's: for caches and traces.
-    Loads nothing."""
+    Loads nothing. Secrets are left out: answers do not depend on whose key is used."""
+    return dict(masked(_identity(given, name)))
+
+
+def _identity(given: Given, name: str) -> dict[str, Any]:
     if isinstance(given, str):
         return {"name": name, "model": given}
     if isinstance(given, Mapping):
@@ -387,8 +415,9 @@ def _arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _written(given: str | Mapping[str, Any]) -> str:
-    """The specification as text, without the name."""
-    return json.dumps({**identity(_arguments(given), ""), "name": ""}, sort_keys=True)
+    """The specification as text, without the name. It stays in this process: with its secrets, for
+    a member with another key is another member."""
+    return json.dumps({**_identity(_arguments(given), ""), "name": ""}, sort_keys=True)
 
 
 def _made(arguments: dict[str, Any]) -> Member:
@@ -451,6 +480,22 @@ def _made(arguments: dict[str, Any]) -> Member:
         strange = next((key for key in arguments if key not in keys), "")
         advice = meant(strange, keys, f"the keys of a member's dict are {', '.join(keys)}")
         raise advised(wrong, advice) from error
+
+
+def without_secrets(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call with members that traces can show: chat models and arguments with
+    secrets hide them."""
+    found = dict(call)
+    for field in ("members", "verifiers"):
+        given = found.get(field)
+        if isinstance(given, list | tuple) and any(not isinstance(one, str) for one in given):
+            checked = [checked_member(one) for one in given]
+            names = names_of(checked)
+            found[field] = [
+                _member(one, name) if isinstance(one, BaseChatModel) else one
+                for one, name in zip(checked, names, strict=True)
+            ]
+    return found
 
 
 def unload(*given: Given) -> None:

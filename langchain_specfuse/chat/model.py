@@ -217,6 +217,10 @@ class SpecFuseChatModel(Options, BaseChatModel):
         """All questions at once; answers as they come, each with its index."""
         return super().batch_as_completed(inputs, _all_at_once(config, len(inputs)), **kwargs)
 
+    def bind(self, **kwargs: Any) -> Any:
+        """This chat model with options for every call; see LangChain's ``Runnable.bind``."""
+        return super().bind(**_members.without_secrets(kwargs))
+
     # --- what an answer must look like ------------------------------------------------------------
 
     @langchain_errors()
@@ -284,7 +288,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
             stop, {name: value for name, value in kwargs.items() if name != "stop"}
         )
         _formats.shape_of(chosen, stop)
-        return self.bind(**kwargs)
+        bound: Runnable[Any, AIMessage] = self.bind(**kwargs)
+        return bound
 
     # --- counting tokens --------------------------------------------------------------------------
 
@@ -372,7 +377,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         self, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         kwargs.pop("run_scope", None)
-        return super()._get_invocation_params(stop, **kwargs)
+        return super()._get_invocation_params(stop, **_members.without_secrets(kwargs))
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain's own takes the serialized form, which leaves out members that are objects.

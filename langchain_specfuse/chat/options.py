@@ -20,6 +20,7 @@ from ..core.values import Sampling
 from ..engine.admission import Limits
 from ..engine.drive import Schedule
 from ..errors import UsageError, advised, meant
+from ..secret_values import masked
 from .calibration import calibrated
 from .members import check_prices, checked_member, names_of
 from .spans import Depth
@@ -244,7 +245,7 @@ def _checked_one(name: str, value: Any, known: set[str]) -> Any:
         return value if adapter is None else adapter.validate_python(value)
     except ValidationError as error:
         expected = error.errors()[0]["msg"].replace("Input should", "must", 1)
-        wrong = UsageError(f"{name} {expected}, got {value!r:.200}")
+        wrong = UsageError(f"{name} {expected}, got {masked(value)!r:.200}")
         field = Options.model_fields.get(name)
         raise advised(
             wrong, f"{name}: {field.description if field else CALL_ONLY[name]}"
@@ -310,7 +311,7 @@ def members_list(given: Any, field: str) -> list[Any]:
             if given is None
             else f"put it into a list: {field}=[...]"
         )
-        raise advised(UsageError(f"{expected}, got {given!r:.200}"), advice)
+        raise advised(UsageError(f"{expected}, got {masked(given)!r:.200}"), advice)
     if not given and field == "members":
         raise advised(
             UsageError(f"{expected}, at least one; got none"),

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..secret_values import cleaned, masked
+
 Finish = Literal["stop", "stop_string", "length"]
 
 
@@ -299,6 +301,12 @@ class Failure:
     cause: BaseException | None = field(default=None, compare=False, repr=False)
     effort: Effort = field(default=Effort(), compare=False, repr=False)
     """What it cost before it failed, as far as known."""
+
+    def __post_init__(self) -> None:
+        # a provider may repeat what it was sent, and failures are shown, logged and traced
+        object.__setattr__(self, "message", masked(self.message))
+        if self.cause is not None:
+            cleaned(self.cause)
 
     @classmethod
     def of(cls, error: BaseException, message: str = "") -> Failure:

@@ -58,6 +58,7 @@ from ..core.values import (
     Turn,
 )
 from ..errors import MemberError, UsageError, advised
+from ..secret_values import masked, remember
 from .network import to_reach
 from .text.continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
 from .text.templates import all_as_text, with_system
@@ -208,6 +209,7 @@ class ChatModelMember:
                 error,
                 "switch reasoning off in the chat model itself: ChatOllama(..., reasoning=False)",
             )
+        remember(_settings_of(self.model))
         self._known = dict(self.model._get_ls_params())
         self._key = _key_of(self.model)
         self.name = name or name_of(self.model)
@@ -247,13 +249,14 @@ class ChatModelMember:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What distinguishes its answers from other members', as plain JSON. ``key``: a digest of
-        all settings."""
+        """What distinguishes its answers from other members', as plain JSON. ``settings``: a digest
+        of all settings but secrets."""
         known = {
             key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")
         }
         own = {"system_prompt": self.system_prompt, "thinking_tokens": self.thinking_tokens}
-        return {"chat_model": type(self.model).__name__, **own, **known, "key": self._key}
+        about = {"chat_model": type(self.model).__name__, **own, **known, "settings": self._key}
+        return dict(masked(about))
 
     # --- the protocol -----------------------------------------------------------------------------
 
@@ -727,14 +730,23 @@ def _thought_in(chunk: AIMessageChunk) -> str:
     return found or next((field for field in fields if isinstance(field, str)), "")
 
 
+def _settings_of(model: BaseChatModel) -> dict[str, Any]:
+    """The fields of a chat model that are not those of every chat model."""
+    names = sorted(type(model).model_fields.keys() - BaseChatModel.model_fields.keys())
+    return {name: getattr(model, name) for name in names}
+
+
 def _key_of(model: BaseChatModel) -> str:
     """A digest of a chat model's settings. LangChain's own key is not enough: of a ChatOllama it
-    has only the class."""
-    own = {}
-    for name in sorted(type(model).model_fields.keys() - BaseChatModel.model_fields.keys()):
+    has only the class. Without secrets: whose key is used does not change an answer, and a digest
+    of a short one could be guessed."""
+    own: dict[str, Any] = {}
+    for name, value in _settings_of(model).items():
         with suppress(TypeError, ValueError):  # a SecretStr or a client is no JSON
-            own[name] = json.dumps(getattr(model, name), sort_keys=True)
-    return hashlib.sha256(json.dumps([model._get_llm_string(), own]).encode()).hexdigest()[:16]
+            own[name] = json.dumps(masked({name: value}), sort_keys=True)
+    kind, params = type(model), masked(model._get_invocation_params())
+    text = json.dumps([kind.__module__, kind.__qualname__, params, own], default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _member_error(raised: Exception, name: str) -> MemberError:

@@ -35,6 +35,7 @@ from ...core.values import (
     Turn,
 )
 from ...errors import UsageError, emptied
+from ...secret_values import masked
 from ..text.templates import Template, end_of_turn, stop_ids, with_system
 from ..text.tools import allows_prose, call_format
 from ..text.words import Words
@@ -102,6 +103,9 @@ class MemberSettings:
     repetition_penalty: float | None = None
     seed: int = 0
     thinking_tokens: int = 1024
+
+    def __repr__(self) -> str:
+        return f"MemberSettings({masked(vars(self))})"
 
 
 class GroupMember:

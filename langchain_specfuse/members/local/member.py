@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
 from ...errors import UsageError, advised
+from ...secret_values import masked, remember
 from ..files import preview, reasons
 from ..text.templates import Template
 from ..text.words import Words
@@ -50,10 +51,12 @@ class LocalMember(ABC):
         prefix_cache: bool | int,
         given: Any = None,
     ) -> None:
+        remember([vars(source), vars(settings), adapter])
         self.source = source
         self.adapter = checked_adapter(adapter)
         called = self.adapter or called
-        self.name = name or os.path.basename(called.rstrip("/\\")).removesuffix(".gguf") or called
+        last = os.path.basename(called.rstrip("/\\")).removesuffix(".gguf")
+        self.name = name or masked(last or called)
         self.settings = settings
         self.prefix_cache = checked_bytes(prefix_cache)
         self._start_unloaded(given)
@@ -72,7 +75,7 @@ class LocalMember(ABC):
             if held["prefixes"]
             else ""
         )
-        return f"{type(self).__name__}({self.source.model!r}, name={self.name!r}{kept})"
+        return masked(f"{type(self).__name__}({self.source.model!r}, name={self.name!r}{kept})")
 
     def __getstate__(self) -> dict[str, Any]:
         """What it is made from, and nothing that it has loaded: the process that unpickles it loads
@@ -91,17 +94,19 @@ class LocalMember(ABC):
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
+        remember([vars(self.source), vars(self.settings), self.adapter])
         self._start_unloaded(None)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """All that tells this member's answers from another's, as plain JSON."""
+        """All that tells this member's answers from another's, as plain JSON. Secrets are left out:
+        answers do not depend on whose key is used."""
         usual = {**vars(MemberSettings()), **self.usual, "adapter": None}
         everything = vars(self.source) | vars(self.settings) | {"adapter": self.adapter}
-        spec = {key: value for key, value in everything.items() if value != usual.get(key)}
+        spec = masked({key: one for key, one in everything.items() if one != usual.get(key)})
         if self._given:
             spec["mark"] = self._given.id
-        return {key: _as_json(value) for key, value in spec.items()}
+        return {key: masked(_as_json(value)) for key, value in spec.items()}
 
     @property
     def device(self) -> str:

@@ -23,6 +23,7 @@ from weakref import WeakSet
 import httpx2
 
 from ...errors import MemberError, UsageError, advised
+from ...secret_values import remember
 from ..network import through_proxy, to_reach
 from ..threads import SHOWN
 
@@ -130,6 +131,7 @@ class Client:
         """A connection was refused or cut: another server may be there now."""
         self._closed = False
         self._key = _key_in(address.api_key_env)
+        remember({"api_key": self._key})
         self._now = threading.local()
         """The deadline of the request that this thread waits for."""
         self._streams: WeakSet[Any] = WeakSet()

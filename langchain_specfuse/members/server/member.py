@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ...errors import MemberError, UsageError, advised
+from ...secret_values import masked, remember
 from ..text.templates import Template
 from ..text.words import Words
 from ..threads import each, shown
@@ -120,6 +121,7 @@ class ServerMember:
             raise advised(
                 UsageError(f"seed must be a whole number, got {seed!r}"), "for example seed=1"
             )
+        remember(chat_template_kwargs)
         self.address = Address(base_url, api_key_env, timeout, verify)
         self.model, self.engine, self.tokenizer = model, engine, tokenizer
         self.name = (
@@ -173,9 +175,8 @@ class ServerMember:
             "seed": self.seed,
             "system_prompt": self.system_prompt,
         }
-        return {"server": self.address.url, "model": self.model} | {
-            key: value for key, value in own.items() if value
-        }
+        known: dict[str, Any] = {"server": self.address.url, "model": self.model}
+        return dict(masked(known | {key: value for key, value in own.items() if value}))
 
     # --- the protocol -----------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
+from ...secret_values import masked
 from ..files import config_length, refuse_unsafe
 from ..network import on_hub
 from .cache import is_out_of_memory
@@ -37,6 +38,9 @@ class Source:
     """More arguments of ``from_pretrained``."""
     revision: str | None = None
     trust_remote_code: bool = False
+
+    def __repr__(self) -> str:
+        return f"Source({masked(vars(self))})"
 
     @property
     def common(self) -> dict[str, Any]:
@@ -297,7 +301,7 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         return failed(
             f"{model} was not found or could not be read: {text[:400]}", advice, "not_found"
         )
-    options = {key: value for key, value in vars(source).items() if key != "model" and value}
+    options = masked({key: one for key, one in vars(source).items() if key != "model" and one})
     advice = f"is the model complete, with its tokenizer, and can it be loaded with {options}?"
     if isinstance(error, ImportError):
         advice = "install what it names, or leave out the option that needs it"

@@ -1,0 +1,213 @@
+"""Keys, tokens and passwords that this process was given. No error, log line or description of a
+member holds them.
+
+A value is a secret by the name under which it was given (``api_key``, ``Authorization``), by its
+type (a ``SecretStr``), by its place in a URL, or as an environment variable with such a name. Once
+:func:`remember` has seen it, it is replaced wherever it appears as text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, unquote, urlsplit
+
+if TYPE_CHECKING:
+    import logging
+
+_E = TypeVar("_E", bound=BaseException)
+
+HIDDEN = "***"
+DEEPEST = 12
+"""Values that are nested deeper are not looked at."""
+
+_ANYWHERE = frozenset(
+    {
+        *("password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential"),
+        *("credentials", "authorization", "cookie", "cookies", "apikey", "bearer", "headers"),
+    }
+)
+"""A name with one of these words names a secret."""
+_LAST = frozenset({"key", "keys", "token", "auth"})
+"""So does a name that ends with one of these words, but for the following."""
+_SPECIAL_TOKENS = frozenset(
+    {
+        *("bos", "eos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "special"),
+        *("image", "audio", "video", "turn"),
+    }
+)
+"""``eos_token`` and the like are text of a tokenizer."""
+_IN_QUERIES = frozenset({"sig", "signature", "code"})
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_USER = re.compile(r"(?<=//)[^/\s@'\"]+(?=@)|\b[\w.+-]+:[^\s/@'\"]+(?=@\w)")
+"""A user and password in an address, with or without its scheme."""
+_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=([^&\s#'\"]+)")
+
+_KNOWN: set[str] = set()
+
+
+def is_secret(name: object) -> bool:
+    """Whether a value of this name is a secret.
+
+    >>> [name for name in ("api_key", "hfToken", "X-Api-Key", "HF_TOKEN") if not is_secret(name)]
+    []
+    >>> [name for name in ("max_tokens", "tokenizer", "eos_token", "keyboard") if is_secret(name)]
+    []
+    """
+    words = [word.lower() for word in _WORDS.findall(str(name))]
+    if not words:
+        return False
+    if _ANYWHERE.intersection(words):
+        return True
+    special = words[-1] == "token" and words[-2:-1] and words[-2] in _SPECIAL_TOKENS
+    return words[-1] in _LAST and not special
+
+
+def found_in(value: Any, *, secret: bool = False, depth: int = 0) -> Iterator[str]:
+    """All secrets in a value: at any depth, in mappings, lists, URLs and ``SecretStr``."""
+    if depth > DEEPEST:
+        return
+    if callable(reveal := getattr(value, "get_secret_value", None)):
+        value, secret = reveal(), True
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, str):
+        yield from _in_text(value) if not secret else (value,)
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from found_in(one, secret=secret or is_secret(key), depth=depth + 1)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for one in value:
+            yield from found_in(one, secret=secret, depth=depth + 1)
+    elif secret and isinstance(value, int | float) and not isinstance(value, bool):
+        yield str(value)
+
+
+def _in_text(text: str) -> Iterator[str]:
+    """The passwords and keys of a URL."""
+    if "://" not in text:
+        return
+    try:
+        url = urlsplit(text)
+        if secret := url.password or url.username:
+            yield secret
+    except ValueError:  # no URL
+        return
+    for name, value in _PARAMETER.findall(text):
+        if is_secret(name) or name.lower() in _IN_QUERIES:
+            yield value
+
+
+def remember(value: Any) -> None:
+    """Hide the secrets in this value from now on, in this package's logs too."""
+    import logging  # here, because the core does without it and its threads
+
+    logging.getLogger("langchain_specfuse").addFilter(_hide_in)
+    for secret in found_in(value):
+        plain = unquote(secret)
+        # the scheme in front of a key ("Bearer ...") is no secret
+        for one in (secret, plain, quote(plain, safe=""), plain.rpartition(" ")[2]):
+            if _is_telling(one):
+                _KNOWN.add(one)
+
+
+def _is_telling(secret: str) -> bool:
+    """Whether it can be hidden in any text: ``ollama`` or ``none`` stands for a missing key, and is
+    a word too."""
+    return len(secret) >= 8 or (len(secret) >= 4 and not secret.isalpha())
+
+
+def masked(value: Any) -> Any:
+    """The same value without secrets: in texts, mappings and lists, at any depth.
+
+    >>> masked({"token": "hf_abc", "max_tokens": 5, "url": "http://me:pass@host/v1"})
+    {'token': '***', 'max_tokens': 5, 'url': 'http://***@host/v1'}
+    """
+    return _masked(value, _known(), 0)
+
+
+def _known() -> list[str]:
+    """All that is known, the longest first: one may be a part of another."""
+    environment = (one for name, one in os.environ.items() if is_secret(name) and _is_telling(one))
+    return sorted({*_KNOWN, *environment}, key=len, reverse=True)
+
+
+def _masked(value: Any, known: list[str], depth: int) -> Any:
+    if isinstance(value, str):
+        return _masked_text(value, known)
+    if depth > DEEPEST:
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return {
+            key: HIDDEN if is_secret(key) and _tells(one) else _masked(one, known, depth + 1)
+            for key, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        kept = [_masked(one, known, depth + 1) for one in value]
+        return tuple(kept) if isinstance(value, tuple) else kept
+    return value
+
+
+def _tells(value: Any) -> bool:
+    """Whether there is anything to hide: ``token=True`` says only that there is one."""
+    return value is not None and not isinstance(value, bool)
+
+
+def _masked_text(text: str, known: list[str]) -> str:
+    for secret in known:
+        text = text.replace(secret, HIDDEN)
+    if "@" in text:
+        text = _USER.sub(HIDDEN, text)
+    if "=" in text:
+        text = _PARAMETER.sub(_masked_parameter, text)
+    return text
+
+
+def _masked_parameter(found: re.Match[str]) -> str:
+    name = found[1]
+    hidden = is_secret(name) or name.lower() in _IN_QUERIES
+    return f"{name}={HIDDEN if hidden else found[2]}"
+
+
+def cleaned(error: _E) -> _E:
+    """The same error without secrets in its message, notes and attributes, and in its causes."""
+    known = _known()
+    waiting: list[BaseException] = [error]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        _clean(one, known)
+        more = [one.__cause__, one.__context__, *getattr(one, "failures", ())]
+        more += getattr(one, "exceptions", ())
+        waiting += [other for other in more if isinstance(other, BaseException)]
+    return error
+
+
+def _clean(error: BaseException, known: list[str]) -> None:
+    args = tuple(_masked(one, known, 0) for one in error.args)
+    if args != error.args:
+        error.args = args
+    for name, value in vars(error).items():
+        if not isinstance(value, str | list | dict):
+            continue
+        hidden = _masked(value, known, 0)
+        if hidden != value:
+            vars(error)[name] = hidden
+
+
+def _hide_in(record: logging.LogRecord) -> bool:
+    """A filter of logs: takes the secrets out of a record, and lets it pass."""
+    message = record.getMessage()
+    hidden = masked(message)
+    if hidden != message:
+        record.msg, record.args = hidden, ()
+    if record.exc_info and record.exc_info[1] and not record.exc_text:
+        lines = traceback.format_exception(record.exc_info[1])
+        record.exc_text = masked("".join(lines)).rstrip("\n")
+    return True
