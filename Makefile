@@ -31,7 +31,7 @@ help: ## list the targets
 
 # It has an environment of its own, without torch.
 demo: $(LIGHT)/.ready ## watch two real language models write one answer (QUESTION="..." asks another, DEMO=small is light)
-	DEMO=$(DEMO) $(LIGHT)/bin/langchain-specfuse "$$QUESTION"
+	DEMO=$(DEMO) $(LIGHT)/bin/langchain-specfuse --yes "$$QUESTION"
 export QUESTION
 
 $(LIGHT)/.ready: pyproject.toml constraints/dev.txt

@@ -44,7 +44,7 @@ PART = re.compile(r"(<!-- docs/build\.py: ([a-z-]+) -->\n).*?(<!-- end -->)", re
 
 def record() -> None:
     """Ask the demo ensemble with the command, and save the rounds."""
-    command = [sys.executable, "-m", "langchain_specfuse", "--json", *ARGUMENTS, QUESTION]
+    command = [sys.executable, "-m", "langchain_specfuse", "--json", "--yes", *ARGUMENTS, QUESTION]
     lines = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ).stdout.splitlines()
@@ -69,7 +69,7 @@ def recorded_trace() -> Any:
 @contextmanager
 def served() -> Iterator[str]:
     """The address of the demo ensemble's endpoint, once its members are loaded."""
-    command = [sys.executable, "-m", "langchain_specfuse", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "langchain_specfuse", "serve", "--yes", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             assert process.stderr is not None

@@ -120,6 +120,14 @@ def demo_members(size: str | None = None) -> list[Any]:
     Without ``size``: what ``$DEMO`` names, else the default. The first call fetches the weights
     into ``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the user's cache folder.
     """
+    chosen = ensemble(size)
+    from .members.llamacpp.member import LlamaCppMember
+
+    return [LlamaCppMember(file_of(one), name=one.name, **one.options) for one in chosen]
+
+
+def ensemble(size: str | None = None) -> tuple[Weights, ...]:
+    """The weights of a demo ensemble, if it can run here. Fetches nothing."""
     size = size or os.environ.get("DEMO") or "default"
     if size not in ENSEMBLES:
         raise advised(
@@ -128,9 +136,12 @@ def demo_members(size: str | None = None) -> list[Any]:
     if missing := [name for name in NEEDED if util.find_spec(name) is None]:
         error = UsageError(f"the demo ensemble needs {', '.join(missing)}, not installed here")
         raise advised(error, 'pip install "langchain-specfuse[demo]"')
-    from .members.llamacpp.member import LlamaCppMember
+    return ENSEMBLES[size]
 
-    return [LlamaCppMember(file_of(one), name=one.name, **one.options) for one in ENSEMBLES[size]]
+
+def to_fetch(size: str | None = None) -> tuple[Weights, ...]:
+    """Those that ``demo_members`` would fetch now."""
+    return tuple(one for one in ensemble(size) if not _is_whole(_place(one), one))
 
 
 def cache_folder() -> Path:
@@ -147,9 +158,9 @@ def cache_folder() -> Path:
 
 def file_of(weights: Weights) -> Path:
     """The GGUF file with these weights; fetched now if it is missing or cut off."""
-    file = cache_folder() / f"{weights.name}.gguf"
+    file = _place(weights)
     try:
-        if not (file.is_file() and file.stat().st_size == weights.size):
+        if not _is_whole(file, weights):
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(
                 dir=file.parent, prefix=".half-", ignore_cleanup_errors=True
@@ -163,6 +174,17 @@ def file_of(weights: Weights) -> Path:
             failed, f"{needed}name a folder that can be written: SPECFUSE_CACHE=/some/folder"
         ) from error
     return file
+
+
+def _place(weights: Weights) -> Path:
+    return cache_folder() / f"{weights.name}.gguf"
+
+
+def _is_whole(file: Path, weights: Weights) -> bool:
+    try:
+        return file.is_file() and file.stat().st_size == weights.size
+    except OSError:  # a folder that cannot be read; writing to it says why
+        return False
 
 
 def _fetch(weights: Weights, folder: Path, file: Path) -> None:

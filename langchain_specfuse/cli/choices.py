@@ -6,17 +6,21 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from ..chat import members as registry
 from ..chat import options as _options
 from ..core.method import METHODS, Method
 from ..core.method import options as method_options
 from ..engine.ensemble import Ensemble
-from ..errors import UsageError, advised
+from ..errors import UsageError, advised, meant
 from ..show.terminal import visible
+
+if TYPE_CHECKING:
+    from ..demo import Weights
 
 PROGRAM = "langchain-specfuse"
 EXAMPLE = f'for example: {PROGRAM} "Why is the sky blue?" --members A B'
@@ -24,6 +28,16 @@ CODES = (
     "exit codes: 0 success, 1 the ensemble or a check failed, 2 a mistake in the call, 130 "
     "interrupted"
 )
+OTHER_NAMES = {
+    **dict.fromkeys(("model", "models", "member", "m"), "members"),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_length", "max_completion_tokens", "num_predict"), "max_tokens"
+    ),
+    **dict.fromkeys(("temp", "t"), "temperature"),
+    **dict.fromkeys(("format", "response_format", "json_schema"), "schema"),
+    **dict.fromkeys(("y", "assume_yes"), "yes"),
+}
+"""Flags of other programs -> ours."""
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Options of the chat model that every command has as flags."""
 
@@ -39,42 +53,96 @@ def new_parser(name: str, description: str, epilog: str = CODES) -> argparse.Arg
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses unknown arguments with their new name, the closest name, or an example."""
+    """Refuses mistakes as the rest of the package does: with what was given, and a way out."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given, unknown = self.parse_known_args(args, namespace)
         if not unknown:
             return given
         name = unknown[0].partition("=")[0]
+        raise advised(UsageError(f"{self.prog} has no argument {name!r}"), self._meant(name))
+
+    def _meant(self, name: str) -> str:
+        """Advice about an argument that is not known: its name here, the closest name, or an
+        example."""
         flags = [flag for action in self._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
         key = name.lstrip("-").replace("-", "_")
+        ours = f"--{OTHER_NAMES.get(key, '').replace('_', '-')}"
+        if not name.startswith("-"):
+            return self._example()
         if key == "demo":
-            advice = (
+            return (
                 "leave it out: without --members the demo's models answer (DEMO=small picks "
                 "smaller ones)"
             )
-        elif key in method_options():
-            advice = f"use --method {key}=VALUE"
-        elif near:
-            advice = f"did you mean {near[0]}?"
-        else:
-            advice = f"put a question in quotes; {EXAMPLE}. All arguments: {self.prog} --help"
-        raise advised(UsageError(f"{self.prog} has no argument {name!r}"), advice)
+        if key in ("prompt", "question"):
+            return f"a question needs no flag; {EXAMPLE}"
+        if "api_key" in key and "--api-key-env" not in flags:
+            return "a key comes from the environment, such as OPENAI_API_KEY or SPECFUSE_API_KEY"
+        if ours in flags:
+            return f"use {ours}"
+        if key in method_options():
+            return f"use --method {key}=VALUE"
+        if key in _options.Options.model_fields:
+            return f"it is no flag; in Python: SpecFuseChatModel({key}=...)"
+        if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
+            return f"did you mean {near[0]}?"
+        return self._example()
+
+    def _example(self) -> str:
+        asks = any(action.dest == "question" for action in self._actions)
+        start = f"put a question in quotes; {EXAMPLE}. " if asks else ""
+        return f"{start}All arguments: {self.prog} --help"
+
+    def error(self, message: str) -> NoReturn:
+        """argparse's errors about a known argument, without a page of usage."""
+        about = re.fullmatch("argument ([^ :/]+)[^ :]*: (.*)", message, re.DOTALL)
+        if about is None:
+            raise advised(UsageError(message), self._example())
+        name, said = about.groups()
+        said = re.sub("^expected (at least )?one argument$", "needs a value", said)
+        advice = self._example()
+        for action in self._actions:
+            if name in (*action.option_strings, action.metavar, action.dest):
+                meaning = (action.help or "") % {**vars(action), "prog": self.prog}
+                advice = f"{name}: {meaning}"
+        raise advised(UsageError(f"{name} {said}"), advice)
+
+
+def whole(text: str) -> int:
+    """A whole number, as the type of an argument."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    """A number, as the type of an argument."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
 
 
 def add_members(made: argparse.ArgumentParser) -> None:
     """Arguments that name the members."""
     group = made.add_argument_group("members")
     for name in ("members", "verifiers"):
+        listed = _help(name, _options.Options.model_fields[name])
         group.add_argument(
             f"--{name}",
             nargs="+",
             metavar="M",
-            help=_help(name, _options.Options.model_fields[name]),
+            help=listed.replace("dicts of arguments, or member objects", "provider:model"),
         )
     leads = _help("lead", _options.Options.model_fields["lead"], "auto").replace("None:", "none:")
     group.add_argument("--lead", default="auto", metavar="M", help=leads)
+    group.add_argument(
+        "--yes",
+        action="store_true",
+        help="without --members: fetch the demo's weights without asking, if they are missing",
+    )
 
 
 def add_answer(made: argparse.ArgumentParser, *more: str, **defaults: str) -> Any:
@@ -98,10 +166,10 @@ def add_fields(
 ) -> None:
     """A flag for each of these pydantic fields."""
     for name in names:
-        kinds = [kind for kind in (int, float) if kind in _types(fields[name].annotation)]
+        types = _types(fields[name].annotation)
         group.add_argument(
             f"--{name.replace('_', '-')}",
-            type=kinds[0],
+            type=whole if int in types else number,
             metavar="S" if name.endswith("timeout") else "N",
             help=_help(name, fields[name], defaults.get(name)),
         )
@@ -162,8 +230,22 @@ def options_of(given: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
     known = _options.Options.model_fields.keys() - {"members", "verifiers", "prior", "method"}
     chosen = {name: value for name, value in vars(given).items() if name in known}
     chosen["lead"] = None if given.lead == "none" else given.lead
-    checked = _options.checked(chosen, known)
+    checked: dict[str, Any] = {}
+    for name, value in chosen.items():
+        try:
+            checked |= _options.checked({name: value}, known)
+        except UsageError as error:
+            raise _about_flag(name, error) from error
     return {**_options.defaults(), **defaults, **checked, "method": method_of(given.method)}
+
+
+def _about_flag(name: str, error: UsageError) -> UsageError:
+    """The error about an option of the chat model as one about its flag."""
+    flag = f"--{name.replace('_', '-')}"
+    said = UsageError(re.sub(f"^{name}\\b", flag, str(error)))
+    for note in getattr(error, "__notes__", ()):
+        said.add_note(re.sub(f"^-> {name}\\b", f"-> {flag}", note))
+    return said
 
 
 def members_of(
@@ -172,18 +254,67 @@ def members_of(
     """The members that write and those that only vote: those that were named, else ``stand_ins``,
     else the demo's."""
     for name in (*(given.members or ()), *(given.verifiers or ())):
+        if name.lstrip().startswith(("{", "[")):
+            wrong = UsageError(f"a member is named in the shell, got {name!r:.60}")
+            raise advised(
+                wrong, "arguments are given in Python: SpecFuseChatModel(members=[{...}])"
+            )
         if "," in name and not os.path.exists(os.path.expanduser(name)):
             apart = " ".join(name.replace(",", " ").split())
             raise advised(
                 UsageError(f"there is no member {name!r}"), f"put spaces between members: {apart}"
             )
-    members = given.members or stand_ins
-    if not members:
-        from ..demo import demo_members
-
-        members = demo_members()
     verifiers = _options.members_list(list(given.verifiers or ()), "verifiers")
-    return _options.members_list(list(members), "members"), verifiers
+    chosen = given.members or stand_ins
+    if not chosen:
+        return _demo(given), verifiers
+    members = _options.members_list(list(chosen), "members")
+    _check_lead(given.lead, registry.names_of([*members, *verifiers])[: len(members)])
+    return members, verifiers
+
+
+def _check_lead(lead: str, names: Sequence[str]) -> None:
+    """Refuse a lead that is none of these members, before anything is loaded or fetched."""
+    if lead in ("auto", "none", *names):
+        return
+    error = UsageError(f"--lead must name a member that writes, got {lead!r}")
+    known = f"the members here are {', '.join(names)}; auto and none are possible as well"
+    raise advised(error, meant(lead, names, known, cutoff=0.5))
+
+
+def _demo(given: argparse.Namespace) -> list[Any]:
+    """The demo's members. Their weights are fetched only where that was agreed to."""
+    from .. import demo
+
+    _check_lead(given.lead, [one.name for one in demo.ensemble()])
+    missing = demo.to_fetch()
+    if missing and not given.yes:
+        _ask_to_fetch(missing)
+    return demo.demo_members()
+
+
+def _ask_to_fetch(missing: Sequence[Weights]) -> None:
+    """Return if the person at the terminal agrees; otherwise raise."""
+    from .. import demo
+
+    needed, small = _gigabytes(missing), _gigabytes(demo.to_fetch("small"))
+    names = ", ".join(one.name for one in missing)
+    what = f"{needed:.2f} GB for {names}, fetched once into {demo.cache_folder()}"
+    if small == 0:
+        what += "; the smaller ones of DEMO=small are here"
+    elif small < needed:
+        what += f"; DEMO=small needs {small:.2f} GB"
+    if sys.stdin and sys.stdin.isatty() and sys.stderr.isatty():
+        say(f"no --members are named, so the demo's models answer: {what}")
+        print(f"{PROGRAM}: fetch them now? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    refused = UsageError(f"the demo's models are not here and were not fetched: {what}")
+    raise advised(refused, "--yes fetches them without asking; --members A B names your own models")
+
+
+def _gigabytes(weights: Sequence[Weights]) -> float:
+    return sum(one.size for one in weights) / 1e9
 
 
 def ensemble_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> Ensemble:

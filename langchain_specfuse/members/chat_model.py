@@ -831,6 +831,8 @@ def chat_model_named(name: str) -> BaseChatModel:
             f"LangChain could not create a chat model from {name!r}: {type(error).__name__}: "
             f"{error}"
         )
-        raise advised(
-            wrong, "create it yourself and pass the object: members=[ChatOpenAI(...)]"
-        ) from error
+        advice = "create it yourself and pass the object: members=[ChatOpenAI(...)]"
+        key = re.search(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN)\b", str(error))
+        if key:
+            advice = f"set the environment variable: export {key[0]}=...; or in Python {advice}"
+        raise advised(wrong, advice) from error

@@ -389,6 +389,69 @@ def test_an_unknown_argument_is_refused_with_what_was_meant_or_an_example(argume
     assert OLD[argument] in capsys.readouterr().err
 
 
+FLAGS = {
+    "--temperature=hot": ["--temperature must be a number, got 'hot'", "0 is greedy"],
+    "--temperature=-1": ["--temperature must be greater than or equal to 0, got -1.0", "greedy"],
+    "--temperature=nan": ["--temperature must be a finite number", "greedy"],
+    "--max-tokens=1.5": ["--max-tokens must be a whole number, got '1.5'", "budget"],
+    "--max-tokens=0": ["--max-tokens must be greater than or equal to 1, got 0", "budget"],
+    "--top-p=2": ["--top-p must be less than or equal to 1", "sample"],
+    "--member-timeout=0": ["--member-timeout must be greater than 0", "seconds"],
+    "--schema": ["--schema needs a value", "JSON schema"],
+    "--members": ["--members needs a value", "the models that write"],
+    "--quiet=3": ["--quiet", "only the answer"],
+    "--model": ["'--model'", "-> use --members"],
+    "--max-new-tokens=3": ["'--max-new-tokens'", "-> use --max-tokens"],
+    "--segment-token=3": ["'--segment-token'", "did you mean --segment-tokens?"],
+    "--top-k=3": ["'--top-k'", "SpecFuseChatModel(top_k=...)"],
+    "--prompt=Why?": ["'--prompt'", "needs no flag"],
+    "--api-key=secret": ["'--api-key'", "from the environment"],
+    "--lead=X": ["--lead must name a member that writes, got 'X'", "alpha, beta, gamma"],
+    "--lead=alpa": ["--lead must name", "did you mean 'alpha'?"],
+    '--members={"model": "x"}': ["a member is named", "in Python"],
+}
+
+
+@pytest.mark.parametrize("argument", FLAGS)
+def test_a_mistake_in_a_flag_names_the_flag_and_the_way_out_in_two_lines(ask, argument):
+    code, out, err = ask("Why?", argument)
+    assert (code, out) == (MISUSED, "") and all(said in err for said in FLAGS[argument])
+    first, second = err.splitlines()
+    assert first.startswith("langchain-specfuse: error: ") and second.startswith("  -> ")
+
+
+def test_a_lead_that_is_not_the_only_member_is_refused_before_it_works(ask):
+    alone = ScriptedMember(TEXT, name="a")
+    code, out, err = ask("Why?", "--lead", "X", by=[alone])
+    assert (code, out, alone.draft_calls) == (MISUSED, "", 0)
+    assert "got 'X'" in err and "members here are a;" in err
+    assert ask("Why?", "--lead", "a", "-q", by=[alone])[0] == FINE
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["eval"], "required: FILE.jsonl"),
+        (["eval", "q.jsonl", "--limit", "few"], "--limit must be a whole number, got 'few'"),
+        (["doctor", "--limit", "3"], "no argument '--limit'"),
+        (["serve", "--port", "x"], "--port must be a whole number, got 'x'"),
+        (["serve", "--max-waiting", "-3"], "--max-waiting must be greater than or equal to 0"),
+    ],
+)
+def test_a_mistake_in_a_flag_of_a_command_is_told_in_the_same_way(ask, argv, said):
+    code, out, err = ask(*argv)
+    assert (code, out) == (MISUSED, "") and said in err
+    assert "put a question" not in err and "%(" not in err and len(err.splitlines()) == 2
+
+
+def test_a_missing_key_of_a_hosted_member_names_its_variable(capsys, monkeypatch):
+    pytest.importorskip("langchain_openai")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    code = main(["Why?", "--members", "openai:gpt-4o"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (MISUSED, "") and "export OPENAI_API_KEY=..." in err
+
+
 # --- forms and pages ------------------------------------------------------------------------------
 
 

