@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -257,8 +258,12 @@ def _deliver(replies: list[tuple[Task, Any]]) -> None:
 
 # --- one worker per device ------------------------------------------------------------------------
 
-_WORKERS: dict[str, Worker] = {}
+_WORKERS: weakref.WeakValueDictionary[str, Worker] = weakref.WeakValueDictionary()
+"""A worker lives as long as its thread runs, a member is in a call, or somebody holds it. So a
+device has one worker at a time, and none once nobody uses it."""
 _OPENING = threading.RLock()
+_CLOSING = False
+"""The interpreter ends: no thread is started any more."""
 _OWNER = 0
 """The process that was asked a question: its threads are not in processes that were forked from it
 later."""
@@ -268,9 +273,12 @@ def worker_for(device: str) -> Worker:
     """The one worker of this device in this process."""
     note_question()
     with _OPENING:
-        if device not in _WORKERS:
-            _WORKERS[device] = Worker(device)
-        return _WORKERS[device]
+        worker = _WORKERS.get(device)
+        if worker is None:
+            worker = _WORKERS[device] = Worker(device)
+            if _CLOSING:
+                worker.close()
+        return worker
 
 
 def note_question() -> None:
@@ -302,5 +310,11 @@ def refuse_fork() -> None:
 @atexit.register
 def _close() -> None:
     """Let batches end before the interpreter does: a thread inside C++ would abort the process."""
-    for worker in [] if forked() else list(_WORKERS.values()):
+    global _CLOSING
+    if forked():
+        return
+    with _OPENING:
+        _CLOSING = True
+        workers = list(_WORKERS.values())
+    for worker in workers:
         worker.close()

@@ -4,16 +4,20 @@ where."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from langchain_core.exceptions import ModelRateLimitError
+from langchain_core.language_models import FakeListChatModel
 
 from langchain_specfuse import BusyError, ScriptedMember, SpecFuseChatModel, TooBusyError
+from langchain_specfuse.engine import worker
 
-from .conftest import BLUE, LIMIT_S, GatedMember
+from .conftest import BLUE, LIMIT_S, GatedMember, until
 
 
 def gated(name: str, **options: Any) -> tuple[GatedMember, SpecFuseChatModel]:
@@ -62,3 +66,27 @@ def test_several_event_loops_one_after_another_and_at_once() -> None:
     for thread in threads:
         thread.join(LIMIT_S)
     assert texts == [BLUE] * 25
+
+
+def test_chat_models_that_are_gone_leave_no_thread_and_no_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "IDLE_S", 0.05)
+    before = set(worker._WORKERS)
+
+    def ask(number: int) -> str:
+        hosted = FakeListChatModel(responses=[BLUE] * 9)
+        scripted = ScriptedMember(BLUE, name="own", device=f"short-lived {number}")
+        llm = SpecFuseChatModel(members=[scripted, hosted], lead="own", segment_tokens=8)
+        return llm.invoke("Why?").text
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(200))) == {BLUE}
+
+    def left() -> list[str]:
+        gc.collect()
+        ours = [thread.name for thread in threading.enumerate() if "specfuse-" in thread.name]
+        mine = [name for name in ours if "short-lived" in name or "FakeListChatModel" in name]
+        return mine + [name for name in worker._WORKERS if name not in before]
+
+    assert until(lambda: not left()), left()

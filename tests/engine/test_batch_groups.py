@@ -158,6 +158,7 @@ def test_same_answer_in_a_group_whose_first_jobs_are_one_batch_too():
     ]
     truth = "".join(one.text for one in Ensemble(apart).rounds(query(), Settings(segment_tokens=4)))
     device, group = fresh_device(), Scripts()
+    worker = worker_for(device)
     shared = [
         ScriptedMember(text, name=f"m{k}", device=device) for k, text in enumerate((BLUE, GREY))
     ]
@@ -168,9 +169,5 @@ def test_same_answer_in_a_group_whose_first_jobs_are_one_batch_too():
         "".join(one.text for one in Ensemble(shared).rounds(query(), Settings(segment_tokens=4)))
         == truth
     )
-    batches = {
-        (names, size)
-        for names, work, size in worker_for(device).batches
-        if work in ("draft", "score")
-    }
+    batches = {(names, size) for names, work, size in worker.batches if work in ("draft", "score")}
     assert batches == {("m0+m1", 2)}

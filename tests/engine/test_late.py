@@ -133,6 +133,7 @@ def test_a_late_reply_is_not_taken_for_a_later_job_and_its_member_comes_back(sha
     """a hangs in its second draft, b in its fourth: then a returns, with a draft that is two rounds
     old."""
     first = fresh_device()
+    worker = worker_for(first)
     a = Gated(BLUE, gated_call=2, name="a", device=first)
     b = Gated(BLUE, gated_call=4, name="b", device=first if shared else fresh_device())
     running = Ensemble([a, b]).rounds(query(), SKIP, schedule=LIMIT)
@@ -146,7 +147,7 @@ def test_a_late_reply_is_not_taken_for_a_later_job_and_its_member_comes_back(sha
     rounds += [fourth, *running]
     assert text(rounds) == BLUE
     assert rounds[-1].weights == {"a": 0.5, "b": 0.5}
-    batches = [size for name, _, size in worker_for(first).batches if name == "a"]
+    batches = [size for name, _, size in worker.batches if name == "a"]
     assert set(batches) == {1}  # jobs of rounds that are over were not done with the others
     assert until(lambda: not open_queries([a, b]))
     assert (a.overlaps, b.overlaps) == (0, 0)

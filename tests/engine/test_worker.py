@@ -13,7 +13,7 @@ import pytest
 from langchain_specfuse.core.values import LATE, Failure
 from langchain_specfuse.engine import worker as worker_module
 from langchain_specfuse.engine.queue import Task
-from langchain_specfuse.engine.worker import Worker
+from langchain_specfuse.engine.worker import Worker, worker_for
 
 from .conftest import PATIENCE_S, our_threads, until
 
@@ -99,11 +99,12 @@ def test_a_thread_that_was_ended_from_outside_is_replaced(device, monkeypatch):
     first = ask(worker, member, 1)
     assert until(lambda: first)
     (thread,) = (one for one in threading.enumerate() if one.name == f"specfuse-{device}")
-    ended = ctypes.py_object(SystemExit)
-    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ended) == 1
+    assert until(lambda: worker._news._waiters), "only there it strikes where it is expected"
+    end = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    assert end(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)) == 1
     later = ask(worker, member, 21)
     assert until(lambda: later == [42])
-    assert not thread.is_alive()
+    assert until(lambda: not thread.is_alive())
     worker.close()
 
 
@@ -233,6 +234,51 @@ def test_a_reply_that_meets_its_time_limit_is_delivered_once(device):
         last = ask(worker, member, 2)  # after it, whatever became of it
         assert until(lambda: replies and last)  # noqa: B023
         assert len(replies) == 1 and last == [4]
+
+
+# --- one worker per device ------------------------------------------------------------------------
+
+
+def test_a_device_that_nobody_uses_any_more_has_no_worker(device):
+    replies = []
+    worker_for(device).put(Task(Doubler(), "draft", 1, replies.append))
+    assert until(lambda: replies and device not in worker_module._WORKERS)
+    worker_for(device).put(Task(Doubler(), "draft", 2, replies.append))
+    assert until(lambda: replies == [2, 4])
+
+
+def test_a_device_whose_member_is_still_in_a_call_keeps_its_worker(device):
+    """A second worker would call the member while it is busy."""
+    member, replies = Doubler(closed=True), []
+    worker_for(device).put(Task(member, "draft", 1, replies.append, timeout_s=0.03))
+    assert until(lambda: replies)
+    time.sleep(5 * worker_module.IDLE_S)
+    worker_for(device).put(Task(member, "draft", 2, replies.append))
+    member.gate.set()
+    assert until(lambda: replies[1:] == [4])
+
+
+def test_a_device_has_one_worker_at_a_time_however_often_it_falls_idle(device, monkeypatch):
+    """Doubler asserts that nobody calls it while it is busy."""
+    monkeypatch.setattr(worker_module, "IDLE_S", 0.0005)
+    member, replies, rng = Doubler(), [], random.Random(1)
+
+    def asking(pauses):
+        for pause in pauses:
+            worker_for(device).put(Task(member, "draft", 1, replies.append))
+            time.sleep(pause)
+
+    threads = [
+        threading.Thread(target=asking, args=([rng.uniform(0, 0.002) for _ in range(100)],))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert until(lambda: len(replies) == 400)
+    assert replies == [2] * 400
+    assert until(lambda: device not in worker_module._WORKERS)
 
 
 # --- finalizers and the end -----------------------------------------------------------------------
