@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 import warnings
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from langchain_core.messages import BaseMessage
 from ..core.member import Probe
 from ..core.method import Settings
 from ..core.referee import FREE, Referee
+from ..core.results import json_value
 from ..core.values import CallFormat, Query, Round, Turn
 from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
@@ -104,11 +105,14 @@ class Request:
         )
 
     def _settings(self, referee: Referee) -> Settings:
-        """Calls are compared by what they call with which arguments, however they are written."""
-        by_call = self.settings.result == "text" and bool(self.shape.tools)
-        return (
-            replace(self.settings, result=partial(referee.same, "")) if by_call else self.settings
-        )
+        """Answers to a constraint are compared by what it makes of them, not by their words."""
+        text = self.shape.text
+        is_json = text is not None and text.kind.startswith("json")
+        compared = {"text", "json"} if is_json else {"text"}
+        constrained = text is not None or bool(self.shape.tools)
+        if not constrained or self.settings.result not in compared:
+            return self.settings
+        return replace(self.settings, result=partial(_meaning, referee, is_json))
 
     def _query(self, format: CallFormat) -> Query:
         return Query(uuid.uuid4().hex, self.turns, self.shape.tools, self.shape.constraint(format))
@@ -125,16 +129,24 @@ def _result(chosen: Mapping[str, Any], shape: _formats.Shape) -> Any:
     if chosen["result"] is not None:
         return chosen["result"]
     if shape.text is not None or shape.tools:
-        return (
-            "json"
-            if shape.text is not None and shape.text.kind.startswith("json") and not shape.tools
-            else "text"
-        )
+        return "text"
     error = UsageError("segment='answer' needs to know what an answer comes to")
     raise advised(
         error,
         "result='number', 'choice', 'json', 'text' or a function; or ask for an object or a choice",
     )
+
+
+def _meaning(referee: Referee, is_json: bool, answer: str) -> Hashable:
+    """Equal for answers to a constraint that mean the same; None for one that is cut off.
+
+    JSON is compared as values, calls by what they call with which arguments, anything else exactly.
+    """
+    if not referee.may_end(answer):
+        return None
+    meaning = referee.same("", answer)
+    has_calls = meaning != answer
+    return meaning if has_calls or not is_json else json_value(answer)
 
 
 def loaded(ensemble: Ensemble) -> dict[str, Probe]:

@@ -92,6 +92,18 @@ def json_in(text: str) -> str | None:
     return None
 
 
+def json_value(text: str) -> str | None:
+    """The JSON value that the whole text is, in one spelling for all that are equal.
+
+    >>> json_value('{"b": 1.0, "a": -2}') == json_value('{"a": -2, "b": 1}'), json_value("-1")
+    (True, '-1')
+    """
+    try:
+        return json.dumps(alike(json.loads(text)), sort_keys=True)
+    except (ValueError, RecursionError):
+        return None
+
+
 def alike(value: Any) -> Any:
     """The value with 3 for 3.0, so that equal numbers are written alike."""
     if isinstance(value, dict):
@@ -101,13 +113,19 @@ def alike(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+_WORD = re.compile(r"(?:(?<!\w)-(?=\d))?\w+(?:[+#]+(?!\w))?")
+
+
 def plain_text(text: str) -> str | None:
-    """The text without case, and without white space and punctuation around words.
+    """The text without case, and without white space and punctuation around words. What makes
+    another word stays: the sign of a number, and the end of C++ and C#.
 
     >>> plain_text(" Paris. "), plain_text("...")
     ('paris', None)
+    >>> plain_text("It is -1."), plain_text("C++!"), plain_text("well-known: 1-2")
+    ('it is -1', 'c++', 'well known 1 2')
     """
-    return " ".join(re.findall(r"\w+", text.casefold())) or None
+    return " ".join(_WORD.findall(text.casefold().replace("−", "-"))) or None
 
 
 RESULTS: Mapping[str, Result] = {
