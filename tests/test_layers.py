@@ -64,6 +64,7 @@ THIRD_PARTY = {
         "evaluation/statistics.py",
     },
     "llguidance": {"constraints/"},
+    "jsonschema": {"constraints/"},
     "pydantic": {"chat/", "serve/", "evaluation/results.py", "evaluation/bank.py", "cli/serve.py"},
     "langchain_core": {"chat/", "serve/", "members/chat_model.py"},
     **{

@@ -5,21 +5,44 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..constraints import CallReader
-from ..core.values import CallFormat
+from ..core.values import Call, CallFormat
 
-CUT_OFF = '" {cut off by max_tokens]" {]'
-"""Appended to the arguments of a call that is cut off. LangChain completes JSON that breaks off,
-and an agent would execute the call. It cannot complete this: wherever the text breaks off, in a
-string, after a backslash or outside, a bracket of one kind is closed by one of the other. So the
-call is an invalid one."""
-UNREADABLE = '" {a number in it is more than a float holds]" {]'
-"""The same for arguments in which LangChain would read an infinity: JSON's grammar allows
-``1e999``."""
+
+def marked(reason: str) -> str:
+    """What makes a call an invalid one, appended to its arguments, with the reason.
+
+    LangChain completes JSON that breaks off, and an agent would execute the call. It cannot
+    complete this: wherever the text breaks off, in a string, after a backslash or outside, a
+    bracket of one kind is closed by one of the other.
+
+    >>> marked("cut off by max_tokens")
+    '" {cut off by max_tokens]" {]'
+    """
+    plain = " ".join(reason.replace('"', "'").split())
+    return f'" {{{plain}]" {{]'
+
+
+_MARKED = re.compile(r'" \{([^"]*)\]" \{\]\Z')
+CUT_OFF = marked("cut off by max_tokens")
+UNREADABLE = marked("a number in it is more than a float holds")
+"""JSON's grammar allows ``1e999``, which LangChain would read as an infinity."""
+
+
+def reason_of(arguments: str) -> str | None:
+    """Why this call is an invalid one, as its arguments say; None if they do not.
+
+    >>> reason_of('{"a": ' + CUT_OFF)
+    'cut off by max_tokens'
+    """
+    found = _MARKED.search(arguments)
+    return found[1] if found else None
 
 
 @dataclass(slots=True)
@@ -36,11 +59,14 @@ class Splitter:
     """Parts the text of one answer, as it grows, into words and calls.
 
     ``anywhere``: a call may follow words; otherwise it begins the answer, or there is none (JSON
-    text may hold whatever a call begins with).
+    text may hold whatever a call begins with). ``fault``: what is wrong with a finished call.
     """
 
-    def __init__(self, format: CallFormat, *, anywhere: bool) -> None:
+    def __init__(
+        self, format: CallFormat, *, anywhere: bool, fault: Callable[[str, Any], str] | None = None
+    ) -> None:
         self._reader = CallReader(format, anywhere=anywhere)
+        self._fault = fault
 
     @property
     def calls(self) -> int:
@@ -61,13 +87,20 @@ class Splitter:
             for one in new
         }
         for index, call in enumerate(reader.calls[whole:], whole):
-            try:
-                read_json(call.arguments)
-            except (ValueError, RecursionError):
-                pieces.setdefault(index, Piece(index)).arguments += UNREADABLE
+            if mark := self._mark(call):
+                pieces.setdefault(index, Piece(index)).arguments += mark
         if cut and reader.is_open:
             pieces.setdefault(self.calls, Piece(self.calls)).arguments += CUT_OFF
         return said, list(pieces.values())
+
+    def _mark(self, call: Call) -> str:
+        """What makes a finished call invalid; empty if it is valid."""
+        try:
+            arguments = read_json(call.arguments)
+        except (ValueError, RecursionError):
+            return UNREADABLE
+        fault = self._fault(call.name, arguments) if self._fault else ""
+        return marked(fault) if fault else ""
 
 
 def _new_id() -> str:

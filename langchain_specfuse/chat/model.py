@@ -36,7 +36,7 @@ from . import messages as _messages
 from . import options as _options
 from . import output_format as _formats
 from . import structured as _structured
-from .call_text import Splitter
+from .call_text import Splitter, reason_of
 from .chunks import AnswerChunks
 from .errors import langchain_errors
 from .options import CallOptions, Options
@@ -79,6 +79,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     _held: Ensemble | None = PrivateAttr(default=None)
     """Keeps the ensemble of member objects alive between questions."""
+    _checks_calls: bool = PrivateAttr(default=True)
+    """Whether finished calls are checked where a grammar leaves a part of their schema out. An
+    endpoint does not: checking a stranger's schema can take for ever."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**_options.of_model(fields, type(self).model_fields))
@@ -156,7 +159,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
         format, settings = request.call_format(probes), request.settings
         seed = settings.sampling.seed if settings.sampling.temperature else None
         calls = bool(request.shape.tools)
-        splitter = Splitter(format, anywhere=not request.shape.begins_with_call) if calls else None
+        anywhere = not request.shape.begins_with_call
+        fault = request.shape.fault if self._checks_calls else None
+        splitter = Splitter(format, anywhere=anywhere, fault=fault) if calls else None
         v1 = self.output_version == "v1"
         chunks = AnswerChunks(
             request.writers,
@@ -199,13 +204,15 @@ class SpecFuseChatModel(Options, BaseChatModel):
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Any:
         kwargs["run_scope"] = RunScope.of(run_manager)
-        return super()._generate_with_cache(messages, stop, run_manager, **kwargs)
+        result = super()._generate_with_cache(messages, stop, run_manager, **kwargs)
+        return _with_reasons(result)
 
     async def _agenerate_with_cache(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Any:
         kwargs["run_scope"] = RunScope.of(run_manager)
-        return await super()._agenerate_with_cache(messages, stop, run_manager, **kwargs)
+        result = await super()._agenerate_with_cache(messages, stop, run_manager, **kwargs)
+        return _with_reasons(result)
 
     def batch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
         """All questions at once: jobs that wait for a member together are one batch of its work."""
@@ -439,7 +446,10 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return self.model_copy()
 
     def __getstate__(self) -> dict[Any, Any]:
-        return {**super().__getstate__(), "__pydantic_private__": {"_held": None}}
+        return {
+            **super().__getstate__(),
+            "__pydantic_private__": {"_held": None, "_checks_calls": self._checks_calls},
+        }
 
     def __repr_args__(self) -> Any:
         for name, value in super().__repr_args__():
@@ -454,6 +464,14 @@ class SpecFuseChatModel(Options, BaseChatModel):
         chosen = self._chosen()
         _members.unload(*chosen["members"], *chosen["verifiers"])
         self._held = None
+
+
+def _with_reasons(result: Any) -> Any:
+    """The result with an error text in each invalid tool call; LangChain leaves it empty."""
+    for generation in result.generations:
+        for call in getattr(generation.message, "invalid_tool_calls", ()):
+            call["error"] = call["error"] or reason_of(call["args"] or "")
+    return result
 
 
 def _all_at_once(config: Any, size: int) -> Any:

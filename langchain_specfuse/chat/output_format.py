@@ -7,15 +7,26 @@ grammar`` into tools and one constraint, and refuses before any model runs what 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from ..constraints import check, referee_for
+from ..constraints import (
+    LeftOut,
+    Validator,
+    arguments_schema,
+    left_out,
+    referee_for,
+    validator_of,
+)
 from ..core.values import CallFormat, Constraint, Tool
 from ..errors import UsageError, advised
 from .options import refuse_broken
 from .schemas import WRAPPED, is_schema, openai_tools, schema_of, titled
+
+log = logging.getLogger("langchain_specfuse")
 
 TEXT_OPTIONS = ("response_format", "regex", "choice", "grammar")
 referee_of = referee_for
@@ -35,6 +46,16 @@ class Shape:
     """Whether it may be several calls."""
     text: Constraint | None = None
     """What it must look like where it is no call; None: prose."""
+    loose: frozenset[str] = frozenset()
+    """The tools of whose schema the grammar leaves a part out."""
+
+    def fault(self, name: str, arguments: Any) -> str:
+        """What is wrong with a finished call under the whole schema of its tool; empty if it is
+        valid. The grammar has checked the calls of most tools already."""
+        for tool in self.tools:
+            if tool.name == name and name in self.loose:
+                return _validator(tool).fault(arguments)
+        return ""
 
     @property
     def begins_with_call(self) -> bool:
@@ -68,8 +89,64 @@ def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
     if (constraint := shape.constraint()) is not None:
         for text in (constraint.body, *(tool.description for tool in shape.tools)):
             refuse_broken(text)
-        check(constraint)
+        return _checked(shape, given, left_out(constraint))
     return shape
+
+
+def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut]) -> Shape:
+    """The shape with its ``loose`` tools. ``UsageError`` if a strict schema is not kept whole."""
+    strict = _strict_schemas(given)
+    by_schema: dict[str, list[LeftOut]] = {}
+    for one in missing:
+        if strict is None or one.where in strict:
+            raise advised(one.error(), "or leave strict=True out: what is finished is then checked")
+        by_schema.setdefault(one.where, []).append(one)
+    loose = [tool for tool in shape.tools if _schema_name(tool.name) in by_schema]
+    for tool in loose:
+        _validator(tool)  # what is no schema is refused now
+    if "schema" in by_schema and shape.text:
+        validator_of(shape.text.body, "schema")
+    for where, parts in by_schema.items():
+        _warn_once(where, ", ".join(one.path for one in parts))
+    return replace(shape, loose=frozenset(tool.name for tool in loose))
+
+
+def _strict_schemas(given: Mapping[str, Any]) -> set[str] | None:
+    """The names of the schemas that must be kept whole; None: all of them."""
+    if given.get("strict") is True:
+        return None
+    functions = [tool["function"] for tool in openai_tools(given.get("tools") or [])]
+    found = {_schema_name(one["name"]) for one in functions if one.get("strict") is True}
+    wanted = given.get("response_format")
+    wrapped = wanted.get("json_schema") if isinstance(wanted, Mapping) else None
+    if isinstance(wrapped, Mapping) and wrapped.get("strict") is True:
+        found.add("schema")
+    return found
+
+
+def _schema_name(tool: str) -> str:
+    return f"{tool}.parameters"
+
+
+def _validator(tool: Tool) -> Validator:
+    schema = arguments_schema(json.loads(tool.parameters))
+    return validator_of(_dumped(schema), _schema_name(tool.name))
+
+
+@lru_cache(maxsize=512)
+def _warn_once(where: str, paths: str) -> None:
+    log.warning(
+        "the grammar of the schema %r leaves out %.500s; what is finished is checked against the "
+        "whole schema (strict=True refuses such a schema)",
+        where,
+        ascii(paths)[1:-1],
+    )
+
+
+def whole_schema(schema: Mapping[str, Any]) -> str | None:
+    """The schema as text, if the grammar leaves a part of it out; else None."""
+    body = _dumped(schema)
+    return body if left_out(Constraint("json_schema", body)) else None
 
 
 def _refuse_conflicts(shape: Shape, given: Mapping[str, Any], stop: Sequence[str]) -> None:

@@ -205,10 +205,10 @@ def _openai_tool(tool: Any, place: int, strict: bool | None) -> dict[str, Any]:
         )
     source = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
     recursive = _recursive_schema(source) if _is_model(source) and not strict else None
-    return {
-        "type": "function",
-        "function": {**function, "parameters": _parameters(recursive, function, name)},
-    }
+    parameters = _parameters(recursive, function, name)
+    if not isinstance(source, Mapping):  # a class or a function, which reads a list as a set
+        parameters = _with_lists_for_sets(parameters)
+    return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
 def _parameters(recursive: Any, function: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.json import parse_partial_json
 
+from ..constraints import validator_of
 from ..errors import UsageError, advised
-from .call_text import read_json
+from .call_text import read_json, reason_of
+from .output_format import whole_schema
 from .schemas import name_of, reader_of, schema_of
 
 METHODS = ("json_schema", "json_mode", "function_calling")
@@ -40,6 +42,8 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
     """Makes the object. None: the data are all that is wanted."""
     call: str | None = None
     """The tool in whose arguments the data are. None: they are the text."""
+    whole: str | None = None
+    """The schema against which finished data are checked: the grammar leaves a part of it out."""
 
     @property
     def _type(self) -> str:
@@ -55,6 +59,8 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
                 if self.call
                 else self._text(result[0].text, message, partial)
             )
+            if not partial:
+                self._refuse_invalid(data)
             return data if self.read is None or data is None else self.read(data)
         except ValueError as error:  # JSON's and both pydantics' errors are ValueErrors
             if partial:
@@ -66,6 +72,10 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
                 advised(unread, "the answer was cut off by max_tokens; allow more")
             raise unread from error
 
+    def _refuse_invalid(self, data: Any) -> None:
+        if self.whole is not None and (fault := validator_of(self.whole, "schema").fault(data)):
+            raise ValueError(fault)
+
     def parse(self, text: str) -> Any:
         return self.parse_result([Generation(text=text)])
 
@@ -76,12 +86,10 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
         ]
         if right:
             return right[0]
-        broken = [
-            one["args"] or ""
-            for one in getattr(message, "invalid_tool_calls", ())
-            if one["name"] == self.call
-        ]
-        return read_json(broken[0]) if broken else None
+        for one in getattr(message, "invalid_tool_calls", ()):
+            if one["name"] == self.call:
+                raise ValueError(one["error"] or reason_of(one["args"] or "") or "it is no JSON")
+        return None
 
     def _text(self, text: str, message: Any, partial: bool) -> Any:
         if partial:
@@ -115,7 +123,7 @@ def structured(
     options = (
         {**kwargs, **_for_traces(schema, wanted, method, strict)} if schema is not None else kwargs
     )
-    call = None
+    call = whole = None
     if schema is None:
         bound = bind(**options, response_format={"type": "json_object"})
     elif method == "function_calling":
@@ -126,7 +134,8 @@ def structured(
             {} if strict is None else {"strict": strict}
         )
         bound = bind(**options, response_format={"type": "json_schema", "json_schema": named})
-    reader = StructuredReader(read=reader_of(schema), call=call)
+        whole = whole_schema(wanted)
+    reader = StructuredReader(read=reader_of(schema), call=call, whole=whole)
     return _with_raw(bound, reader) if include_raw else bound | reader
 
 

@@ -6,20 +6,27 @@ llguidance, which the extra ``langchain-specfuse[structured]`` installs.
 
 from .calls import CallReader, canonical, format_in, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
-from .referee import check, referee_for
-from .rules import reader_for, respaced
+from .referee import check, left_out, referee_for
+from .rules import arguments_schema, reader_for, respaced
+from .schema import LeftOut
+from .validation import Validator, validator_of
 
 __all__ = [
     "CallReader",
     "Grammar",
+    "LeftOut",
     "State",
+    "Validator",
     "Vocabulary",
+    "arguments_schema",
     "canonical",
     "check",
     "format_in",
+    "left_out",
     "reader_for",
     "referee_for",
     "respaced",
     "trigger",
+    "validator_of",
     "vocabulary",
 ]

@@ -15,6 +15,7 @@ from ..errors import SpecFuseError, UsageError, advised
 from .calls import CallReader, canonical
 from .grammar import LONGEST_FORCED, State, Vocabulary, shared_start
 from .rules import plan_of, reader_for
+from .schema import LeftOut
 
 REMEMBERED = 16
 """So many texts are kept with their places: the last answers, each with its drafts."""
@@ -28,6 +29,13 @@ def referee_for(constraint: Constraint | None) -> Referee:
 
 def check(constraint: Constraint) -> None:
     """``UsageError`` if the constraint is unknown, impossible or more than a grammar can say."""
+    for one in left_out(constraint):
+        raise one.error()
+
+
+def left_out(constraint: Constraint) -> tuple[LeftOut, ...]:
+    """The parts of its schemas that no grammar enforces. ``UsageError`` if the constraint is
+    unknown or impossible."""
     start = bytewise().grammar(constraint).start()
     if not start.may_end() and not start.follows():
         raise advised(
@@ -38,6 +46,7 @@ def check(constraint: Constraint) -> None:
             UsageError(f"no answer ends under the constraint {_shown(constraint)}"),
             "give it an end",
         )
+    return plan_of(constraint).left_out
 
 
 def _shown(constraint: Constraint) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from ..core.values import CallFormat, Constraint
 from ..errors import UsageError, advised
 from .calls import CallReader, dumped, format_in
-from .schema import prepared
+from .schema import LeftOut, Prepared, prepared
 from .vocabulary import llguidance
 
 SPELLING = {
@@ -37,6 +37,8 @@ class Rule:
     """All that it allows is JSON, or calls, which hold JSON."""
     calls: CallFormat | None = None
     """How the calls that it allows are written."""
+    left_out: tuple[LeftOut, ...] = ()
+    """The parts of its schemas that it does not enforce."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Plan:
     def calls(self) -> CallFormat | None:
         """How calls are written; None if there can be none."""
         return next((rule.calls for rule in self.rules if rule.calls), None)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The parts of schemas that the grammars do not enforce."""
+        return tuple(one for rule in self.rules for one in rule.left_out)
 
 
 @lru_cache(maxsize=128)
@@ -97,10 +104,11 @@ def _any_of(parts: Sequence[Sequence[str]]) -> Plan:
 
 
 def _json(schema: Any) -> Rule:
-    return Rule(f"start: {_embedded(_prepared(schema, 'schema'))}", json=True)
+    ready = _prepared(schema, "schema")
+    return Rule(f"start: {_embedded(ready.schema)}", json=True, left_out=ready.left_out)
 
 
-def _prepared(schema: Any, where: str) -> Any:
+def _prepared(schema: Any, where: str) -> Prepared:
     try:
         return prepared(schema, where, error_of)
     except RecursionError:
@@ -133,22 +141,22 @@ def reason(error: str) -> str:
 
 def _calls(body: Mapping[str, Any]) -> Rule:
     form, bodies = format_in(body), []
+    left_out: list[LeftOut] = []
     for tool in body["tools"]:
-        name, schema = (
-            tool["name"],
-            _prepared(_arguments(tool["parameters"]), f"{tool['name']}.parameters"),
-        )
+        name = tool["name"]
+        ready = _prepared(arguments_schema(tool["parameters"]), f"{name}.parameters")
+        left_out += ready.left_out
         head = f"{{{dumped(form.name_key)}: {dumped(name)}, {dumped(form.arguments_key)}: "
-        bodies.append(f"{dumped(head)} {_embedded(schema)} {dumped('}')}")
+        bodies.append(f"{dumped(head)} {_embedded(ready.schema)} {dumped('}')}")
     begin, end, between = (
         dumped(text) if text else "" for text in (form.begin, form.end, form.between)
     )
     more = f" ({between} call)*" if body.get("parallel", False) else ""
     lark = f"start: call{more}\ncall: {begin} body {end}\nbody: " + "\n    | ".join(bodies)
-    return Rule(lark, json=True, calls=form)
+    return Rule(lark, json=True, calls=form, left_out=tuple(left_out))
 
 
-def _arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments: always of an object, and one that names nothing allows
     nothing."""
     if (

@@ -1,10 +1,15 @@
-"""JSON schemas, rewritten so that llguidance's own JSON compiler enforces them, or refused.
+"""JSON schemas, rewritten so that llguidance's own JSON compiler enforces them.
+
+A part that no grammar can express is left out of the rewritten schema and listed, so that the
+caller can refuse the schema, or check finished values against the whole of it (``validation``).
+Rewriting only ever widens what it leaves out: every value that the schema allows and that closed
+objects permit can be written.
 
 llguidance alone keeps 238 of the 240 schemas of ``tests/constraints/schemas.py`` (table in
-``docs/log.md``). Rewritten or refused here are the schemas that it gets wrong, refuses, or cannot
-finish:
+``docs/log.md``). Rewritten, weakened or refused here are the schemas that it gets wrong, refuses,
+or cannot finish:
 
-- unknown keywords are refused: llguidance ignores a misspelt ``minimun``;
+- unknown keywords are left out: llguidance ignores a misspelt ``minimun``;
 - objects are closed unless the schema says otherwise: small models keep inventing keys;
 - references that never end are refused: the answer would be ``{"n": {"n": {"n": `` and so on;
 - ``nullable``, ``propertyNames``, ``unevaluatedProperties``: OpenAPI, and pydantic's ``dict[Color,
@@ -21,8 +26,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from ..errors import UsageError, advised
@@ -102,15 +107,38 @@ _SUBJECTS = _set(
 written."""
 
 
-def prepared(schema: Any, where: str, error_of: Callable[[Any], str]) -> Any:
-    """The schema for llguidance. ``UsageError`` if it is impossible or not supported.
+class LeftOut(NamedTuple):
+    """A part of a schema that the grammar does not enforce."""
+
+    where: str
+    """The schema's own name."""
+    path: str
+    message: str
+    advice: str
+
+    def error(self) -> UsageError:
+        return advised(UsageError(self.message), self.advice)
+
+
+class Prepared(NamedTuple):
+    """A schema for llguidance."""
+
+    schema: Any
+    left_out: tuple[LeftOut, ...]
+    """In the order in which they stand in the given schema; empty if nothing was left out."""
+
+
+def prepared(schema: Any, where: str, error_of: Callable[[Any], str]) -> Prepared:
+    """The schema for llguidance. ``UsageError`` if it is impossible, or no schema.
 
     ``error_of`` returns llguidance's error for a schema, or "".
     """
-    rewriter = _Rewriter(schema, error_of)
+    rewriter = _Rewriter(schema, where, error_of)
     root, definitions = rewriter.schema(schema, where), rewriter.definitions
     if isinstance(root, bool):
         root = {"anyOf": [root]}
+    if error_of({**root, "$defs": definitions}):
+        rewriter.weaken()
     if error := error_of({**root, "$defs": definitions}):
         raise rewriter.refused(error, where)
     finite: set[str] = set()
@@ -124,7 +152,8 @@ def prepared(schema: Any, where: str, error_of: Callable[[Any], str]) -> Any:
             f"{endless[0]} is impossible: it refers to itself without end, so no value is ever "
             "complete"
         )
-    return {**root, "$defs": definitions}
+    left_out = {one.path: one for one in reversed(rewriter.left_out)}
+    return Prepared({**root, "$defs": definitions}, tuple(reversed(left_out.values())))
 
 
 def _impossible(message: str) -> UsageError:
@@ -144,13 +173,23 @@ class _Rewriter:
     not be closed.
     """
 
-    def __init__(self, root: Any, error_of: Callable[[Any], str]) -> None:
+    def __init__(self, root: Any, where: str, error_of: Callable[[Any], str]) -> None:
         self._root = root
+        self._where = where
         self._error_of = error_of
         self._names: dict[tuple[str, bool, str], str] = {}
         self._rewritten: list[tuple[str, Any]] = []
         """Every schema with its path, the innermost first."""
         self.definitions: dict[str, Any] = {}
+        self.left_out: list[LeftOut] = []
+
+    def _leave_out(
+        self,
+        path: str,
+        message: str,
+        advice: str = "leave it out of the schema, and check the value yourself",
+    ) -> None:
+        self.left_out.append(LeftOut(self._where, path, message, advice))
 
     def schema(self, given: Any, path: str, is_part: bool = False) -> Any:
         if isinstance(given, bool):
@@ -175,11 +214,22 @@ class _Rewriter:
             for word, one in given.items()
             if word not in ANNOTATIONS and not word.startswith("x-")
         }
-        if unknown := words.keys() - KEYWORDS:
-            raise _unsupported(
-                f"{path}.{min(unknown):.80} is not supported: a grammar cannot express it"
-            )
+        unknown = {word: words.pop(word) for word in sorted(words.keys() - KEYWORDS)}
+        for word in unknown:
+            place = f"{path}.{word:.80}"
+            self._leave_out(place, f"{place} is not supported: a grammar cannot express it")
+        if unknown and isinstance(words.get("properties"), dict):
+            # The object is closed, so a property that only a condition names must be named here.
+            names = self._conditional(unknown, path)
+            words["properties"] = {**words["properties"], **names, **words["properties"]}
         return words
+
+    def _conditional(self, words: dict[str, Any], path: str) -> dict[str, bool]:
+        """The names of the properties in schemas that hold under a condition."""
+        names: dict[str, bool] = {}
+        for one in _conditions(words):
+            self._name_all(one, path, names, names, set())
+        return names
 
     def refused(self, error: str, where: str) -> UsageError:
         """What to raise for llguidance's error, with the path of the innermost schema that causes
@@ -199,6 +249,57 @@ class _Rewriter:
         return _unsupported(
             f"{where} is not supported: {error:.300}", "fix the schema, or leave that out"
         )
+
+    # --- what llguidance refuses ------------------------------------------------------------------
+
+    def weaken(self) -> None:
+        """Leave out what llguidance refuses, the innermost schemas first.
+
+        Schemas without others inside come first: behind a reference they can make another one
+        fail that stands before them.
+        """
+        leaves = [one for one in self._rewritten if not _holds_others(one[1])]
+        for path, found in (*leaves, *self._rewritten):
+            error = self._refusal(found)
+            if not error:
+                continue
+            kept = next((one for one in self._weaker(found) if not self._refusal(one)), None)
+            if kept is None:
+                continue
+            if "patternProperties" in found.keys() - kept.keys():
+                kept["additionalProperties"] = True  # else what matches could not be written
+            dropped = [word for word in found if word not in kept]
+            for place in [f"{path}.{word}" for word in dropped] or [path]:
+                advice = "fix the schema, or leave that out"
+                self._leave_out(place, f"{path} is not supported: {error:.300}", advice)
+            found.clear()
+            found.update(kept)
+
+    def _refusal(self, schema: Any) -> str:
+        """llguidance's error for a schema that is possible, or ""."""
+        if not isinstance(schema, dict):
+            return ""
+        error = self._error_of({**schema, "$defs": self.definitions})
+        return "" if "nsatisfiable" in error else error
+
+    def _weaker(self, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Schemas that allow more, the nearest first; the last one allows everything."""
+        kind = {"type": found["type"]} if "type" in found else {}
+        if self._refusal(kind):
+            kind = {}
+        others = {word: one for word, one in found.items() if word != "type"}
+        inner = {word: one for word, one in others.items() if _holds_others({word: one})}
+        yield kind | {
+            word: one for word, one in others.items() if not self._refusal({**kind, word: one})
+        }
+        for word in sorted(others, key=lambda word: word in inner):
+            yield kind | {key: one for key, one in others.items() if key != word}
+        yield kind | inner
+        parts = _list(found.get("allOf"))
+        for size in range(len(parts) - 1, 0, -1):
+            yield {**found, "allOf": parts[:size]}
+        yield kind
+        yield {}
 
     # --- schemas that hold together ---------------------------------------------------------------
 
@@ -276,12 +377,12 @@ class _Rewriter:
             # exclude each other.
             pair = {"oneOf": [one, other], "required": [], "$defs": self.definitions}
             if "oneOf constraints are not supported" in self._error_of(pair):
-                message = (
-                    f"{path} is not supported here: a value could satisfy two of its alternatives"
+                self._leave_out(
+                    path,
+                    f"{path} is not supported here: a value could satisfy two of its alternatives",
+                    "use anyOf, or give each alternative a constant of its own",
                 )
-                raise _unsupported(
-                    message, "use anyOf, or give each alternative a constant of its own"
-                )
+                break
         return found
 
     def _is_unreadable(self, schema: Any) -> bool:
@@ -306,6 +407,7 @@ class _Rewriter:
         names |= dict.fromkeys(_strings(words.get("properties")), True)
         required |= dict.fromkeys(_strings(words.get("required")), True)
         inner = [one for word in ("allOf", "anyOf", "oneOf") for one in _list(words.get(word))]
+        inner += _conditions(words)
         if "$ref" in words and str(words["$ref"]) not in seen:
             seen.add(str(words["$ref"]))
             inner.insert(0, self._target(words["$ref"], path))
@@ -333,23 +435,33 @@ class _Rewriter:
         elif kind == "string" and "format" in found:
             self._format(found, path)
         elif kind in ("number", "integer"):
-            _bound(found, path)
+            self._bound(found, path)
         return found
 
     def _constant(self, words: dict[str, Any], path: str) -> dict[str, Any]:
-        for value in (*_list(words.get("enum")), words.get("const")):
-            if not _exact(value):
-                message = (
-                    f"{path} allows {value!r:.80}, which is not supported: another value "
-                    "would be written"
-                )
-                raise _unsupported(
-                    message, "write numbers beyond 2**53 as strings; leave control characters out"
-                )
-        if beside := words.keys() & (OF_TYPE["object"] | OF_TYPE["array"]):
-            message = f"{path}.{min(beside)} beside an enum is not supported"
-            raise _unsupported(message, "remove from the enum what it forbids")
-        return {word: one for word, one in words.items() if word != "format"}
+        words = {word: one for word, one in words.items() if word != "format"}
+        for word in sorted(words.keys() & (OF_TYPE["object"] | OF_TYPE["array"])):
+            self._leave_out(
+                f"{path}.{word}",
+                f"{path}.{word} beside an enum is not supported",
+                "remove from the enum what it forbids",
+            )
+            del words[word]
+        values = [*_list(words.get("enum")), *([words["const"]] if "const" in words else [])]
+        inexact = [value for value in values if not _exact(value)]
+        if not inexact:
+            return words
+        self._leave_out(
+            path,
+            f"{path} allows {inexact[0]!r:.80}, which is not supported: another value would be "
+            "written",
+            "write numbers beyond 2**53 as strings; leave control characters out",
+        )
+        rest = {word: one for word, one in words.items() if word not in ("enum", "const")}
+        exact = [value for value in values if _exact(value)]
+        kinds = dict.fromkeys(_type_of(value) for value in inexact)
+        allowed: list[dict[str, Any]] = [{"enum": exact}] if exact else []
+        return {**rest, "anyOf": [*allowed, *({"type": kind} for kind in kinds)]}
 
     def _object(self, found: dict[str, Any], path: str, is_part: bool) -> None:
         unevaluated = found.pop("unevaluatedProperties", True)
@@ -375,9 +487,11 @@ class _Rewriter:
         low, needed = found.get("minProperties", 0), len(_list(found.get("required")))
         is_open = found.get("additionalProperties") is not False or "patternProperties" in found
         if is_open and isinstance(low, int) and low - needed > 1:
-            raise _unsupported(
-                f"{path}.minProperties {low} is not supported: the same key could be written twice"
+            self._leave_out(
+                f"{path}.minProperties",
+                f"{path}.minProperties {low} is not supported: the same key could be written twice",
             )
+            del found["minProperties"]
 
     def _property_names(self, found: dict[str, Any], path: str) -> None:
         """``propertyNames`` as ``properties`` (of an enum) or ``patternProperties``."""
@@ -406,16 +520,20 @@ class _Rewriter:
         }:
             found["patternProperties"] = {names["pattern"]: values}
         else:
-            raise _unsupported(f"{path}.propertyNames is not supported beside these keywords")
+            self._leave_out(
+                f"{path}.propertyNames",
+                f"{path}.propertyNames is not supported beside these keywords",
+            )
+            found.setdefault("additionalProperties", True)
+            return
         found["additionalProperties"] = False
 
     def _array(self, found: dict[str, Any], path: str) -> None:
         if found.pop("uniqueItems", False) is True and found.get("maxItems") not in (0, 1):
-            message = (
-                f"{path}.uniqueItems is not supported: a grammar does not remember earlier items"
-            )
-            raise _unsupported(
-                message, "use a list instead of a set, and remove duplicates yourself"
+            self._leave_out(
+                f"{path}.uniqueItems",
+                f"{path}.uniqueItems is not supported: a grammar does not remember earlier items",
+                "use a list instead of a set, and remove duplicates yourself",
             )
         for word in ("items", "additionalItems", "prefixItems"):
             if inner := _list(found.get(word)):  # items may be a list in drafts up to 2019
@@ -431,10 +549,28 @@ class _Rewriter:
         elif format in _KNOWN_FORMATS:
             found["format"] = format
         elif format not in _SUBJECTS:
-            raise _unsupported(
+            self._leave_out(
+                f"{path}.format",
                 f"{path}.format {format!r:.80} is not supported",
                 f"one of {', '.join(FORMATS)}; or none",
             )
+
+    def _bound(self, found: dict[str, Any], path: str) -> None:
+        """Narrow the bounds of numbers to those that llguidance supports."""
+        for word in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+            bound, inwards = found.get(word), 1 if "inimum" in word else -1
+            if isinstance(bound, bool) or not isinstance(bound, int | float):
+                continue
+            if bound * inwards > LARGEST:
+                self._leave_out(
+                    f"{path}.{word}",
+                    f"{path}.{word} {str(bound)[:30]} is not supported: it is beyond {LARGEST}",
+                )
+                del found[word]
+                continue
+            found[word] = bound = max(bound * inwards, -LARGEST) * inwards
+            if isinstance(bound, int) and (int(float(bound)) - bound) * inwards < 0:
+                found[word] = int(math.nextafter(float(bound), inwards * math.inf))
 
     # --- references -------------------------------------------------------------------------------
 
@@ -490,6 +626,34 @@ def _strings(value: Any) -> list[str]:
     return [one for one in value if isinstance(one, str)] if isinstance(value, list | dict) else []
 
 
+def _conditions(words: dict[str, Any]) -> list[Any]:
+    """The schemas among these keywords that hold under a condition. No grammar expresses them."""
+    found = [words[word] for word in ("if", "then", "else") if word in words]
+    for word in ("dependentSchemas", "dependencies"):
+        if isinstance(by_name := words.get(word), dict):
+            found += by_name.values()
+    return found
+
+
+def _holds_others(schema: Any) -> bool:
+    """Whether a schema has other schemas inside, or refers to one."""
+    inner = (*COMBINING, "properties", "patternProperties", "additionalProperties")
+    return isinstance(schema, dict) and not schema.keys().isdisjoint(
+        (*inner, "items", "prefixItems", "additionalItems")
+    )
+
+
+def _type_of(value: Any) -> str:
+    """The type of a JSON value that is not null."""
+    if isinstance(value, dict):
+        return "object"
+    if isinstance(value, list):
+        return "array"
+    if isinstance(value, str):
+        return "string"
+    return "integer" if isinstance(value, int) else "number"
+
+
 def _of_kind(words: dict[str, Any], kind: Any) -> dict[str, Any]:
     """The keywords that say something about values of this type."""
     others = [its for name, its in OF_TYPE.items() if name != kind.replace("integer", "number")]
@@ -504,21 +668,6 @@ def _exact(value: Any) -> bool:
     if isinstance(value, str):
         return not _UNWRITABLE.search(value)
     return not isinstance(value, int | float) or abs(value) <= EXACT
-
-
-def _bound(found: dict[str, Any], path: str) -> None:
-    """Narrow the bounds of numbers to those that llguidance supports; never drop one."""
-    for word in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
-        bound, inwards = found.get(word), 1 if "inimum" in word else -1
-        if isinstance(bound, bool) or not isinstance(bound, int | float):
-            continue
-        if bound * inwards > LARGEST:
-            raise _unsupported(
-                f"{path}.{word} {str(bound)[:30]} is not supported: it is beyond {LARGEST}"
-            )
-        found[word] = bound = max(bound * inwards, -LARGEST) * inwards
-        if isinstance(bound, int) and (int(float(bound)) - bound) * inwards < 0:
-            found[word] = int(math.nextafter(float(bound), inwards * math.inf))
 
 
 # --- what can be finished -------------------------------------------------------------------------

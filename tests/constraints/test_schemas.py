@@ -87,7 +87,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"$ref": "#/$defs/A", "$defs": CIRCLE}, "without end"),
     ({"anyOf": [{"$ref": "#/$defs/E"}, {"type": "null"}], "$defs": {"E": ENDLESS | {"properties": {
         "n": {"$ref": "#/$defs/E"}}}}}, "E is impossible: it refers to itself without end"),
-    ({"type": "object", "allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": {"$ref": "#/$defs/A"}}}, "level exceeded"),
+    ({"type": "object", "allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": {"$ref": "#/$defs/A"}}}, "A is impossible: .* without end"),
     # no grammar keeps it
     ({"not": {"type": "null"}}, "schema.not"),
     ({"type": "object", "properties": {"a": {"if": {}, "then": {}}}}, r"schema\.properties\.a\.if"),

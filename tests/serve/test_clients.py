@@ -99,6 +99,25 @@ def test_options_reach_the_chat_model(serve):
     assert chosen.choices[0].message.content == "positive"
 
 
+def test_a_clients_schema_that_no_grammar_says_stops_nothing_and_is_not_checked(serve):
+    """A stranger's schema can be made so that a check never ends."""
+    double: dict = {"$ref": "#/$defs/d0"}
+    pairs = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    parameters = {
+        "type": "object",
+        "properties": {"tags": {"type": "array", "uniqueItems": True}, "n": {"not": double}},
+        "$defs": {**pairs, "d40": {"type": "integer"}},
+    }
+    tool = {"type": "function", "function": {"name": "tag", "parameters": parameters}}
+    call = ScriptedMember.call("tag", tags=["a", "a"], n=1)
+    answer = ask(serve(ensemble(call, call)).client(), tools=[tool]).choices[0]
+    (made,) = answer.message.tool_calls
+    assert json.loads(made.function.arguments) == {"tags": ["a", "a"], "n": 1}
+    strict = {"type": "function", "function": {**tool["function"], "strict": True}}
+    with pytest.raises(openai.BadRequestError, match="not supported"):
+        ask(serve(ensemble(call, call)).client(), tools=[strict])
+
+
 def test_calls_come_whole_and_in_pieces_and_stay_apart(serve):
     both = "\n".join([CALL, ScriptedMember.call("get_weather", city="Oslo")])
     client = serve(ensemble(both, both)).client()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...constraints import respaced
+from ...constraints import left_out, respaced
 from ...core.values import (
     Candidate,
     Constraint,
@@ -405,7 +405,8 @@ def remaining(constraint: Constraint | None, answer: str) -> Constraint | None:
     if constraint is None or constraint.kind not in ("choice", "json_schema", "json", "regex"):
         return None
     if constraint.kind != "choice":
-        return constraint if not answer else None
+        # An engine may refuse a schema that no grammar says whole.
+        return None if answer or left_out(constraint) else constraint
     left = [text[len(answer) :] for text in json.loads(constraint.body) if text.startswith(answer)]
     return (
         Constraint("choice", json.dumps(left, ensure_ascii=False)) if left and all(left) else None

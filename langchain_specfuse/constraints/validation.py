@@ -1,0 +1,178 @@
+"""Checks a finished value against its whole JSON schema, also what no grammar can say of it.
+
+``jsonschema`` does the work; a second implementation of ``if``, ``contains`` and ``$dynamicRef``
+would be wrong somewhere. It comes with the extra ``langchain-specfuse[structured]`` and is imported
+when the first value is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from ..core.values import Constraint
+from ..errors import UsageError, advised, imported
+from .referee import bytewise
+from .rules import error_of
+
+DRAFTS = ("Draft202012Validator", "Draft7Validator", "Draft4Validator")
+"""A schema that does not name its draft has the first of these under which it is a schema."""
+_DATA = ("const", "enum", "default", "example", "examples")
+"""Their values are data, not schemas."""
+
+
+class Validator:
+    """Checks values against one schema.
+
+    >>> Validator({"type": "array", "uniqueItems": True}, "schema").fault([1, 1])
+    '[1, 1] has non-unique elements'
+    """
+
+    def __init__(self, schema: Any, where: str) -> None:
+        library = imported("jsonschema", "a schema that no grammar can say", "structured")
+        self._best_match = library.exceptions.best_match
+        for pattern in _patterns(schema):
+            try:
+                _reader(pattern)
+            except re.error as error:
+                wrong = UsageError(f"{where} has a pattern that cannot be read: {pattern:.80}")
+                raise advised(wrong, f"fix it: {error}") from error
+        # A registry of its own: by default references to other hosts would be fetched.
+        registry = imported("jsonschema_specifications", "a schema", "structured").REGISTRY
+        self._judge = _lenient(_draft(library, schema, where))(schema, registry=registry)
+
+    def fault(self, value: Any) -> str:
+        """What is wrong with this value; empty if it is valid."""
+        try:
+            found = self._best_match(self._judge.iter_errors(value))
+        # The schema's own schema does not look behind every reference, so anything may be there.
+        except Exception as error:
+            return f"it cannot be checked: {type(error).__name__}: {error!s:.200}"
+        if found is None:
+            return ""
+        place = found.json_path.removeprefix("$").removeprefix(".")
+        return f"{place}: {found.message:.300}" if place else f"{found.message:.300}"
+
+
+@lru_cache(maxsize=256)
+def validator_of(schema: str, where: str) -> Validator:
+    """The validator of this schema, given as text."""
+    return Validator(json.loads(schema), where)
+
+
+def _draft(library: Any, schema: Any, where: str) -> Any:
+    """The validator class of the schema's draft. ``UsageError`` if it is a schema in none."""
+    declared = library.validators.validator_for(schema, default=None)
+    names = DRAFTS[:1] if "$defs" in schema else DRAFTS  # older ones do not look into $defs
+    drafts = [declared] if declared else [getattr(library, name) for name in names]
+    faults = []
+    for draft in drafts:
+        try:
+            draft.check_schema(schema, format_checker=None)  # patterns were read before
+        except library.exceptions.SchemaError as error:
+            faults.append(error)
+        else:
+            return draft
+    wrong = UsageError(
+        f"{where} is no JSON schema: {faults[0].json_path}: {faults[0].message:.300}"
+    )
+    raise advised(wrong, "fix the schema") from faults[0]
+
+
+def _lenient(draft: Any) -> Any:
+    """The validator class with OpenAPI's ``nullable``, and with patterns as the grammars read
+    them."""
+    own = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    words = {**draft.VALIDATORS, **own}
+    validators = imported("jsonschema.validators", "a schema", "structured")
+    return validators.extend(draft, {word: _unless_null(words[word]) for word in words})
+
+
+def _unless_null(check: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if instance is not None or schema.get("nullable") is not True:
+            yield from check(validator, value, instance, schema) or ()
+
+    return checked
+
+
+# --- patterns -------------------------------------------------------------------------------------
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    """The patterns anywhere in a schema."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _patterns(one)
+    if not isinstance(schema, dict):
+        return
+    if isinstance(schema.get("pattern"), str):
+        yield schema["pattern"]
+    if isinstance(schema.get("patternProperties"), dict):
+        yield from schema["patternProperties"]
+    for word, one in schema.items():
+        if word not in _DATA:
+            yield from _patterns(one)
+
+
+@lru_cache(maxsize=256)
+def _reader(pattern: str) -> Callable[[str], Any]:
+    """Whether a text contains this pattern: by its grammar, which takes linear time and means the
+    same as while drafting; by ``re`` where no grammar can say it."""
+    schema = {"type": "string", "pattern": pattern}
+    error = error_of(schema)
+    if error and "nsatisfiable" not in error:
+        return re.compile(pattern).search
+    if error:
+        return lambda text: False
+    grammar = bytewise().grammar(Constraint("json_schema", json.dumps(schema)))
+
+    def found(text: str) -> bool:
+        data = json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        state = grammar.start()
+        return state.advance(data) == len(data) and state.may_end()
+
+    return found
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    if validator.is_type(instance, "string") and not _reader(pattern)(instance):
+        yield _error(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, patterns: dict[str, Any], instance: Any, schema: Any
+) -> Iterator[Any]:
+    if not validator.is_type(instance, "object"):
+        return
+    for pattern, inner in patterns.items():
+        for name, value in instance.items():
+            if _reader(pattern)(name):
+                yield from validator.descend(value, inner, path=name, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, allowed: Any, instance: Any, schema: dict[str, Any]
+) -> Iterator[Any]:
+    if not validator.is_type(instance, "object"):
+        return
+    patterns = schema.get("patternProperties", {})
+    for name, value in instance.items():
+        if name in schema.get("properties", {}) or any(_reader(one)(name) for one in patterns):
+            continue
+        if allowed is False:
+            yield _error(f"there is no property {name!r}")
+        elif allowed is not True:
+            yield from validator.descend(value, allowed, path=name)
+
+
+def _error(message: str) -> Any:
+    exceptions = imported("jsonschema.exceptions", "a schema", "structured")
+    return exceptions.ValidationError(message)
