@@ -26,8 +26,18 @@ COPIES = {
 
 
 @pytest.fixture(params=COPIES)
-def copied(request: Any) -> Callable[[Any], Any]:
-    return COPIES[request.param]
+def copied(request: Any) -> Iterator[Callable[[Any], Any]]:
+    """Makes copies in one way; their connections are closed in the end."""
+    made: list[Any] = []
+
+    def make(one: Any) -> Any:
+        made.append(COPIES[request.param](one))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for member in getattr(one, "members", [one]):
+            getattr(member, "unload", lambda: None)()
 
 
 def says(member: Any) -> str:
@@ -59,6 +69,7 @@ def test_a_used_member_on_a_server_that_only_chats(copied: Any) -> None:
     try:
         assert says(copied(member)) == says(member) == says(copied(member))
     finally:
+        member.unload()
         server.stop()
 
 
