@@ -101,14 +101,27 @@ function begin(question) {
 // The newest round is chosen, unless the reader looks at one.
 function add(round) {
   const follows = chosen === rounds.length - 1 && !part("run-part").contains(document.activeElement);
+  const watched = !rounds.length || isInView(latest());
   rounds.push(round);
   draw(rounds.length - 1);
   if (follows) {
     show(rounds.length - 1);
     part("answer").scrollTop = part("answer").scrollHeight;
+    if (watched) latest().scrollIntoView({ block: "nearest" });
   }
   tell("");
   say(round.text);
+}
+
+// What shows the newest round: in two columns its segment, in one column the round below the answer as well.
+function latest() {
+  return matchMedia("(max-width: 63.99rem)").matches ? part("round-head") : part("answer").lastElementChild;
+}
+
+// A reader who scrolled elsewhere stays there.
+function isInView(shown) {
+  const { top, bottom } = shown.getBoundingClientRect();
+  return bottom > 0 && top < innerHeight;
 }
 
 function end() {

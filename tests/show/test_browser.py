@@ -56,6 +56,21 @@ def test_late_looping_and_forced_parts_of_a_round_are_shown(opened):
     ]
 
 
+def test_neighbouring_segments_of_one_author_are_told_apart(opened):
+    winners = ["a", "a", "b", "a", "a"]
+    rounds = [a_round(at, {"a": " x", "b": " y"}, name) for at, name in enumerate(winners, 1)]
+    rounds[4] |= {"text": "[ x", "segment": " x", "forced": "["}
+    for scheme in ("light", "dark"):
+        one = opened(Trace(rounds).html(), color_scheme=scheme)
+        begins = """all => all.map(one => [
+          one.dataset.by ?? "", getComputedStyle(one).borderInlineStartWidth
+        ])"""
+        pieces = one.page.eval_on_selector_all(".piece", begins)
+        # an author who follows another has a number, one who goes on has a line
+        named = [["1", "0px"], ["", "2px"], ["2", "0px"], ["1", "0px"], ["·", "0px"], ["1", "0px"]]
+        assert pieces == named
+
+
 def test_keys_move_through_a_long_run_and_are_announced(opened):
     one = opened(long(2000).html())
     one.page.focus(".segment")

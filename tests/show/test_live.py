@@ -167,6 +167,36 @@ def test_stop_cancels_on_the_server_and_keeps_what_was_there(serve, opened):
     assert one.page.evaluate("document.activeElement.id") == "words"
 
 
+IN_VIEW = """one => {
+  const { top, bottom } = one.getBoundingClientRect();
+  return top >= 0 && bottom <= innerHeight;
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_newest_round_stays_in_view_unless_the_reader_scrolls_away(serve, opened, width):
+    paced = Paced(LONG, name="a")
+    endpoint = serve(ensemble(paced, max_tokens=2000))
+    one = opened(url=endpoint.url, viewport={"width": width, "height": 844})
+    ask(one, "Why?\n" * 9, state="visible")
+
+    def arrived(rounds: int) -> None:
+        paced.turns.release(rounds - one.page.locator(".segment").count())
+        one.page.wait_for_selector(f"#round-head >> text=Round {rounds} of {rounds}")
+
+    for rounds in (1, 2, 30, 60):
+        arrived(rounds)
+        assert one.page.locator(".segment").last.evaluate(IN_VIEW)
+        assert one.page.locator("#round-head").evaluate(IN_VIEW)
+    one.page.evaluate("scrollTo(0, 0)")
+    arrived(62)
+    assert one.page.evaluate("scrollY") == 0
+    one.page.click("#stop")
+    one.page.wait_for_selector("#stop", state="hidden")
+    paced.turns.release(1000)
+    assert endpoint.idle()
+
+
 class Loading(ScriptedMember):
     """Loads once it is allowed to."""
 
