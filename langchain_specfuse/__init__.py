@@ -77,14 +77,26 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if name not in _EXTRAS:
             raise
+        return _stand_in(name, error)
+    globals()[name] = value
+    return value
+
+
+def _stand_in(name: str, error: ModuleNotFoundError) -> type:
+    """A class with the name of one whose extra is not installed: making an object of it says what
+    to install. So ``import *`` and ``inspect`` work without the extras."""
+    advice = f'pip install "langchain-specfuse[{_EXTRAS[name]}]"'
+
+    def refuse(*_: Any, **__: Any) -> Any:
         from .errors import advised
 
         missing = ModuleNotFoundError(
             f"{name} needs {error.name}, which is not installed", name=error.name
         )
-        raise advised(missing, f'pip install "langchain-specfuse[{_EXTRAS[name]}]"') from error
-    globals()[name] = value
-    return value
+        raise advised(missing, advice) from error
+
+    about = {"__doc__": f"Not installed: {advice}", "__module__": __name__, "__new__": refuse}
+    return type(name, (), about)
 
 
 def __dir__() -> list[str]:

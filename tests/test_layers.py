@@ -236,3 +236,59 @@ def test_importing_loads_no_more_than_it_needs(statement, unwanted):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not unwanted & set(done.stdout.split())
+
+
+WITHOUT_EXTRAS = """
+import sys
+
+BLOCKED = sys.argv[1].split(",")
+
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Block())
+import inspect
+import pydoc
+
+import langchain_specfuse as package
+
+names = {}
+exec("from langchain_specfuse import *", names)
+assert set(package.__all__) <= names.keys()
+assert dict(inspect.getmembers(package)).keys() >= set(package.__all__)
+assert "SpecFuseChatModel" in pydoc.render_doc(package)
+llm = package.SpecFuseChatModel(members=[package.ScriptedMember("It works.")])
+assert llm.invoke("Does it?").text == "It works."
+for name, extra in (
+    ("TransformersMember", "transformers"), ("LlamaCppMember", "llamacpp"), ("ServerMember", "server")
+):
+    try:
+        names[name]("http://localhost:8000/v1")
+    except ImportError as error:
+        assert f"langchain-specfuse[{extra}]" in error.__notes__[0], error.__notes__
+        assert not isinstance(llm, names[name])
+    else:
+        raise AssertionError(name)
+"""
+OF_EXTRAS = (
+    "torch transformers tokenizers accelerate peft numpy psutil jinja2 xllamacpp httpx2 llguidance "
+    "jsonschema ray fastapi uvicorn prometheus_client huggingface_hub langchain langchain_openai"
+)
+
+
+def test_all_names_can_be_imported_and_shown_without_any_extra():
+    blocked = OF_EXTRAS.replace(" ", ",")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, blocked], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_names_can_be_imported_and_shown_with_the_extras():
+    code = "from langchain_specfuse import *; import langchain_specfuse, inspect, pydoc; "
+    code += "inspect.getmembers(langchain_specfuse); pydoc.render_doc(langchain_specfuse)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)

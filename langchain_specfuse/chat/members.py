@@ -32,8 +32,8 @@ from ..engine.worker import refuse_fork, worker_for
 from ..errors import MemberError, SpecFuseError, UsageError, advised, meant
 from ..members import files as _files
 from ..members.chat_model import PROVIDERS, ChatModelMember, name_of
+from ..members.network import refuse_secrets
 from ..members.ray import PLACEMENT
-from ..members.server import http as _http
 from ..secret_values import found_in, is_secret, masked, remember
 
 
@@ -124,7 +124,7 @@ def _checked_name(name: str) -> str:
         error = UsageError(f"a member's name is empty, got {name!r}")
         raise advised(error, "name a model, for example 'Qwen/Qwen3-0.6B'")
     if address := re.search(r"\w+://.*", name):  # also that of an adapter: base+https://...
-        _http.refuse_secrets(address[0])
+        refuse_secrets(address[0])
     if is_server(name) and not urlsplit(name).hostname:
         raise advised(
             UsageError(f"{name!r} names no server"),

@@ -7,7 +7,7 @@ import os
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from ..errors import MemberError, advised
+from ..errors import MemberError, UsageError, advised
 from .threads import shown
 
 
@@ -21,6 +21,30 @@ def through_proxy(url: str) -> str:
     return (
         f", asked through the proxy {proxies[kind].rpartition('@')[2]} (from {kind.upper()}_PROXY),"
     )
+
+
+def refuse_secrets(url: str) -> None:
+    """Refuse an address with a user, a password or a query, and do not show it: addresses are shown
+    to everybody.
+
+    >>> refuse_secrets("http://localhost:8000/v1#my-model")
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise advised(
+            UsageError(f"a server's address cannot be read: {error}"), "http://host:8000/v1"
+        ) from None
+    if "@" in parts.netloc or parts.query:
+        what = "a user or a password" if "@" in parts.netloc else "a query"
+        secret = UsageError(
+            f"the address of the server {parts.hostname} holds {what}, but everybody can see it"
+        )
+        advice = (
+            "put the key into the environment variable SPECFUSE_API_KEY, or name another: "
+            "api_key_env="
+        )
+        raise advised(secret, f"{advice}; 'Basic ...' is sent as it is")
 
 
 def to_reach(url: str) -> str:

@@ -214,7 +214,7 @@ def test_a_member_class_without_its_extra_names_the_extra(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "langchain_specfuse.members.server.member", None)
     monkeypatch.delitem(vars(langchain_specfuse), "ServerMember", raising=False)
     with pytest.raises(ModuleNotFoundError, match="ServerMember needs") as error:
-        _ = langchain_specfuse.ServerMember
+        langchain_specfuse.ServerMember("http://localhost:8000/v1")
     assert error.value.__notes__ == ['-> pip install "langchain-specfuse[server]"']
 
 

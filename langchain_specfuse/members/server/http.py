@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
-from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import httpx2
@@ -96,30 +95,6 @@ class Address:
     def root(self) -> str:
         """The prefix of an engine's own paths."""
         return self.api.removesuffix("/v1")
-
-
-def refuse_secrets(url: str) -> None:
-    """Refuse an address with a user, a password or a query, and do not show it: addresses are shown
-    to everybody.
-
-    >>> refuse_secrets("http://localhost:8000/v1#my-model")
-    """
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise advised(
-            UsageError(f"a server's address cannot be read: {error}"), "http://host:8000/v1"
-        ) from None
-    if "@" in parts.netloc or parts.query:
-        what = "a user or a password" if "@" in parts.netloc else "a query"
-        secret = UsageError(
-            f"the address of the server {parts.hostname} holds {what}, but everybody can see it"
-        )
-        advice = (
-            "put the key into the environment variable SPECFUSE_API_KEY, or name another: "
-            "api_key_env="
-        )
-        raise advised(secret, f"{advice}; 'Basic ...' is sent as it is")
 
 
 class Client:

@@ -18,12 +18,13 @@ from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ...errors import MemberError, UsageError, advised
 from ...secret_values import masked, remember
+from ..network import refuse_secrets
 from ..text.templates import Template
 from ..text.words import Words
 from ..threads import each, shown
 from .chat import chat_model_of, is_ollama
 from .completions import Completions
-from .http import Address, Client, refuse_secrets
+from .http import Address, Client
 from .llamacpp import LlamaCpp
 from .sglang import SGLang
 from .tokenizers import RemoteTokenizer, local_tokenizer, stops_of
