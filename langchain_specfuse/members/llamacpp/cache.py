@@ -31,6 +31,8 @@ log = logging.getLogger("langchain_specfuse")
 BATCH, SEQUENCES, TOGETHER = 512, 32, 8
 """Tokens that are read in one call, sequences in the cache, and questions that are answered in one
 batch."""
+PREFIXES = SEQUENCES // 2
+"""At most this many prefixes are kept: drafts need the other sequences."""
 NARROW = 48
 """Tokens that are computed together. From 64 on attention rounds in another way, and replies would
 depend on others."""
@@ -76,6 +78,7 @@ class SequenceStore(StrandStore):
                 )
                 raise advised(wrong, "load the original weights: TransformersMember(...)")
         self.prefixes.whole = not self.cuts
+        self.prefixes.most = PREFIXES
         self.kind = "llama.cpp" if self.cuts else "llama.cpp, a state that cannot be cut"
 
     # --- the context ------------------------------------------------------------------------------
@@ -117,8 +120,15 @@ class SequenceStore(StrandStore):
         self.sweep()
         while not self._free:
             if not self.give_up(keys):
-                raise MemoryError("all sequences of the cache are in use")
+                # no MemoryError: it would empty all caches on the device
+                raise RuntimeError("all sequences of the cache are in use")
         return Strand(state=self._free.pop())
+
+    def room_for(self, count: int, keys: Collection[SequenceKey]) -> int:
+        self.sweep()
+        while len(self._free) < count and self.give_up_branches(keys):
+            pass
+        return len(self._free)
 
     def release(self, strand: Strand) -> None:
         if self._context is not None:

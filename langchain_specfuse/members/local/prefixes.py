@@ -74,14 +74,15 @@ def closest(prefixes: Iterable[Prefix], ids: list[int]) -> tuple[Prefix | None, 
 class Prefixes:
     """The kept prefixes of one store, least recently used first.
 
-    ``limit``: at most this many bytes. ``whole``: they cannot be cut, so a longer one does not
-    replace a shorter one.
+    ``limit``: at most this many bytes. ``most``: at most this many prefixes. ``whole``: they cannot
+    be cut, so a longer one does not replace a shorter one.
     """
 
     def __init__(self) -> None:
         self.limit = 0
         self.whole = False
         self.shortest = SHORTEST
+        self.most = MOST
         self.kept: list[Prefix] = []
 
     @property
@@ -93,7 +94,7 @@ class Prefixes:
         if len(new.ids) < self.shortest or new.bytes > self.limit or self._has(new):
             return False
         self.kept = [prefix for prefix in self.kept if not self._replaces(new, prefix)]
-        self.shrink(self.limit - new.bytes, MOST - 1)
+        self.shrink(self.limit - new.bytes, self.most - 1)
         self.kept.append(new)
         return True
 
@@ -103,9 +104,9 @@ class Prefixes:
             self.kept.remove(prefix)
             self.kept.append(prefix)
 
-    def shrink(self, room: int, most: int = MOST) -> None:
+    def shrink(self, room: int, most: int | None = None) -> None:
         """Drop the least recently used until the rest fits into ``room`` bytes."""
-        held = self.bytes
+        held, most = self.bytes, self.most if most is None else most
         while self.kept and (held > room or len(self.kept) > most):
             held -= self.kept.pop(0).bytes
 

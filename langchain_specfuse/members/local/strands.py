@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from .prefixes import MOST_ENDS, Prefix, Prefixes, closest, common_prefix
 
 KEPT_LOGITS = 3
+LEAST = 8
+"""At least so many drafts are scored together, whatever must be given up for that."""
 Logits: TypeAlias = NDArray[np.float32]
 
 
@@ -127,6 +129,11 @@ class StrandStore(ABC):
     @abstractmethod
     def blank(self, keys: Collection[SequenceKey] = ()) -> Strand:
         """An empty strand. If there is no room, others are given up, but none of these queries."""
+
+    def room_for(self, count: int, keys: Collection[SequenceKey]) -> int:
+        """How many of ``count`` more strands there is room for, if nothing but drafts of other
+        queries than these is given up."""
+        return count
 
     @abstractmethod
     def release(self, strand: Strand) -> None:
@@ -271,20 +278,36 @@ class StrandStore(ABC):
     def _read_branches(self, wants: Sequence[Branches]) -> list[list[Logits]]:
         self._prefill([(want.key, want.ids) for want in wants], False)
         keys = {want.key for want in wants}
+        todo = [(want, ids) for want in wants for ids in want.branches]
+        found: list[Logits] = []
+        while todo:
+            room = max(self.room_for(len(todo), keys), LEAST)
+            found += self._read_some(todo[:room], keys)
+            todo = todo[room:]
+            # What was just read is let go only where it is in the way of what is still to be read.
+            for want in wants:
+                if self.room_for(len(todo), keys) < len(todo):
+                    self.free_branches(want.key)
+        parts = iter(found)
+        return [[next(parts) for _ in want.branches] for want in wants]
+
+    def _read_some(
+        self, todo: Sequence[tuple[Branches, list[int]]], keys: Collection[SequenceKey]
+    ) -> list[Logits]:
+        """Of each of these branches the logits before each new token and after the last."""
         readings: list[Reading] = []
         before: list[Logits | None] = []
-        for want in wants:
+        for want, ids in todo:
             trunk = self.trunks[want.key]
-            for ids in want.branches:
-                start = common_prefix(want.ids, ids)
-                # Where the logits before its first token are not known, the token before that is
-                # read once more.
-                before.append(trunk.logits[start] if start == len(want.ids) else None)
-                start -= before[-1] is None
-                strand = self.blank(keys)
-                self.branches.setdefault(want.key, []).append(strand)
-                self.copy(trunk, strand, start)
-                readings.append((strand, ids[len(strand.ids) :], len(ids) - start))
+            start = common_prefix(want.ids, ids)
+            # Where the logits before its first token are not known, the token before that is read
+            # once more.
+            before.append(trunk.logits[start] if start == len(want.ids) else None)
+            start -= before[-1] is None
+            strand = self.blank(keys)
+            self.branches.setdefault(want.key, []).append(strand)
+            self.copy(trunk, strand, start)
+            readings.append((strand, ids[len(strand.ids) :], len(ids) - start))
         found = []
         for (strand, _, _), rows, first in zip(readings, self.read(readings), before, strict=True):
             if len(rows):
@@ -292,8 +315,7 @@ class StrandStore(ABC):
                 remember(strand.logits, len(strand.ids), rows[-1].copy())
             known = [] if first is None else [first[None]]
             found.append(np.concatenate([*known, rows] if len(rows) else known))
-        parts = iter(found)
-        return [[next(parts) for _ in want.branches] for want in wants]
+        return found
 
     def missing(self, key: SequenceKey, ids: list[int]) -> int:
         """How many of these tokens must still be read."""
@@ -364,17 +386,24 @@ class StrandStore(ABC):
             self.release(strand)
 
     def give_up(self, spared: Collection[SequenceKey]) -> bool:
-        """Free what was not used for longest: a prefix, else drafts of a query that rests, else all
-        of such a query."""
+        """Free what is soonest read again: drafts of a query that rests, else a prefix, else all of
+        such a query. Of each what was not used for longest."""
+        if self.give_up_branches(spared):
+            return True
         if self.prefixes.kept:
             self.prefixes.kept.pop(0)
             self.sweep()
             return True
-        for held, free in ((self.branches, self.free_branches), (self.trunks, self.drop)):
-            if resting := next((key for key in held if key not in spared), None):
-                free(resting)
-                return True
-        return False
+        resting = next((key for key in self.trunks if key not in spared), None)
+        if resting is not None:
+            self.drop(resting)
+        return resting is not None
+
+    def give_up_branches(self, spared: Collection[SequenceKey]) -> bool:
+        resting = next((key for key in self.branches if key not in spared), None)
+        if resting is not None:
+            self.free_branches(resting)
+        return resting is not None
 
     def free_branches(self, key: SequenceKey, but: Strand | None = None) -> None:
         for strand in self.branches.pop(key, []):
