@@ -3,8 +3,12 @@ process; how it asks."""
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.server.completions import FORMS
+from langchain_specfuse.members.server.tokenizers import KEPT_BYTES, RemoteTokenizer
 
 from . import engines, tiny
 from .contract import drafted
@@ -295,3 +300,51 @@ def test_another_model_than_the_named_one_is_reported_with_what_is_served(serve:
     with pytest.raises(MemberError, match="serves tiny; wanted Qwen/Qwen3-8B") as caught:
         member.probe()
     assert caught.value.kind == "not_found"
+
+
+# --- what it remembers ----------------------------------------------------------------------------
+
+
+def bytes_of(root: Any) -> int:
+    """The text and the numbers that can be reached from an object, without modules and classes."""
+    seen: set[int] = set()
+    todo, held = [root], 0
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | threading.Thread):
+            continue
+        seen.add(id(one))
+        held += sys.getsizeof(one) if isinstance(one, str | bytes | int | tuple | list) else 0
+        todo += one.__closure__ or () if isinstance(one, FunctionType) else gc.get_referents(one)
+    return held
+
+
+def test_queries_that_are_over_leave_next_to_nothing_behind(serve: Serve) -> None:
+    _, member = serve(lends=True)
+    member.probe()
+    sizes = []
+    for asked in range(9):
+        query = tiny.query(f"{asked} The air scatters blue light. " * 30, id=f"long {asked}")
+        drafted(member, DraftJob(query, (), 4, 8, Sampling()))
+        member.score([ScoreJob(query, (), (Candidate(" blue", False, ("x",)),))])
+        open_size = bytes_of(member)
+        member.forget(query.id)
+        sizes.append(bytes_of(member))
+    prompt = open_size - sizes[-1]
+    assert prompt > 9 * 900
+    assert (sizes[-1] - sizes[0]) / 8 < prompt / 4
+
+
+def test_short_texts_are_asked_for_once_and_bounded_in_bytes() -> None:
+    asked: list[str] = []
+
+    def encode(text: str, marks: bool) -> list[int]:
+        asked.append(text)
+        return [10_000 * len(asked) + at for at in range(len(text))]
+
+    remote = RemoteTokenizer(encode, str, lambda body: "")
+    texts = [f"{number:04}" * 250 for number in range(300)]
+    for text in (*texts, texts[-1]):
+        remote(text, split_special_tokens=True)
+    assert asked == texts
+    assert KEPT_BYTES / 2 < bytes_of(remote) < 1.1 * KEPT_BYTES

@@ -8,9 +8,11 @@ text is for.
 from __future__ import annotations
 
 import os
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 
 from ...errors import MemberError, UsageError, advised
 from ..network import on_hub
@@ -18,11 +20,46 @@ from ..text.templates import Template, end_of_turn, stop_ids
 from ..threads import SHOWN
 from .http import Client
 
-KEPT = 8192
-"""This many texts and runs of tokens are remembered: the same ones are asked for again and
-again."""
+KEPT_BYTES = 4_000_000
+"""So many bytes of short texts and runs of tokens are remembered: the same ones are asked for again
+and again."""
+KEPT_CHARS, KEPT_TOKENS = 1024, 128
+"""Longer ones are not: whole prompts are kept by query, until that is over."""
+TOKEN_BYTES, ENTRY_BYTES = 36, 300
+"""What a token in a tuple takes, and an entry besides."""
+T = TypeVar("T")
 REFUSALS = (400, 422, 500)
 """What engines answer where a template raises. Other statuses say nothing of the template."""
+
+
+class Replies:
+    """What a server has replied, least recently used first, for threads that ask it together."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def get(self, key: Any, ask: Callable[[], T]) -> T:
+        """The reply to this request, which is asked for if it is not kept."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                known: T = self._kept[key][0]
+                return known
+        reply = ask()
+        size = ENTRY_BYTES + _bytes_of(key) + _bytes_of(reply)
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = (reply, size)
+                self._bytes += size
+            while self._bytes > KEPT_BYTES:
+                self._bytes -= self._kept.popitem(last=False)[1][1]
+        return reply
+
+
+def _bytes_of(value: Any) -> int:
+    return sys.getsizeof(value) if isinstance(value, str) else TOKEN_BYTES * len(value)
 
 
 class RemoteTokenizer:
@@ -43,17 +80,26 @@ class RemoteTokenizer:
     ) -> None:
         self.chat_template = self._own = chat_template
         self.eos_token = eos_token
-        self._encode = lru_cache(maxsize=KEPT)(lambda text, marks: tuple(encode(text, marks)))
-        self._decode = lru_cache(maxsize=KEPT)(lambda ids: decode(list(ids)))
-        self._render = render
+        self._encode, self._decode, self._render = encode, decode, render
+        self._replies = Replies()
 
     def __call__(
         self, text: str, add_special_tokens: bool = False, split_special_tokens: bool = False
     ) -> dict[str, list[int]]:
-        return {"input_ids": list(self._encode(text, not split_special_tokens)) if text else []}
+        if not text:
+            return {"input_ids": []}
+        # with its marks it is a prompt, which its query keeps
+        if not split_special_tokens or len(text) > KEPT_CHARS:
+            return {"input_ids": list(self._encode(text, not split_special_tokens))}
+        ids = self._replies.get(text, lambda: tuple(self._encode(text, False)))
+        return {"input_ids": list(ids)}
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
-        return self._decode(tuple(ids)) if ids else ""
+        if not ids:
+            return ""
+        if len(ids) > KEPT_TOKENS:
+            return self._decode(list(ids))
+        return self._replies.get(tuple(ids), lambda: self._decode(list(ids)))
 
     def apply_chat_template(
         self,
