@@ -305,7 +305,7 @@ class Failure:
     def __post_init__(self) -> None:
         # a provider may repeat what it was sent, and failures are shown, logged and traced
         object.__setattr__(self, "message", masked(self.message))
-        if self.cause is not None:
+        if isinstance(self.cause, BaseException):  # a member may put anything there
             cleaned(self.cause)
 
     @classmethod
