@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from langchain_specfuse.core.results import LETTERS
+from langchain_specfuse.core.letters import LETTERS
 from langchain_specfuse.core.values import (
     Candidate,
     Draft,

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from decimal import Decimal
 from typing import Any, TypeAlias
+
+from .letters import chosen_letter
 
 Result: TypeAlias = Callable[[str], Hashable]
 """An answer's text -> what it comes to; None if it comes to nothing. Equal results agree."""
@@ -17,7 +19,6 @@ _NUMBER = re.compile(
 )
 _FINAL = (re.compile(r"####\s*([^\n]*)"), re.compile(r"\\boxed\{([^{}]*)\}"))
 """How the datasets GSM8K and MATH mark a final answer."""
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def final_number(text: str) -> Decimal | None:
@@ -43,38 +44,6 @@ def _numbers(text: str) -> list[Decimal]:
     return [
         Decimal(re.sub(r"[^\d.\-]", "", found.replace("−", "-"))) for found in _NUMBER.findall(text)
     ]
-
-
-def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str:
-    """The letter that an answer chooses; "" if it chooses none, or several.
-
-    >>> (
-    ...     chosen_letter("B"),
-    ...     chosen_letter("The answer is (c)."),
-    ...     chosen_letter("It is red", ["blue", "red"]),
-    ... )
-    ('B', 'C', 'B')
-    >>> chosen_letter("A or B")
-    ''
-    """
-    letters = LETTERS[: len(choices) or 10]
-    stated = re.findall(
-        rf"(?:answer|choice|option)\b(?:\s+is)?\s*:?\s*\(?([{letters}])\b(?!['’])", answer, re.I
-    )
-    if stated:
-        return str(stated[-1]).upper()
-    first = re.match(rf"\s*(?:\(([{letters}])\)|([{letters}])(?:[).:,]|\s*$))", answer, re.I)
-    if first:
-        return (first[1] or first[2]).upper()
-    named = [
-        at
-        for at, text in enumerate(choices)
-        if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", answer, re.I)
-    ]
-    if named:
-        return LETTERS[named[0]] if len(named) == 1 else ""
-    found = set(re.findall(rf"(?<!\w)\(?([{letters}])\)?(?!\w)(?!['’])", answer))
-    return found.pop() if len(found) == 1 else ""
 
 
 def json_in(text: str) -> str | None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from ..core.results import LETTERS, chosen_letter, final_number
+from ..core.letters import LETTERS, chosen_letter
+from ..core.results import final_number
 from ..core.values import Turn
 from ..errors import UsageError, advised
 

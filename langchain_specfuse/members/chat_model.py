@@ -40,8 +40,8 @@ from langsmith import tracing_context
 
 from ..constraints.rules import respaced
 from ..core.answer import kept_tokens
+from ..core.letters import LETTERS, chosen_letter
 from ..core.member import Probe
-from ..core.results import LETTERS, chosen_letter
 from ..core.values import (
     BUDGET,
     Attachment,

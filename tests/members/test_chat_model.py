@@ -723,6 +723,26 @@ def test_a_ballot_counts_both_orders() -> None:
     assert silent[0] == silent[1]
 
 
+@pytest.mark.parametrize(
+    ("reply", "share"),
+    [
+        ("b", 2.1 / 2.3),
+        ("(b)", 2.1 / 2.3),
+        ("**B**", 2.1 / 2.3),
+        ("B, it is a bit clearer", 2.1 / 2.3),
+        ("I think it is B", 2.1 / 2.3),
+        ("The best continuation is B", 2.1 / 2.3),
+        ("a bit of both", 1 / 3),
+        ("A and B are the same", 1 / 3),
+    ],
+)
+def test_a_ballot_is_a_letter_and_not_an_article(reply: str, share: float) -> None:
+    """In both orders B is the second of three drafts."""
+    drafts = [Candidate(f" is {colour}", False, (colour,)) for colour in ("red", "blue", "grey")]
+    member = ChatModelMember(talker(letter=reply), name="a")
+    assert scored(member, score_job(*drafts)).logprobs[1] == (pytest.approx(math.log(share)),)
+
+
 def test_members_without_log_probabilities_agree_by_ballot() -> None:
     scripts = (
         "The sky is blue today, they say.",
