@@ -40,6 +40,8 @@ _SPECIAL_TOKENS = frozenset(
     }
 )
 """``eos_token`` and the like are text of a tokenizer."""
+_FOLDERS = frozenset({"PWD", "OLDPWD"})
+"""The shell's working directories, whose names look like those of passwords."""
 _IN_QUERIES = frozenset({"sig", "signature", "code"})
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _USER = re.compile(r"(?<=//)[^/\s@'\"]+(?=@)|\b[\w.+-]+:[^\s/@'\"]+(?=@\w)")
@@ -131,7 +133,11 @@ def masked(value: Any) -> Any:
 
 def _known() -> list[str]:
     """All that is known, the longest first: one may be a part of another."""
-    environment = (one for name, one in os.environ.items() if is_secret(name) and _is_telling(one))
+    environment = (
+        one
+        for name, one in os.environ.items()
+        if is_secret(name) and name not in _FOLDERS and _is_telling(one)
+    )
     return sorted({*_KNOWN, *environment}, key=len, reverse=True)
 
 

@@ -444,6 +444,14 @@ def test_a_mistake_in_a_flag_of_a_command_is_told_in_the_same_way(ask, argv, sai
     assert "put a question" not in err and "%(" not in err and len(err.splitlines()) == 2
 
 
+def test_a_file_that_does_not_exist_is_named_with_its_folder(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))  # as a shell sets it
+    code = main(["Why?", "--members", "none.gguf"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (MISUSED, "") and f"{tmp_path / 'none.gguf'} does not exist" in err
+
+
 def test_a_missing_key_of_a_hosted_member_names_its_variable(capsys, monkeypatch):
     pytest.importorskip("langchain_openai")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
