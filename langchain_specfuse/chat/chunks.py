@@ -15,6 +15,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from ..core.values import Draft, Effort, Round
 from .call_text import Piece, Splitter
+from .logprobs import AnswerLogprobs
 from .messages import PROVIDER
 from .spans import AnswerSummary
 
@@ -38,6 +39,7 @@ class AnswerChunks:
         seed: int | None,
         splitter: Splitter | None,
         reasoning: bool,
+        logprobs: bool = False,
     ) -> None:
         self._model_name = model_name
         self._v1 = v1
@@ -45,6 +47,8 @@ class AnswerChunks:
         self._splitter = splitter
         self._reasoning = reasoning
         self._summary = AnswerSummary(members)
+        self._logprobs = AnswerLogprobs() if logprobs else None
+        self._released = 0
         self._begun = False
         self._shown = 0
         self._forced = self._output = self._drafted = self._verified = 0
@@ -137,6 +141,9 @@ class AnswerChunks:
             )
             self._prompt = next(known, Effort())
         self._summary.add(round)
+        self._released += len(round.text)
+        if self._logprobs:
+            self._logprobs.add(round)
         self._forced += len(round.forced)
         self._output += _tokens(round.drafts[round.winner])
         self._drafted += sum(map(_tokens, round.drafts.values()))
@@ -169,13 +176,22 @@ class AnswerChunks:
                 **self._summary.as_dict(),
                 "exits": self._summary.exits,
                 "forced": self._forced,
+                "finish": finish.finish,
             }
             summary |= {} if self._seed is None else {"seed": self._seed}
-            metadata |= {
-                "finish_reason": "tool_calls" if called else finish.finish,
-                "specfuse": summary,
-            }
+            metadata |= {"finish_reason": _reason(finish, bool(called)), "specfuse": summary}
+            if self._logprobs:
+                # All at once: stream_events v3 keeps only the last list of a stream.
+                cut = self._released if finish.finish == "stop_string" else None
+                metadata["logprobs"] = {"content": self._logprobs.content(cut)}
         return metadata
+
+
+def _reason(finish: Round, called: bool) -> str | None:
+    """The finish reason in OpenAI's words, for which a stop string is an end like any other."""
+    if finish.finish != "stop":
+        return "stop" if finish.finish == "stop_string" else finish.finish
+    return "tool_calls" if called else "stop"
 
 
 def _tokens(draft: Draft) -> int:

@@ -170,6 +170,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             seed=seed,
             splitter=splitter,
             reasoning=request.reasoning,
+            logprobs=request.logprobs,
         )
         whole = request.trace == "members"
         spans = SpanBuilder(request.writers, request.verifiers, settings.method, whole=whole)

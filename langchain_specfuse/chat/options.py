@@ -127,6 +127,10 @@ class CallOptions(BaseModel):
         description="show the reasoning of the member whose draft is agreed first, before the "
         "answer",
     )
+    logprobs: Annotated[bool, Field(strict=True)] = Field(
+        False,
+        description="add the log-probabilities of the answer's tokens to response_metadata",
+    )
 
 
 class Options(CallOptions):
@@ -154,6 +158,27 @@ _INTERNAL = frozenset({"ls_structured_output_format", "structured_output_format"
 """LangChain may leave these in a call."""
 _LANGCHAIN = frozenset({"output_version", "disable_streaming", "cache", "verbose", "rate_limiter"})
 
+_MEMBERS_OWN = "members that are chat models have it: members=[ChatOpenAI(..., {}=...)]"
+NOT_SUPPORTED: Mapping[str, tuple[Any, str]] = {
+    "n": (1, "llm.batch([question] * 3); to agree on one of several: segment='answer', samples=3"),
+    "top_logprobs": (
+        0,
+        "logprobs=True has the answer's tokens; the event specfuse_round has the drafts that lost",
+    ),
+    **dict.fromkeys(
+        ("frequency_penalty", "presence_penalty"),
+        (0, "repetition_penalty=1.1; a draft that only repeats the answer cannot win anyway"),
+    ),
+    "logit_bias": ({}, "tokens differ between members; choice=, regex= or grammar= bind the text"),
+    "store": (False, "an answer is stored by who asked for it: with a cache, or a tracer"),
+    "modalities": (["text"], "an answer is text"),
+    "reasoning_effort": (None, _MEMBERS_OWN.format("reasoning_effort")),
+    "verbosity": (None, _MEMBERS_OWN.format("verbosity")),
+    "service_tier": (None, _MEMBERS_OWN.format("service_tier")),
+}
+"""Options of other chat models: the value that asks for nothing, which is accepted, and what to do
+instead of any other one."""
+
 _RENAMED: Mapping[str, str] = {
     **{name: f"method=Method({name}=...)" for name in method_options()},
     **dict.fromkeys(
@@ -161,6 +186,9 @@ _RENAMED: Mapping[str, str] = {
         "max_tokens=...",
     ),
     "models": "members=[...]",
+    "repeat_penalty": "repetition_penalty=...",
+    "request_timeout": "timeout=...",
+    **dict.fromkeys(("base_url", "openai_api_base"), 'members=["http://host:8000/v1#model"]'),
     "functions": "tools=[...]",
     "function_call": "tool_choice=...",
     "format": "response_format=...",
@@ -186,6 +214,11 @@ def checked(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
         for name, one in given.items()
         if one is not None or name == "lead"
     }
+    for name in given.keys() & NOT_SUPPORTED.keys():
+        neutral, instead = NOT_SUPPORTED[name]
+        value = given.pop(name)
+        if value != neutral:
+            raise advised(UsageError(f"{name} is not supported, got {value!r:.80}"), instead)
     if "model" in given:
         given = _with_model(given)
     known = set(known)

@@ -44,6 +44,7 @@ class Request:
     model_name: str
     trace: Depth
     reasoning: bool
+    logprobs: bool
 
     @classmethod
     def of(
@@ -64,6 +65,7 @@ class Request:
             model_name=chosen["model_name"] or "+".join(writers),
             trace=chosen["trace"],
             reasoning=chosen["reasoning"],
+            logprobs=chosen["logprobs"],
         )
 
     @property

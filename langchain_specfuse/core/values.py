@@ -210,8 +210,8 @@ class Draft:
     """One per token, plus one for the end of the turn if ``ended``. None: unknown to the writer."""
     effort: Effort = Effort()
     ends: tuple[int, ...] | None = None
-    """For each token, the length of ``text`` after it. Set where the query has a constraint: tokens
-    that the constraint forces do not count in a score."""
+    """For each token, the length of ``text`` after it: tokens that a constraint forces do not count
+    in a score. None: unknown to the writer."""
     thought: str = ""
     """The writer's reasoning before its first word. Never part of the answer."""
     least: float | None = None

@@ -167,7 +167,7 @@ class ScriptedMember:
             tuple(self.token_ids(text)),
             (sure,) * (len(words) + ended),
             Effort(read=len(words), reused=prompt + place, prompt=prompt),
-            ends=None if job.query.constraint is None else _ends(words),
+            ends=_ends(words),
         )
 
     def _score(self, job: ScoreJob) -> Scored:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from ..chat.call_text import read_json
+from ..chat.options import NOT_SUPPORTED
 from ..errors import meant
 from .responses import ApiError, invalid
 
@@ -31,7 +32,8 @@ FORMATS = (
     "choice",
     "grammar",
 )
-OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", *FORMATS)
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+OPTIONS = (*SAMPLING, "stop", "logprobs", *FORMATS)
 """Options of the chat model that a client may choose."""
 IGNORED = {
     "user",
@@ -43,18 +45,8 @@ IGNORED = {
     "prediction",
 }
 """They say nothing about the answer."""
-NEUTRAL = {
-    "n": 1,
-    "logprobs": False,
-    "top_logprobs": 0,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "store": False,
-    "logit_bias": {},
-    "modalities": ["text"],
-    "functions": [],
-    "function_call": "none",
-}
+NEUTRAL = {name: neutral for name, (neutral, _) in NOT_SUPPORTED.items() if name not in IGNORED}
+NEUTRAL |= {"functions": [], "function_call": "none"}
 """Not supported, and accepted only with the value that asks for nothing."""
 MESSAGES: dict[str, type[BaseMessage]] = {
     "user": HumanMessage,
@@ -189,7 +181,7 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
             message = f"{name} is not supported, got {value!r:.80}"
             raise invalid(
                 message,
-                f"leave it out, or send {NEUTRAL[name]!r}",
+                f"leave it out, or send {json.dumps(NEUTRAL[name])}",
                 param=name,
                 code="unsupported_parameter",
             )

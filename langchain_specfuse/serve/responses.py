@@ -48,6 +48,8 @@ class Completion:
         self._role = {"role": "assistant"}
         """Only in the first event."""
         self.finish: str | None = None
+        self.logprobs: dict[str, Any] | None = None
+        """Known at the end."""
         self.usage: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
         """The ensemble's own account of the answer: rounds, weights, shares."""
@@ -92,7 +94,12 @@ class Completion:
             message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = calls
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.finish}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self.logprobs,
+            "finish_reason": self.finish,
+        }
         body = {"choices": [choice], "usage": self.usage, "specfuse": self.summary}
         return {**self._head("chat.completion"), **body}
 
@@ -100,7 +107,7 @@ class Completion:
         choice = {
             "index": 0,
             "delta": {**self._role, **delta},
-            "logprobs": None,
+            "logprobs": self.logprobs if finish else None,
             "finish_reason": finish,
         }
         self._role = {}
@@ -112,7 +119,9 @@ class Completion:
 
     def _read_metadata(self, chunk: AIMessageChunk) -> None:
         if reason := chunk.response_metadata.get("finish_reason"):
-            self.finish = {"stop_string": "stop"}.get(reason, reason)
+            self.finish = reason
+            if (logprobs := chunk.response_metadata.get("logprobs")) is not None:
+                self.logprobs = {**logprobs, "refusal": None}
             self.summary = dict(chunk.response_metadata.get("specfuse", {}))
             self.summary["exits"] = _exits(self.summary.get("exits", ()))
         if usage := chunk.usage_metadata:

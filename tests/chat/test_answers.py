@@ -68,7 +68,8 @@ async def test_a_calls_stop_strings_replace_those_of_the_model(ensemble: Any) ->
     llm = ensemble(stop="waves", segment_tokens=3)
     for message in await every_way(llm):
         assert message.text == "The sky is blue because the air scatters short "
-        assert message.response_metadata["finish_reason"] == "stop_string"
+        assert message.response_metadata["finish_reason"] == "stop"
+        assert message.response_metadata["specfuse"]["finish"] == "stop_string"
     for message in await every_way(llm, stop=["long"]):
         assert message.text == "The sky is blue because the air scatters short waves more than "
     assert llm.bind(stop=["the a"]).invoke("Why?").text == "The sky is blue because "

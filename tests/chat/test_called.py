@@ -162,7 +162,7 @@ def test_a_stop_string_ends_prose_and_cuts_no_call(ensemble: Make, stop: str) ->
     assert (message.text, len(message.tool_calls), message.invalid_tool_calls) == ("So: ", 2, [])
     message = ensemble("So four: " + BOTH, stop=["four"]).bind_tools([add, say]).invoke("?")
     assert (message.text, message.tool_calls) == ("So ", [])
-    assert message.response_metadata["finish_reason"] == "stop_string"
+    assert message.response_metadata["specfuse"]["finish"] == "stop_string"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_stop_string_is_found_where_a_call_might_begin(
             bound = ensemble(*texts, segment_tokens=size, stop=[stop]).bind_tools([add, say])
             message = bound.invoke("?")
             assert (message.text, message.tool_calls) == (said, [])
-            assert message.response_metadata["finish_reason"] == "stop_string"
+            assert message.response_metadata["specfuse"]["finish"] == "stop_string"
 
 
 STOPS = st.lists(st.text(st.sampled_from("ab <to>\n"), min_size=1, max_size=4), max_size=2)
@@ -218,7 +218,7 @@ def test_with_tools_stop_strings_only_cut_prose_and_never_appear_in_it(
         assert called == wanted
     else:
         assert stopped.tool_calls == stopped.invalid_tool_calls == []
-        assert stopped.response_metadata["finish_reason"] == "stop_string"
+        assert stopped.response_metadata["specfuse"]["finish"] == "stop_string"
 
 
 # --- calls that are cut off -----------------------------------------------------------------------

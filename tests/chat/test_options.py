@@ -65,6 +65,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prior": [1, 2]}, "prior must be a dict"),
 ]
 UNKNOWN = [
+    ({"n": 3}, "n is not supported, got 3", "samples=3"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty is not supported", "repetition_penalty="),
+    ({"presence_penalty": 0.5}, "presence_penalty is not supported", "repetition_penalty="),
+    ({"top_logprobs": 5}, "top_logprobs is not supported", "logprobs=True"),
+    ({"logit_bias": {"50256": -100}}, "logit_bias is not supported", "grammar="),
+    ({"reasoning_effort": "low"}, "reasoning_effort is not supported", "members=[ChatOpenAI("),
+    ({"repeat_penalty": 1.1}, "there is no option 'repeat_penalty'", "repetition_penalty="),
+    ({"base_url": "http://x/v1"}, "there is no option 'base_url'", "members=["),
     ({"temprature": 0.5}, "there is no option 'temprature'", "did you mean 'temperature'?"),
     ({"num_predict": 5}, "there is no option 'num_predict'", "use max_tokens=..."),
     ({"score": "mean_prob"}, "there is no option 'score'", "use method=Method(score=...)"),
@@ -121,6 +129,20 @@ def test_options_of_a_chat_model_and_of_a_call_are_not_confused(ensemble: Any) -
         "max_waiting must be greater than or equal to 0"
         in refusal(lambda: ensemble().invoke("?", max_waiting=-1))[0]
     )
+
+
+def test_a_value_that_asks_for_nothing_is_accepted(ensemble: Any) -> None:
+    neutral = {
+        "n": 1,
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "top_logprobs": 0,
+        "logit_bias": {},
+        "reasoning_effort": None,
+        "store": False,
+    }
+    assert ensemble(**neutral).invoke("Why?").text == BLUE
+    assert ensemble().invoke("Why?", **neutral).text == BLUE
 
 
 def test_langchains_standard_parameters_are_accepted(ensemble: Any, caplog: Any) -> None:

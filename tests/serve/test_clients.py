@@ -118,6 +118,20 @@ def test_a_clients_schema_that_no_grammar_says_stops_nothing_and_is_not_checked(
         ask(serve(ensemble(call, call)).client(), tools=[strict])
 
 
+def test_log_probabilities_come_in_openais_shape(serve):
+    client = serve().client()
+    choice = ask(client, logprobs=True, top_logprobs=0).choices[0]
+    assert "".join(one.token for one in choice.logprobs.content) == BLUE
+    assert all(one.logprob < 0 and one.top_logprobs == [] for one in choice.logprobs.content)
+    chunks = list(ask(client, logprobs=True, stream=True))
+    listed = [chunk.choices[0].logprobs for chunk in chunks]
+    entries = [one for found in listed if found for one in found.content]
+    assert "".join(one.token for one in entries) == BLUE
+    assert ask(client).choices[0].logprobs is None
+    with pytest.raises(openai.BadRequestError, match="top_logprobs is not supported"):
+        ask(client, logprobs=True, top_logprobs=2)
+
+
 def test_calls_come_whole_and_in_pieces_and_stay_apart(serve):
     both = "\n".join([CALL, ScriptedMember.call("get_weather", city="Oslo")])
     client = serve(ensemble(both, both)).client()

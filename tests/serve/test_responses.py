@@ -15,9 +15,7 @@ SUMMARY = {"exits": [{"member": "a", "reason": "secret"}]}
 
 def test_reasoning_is_sent_and_reasons_of_exits_are_not():
     completion = Completion("m")
-    last = AIMessageChunk(
-        "", response_metadata={"finish_reason": "stop_string", "specfuse": SUMMARY}
-    )
+    last = AIMessageChunk("", response_metadata={"finish_reason": "stop", "specfuse": SUMMARY})
     chunks = [
         AIMessageChunk("", additional_kwargs={"reasoning_content": text})
         for text in ("Hm", ", well")

@@ -122,8 +122,7 @@ class OpenDraft:
         if kept < len(self.tokens) and (row := self.logits.get(kept)) is not None:
             store.keep_logits(self.key, len(self.context) + kept, row)
         logprobs = end.logprobs(self.logprobs, self.end_logprob)
-        ends_known = tuple(ends) if self.constraint else None
-        return Draft(text, end.ended, tuple(tokens), tuple(logprobs), effort, ends_known)
+        return Draft(text, end.ended, tuple(tokens), tuple(logprobs), effort, tuple(ends))
 
     def leftover(self) -> Leftover:
         """What is known of the query's next draft."""

@@ -284,7 +284,7 @@ class TokenSession:
         text, ends = self.words.text_after(draft.context, tokens)
         known = None if logprobs is None else tuple(logprobs)
         if job.query.constraint is None:
-            return Draft(text, draft.end.ended, tuple(tokens), known, effort)
+            return Draft(text, draft.end.ended, tuple(tokens), known, effort, tuple(ends))
         spaced = as_constrained(job, text)
         if spaced != text:  # the numbers are those of other tokens
             tokens, known = self.words.after(draft.context, spaced), None
