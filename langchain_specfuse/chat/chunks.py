@@ -5,7 +5,8 @@ Knows rounds and LangChain's messages; nothing of how or where the rounds are ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessageChunk
@@ -23,11 +24,13 @@ from .spans import AnswerSummary
 class AnswerChunks:
     """Makes the chunks of one answer, round by round.
 
-    Usage: ``input_tokens`` is the prompt as the first member reads it, ``cache_read`` the part of
-    it that a cache already held. ``output_tokens`` counts each agreed segment in its author's own
-    tokens; the end of the turn and what a constraint forces are not counted, so it never exceeds
-    ``max_tokens``. ``drafted`` counts the tokens of all drafts, ``discarded`` those that were not
-    agreed, ``verified`` the tokens run through members to score drafts.
+    Usage of members on this machine or on servers of the user's: ``input_tokens`` is the prompt as
+    the first of them reads it, ``cache_read`` the part of it that a cache already held.
+    ``output_tokens`` counts each agreed segment that they wrote in its author's own tokens; the end
+    of the turn and what a constraint forces are not counted, so it never exceeds ``max_tokens``.
+    Of hosted members all that they were sent and wrote is added, in all rounds and ballots.
+    ``drafted`` counts the tokens of all drafts, ``discarded`` those that were not agreed,
+    ``verified`` the tokens run through members to score drafts.
     """
 
     def __init__(
@@ -40,7 +43,11 @@ class AnswerChunks:
         splitter: Splitter | None,
         reasoning: bool,
         logprobs: bool = False,
+        hosted: Collection[str] = (),
+        unpriced: Collection[str] = (),
     ) -> None:
+        self._hosted = frozenset(hosted)
+        self._unpriced = frozenset(unpriced)
         self._model_name = model_name
         self._v1 = v1
         self._seed = seed
@@ -51,7 +58,7 @@ class AnswerChunks:
         self._released = 0
         self._begun = False
         self._shown = 0
-        self._forced = self._output = self._drafted = self._verified = 0
+        self._forced = self._agreed = self._output = self._drafted = self._verified = 0
         self._prompt = Effort()
 
     def of(self, round: Round) -> Iterator[ChatGenerationChunk]:
@@ -137,7 +144,7 @@ class AnswerChunks:
             known = (
                 efforts[name]
                 for name in self._summary.members
-                if name in efforts and efforts[name].prompt
+                if name in efforts and efforts[name].prompt and name not in self._hosted
             )
             self._prompt = next(known, Effort())
         self._summary.add(round)
@@ -145,30 +152,43 @@ class AnswerChunks:
         if self._logprobs:
             self._logprobs.add(round)
         self._forced += len(round.forced)
-        self._output += _tokens(round.drafts[round.winner])
+        agreed = _tokens(round.drafts[round.winner])
+        self._agreed += agreed
+        self._output += 0 if round.member in self._hosted else agreed
         self._drafted += sum(map(_tokens, round.drafts.values()))
         self._verified += sum(effort.read for effort in round.efforts.get("verify", {}).values())
 
     def _usage(self) -> UsageMetadata:
-        prompt, output = self._prompt.prompt, self._output
+        prompt = self._prompt.prompt
         details = {
             "drafted": self._drafted,
             "verified": self._verified,
-            "discarded": self._drafted - output,
+            "discarded": self._drafted - self._agreed,
         }
+        hosted = sum(self._bills.values(), Effort())
+        read, written = prompt + hosted.input_tokens, self._output + hosted.output_tokens
         return UsageMetadata(
-            input_tokens=prompt,
-            output_tokens=output,
-            total_tokens=prompt + output,
+            input_tokens=read,
+            output_tokens=written,
+            total_tokens=read + written,
             input_token_details=InputTokenDetails(cache_read=min(self._prompt.reused, prompt)),
             output_token_details=OutputTokenDetails(**details),  # type: ignore[typeddict-item]
         )
+
+    @property
+    def _bills(self) -> dict[str, Effort]:
+        """What hosted members have used."""
+        return {name: one for name, one in self._summary.used.items() if name in self._hosted}
 
     def _metadata(self, finish: Round | None) -> dict[str, Any]:
         metadata: dict[str, Any] = {"output_version": "v1"} if self._v1 else {}
         if not self._begun:
             # On the first chunk only: merging chunks joins texts.
-            metadata |= {"model_name": self._model_name, "model_provider": PROVIDER}
+            metadata["model_name"] = self._model_name
+            if not self._hosted:
+                # By this name LangChain's summarization recognises usage that is the length of the
+                # conversation. That of hosted members is a multiple of it.
+                metadata["model_provider"] = PROVIDER
         self._begun = True
         if finish:
             called = finish.finish == "stop" and self._splitter is not None and self._splitter.calls
@@ -179,6 +199,8 @@ class AnswerChunks:
                 "finish": finish.finish,
             }
             summary |= {} if self._seed is None else {"seed": self._seed}
+            if self._bills and not self._unpriced.intersection(self._bills):
+                summary["total_cost"] = math.fsum(one.cost for one in self._bills.values())
             metadata |= {"finish_reason": _reason(finish, bool(called)), "specfuse": summary}
             if self._logprobs:
                 # All at once: stream_events v3 keeps only the last list of a stream.

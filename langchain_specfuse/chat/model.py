@@ -171,6 +171,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
             splitter=splitter,
             reasoning=request.reasoning,
             logprobs=request.logprobs,
+            hosted=request.hosted,
+            unpriced=request.unpriced,
         )
         whole = request.trace == "members"
         spans = SpanBuilder(request.writers, request.verifiers, settings.method, whole=whole)
@@ -214,6 +216,18 @@ class SpecFuseChatModel(Options, BaseChatModel):
         kwargs["run_scope"] = RunScope.of(run_manager)
         result = await super()._agenerate_with_cache(messages, stop, run_manager, **kwargs)
         return _with_reasons(result)
+
+    def invoke(
+        self, input: Any, config: RunnableConfig | None = None, *, stop: Any = None, **kwargs: Any
+    ) -> AIMessage:
+        """Ask, and get the whole answer."""
+        return _with_cost(super().invoke(input, config, stop=stop, **kwargs))
+
+    async def ainvoke(
+        self, input: Any, config: RunnableConfig | None = None, *, stop: Any = None, **kwargs: Any
+    ) -> AIMessage:
+        """``invoke`` for asyncio."""
+        return _with_cost(await super().ainvoke(input, config, stop=stop, **kwargs))
 
     def batch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
         """All questions at once: jobs that wait for a member together are one batch of its work."""
@@ -484,6 +498,18 @@ def _all_at_once(config: Any, size: int) -> Any:
         return config
     first = {**first, "max_concurrency": min(size, MAX_THREADS)}
     return [first, *configs[1:]] if isinstance(config, Sequence) else first
+
+
+def _with_cost(message: AIMessage) -> AIMessage:
+    """The message with its cost where LangChain has it for an answer from its cache, which costs 0.
+
+    Only here: LangChain adds up the usage of chunks and of answers in whole numbers.
+    """
+    cost = message.response_metadata.get("specfuse", {}).get("total_cost")
+    usage: Any = message.usage_metadata
+    if cost is None or not usage or "total_cost" in usage:
+        return message
+    return message.model_copy(update={"usage_metadata": {**usage, "total_cost": cost}})
 
 
 ChatSpecFuse = SpecFuseChatModel

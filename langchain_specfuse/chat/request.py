@@ -72,6 +72,19 @@ class Request:
     def verifiers(self) -> list[str]:
         return [name for name in self.ensemble.members if name not in self.writers]
 
+    @property
+    def hosted(self) -> list[str]:
+        """The members whose requests are the answer's cost: those that were given as chat models.
+        A chat model behind a :class:`.ServerMember` runs on a server of the user's."""
+        members = self.ensemble.members.items()
+        return [name for name, member in members if getattr(member, "is_hosted", False)]
+
+    @property
+    def unpriced(self) -> list[str]:
+        """The members without a price."""
+        members = self.ensemble.members.items()
+        return [name for name, member in members if getattr(member, "price", None) is None]
+
     def call_format(self, probes: Mapping[str, Probe]) -> CallFormat:
         """How tool calls are written: the writers' own format if they have one in common."""
         formats = {probes[name].calls for name in self.writers} - {None}

@@ -50,7 +50,8 @@ class AnswerSummary:
         self._won: Counter[str] = Counter()
         self._looped = 0
         self._late: Counter[str] = Counter()
-        self._used: dict[str, Effort] = {}
+        self.used: dict[str, Effort] = {}
+        """What members that are asked by requests have used, verifiers too."""
 
     def add(self, round: Round) -> None:
         self.rounds += 1
@@ -62,7 +63,7 @@ class AnswerSummary:
         for phase in round.efforts.values():
             for name, effort in phase.items():
                 if effort.requests or effort.input_tokens or effort.output_tokens:
-                    self._used[name] = self._used.get(name, Effort()) + effort
+                    self.used[name] = self.used.get(name, Effort()) + effort
 
     def as_dict(self) -> dict[str, Any]:
         """The summary without exits, as plain JSON."""
@@ -80,7 +81,8 @@ class AnswerSummary:
                     key: getattr(used, key) for key in ("requests", "input_tokens", "output_tokens")
                 }
                 | ({"cost": used.cost} if used.cost else {})
-                for name, used in self._used.items()
+                | ({"estimated": True} if used.estimated else {})
+                for name, used in self.used.items()
             },
         }
 

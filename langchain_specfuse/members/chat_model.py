@@ -243,6 +243,9 @@ class ChatModelMember:
         """The copy shares the chat model: it may hold clients and locks."""
         return copy.copy(self)
 
+    is_hosted = True
+    """What it reads and writes is part of an answer's cost."""
+
     @property
     def device(self) -> str:
         return f"chat model {self.name} {id(self.model):x}"
