@@ -7,11 +7,11 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from ..constraints import CallReader
+from ..constraints import CallReader, scanned
 from ..core.values import Call, CallFormat
 
 
@@ -55,28 +55,147 @@ class Piece:
     arguments: str = ""
 
 
+class LoneCall:
+    """Reads an answer that is nothing but one call, written as plain JSON or in a fence.
+
+    Many models that were trained on code call a tool so, whatever the prompt says. Text that may
+    become such a call is held back; it is released as soon as it cannot.
+
+    >>> reader = LoneCall(["add"])
+    >>> reader.feed('```json\\n{"name": "ad'), reader.feed('d", "arguments": {"a": 1}}\\n```')
+    ('', '')
+    >>> reader.finish()
+    ('', Call(name='add', arguments='{"a": 1}', id=''))
+    >>> LoneCall(["add"]).feed('{"name": "Ann"}')
+    '{"name": "Ann"}'
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = [json.dumps(name, ensure_ascii=False) for name in names]
+        self._held = ""
+        self._possible = True
+        self._begin: int | None = None
+        """Where the object begins, once it may be a call's."""
+        self._scan = (0, 0, False, False)
+        """How far it is read: see ``scanned``."""
+
+    def feed(self, text: str) -> str:
+        """Read on. Returns the text that is known to be no call."""
+        if not self._possible:
+            return text
+        self._held += text
+        self._possible = self._may_be_call()
+        return "" if self._possible else self.release()
+
+    def release(self) -> str:
+        """The text that was held back: it is no call."""
+        held, self._held, self._possible = self._held, "", False
+        return held
+
+    def finish(self) -> tuple[str, Call | None]:
+        """End the answer. Returns what was held back, as the text or the call that it is."""
+        call = self._call() if self._possible else None
+        return ("", call) if call else (self.release(), None)
+
+    def _may_be_call(self) -> bool:
+        if self._begin is None:
+            body = _unfenced(self._held)
+            if body is None or not self._may_begin(body):
+                return False
+            if not body:
+                return True
+            self._begin = len(self._held) - len(body)
+            self._scan = (self._begin, 0, False, False)
+        if not self._may_begin(self._held[self._begin : self._begin + 400]):
+            return False
+        if not self._scan[3]:
+            self._scan = scanned(self._held, *self._scan[:3])
+        return not self._scan[3] or self._held[self._scan[0] :].strip() in ("", "`", "``", "```")
+
+    def _may_begin(self, body: str) -> bool:
+        """Whether a call may begin so: with one of its keys, and a tool's name."""
+        if not body:
+            return True
+        if body[0] != "{":
+            return False
+        rest = body[1:].lstrip()
+        for key in _KEYS:
+            if key.startswith(rest):
+                return True
+            if rest.startswith(key):
+                value = rest[len(key) :].lstrip().removeprefix(":").lstrip()
+                return key != _KEYS[0] or any(
+                    name.startswith(value) or value.startswith(name) for name in self._names
+                )
+        return False
+
+    def _call(self) -> Call | None:
+        if self._begin is None or not self._scan[3]:
+            return None
+        try:
+            found = read_json(self._held[self._begin : self._scan[0]])
+        except (ValueError, RecursionError):
+            return None
+        arguments = found.get("arguments", found.get("parameters"))
+        name = json.dumps(found.get("name"), ensure_ascii=False)
+        if len(found) != 2 or name not in self._names or not isinstance(arguments, dict):
+            return None
+        return Call(found["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+_KEYS = ('"name"', '"arguments"', '"parameters"')
+
+
+def _unfenced(text: str) -> str | None:
+    """The text behind the fence that it may begin with; None if it begins with another one.
+
+    >>> _unfenced(" {"), _unfenced("``"), _unfenced("```json\\n {"), _unfenced("```a b\\n")
+    ('{', '', '{', None)
+    """
+    text = text.lstrip()
+    if not text.startswith("`"):
+        return text
+    if "```".startswith(text):
+        return ""
+    if not text.startswith("```"):
+        return None
+    language, newline, body = text[3:].partition("\n")
+    if language.strip() and not language.strip().isalnum():
+        return None
+    return body.lstrip() if newline else ""
+
+
 class Splitter:
     """Parts the text of one answer, as it grows, into words and calls.
 
     ``anywhere``: a call may follow words; otherwise it begins the answer, or there is none (JSON
-    text may hold whatever a call begins with). ``fault``: what is wrong with a finished call.
+    text may hold whatever a call begins with). ``fault``: what is wrong with a call of
+    this tool with these arguments; the third argument says whether a grammar has held it. ``lone``:
+    the tools that an answer in plain JSON may call.
     """
 
     def __init__(
-        self, format: CallFormat, *, anywhere: bool, fault: Callable[[str, Any], str] | None = None
+        self,
+        format: CallFormat,
+        *,
+        anywhere: bool,
+        fault: Callable[[str, Any, bool], str] | None = None,
+        lone: Collection[str] = (),
     ) -> None:
         self._reader = CallReader(format, anywhere=anywhere)
         self._fault = fault
+        self._lone = LoneCall(lone) if lone else None
+        self._lone_calls = 0
 
     @property
     def calls(self) -> int:
         """How many calls are whole."""
-        return len(self._reader.calls)
+        return len(self._reader.calls) + self._lone_calls
 
     def feed(self, text: str, last: bool = False, *, cut: bool = False) -> tuple[str, list[Piece]]:
         """The new words and pieces of calls. ``last``: nothing follows; ``cut``: the answer was cut
         off here."""
-        reader, whole = self._reader, self.calls
+        reader, whole = self._reader, len(self._reader.calls)
         said, new = reader.feed(text)
         # What may begin a call is said after all if the answer ends with it, and dropped if it was
         # cut off there.
@@ -87,19 +206,30 @@ class Splitter:
             for one in new
         }
         for index, call in enumerate(reader.calls[whole:], whole):
-            if mark := self._mark(call):
+            if mark := self._mark(call, ruled=True):
                 pieces.setdefault(index, Piece(index)).arguments += mark
         if cut and reader.is_open:
             pieces.setdefault(self.calls, Piece(self.calls)).arguments += CUT_OFF
+        if self._lone:
+            said = self._lone.feed(said)
+            if pieces or cut:
+                said += self._lone.release()
+            elif last:
+                rest, lone = self._lone.finish()
+                said += rest
+                if lone:
+                    self._lone_calls = 1
+                    arguments = lone.arguments + self._mark(lone, ruled=False)
+                    pieces[0] = Piece(0, _new_id(), lone.name, arguments)
         return said, list(pieces.values())
 
-    def _mark(self, call: Call) -> str:
+    def _mark(self, call: Call, *, ruled: bool) -> str:
         """What makes a finished call invalid; empty if it is valid."""
         try:
             arguments = read_json(call.arguments)
         except (ValueError, RecursionError):
             return UNREADABLE
-        fault = self._fault(call.name, arguments) if self._fault else ""
+        fault = self._fault(call.name, arguments, ruled) if self._fault else ""
         return marked(fault) if fault else ""
 
 

@@ -161,7 +161,10 @@ class SpecFuseChatModel(Options, BaseChatModel):
         calls = bool(request.shape.tools)
         anywhere = not request.shape.begins_with_call
         fault = request.shape.fault if self._checks_calls else None
-        splitter = Splitter(format, anywhere=anywhere, fault=fault) if calls else None
+        lone = [one.name for one in request.shape.tools] if anywhere else []
+        if not self._checks_calls:
+            lone = [name for name in lone if name not in request.shape.strict]
+        splitter = Splitter(format, anywhere=anywhere, fault=fault, lone=lone) if calls else None
         v1 = self.output_version == "v1"
         chunks = AnswerChunks(
             request.writers,

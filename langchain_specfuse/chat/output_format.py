@@ -48,12 +48,14 @@ class Shape:
     """What it must look like where it is no call; None: prose."""
     loose: frozenset[str] = frozenset()
     """The tools of whose schema the grammar leaves a part out."""
+    strict: frozenset[str] = frozenset()
+    """The tools of which every call must be valid."""
 
-    def fault(self, name: str, arguments: Any) -> str:
+    def fault(self, name: str, arguments: Any, ruled: bool) -> str:
         """What is wrong with a finished call under the whole schema of its tool; empty if it is
-        valid. The grammar has checked the calls of most tools already."""
+        valid. ``ruled``: the grammar has held it, which is all there is to check for most tools."""
         for tool in self.tools:
-            if tool.name == name and name in self.loose:
+            if tool.name == name and (name in self.loose or not ruled):
                 return _validator(tool).fault(arguments)
         return ""
 
@@ -108,7 +110,12 @@ def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut])
         validator_of(shape.text.body, "schema")
     for where, parts in by_schema.items():
         _warn_once(where, ", ".join(one.path for one in parts))
-    return replace(shape, loose=frozenset(tool.name for tool in loose))
+    names = [tool.name for tool in shape.tools]
+    return replace(
+        shape,
+        loose=frozenset(tool.name for tool in loose),
+        strict=frozenset(one for one in names if strict is None or _schema_name(one) in strict),
+    )
 
 
 def _strict_schemas(given: Mapping[str, Any]) -> set[str] | None:

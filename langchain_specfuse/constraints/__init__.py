@@ -4,7 +4,7 @@ Knows texts, bytes and vocabularies; no models, no torch, no LangChain. The gram
 llguidance, which the extra ``langchain-specfuse[structured]`` installs.
 """
 
-from .calls import CallReader, canonical, format_in, trigger
+from .calls import CallReader, canonical, format_in, scanned, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
 from .referee import check, left_out, referee_for
 from .rules import arguments_schema, reader_for, respaced
@@ -26,6 +26,7 @@ __all__ = [
     "reader_for",
     "referee_for",
     "respaced",
+    "scanned",
     "trigger",
     "validator_of",
     "vocabulary",

@@ -152,24 +152,10 @@ class CallReader:
 
     def _scan(self) -> bool:
         """Follow the JSON of a call as far as it is there; whether it is whole."""
-        while found := (_IN_STRING if self._in_string else _OUTSIDE).search(
-            self.rest, self._scanned
-        ):
-            mark = found[0]
-            if mark == "\\" and found.end() == len(self.rest):  # what it escapes comes later
-                self._scanned = found.start()
-                return False
-            self._scanned = found.end() + (mark == "\\")
-            if mark == '"':
-                self._in_string = not self._in_string
-            elif mark in "{[":
-                self._depth += 1
-            elif mark in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    return True
-        self._scanned = len(self.rest)
-        return False
+        self._scanned, self._depth, self._in_string, whole = scanned(
+            self.rest, self._scanned, self._depth, self._in_string
+        )
+        return whole
 
     def _send(self, pieces: list[CallPiece], whole: bool) -> None:
         """Add the new part of the call: the name once all of the head is there, then the
@@ -185,6 +171,29 @@ class CallReader:
         arguments, self._sent = self.rest[self._sent : end], end
         if name is not None or arguments:
             pieces.append(CallPiece(len(self.calls), name, arguments))
+
+
+def scanned(text: str, at: int, depth: int, in_string: bool) -> tuple[int, int, bool, bool]:
+    """Follow JSON from here on: where it goes on, how deep, whether in a string, whether it is
+    whole.
+
+    >>> scanned('{"a": "}"} and', 0, 0, False), scanned('{"a": "\\\\', 0, 0, False)
+    ((10, 0, False, True), (7, 1, True, False))
+    """
+    while found := (_IN_STRING if in_string else _OUTSIDE).search(text, at):
+        mark = found[0]
+        if mark == "\\" and found.end() == len(text):  # what it escapes comes later
+            return found.start(), depth, in_string, False
+        at = found.end() + (mark == "\\")
+        if mark == '"':
+            in_string = not in_string
+        elif mark in "{[":
+            depth += 1
+        elif mark in "}]":
+            depth -= 1
+            if not depth:
+                return at, depth, in_string, True
+    return len(text), depth, in_string, False
 
 
 def search(text: AnyStr, begin: AnyStr) -> tuple[int | None, int]:

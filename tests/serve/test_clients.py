@@ -118,6 +118,15 @@ def test_a_clients_schema_that_no_grammar_says_stops_nothing_and_is_not_checked(
         ask(serve(ensemble(call, call)).client(), tools=[strict])
 
 
+def test_a_call_in_a_fence_is_a_call_unless_the_client_wants_strict_ones(serve):
+    fenced = '```json\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n```'
+    client = serve(ensemble(fenced, fenced)).client()
+    (call,) = ask(client, tools=[TOOL]).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+    assert ask(client, tools=[strict]).choices[0].message.content == fenced
+
+
 def test_log_probabilities_come_in_openais_shape(serve):
     client = serve().client()
     choice = ask(client, logprobs=True, top_logprobs=0).choices[0]

@@ -1,0 +1,153 @@
+"""An answer that is one call in plain JSON, in a fence or not, is a call; any other text stays as
+it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessageChunk
+from langchain_core.tools import tool
+
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+from langchain_specfuse.chat.call_text import LoneCall
+from tests.torture.texts import cut
+
+
+@tool
+def get_weather(city: str, days: int = 1) -> str:
+    """Tell the weather in a city."""
+    return f"It is sunny in {city} for {days}."
+
+
+ARGUMENTS = {"city": 'the "old" {city}\\', "days": 2}
+BODY = json.dumps({"name": "get_weather", "arguments": ARGUMENTS})
+PRETTY = json.dumps({"name": "get_weather", "parameters": ARGUMENTS}, indent=2)
+TURNED = json.dumps({"arguments": ARGUMENTS, "name": "get_weather"})
+CALLS = {
+    "plain": BODY,
+    "spaced": f"\n {PRETTY}\n\n",
+    "fenced": f"```json\n{PRETTY}\n```",
+    "fenced without a language": f"```\n{BODY}\n```\n",
+    "fenced and not closed": f"```json\n{BODY}",
+    "turned round": TURNED,
+}
+TEXTS = {
+    "a sentence in front": f"I call it: {BODY}",
+    "a sentence behind": f"{BODY} is the call.",
+    "two of them": f"{BODY}\n{BODY}",
+    "a fence with text behind": f"```json\n{BODY}\n```\nDone.",
+    "no tool": '{"name": "get_time", "arguments": {}}',
+    "a person": '```json\n{"name": "Ann", "age": 3}\n```',
+    "more keys": '{"name": "get_weather", "arguments": {}, "why": 1}',
+    "arguments that are none": '{"name": "get_weather", "arguments": "Rome"}',
+    "a name alone": '{"name": "get_weather"}',
+    "cut JSON": BODY[:-3],
+    "code": "```python\nprint({1: 2})\n```",
+    "a list": f"[{BODY}]",
+    "white space": "  \n",
+    "backquotes": "``",
+}
+
+
+def model(text: str, segment_tokens: int = 3, **options: Any) -> Any:
+    members = [ScriptedMember(text), ScriptedMember(text)]
+    llm = SpecFuseChatModel(members=members, segment_tokens=segment_tokens, **options)
+    return llm.bind_tools([get_weather])
+
+
+@pytest.mark.parametrize("form", CALLS)
+@pytest.mark.parametrize("version", ["v0", "v1"])
+async def test_a_call_in_plain_json_alone_in_an_answer_is_a_call(form: str, version: str) -> None:
+    for size in (1, 3, 100):
+        llm = model(CALLS[form], size, output_version=version)
+        streams = [list(llm.stream("?")), [one async for one in llm.astream("?")]]
+        messages = [llm.invoke("?"), await llm.ainvoke("?")]
+        messages += [sum(chunks[1:], chunks[0]) for chunks in streams]
+        for message in messages:
+            (call,) = message.tool_calls
+            assert (call["name"], call["args"], message.text) == ("get_weather", ARGUMENTS, "")
+            assert call["id"] and message.response_metadata["finish_reason"] == "tool_calls"
+        assert not any(chunk.text for chunks in streams for chunk in chunks)
+
+
+@pytest.mark.parametrize("form", TEXTS)
+def test_other_text_is_text_to_the_last_character(form: str) -> None:
+    for size in (1, 3, 100):
+        llm = model(TEXTS[form], size)
+        chunks = list(llm.stream("?"))
+        message: Any = sum(chunks[1:], chunks[0])
+        for one in (llm.invoke("?"), message):
+            assert (one.text, one.tool_calls, one.invalid_tool_calls) == (TEXTS[form], [], [])
+            assert one.response_metadata["finish_reason"] == "stop"
+
+
+def test_text_that_cannot_become_a_call_any_more_is_streamed_at_once() -> None:
+    for text in ("```python\na b c d e f", '{"name": "Ann", "is": 1} a b c d', "A b c d e f g h"):
+        chunks = [one.text for one in model(text, 2).stream("?") if one.text]
+        assert len(chunks) > 2
+
+
+pieces = st.sampled_from(["```", "json\n", "{", '"name"', ": ", '"get_weather"', ", ", '"arguments"', "{}", "}", "\n", "a", '"'])  # fmt: skip
+
+
+@given(st.lists(pieces, max_size=12).map("".join) | st.sampled_from([*CALLS.values(), *TEXTS.values()]),
+       st.lists(st.integers(0, 10**6), max_size=5))  # fmt: skip
+def test_text_is_conserved_and_what_is_a_call_does_not_depend_on_the_pieces(
+    text: str, places: list[int]
+) -> None:
+    whole = LoneCall(["get_weather"])
+    shown = whole.feed(text)
+    rest, expected = whole.finish()
+    reader = LoneCall(["get_weather"])
+    said = "".join(map(reader.feed, cut(text, places)))
+    held, call = reader.finish()
+    assert call == expected
+    assert said + held == ("" if call else text) == shown + rest
+
+
+def test_a_call_that_the_budget_cuts_stays_text() -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember(PRETTY)], max_tokens=6)
+    message = llm.bind_tools([get_weather]).invoke("?")
+    assert message.tool_calls == [] and PRETTY.startswith(message.text) and message.text
+    assert message.response_metadata["finish_reason"] == "length"
+
+
+def test_its_arguments_are_checked_like_those_of_any_call() -> None:
+    for wrong in ({}, {"city": 7}, {"city": "Rome", "days": "two"}):
+        body = json.dumps({"name": "get_weather", "arguments": wrong})
+        message = model(f"```json\n{body}\n```").invoke("?")
+        assert message.tool_calls == [] and message.text == ""
+        (broken,) = message.invalid_tool_calls
+        assert broken["name"] == "get_weather" and broken["error"]
+
+
+def test_an_object_that_was_asked_for_is_no_call() -> None:
+    wanted = {"type": "object", "properties": {"name": {"type": "string"}, "arguments": {}}}
+    body = '{"name": "get_weather", "arguments": {}}'
+    message = model(body).invoke("?", response_format=wanted)
+    assert (message.text, message.tool_calls) == (body, [])
+
+
+def test_without_tools_nothing_is_read_as_a_call() -> None:
+    message = SpecFuseChatModel(members=[ScriptedMember(BODY)]).invoke("?")
+    assert (message.text, message.tool_calls) == (BODY, [])
+
+
+async def test_an_agent_goes_on_with_it() -> None:
+    """As small models that were trained on code call tools."""
+    fenced = f"```json\n{json.dumps({'name': 'get_weather', 'arguments': {'city': 'Rome'}})}\n```"
+    members = [ScriptedMember([fenced, "It is sunny in Rome."])]
+    agent = create_agent(SpecFuseChatModel(members=members), [get_weather])
+    asked = {"messages": [("human", "How is the weather in Rome?")]}
+    for state in (agent.invoke(asked), await agent.ainvoke(asked)):
+        kinds = [message.type for message in state["messages"]]
+        assert kinds == ["human", "ai", "tool", "ai"]
+        assert state["messages"][2].content == "It is sunny in Rome for 1."
+    streamed = [part for part, _ in agent.stream(asked, stream_mode="messages")]
+    texts = [part.text for part in streamed if isinstance(part, AIMessageChunk)]
+    assert "".join(texts) == "It is sunny in Rome."
