@@ -482,6 +482,20 @@ def _made(arguments: dict[str, Any]) -> Member:
         raise advised(wrong, advice) from error
 
 
+def described(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call with plain JSON in the place of its members, for caches and traces."""
+    found = dict(call)
+    for field in ("members", "verifiers"):
+        if isinstance(given := found.get(field), list | tuple):
+            checked = [checked_member(one) for one in given]
+            pairs = zip(checked, names_of(checked), strict=True)
+            found[field] = [identity(one, name) for one, name in pairs]
+    if "model" in found:
+        model = checked_member(found["model"])
+        found["model"] = identity(model, names_of([model])[0])
+    return found
+
+
 def without_secrets(call: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a call with members that traces can show: chat models and arguments with
     secrets hide them."""

@@ -39,6 +39,7 @@ from . import structured as _structured
 from .call_text import Splitter, reason_of
 from .chunks import AnswerChunks
 from .errors import langchain_errors
+from .functions import function_id
 from .options import CallOptions, Options
 from .request import Request, aloaded, loaded, warn_where_votes_decide_nothing
 from .schemas import openai_tools
@@ -387,12 +388,13 @@ class SpecFuseChatModel(Options, BaseChatModel):
             "trace",
             "max_concurrency",
         }
+        options = CallOptions.model_fields.keys() - elsewhere
         return {
             "model": chosen["model_name"] or "+".join(names[: len(members)]),
             "members": identities[: len(members)],
             "verifiers": identities[len(members) :],
             "method": asdict(chosen["method"]),
-            **{name: chosen[name] for name in sorted(CallOptions.model_fields.keys() - elsewhere)},
+            **_without_address({name: chosen[name] for name in sorted(options)}),
             # Not "stop": LangChain writes the call's own stop strings under that name.
             "default_stop": chosen["stop"],
             "output_version": self.output_version,
@@ -402,7 +404,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         self, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         kwargs.pop("run_scope", None)
-        return super()._get_invocation_params(stop, **_members.without_secrets(kwargs))
+        given = _without_address(_members.described(kwargs))
+        return super()._get_invocation_params(stop, **given)
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain's own takes the serialized form, which leaves out members that are objects.
@@ -501,6 +504,13 @@ def _all_at_once(config: Any, size: int) -> Any:
         return config
     first = {**first, "max_concurrency": min(size, MAX_THREADS)}
     return [first, *configs[1:]] if isinstance(config, Sequence) else first
+
+
+def _without_address(options: dict[str, Any]) -> dict[str, Any]:
+    """The options as they stand in caches' keys and traces, where a function's address says
+    nothing: another function gets it later."""
+    result = options.get("result")
+    return {**options, "result": function_id(result)} if callable(result) else options
 
 
 def _with_cost(message: AIMessage) -> AIMessage:

@@ -1,0 +1,96 @@
+"""What distinguishes one function from another, for caches whose keys other processes read."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+import uuid
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+_MARKS: dict[int, tuple[Any, str]] = {}
+"""id -> the object and its mark. It is kept, so that no other object gets its id."""
+
+
+def function_id(function: Callable[..., Any]) -> str:
+    """A text that no other function has, and that this function has in every process.
+
+    Where that cannot be told (a closure, a bound method, an object that can be called, a function
+    without a file), it is a text that no function has in any other process.
+
+    >>> function_id(len), function_id(str.strip)
+    ('builtins.len', 'builtins.str.strip')
+    """
+    found = _of_builtin(function) if not isinstance(function, FunctionType) else _of(function)
+    return found or _mark(function)
+
+
+def _mark(thing: Any) -> str:
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    return _MARKS.setdefault(id(thing), (thing, f"{name}-{uuid.uuid4().hex}"))[1]
+
+
+def _of_builtin(function: Any) -> str | None:
+    """The name of a function without Python code, if it can be imported by that name."""
+    if not inspect.isbuiltin(function) and not inspect.ismethoddescriptor(function):
+        return None
+    owner = getattr(function, "__objclass__", None)
+    module = getattr(owner or function, "__module__", None)
+    name = getattr(function, "__qualname__", "")
+    found: Any = sys.modules.get(str(module))
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}.{name}" if found is function else None
+
+
+def _of(function: FunctionType) -> str | None:
+    """The function's place and code, with the text of its file: that has the helpers that it calls.
+
+    None: it depends on more than that.
+    """
+    code = function.__code__
+    places = list(code.co_positions())
+    defaults = [function.__defaults__, function.__kwdefaults__]
+    if function.__closure__ or vars(function) or not _is_plain(defaults):
+        return None
+    if any(None in place for place in places):  # python -X no_debug_ranges
+        return None
+    if (text := _digest_of(code.co_filename)) is None:
+        return None
+    parts = [text, places, defaults, _described(code)]
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    return f"{function.__module__}.{function.__qualname__}-{digest}"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its repr is the same in every process."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | bytes | int | float)
+
+
+def _described(code: CodeType) -> list[Any]:
+    """A code object as values whose repr is the same in every process."""
+    return [code.co_code, code.co_names, code.co_varnames, *map(_constant, code.co_consts)]
+
+
+def _constant(one: Any) -> Any:
+    if isinstance(one, CodeType):
+        return _described(one)
+    if isinstance(one, tuple):
+        return tuple(map(_constant, one))
+    return sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one)
+
+
+@lru_cache(maxsize=64)
+def _digest_of(file: str) -> str | None:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except (OSError, ValueError):  # such as <stdin>
+        return None

@@ -1,0 +1,145 @@
+"""The key of a cache tells functions and members apart, in this process and in others."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.caches import InMemoryCache
+
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+
+MEMBER = ScriptedMember("A 1", name="a")
+
+
+def key(result: Any, at_call: bool = False) -> str:
+    options: dict[str, Any] = {"segment": "answer", "result": result}
+    llm = SpecFuseChatModel(members=[MEMBER], **({} if at_call else options))
+    return llm._get_llm_string(**(options if at_call else {}))
+
+
+def first_letter(text: str) -> str:
+    return text[:1]
+
+
+def last_letter(text: str) -> str:
+    return text[-1:]
+
+
+class Letter:
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def of(self, text: str) -> str:
+        return text[self.at]
+
+    __call__ = of
+    __hash__ = None  # type: ignore[assignment]
+
+
+def letter_at(at: int) -> Any:
+    return lambda text: text[at]
+
+
+def letter_by_default(at: int) -> Any:
+    def letter(text: str, at: int = at) -> str:
+        return text[at]
+
+    return letter
+
+
+@pytest.mark.parametrize("at_call", [False, True], ids=["made with it", "called with it"])
+def test_different_functions_never_share_a_key(at_call: bool) -> None:
+    functions = [
+        first_letter,
+        last_letter,
+        lambda text: text[0],
+        lambda text: text[1],
+        letter_at(0),
+        letter_at(1),
+        letter_by_default(0),
+        letter_by_default(1),
+        Letter(0),
+        Letter(1),
+        Letter(0).of,
+        Letter(1).of,
+        partial(letter_at, 0),
+        partial(letter_at, 1),
+        str.strip,
+        str.lower,
+    ]
+    keys = [key(one, at_call) for one in functions]
+    assert len(set(keys)) == len(functions)
+    assert keys == [key(one, at_call) for one in functions]
+    assert not any(f"{id(one):x}" in text for one, text in zip(functions, keys, strict=True))
+
+
+def test_a_function_that_is_gone_leaves_its_key_to_nobody() -> None:
+    """Addresses are given again soon."""
+    keys = set()
+    for _ in range(50):
+        keys.add(key(letter_at(0)))
+        keys.add(key(Letter(0)))
+        gc.collect()
+    assert len(keys) == 100
+
+
+GRADES = """
+from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+
+def grade(text):
+    return helper(text)
+
+def helper(text):
+    return text.strip()
+
+def outer():
+    def inner(text):
+        return text.lower()
+    return inner
+
+def key(result):
+    llm = SpecFuseChatModel(
+        members=[ScriptedMember("A", name="a")], segment="answer", result=result
+    )
+    return llm._get_llm_string()
+
+if __name__ == "__main__":
+    print(key(grade), key(outer()), key(lambda text: text[0] in {"a", "b"}), key(str.lower), sep="\\n")
+    at = 0
+    print((lambda at: key(lambda text: text[at]))(0))
+"""
+
+
+def printed(folder: Path, program: str) -> list[str]:
+    file = folder / "grades.py"
+    file.write_text(textwrap.dedent(program))
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_function_has_the_same_key_in_another_process(tmp_path: Path) -> None:
+    first, second = printed(tmp_path, GRADES), printed(tmp_path, GRADES)
+    assert first[:4] == second[:4]
+    assert first[4] != second[4], "a closure depends on more than its code"
+    # a helper in the same file is a part of it
+    third = printed(tmp_path, GRADES.replace("text.strip()", "text.upper()"))
+    assert not set(third[:3]) & set(first) and third[3] == first[3]
+
+
+def test_a_call_with_other_members_has_a_key_of_their_specifications() -> None:
+    llm = SpecFuseChatModel(members=[MEMBER], cache=InMemoryCache())
+    other = ScriptedMember("B 2", name="b")
+    string = llm._get_llm_string(members=[other])
+    assert string == llm._get_llm_string(members=[ScriptedMember("B 2", name="b")])
+    assert string != llm._get_llm_string(members=[ScriptedMember("C 3", name="b")])
+    assert llm.invoke("?", members=[other]).text == "B 2"
+    assert llm.invoke("?").text == "A 1"
