@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 from typing import Any, TypeAlias
 from urllib.parse import urldefrag, urlsplit
@@ -265,9 +266,17 @@ def parted(name: str) -> tuple[str, str | None]:
     >>> parted("Qwen/Qwen2.5-0.5B-Instruct+./adapters/law"), parted("Qwen/Qwen2.5-0.5B-Instruct")
     (('Qwen/Qwen2.5-0.5B-Instruct', './adapters/law'), ('Qwen/Qwen2.5-0.5B-Instruct', None))
     """
+    if "+" not in name or is_server(name) or is_chat_model(name):
+        return name, None
+    return _parted_path(name)
+
+
+@lru_cache(maxsize=1024)
+def _parted_path(name: str) -> tuple[str, str | None]:
+    """Looks for files once: a name is read again for every call, also on an event loop."""
     cuts = [at for at, sign in enumerate(name) if sign == "+"]
     existing = [at for at in (*cuts, len(name)) if os.path.exists(os.path.expanduser(name[:at]))]
-    if not cuts or is_server(name) or is_chat_model(name) or len(name) in existing:
+    if len(name) in existing:
         return name, None
     at = (existing or cuts)[0]
     return name[:at], name[at + 1 :]
@@ -324,7 +333,10 @@ def _last_part(given: str | Mapping[str, Any] | BaseChatModel) -> str:
         source = url.fragment or url.hostname or source
     if is_chat_model(source):
         source = source.partition(":")[2]
-    return os.path.basename(os.path.abspath(source)).removesuffix(".gguf") or source
+    last = os.path.basename(os.path.normpath(source))
+    if last in (".", ".."):
+        last = os.path.basename(os.path.abspath(source))
+    return last.removesuffix(".gguf") or source
 
 
 def identity(given: Given, name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ grammar`` into tools and one constraint, and refuses before any model runs what 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from ..constraints import (
     Validator,
     arguments_schema,
     left_out,
+    preload,
     referee_for,
     validator_of,
 )
@@ -27,6 +29,7 @@ from .options import refuse_broken
 from .schemas import WRAPPED, is_schema, openai_tools, schema_of, titled
 
 log = logging.getLogger("langchain_specfuse")
+preload()
 
 TEXT_OPTIONS = ("response_format", "regex", "choice", "grammar")
 referee_of = referee_for
@@ -104,10 +107,11 @@ def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut])
             raise advised(one.error(), "or leave strict=True out: what is finished is then checked")
         by_schema.setdefault(one.where, []).append(one)
     loose = [tool for tool in shape.tools if _schema_name(tool.name) in by_schema]
-    for tool in loose:
-        _validator(tool)  # what is no schema is refused now
-    if "schema" in by_schema and shape.text:
-        validator_of(shape.text.body, "schema")
+    if not _on_event_loop():  # what is no schema is refused now
+        for tool in loose:
+            _validator(tool)
+        if "schema" in by_schema and shape.text:
+            validator_of(shape.text.body, "schema")
     for where, parts in by_schema.items():
         _warn_once(where, ", ".join(one.path for one in parts))
     names = [tool.name for tool in shape.tools]
@@ -116,6 +120,16 @@ def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut])
         loose=frozenset(tool.name for tool in loose),
         strict=frozenset(one for one in names if strict is None or _schema_name(one) in strict),
     )
+
+
+def _on_event_loop() -> bool:
+    """Whether an event loop would wait. jsonschema reads files when it is imported, so there a
+    schema is checked with the question, on another thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _strict_schemas(given: Mapping[str, Any]) -> set[str] | None:

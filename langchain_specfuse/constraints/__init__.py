@@ -10,6 +10,7 @@ from .referee import check, left_out, referee_for
 from .rules import arguments_schema, reader_for, respaced
 from .schema import LeftOut
 from .validation import Validator, validator_of
+from .vocabulary import preload
 
 __all__ = [
     "CallReader",
@@ -23,6 +24,7 @@ __all__ = [
     "check",
     "format_in",
     "left_out",
+    "preload",
     "reader_for",
     "referee_for",
     "respaced",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import imported
@@ -25,6 +27,13 @@ def llguidance() -> Any:
     """The library that reads the grammars. It belongs to an extra and is imported when the first
     one is read."""
     return imported("llguidance", "a tool or an output format", "structured")
+
+
+def preload() -> None:
+    """Import the library now if it is installed: that reads a file, and tools may be bound on an
+    event loop."""
+    with suppress(ImportError):
+        import_module("llguidance")
 
 
 class Tokens:
