@@ -66,7 +66,7 @@ THIRD_PARTY = {
     "llguidance": {"constraints/"},
     "jsonschema": {"constraints/"},
     "pydantic": {"chat/", "serve/", "evaluation/results.py", "evaluation/bank.py", "cli/serve.py"},
-    "langchain_core": {"chat/", "serve/", "members/chat_model.py"},
+    "langchain_core": {"chat/", "serve/", "members/chat_model.py", "members/refusals.py"},
     **{
         key: {"members/server/chat.py"}
         for key in ("langchain_ollama", "langchain_openai", "openai")

@@ -59,9 +59,10 @@ class RoundEvent:
     lead: str
     evidence: Mapping[str, float]
     late: Mapping[str, Sequence[str]]
+    refusals: Mapping[str, str]
     left: Sequence[Mapping[str, Any]]
     samples: Mapping[str, str]
-    finish: Literal["stop", "stop_string", "length"] | None
+    finish: Literal["stop", "stop_string", "length", "refusal"] | None
     seconds: Mapping[str, float]
     tokens: Mapping[str, Mapping[str, Mapping[str, float]]]
 

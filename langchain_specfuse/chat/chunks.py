@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessageChunk
+from langchain_core.messages import AIMessageChunk, content
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
@@ -19,6 +19,10 @@ from .call_text import Piece, Splitter
 from .logprobs import AnswerLogprobs
 from .messages import PROVIDER
 from .spans import AnswerSummary
+
+KNOWS_REFUSALS = hasattr(content, "RefusalContentBlock")
+"""Whether langchain-core has a content block for refusals (since 1.7.5). Before, a refusal is in
+``additional_kwargs`` alone, unless the output is ``v1``."""
 
 
 class AnswerChunks:
@@ -69,7 +73,8 @@ class AnswerChunks:
         """
         self._count(round)
         # A stop string is found in prose alone, so the text before it begins no call.
-        cut = round.finish == "length"
+        refused = round.finish == "refusal"
+        cut = refused or round.finish == "length"
         said, pieces = round.text, list[Piece]()
         if self._splitter:
             said, pieces = self._splitter.feed(said, bool(round.finish), cut=cut)
@@ -77,11 +82,13 @@ class AnswerChunks:
             round.thoughts.get(round.winner, "") if self._reasoning and round.number == 1 else ""
         )
         if said or thought:
-            last = None if pieces else round
+            last = None if pieces or refused else round
             yield self._chunk(self._text_blocks(round, said, thought), last, thought=thought)
         if pieces:
             yield self._chunk(self._call_blocks(round, pieces), None, pieces=pieces)
-        if round.finish and (pieces or not (said or thought)):
+        if refused:
+            yield self._chunk(self._refusal_blocks(round), round)
+        elif round.finish and (pieces or not (said or thought)):
             yield self._chunk([], round)
 
     def _chunk(
@@ -94,15 +101,19 @@ class AnswerChunks:
     ) -> ChatGenerationChunk:
         """One chunk; with a round that ends the answer it is the last one."""
         finish = round if round and round.finish else None
-        content: Any = (
+        refused = finish is not None and finish.finish == "refusal"
+        body: Any = (
             blocks
-            if self._v1
+            if self._v1 or (refused and KNOWS_REFUSALS)
             else "".join(block["text"] for block in blocks if block["type"] == "text")
         )
+        extra = {"reasoning_content": thought} if thought and not self._v1 else {}
+        if finish is not None and refused:
+            extra["refusal"] = finish.refusals[finish.member]
         message = AIMessageChunk(
-            content=content,
+            content=body,
             tool_call_chunks=[self._call_chunk(piece) for piece in pieces],
-            additional_kwargs={"reasoning_content": thought} if thought and not self._v1 else {},
+            additional_kwargs=extra,
             response_metadata=self._metadata(finish),
         )
         if finish:
@@ -122,6 +133,12 @@ class AnswerChunks:
             note = {"type": "non_standard_annotation", "value": value}
             blocks.append({"type": "text", "text": text, "annotations": [note], "index": 0})
         return blocks
+
+    def _refusal_blocks(self, round: Round) -> list[dict[str, Any]]:
+        block: dict[str, Any] = {"type": "refusal", "refusal": round.refusals[round.member]}
+        if self._v1:
+            block |= {"extras": {"member": round.member}, "index": "lc_refusal"}
+        return [block]
 
     def _call_blocks(self, round: Round, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """The first piece of a call has its author in ``extras``: LangChain keeps no annotations of
@@ -197,6 +214,7 @@ class AnswerChunks:
                 "exits": self._summary.exits,
                 "forced": self._forced,
                 "finish": finish.finish,
+                "refusals": self._summary.refusals,
             }
             summary |= {} if self._seed is None else {"seed": self._seed}
             if self._bills and not self._unpriced.intersection(self._bills):

@@ -28,6 +28,7 @@ from langchain_core.exceptions import (
     ModelRateLimitError,
     ModelTimeoutError,
 )
+from langchain_core.messages import BaseMessage
 
 from ..core.values import BUDGET
 from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, UsageError, advised
@@ -59,6 +60,17 @@ class TooBusyError(BusyError, ModelRateLimitError):
     """Too many answers are under way, and too many are waiting. ``retry_after_s``: when to try
     again, in seconds."""
 
+
+class ModelRefusalError(ModelError):
+    """Stands in for LangChain's where langchain-core is older than 1.7.5."""
+
+    def __init__(self, message: str, *, raw_message: BaseMessage | None = None) -> None:
+        super().__init__(message)
+        self.raw_message = raw_message
+
+
+RefusalError: type[Any] = getattr(_langchain, "ModelRefusalError", ModelRefusalError)
+"""LangChain's ``ModelRefusalError``: the members refused to give the object that was asked for."""
 
 _KINDS: Mapping[str, _Class] = {
     "timeout": ModelTimeoutError,

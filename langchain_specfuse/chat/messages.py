@@ -22,6 +22,7 @@ from langchain_core.messages import (
 from ..core.values import Attachment, Call, Tool, Turn
 from ..errors import UsageError, advised
 from ..members.chat_model import INPUTS
+from ..members.refusals import refusal_block
 from .call_text import read_json
 from .options import refuse_broken
 
@@ -57,8 +58,10 @@ def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
     System messages are joined and go first, because most chat templates know no other place.
     Neighbours of one role become one turn, with a blank line between, unless they are tool calls or
     results. A human's ``name`` is written before the text ("ann: hello"), and images, files, audio
-    and videos of a human message are its turn's attachments. Reasoning of earlier turns is left
-    out. After an AI message at the end comes one more assistant turn; its text is not continued.
+    and videos of a human message are its turn's attachments. A refusal is text of the assistant,
+    and so is what tools on a provider's servers were asked and found. Reasoning of earlier turns is
+    left out. After an AI message at the end comes one more assistant turn; its text is not
+    continued.
     """
     if not messages:
         error = UsageError("there is nothing to answer: expected at least one message, got none")
@@ -107,6 +110,10 @@ def _turn(message: BaseMessage, place: int) -> Turn:
             "user", f"{message.name}: {text}" if message.name else text, attachments=attachments
         )
     if isinstance(message, AIMessage):
+        # Many providers' packages keep a refusal beside the content, some of them also in it.
+        refusal = message.additional_kwargs.get("refusal")
+        if isinstance(refusal, str) and refusal not in text:
+            text = "\n\n".join(filter(None, (text, refusal)))
         return Turn("assistant", text, calls=tuple(_calls(message)))
     if isinstance(message, ToolMessage):
         failed = message.status == "error" and not text.lower().startswith("error")
@@ -179,7 +186,8 @@ def _contents(message: BaseMessage, place: int) -> tuple[str, tuple[Attachment, 
         if isinstance(message, HumanMessage) and (found := _attachment(block)):
             attachments.append(found)
         else:
-            text += _block_text(block, message, place, index)
+            said = _block_text(block, message, place, index)
+            text += f"\n\n{said}" if text and refusal_block(block) else said
     return text, tuple(attachments)
 
 
@@ -187,6 +195,50 @@ def _kind(block: Any) -> str | None:
     """The type of a block. It may be anything, also unhashable."""
     kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
     return kind if kind is None or isinstance(kind, str) else repr(kind)
+
+
+def _foreign_text(block: Any, message: AIMessage) -> str | None:
+    """The text that stands for a block of a provider in an AI message: a refusal's, or what a tool
+    of its servers was asked and found. None: it is none of these.
+
+    LangChain brings the providers' forms of these blocks into one, if it knows the provider.
+    """
+    own = message.response_metadata.get("model_provider")
+    for provider in [own] if own else ["openai", "anthropic", "google_genai"]:
+        about = {"model_provider": provider}
+        try:
+            found = AIMessage([block], response_metadata=about).content_blocks
+        except (AttributeError, LookupError, TypeError, ValueError):
+            continue
+        texts = [_standard_text(one) for one in found]
+        if texts and None not in texts:
+            return "".join(filter(None, texts))
+    return None
+
+
+def _standard_text(block: Mapping[str, Any]) -> str | None:
+    """The text that stands for a standard block, see :func:`_foreign_text`."""
+    if (refusal := refusal_block(block)) is not None:
+        return refusal
+    kind = block["type"]
+    if kind == "server_tool_call":
+        return f"[{block.get('name')}: {_json(block.get('args'))}]\n"
+    if kind == "server_tool_result":
+        output = _readable(block.get("output"))
+        shown = output if isinstance(output, str) else _json(output)
+        return f"[result: {shown}]\n" if output else ""
+    return "" if kind in _NO_TEXT | {"server_tool_call_chunk"} else None
+
+
+def _readable(value: Any) -> Any:
+    """A result of a provider's tool without what only the provider can read."""
+    if isinstance(value, Mapping):
+        return {
+            key: _readable(one)
+            for key, one in value.items()
+            if not str(key).startswith("encrypted")
+        }
+    return [_readable(one) for one in value] if isinstance(value, list) else value
 
 
 def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str:
@@ -199,8 +251,11 @@ def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str
         and isinstance(block.get("text"), str)
     ):
         return str(block["text"])
-    if isinstance(message, AIMessage) and kind in _NO_TEXT | _CALLS:
-        return ""
+    if isinstance(message, AIMessage):
+        if kind in _NO_TEXT | _CALLS:
+            return ""
+        if isinstance(block, Mapping) and (said := _foreign_text(block, message)) is not None:
+            return said
     if (
         isinstance(message, ToolMessage)
         and isinstance(block, Mapping)

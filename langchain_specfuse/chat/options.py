@@ -122,6 +122,11 @@ class CallOptions(BaseModel):
         description="start no request to chat models once an answer has cost this many dollars; "
         "each needs a price",
     )
+    refusals: Literal["outvoted", "any"] = Field(
+        "outvoted",
+        description="when the answer is a refusal: outvoted: only if no member drafts and at least "
+        "one refuses; any: as soon as one refuses",
+    )
     reasoning: Annotated[bool, Field(strict=True)] = Field(
         False,
         description="show the reasoning of the member whose draft is agreed first, before the "
@@ -484,6 +489,7 @@ def settings(chosen: Mapping[str, Any]) -> Settings:
         samples=chosen["samples"],
         max_calls=chosen["max_calls"],
         max_cost=chosen["max_cost"],
+        refusals=chosen["refusals"],
     )
 
 

@@ -52,14 +52,18 @@ class AnswerSummary:
         self._late: Counter[str] = Counter()
         self.used: dict[str, Effort] = {}
         """What members that are asked by requests have used, verifiers too."""
+        self.refusals: dict[str, str] = {}
+        """The members that refused to draft, with the last refusal: it is text."""
 
     def add(self, round: Round) -> None:
         self.rounds += 1
         self.weights = round.weights
         self.exits += round.as_dict()["left"] if round.left else []
-        self._won[round.member] += 1
+        if round.finish != "refusal":
+            self._won[round.member] += 1
         self._looped += len(round.looped)
         self._late.update(round.late_members)
+        self.refusals |= round.refusals
         for phase in round.efforts.values():
             for name, effort in phase.items():
                 if effort.requests or effort.input_tokens or effort.output_tokens:
@@ -176,11 +180,13 @@ class SpanBuilder:
         """What each member did, if that is wanted; what each member failed in, always."""
         if self._whole:
             for name, effort in round.efforts.get("draft", {}).items():
-                if name in round.drafts:
+                if name in round.drafts and name not in round.refusals:
                     yield self._draft(round, name, effort)
             for name, effort in round.efforts.get("verify", {}).items():
                 if name in round.scores:
                     yield self._score(round, name, effort)
+            for name, refusal in round.refusals.items():
+                yield self._member(round, "draft", name, outputs={"refusal": refusal})
             for phase, names in round.late.items():
                 for name in names:
                     yield self._member(round, phase, name, outputs={"late": True})

@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
@@ -19,7 +20,9 @@ from langchain_core.utils.json import parse_partial_json
 
 from ..constraints import validator_of
 from ..errors import UsageError, advised
+from ..members.refusals import refusal_in
 from .call_text import read_json, reason_of
+from .errors import RefusalError
 from .output_format import whole_schema
 from .schemas import name_of, reader_of, schema_of
 
@@ -53,6 +56,12 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
         message = result[0].message if isinstance(result[0], ChatGeneration) else None
         finish = message.response_metadata.get("finish_reason") if message else None
         partial = partial and finish is None
+        if finish == "refusal":
+            refusal = refusal_in(message) if isinstance(message, AIMessage) else ""
+            raise RefusalError(
+                "the members refused to answer" + (f": {refusal}" if refusal else ""),
+                raw_message=message,
+            )
         try:
             data = (
                 self._arguments(message)

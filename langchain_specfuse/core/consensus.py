@@ -23,7 +23,15 @@ from .panel import Panel
 from .referee import FREE, Referee
 from .replies import is_late
 from .results import RESULTS, Result
-from .rounds import Budget, Clock, Loop, replies_to, without_failed
+from .rounds import (
+    Budget,
+    Clock,
+    Loop,
+    is_refused,
+    refused_round,
+    replies_to,
+    without_failed,
+)
 from .values import Ask, Draft, DraftJob, Query, Replies, Round, Segment
 
 SAMPLED = 0.7
@@ -103,6 +111,8 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         replies: Replies = yield from replies_to(Ask(jobs, 1, spare=bool(drafts)))
         replies = yield from _to_the_end(jobs, replies, answer)
         clock.lap("draft", replies)
+        if settings.refusals == "any" and clock.refusals:
+            break
         # A late member only misses its turn, once there is another answer.
         counted = {
             name: job for name, job in jobs.items() if not (drafts and is_late(replies[name]))
@@ -118,6 +128,9 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
                 (tally.silent if result is None else tally.groups.setdefault(result, [])).append(
                     voter
                 )
+    if is_refused(settings, clock, drafts):
+        yield refused_round(1, panel, before, answer, drafts, clock)
+        return
     best = tally.ranked()
     agreed = tally.groups[best[0]] if best else tally.silent[:1]
     yield _round(panel, before, answer, drafts, tally, agreed, clock)
@@ -258,6 +271,7 @@ def _round(
         thoughts={name: one.thought for name, one in drafts.items() if one.thought},
         lead=panel.lead or "",
         late=clock.late,
+        refusals=clock.refusals,
         left=panel.left[len(before.left) :],
         samples={v.name: v.member for group in groups for v in group if v.sample},
         finish=answer.finish or "length",

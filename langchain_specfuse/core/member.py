@@ -8,7 +8,8 @@ What an implementation promises (``tests/members/contract.py`` checks it for eve
 2. *One thread.* ``draft`` and ``score`` are called from one thread at a time (its worker's); they
    need no locks.
 3. *One reply per job*, in order. A job that cannot be answered gets a ``Failure`` in its place and
-   does not disturb the others; raising fails the whole batch.
+   does not disturb the others; raising fails the whole batch. A member that refuses to write
+   replies with a ``Failure`` of the kind ``refusal``, whose message is its refusal.
 4. *Text is conserved.* A draft's text is exactly what its tokens add to the agreed text, including
    white space, and is valid UTF-8; a character whose bytes are incomplete is held back.
 5. *A draft that ends the answer is never cut*; others stop at a safe boundary

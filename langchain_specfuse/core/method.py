@@ -244,3 +244,6 @@ class Settings:
     """Requests to members that are billed by request. See :class:`.Budget`."""
     max_cost: float | None = None
     """Dollars."""
+    refusals: Literal["outvoted", "any"] = "outvoted"
+    """``outvoted``: the answer is a refusal only if no member drafts and one refuses; ``any``: as
+    soon as one refuses."""

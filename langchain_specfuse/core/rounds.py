@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import EnsembleError, MemberError, advised
 from .answer import Answer, continues_loop, lawful
@@ -25,6 +25,7 @@ from .replies import checked, is_late
 from .values import (
     BUDGET,
     LATE,
+    REFUSAL,
     Ask,
     Departure,
     Draft,
@@ -37,6 +38,7 @@ from .values import (
     Round,
     Scored,
     ScoreJob,
+    Segment,
 )
 
 Loop: TypeAlias = "Generator[Ask | Round, Replies | None, None]"
@@ -56,6 +58,9 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         # 1. Draft. Members propose how the answer continues: the lead alone, if one leads and is
         #    sure, or all.
         panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
+        if is_refused(settings, clock, drafts):
+            yield refused_round(number, panel, before, answer, drafts, clock)
+            return
         # 2. Verify. Members score every draft.
         ballot = Ballot(method, drafts, answer.text, referee)
         panel, readings = yield from call_for_scores(panel, query, answer, ballot, number, clock)
@@ -90,6 +95,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             lead=voted.lead or "",
             evidence=vote.evidence,
             late=clock.late,
+            refusals=clock.refusals,
             left=panel.left[len(before.left) :],
             finish=answer.finish,
             efforts=clock.efforts,
@@ -135,6 +141,8 @@ def call_for_drafts(
     replies = yield from replies_to(Ask(dict.fromkeys(first, job), number, spare))
     clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
+    if settings.refusals == "any" and clock.refusals:
+        others = []
     if others and not stands(panel, settings.method, replies[first[0]], answer):
         again = [name for name in panel.drafters if name in others or is_late(replies[name])]
         usable = not isinstance(replies[first[0]], Failure)
@@ -142,9 +150,9 @@ def call_for_drafts(
         more = yield from replies_to(Ask(dict.fromkeys(again, job), number, spare=usable))
         clock.lap("draft", more)
         replies |= more
-    if number > 1 and all(
-        isinstance(r, Failure) and r.kind in ("overflow", BUDGET) for r in replies.values()
-    ):
+    kinds = {reply.kind if isinstance(reply, Failure) else "" for reply in replies.values()}
+    ends = {"overflow", BUDGET}
+    if number > 1 and kinds & ends and kinds <= {*ends, REFUSAL}:
         # Every member's context is full, or the budget is spent. The answer ends here, and no
         # member leaves.
         return panel, {name: Draft("") for name in panel.drafters}
@@ -164,6 +172,53 @@ def stands(panel: Panel, method: Method, reply: Reply, answer: Answer) -> bool:
     says_something = bool(draft.text or draft.ended)
     ballot = Ballot(method, {panel.lead: draft}, answer.text, answer.referee)
     return says_something and not looped and ballot.sure(panel.lead)
+
+
+def is_refused(settings: Settings, clock: Clock, replies: Mapping[str, Any]) -> bool:
+    """Whether the answer is a refusal: no member has drafted, or one refusal is enough."""
+    drafted = any(isinstance(reply, Draft) for reply in replies.values())
+    return bool(clock.refusals) and (settings.refusals == "any" or not drafted)
+
+
+def refused_round(
+    number: int,
+    panel: Panel,
+    before: Panel,
+    answer: Answer,
+    drafts: Mapping[str, Draft],
+    clock: Clock,
+) -> Round:
+    """The round with which an answer ends in a refusal: the lead's, else that of the member with
+    most weight."""
+    weights = panel.weights
+    authors = sorted(
+        clock.refusals, key=lambda name: (name != panel.lead, -round(weights.get(name, 0.0), 12))
+    )
+    # Of an answer that has not begun, the text that a constraint forces is not shown.
+    text = answer.text[answer.shown :] if number > 1 else ""
+    drafts = {**drafts, **dict.fromkeys(authors, Draft(""))}
+    return Round(
+        number=number,
+        text=text,
+        segment=Segment(""),
+        winner=authors[0],
+        authors=tuple(authors),
+        drafts=drafts,
+        scores={},
+        votes={},
+        totals={name: float(name in clock.refusals) / len(authors) for name in drafts},
+        rewards={},
+        weights_before=before.weights,
+        weights=weights,
+        lead=panel.lead or "",
+        late=clock.late,
+        refusals=clock.refusals,
+        left=panel.left[len(before.left) :],
+        finish="refusal",
+        efforts=clock.efforts,
+        seconds=clock.seconds,
+        began=clock.began,
+    )
 
 
 def _drafts(names: Sequence[str], replies: Replies, answer: Answer) -> dict[str, Draft]:
@@ -209,7 +264,11 @@ def without_failed(
 ) -> Panel:
     """The panel without the members that failed or returned nonsense; an error if a drafting member
     is ``needed`` and none is left."""
-    failures = {name: reply for name in jobs if isinstance(reply := replies[name], Failure)}
+    failures = {
+        name: reply
+        for name in jobs
+        if isinstance(reply := replies[name], Failure) and reply.kind != REFUSAL
+    }
     # A member that may send no ballot stays if it drafts: its stream may be open.
     failures = {
         name: failure
@@ -289,6 +348,8 @@ class Clock:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.late: dict[str, tuple[str, ...]] = {}
+        self.refusals: dict[str, str] = {}
+        """member -> its refusal to draft."""
         self.seconds: dict[str, float] = {}
         self.efforts: dict[str, dict[str, Effort]] = {}
         self.began: dict[str, float] = {}
@@ -303,8 +364,14 @@ class Clock:
         efforts = {
             n: r.effort
             for n, r in replies.items()
-            if isinstance(r, Draft | Scored) or (isinstance(r, Failure) and r.effort.requests)
+            if isinstance(r, Draft | Scored) or (isinstance(r, Failure) and r.effort != Effort())
         }
+        if phase == "draft":
+            self.refusals |= {
+                name: reply.message
+                for name, reply in replies.items()
+                if isinstance(reply, Failure) and reply.kind == REFUSAL
+            }
         self.budget.spend(efforts.values())
         known = self.efforts.get(phase, {})
         self.efforts[phase] = known | {

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..secret_values import cleaned, masked
 
-Finish = Literal["stop", "stop_string", "length"]
+Finish = Literal["stop", "stop_string", "length", "refusal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,10 @@ class Scored:
 
 BUDGET = "budget"
 """Not the member's fault: the answer's budget is spent."""
-KINDS = ("error", "timeout", "nan", "overflow", "not_found", BUDGET)
+REFUSAL = "refusal"
+"""Not a failure: the member refuses to write (the message is its refusal) and has no draft in this
+round. It stays."""
+KINDS = ("error", "timeout", "nan", "overflow", "not_found", BUDGET, REFUSAL)
 """How a member can fail."""
 LATE = "late"
 """Not a failure: the round continues without the member's reply, and the member stays."""
@@ -293,7 +296,8 @@ LATE = "late"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Instead of a reply: the member leaves the answer or, if ``late``, misses this round."""
+    """Instead of a reply: the member leaves the answer or, if ``late`` or ``refusal``, misses this
+    round."""
 
     kind: str
     """One of ``KINDS``, or ``late``."""
@@ -395,6 +399,9 @@ class Round:
     were asked."""
     late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """phase -> members whose reply was late: the round went on without it."""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """member -> its refusal, for members that refused to draft. With the finish ``refusal``, that
+    of ``member`` is the answer, and ``drafts`` holds an empty draft for each of them."""
     left: tuple[Departure, ...] = ()
     samples: Mapping[str, str] = field(default_factory=dict)
     """Further samples of members: the draft's name, such as ``ann#2`` -> its member."""
@@ -477,6 +484,7 @@ class Round:
             "lead": self.lead,
             "evidence": dict(self.evidence),
             "late": {phase: list(names) for phase, names in self.late.items()},
+            "refusals": dict(self.refusals),
             "left": [
                 {"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round}
                 for d in self.left

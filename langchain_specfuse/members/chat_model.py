@@ -44,6 +44,7 @@ from ..core.letters import LETTERS, chosen_letter
 from ..core.member import Probe
 from ..core.values import (
     BUDGET,
+    REFUSAL,
     Attachment,
     Candidate,
     Constraint,
@@ -60,6 +61,7 @@ from ..core.values import (
 from ..errors import MemberError, UsageError, advised
 from ..secret_values import masked, remember
 from .network import to_reach
+from .refusals import REASONS, is_refusal, refusal_in
 from .text.continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
 from .text.templates import all_as_text, with_system
 from .text.thinking import parted
@@ -123,8 +125,6 @@ DOUBT = 0.1
 """What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
 LONG_WORD = 12
 """A longer word, such as an address, is several tokens: see :func:`words_of`."""
-REFUSED = ("content_filter", "refusal", "safety")
-"""Finish reasons of a provider that broke the reply off."""
 INPUTS = {
     "image": "image_inputs",
     "file": "pdf_inputs",
@@ -227,6 +227,8 @@ class ChatModelMember:
         """What trials have cost that no reply has told yet."""
         self._streams: dict[str, Stream] = {}
         """query -> its open stream."""
+        self._refusals: dict[str, dict[Sampling, str]] = {}
+        """query -> its refusals of drafts, by how they were sampled. It is not asked again."""
 
     def __getstate__(self) -> dict[str, Any]:
         """What it is made from, and how its model continues a text: no open stream. A model that
@@ -289,12 +291,16 @@ class ChatModelMember:
         return each(jobs, self._ballot, self.name, self.max_concurrency)
 
     def forget(self, query_id: str) -> None:
+        self._refusals.pop(query_id, None)
+        self._close(query_id)
+
+    def _close(self, query_id: str) -> None:
         if (stream := self._streams.pop(query_id, None)) is not None:
             stream.close()
 
     def unload(self) -> None:
         """Cancel what is under way. The next job finds out again what the model can do."""
-        for query_id in list(self._streams):
+        for query_id in [*self._streams, *self._refusals]:
             self.forget(query_id)
         self._way = None
 
@@ -303,9 +309,12 @@ class ChatModelMember:
     def _draft(self, job: DraftJob) -> Draft | Failure:
         since = time.perf_counter(), time.time()
         answer = "".join(segment.text for segment in job.answer)
+        refusals = self._refusals.get(job.query.id, {})
+        if job.sampling in refusals:
+            return Failure(REFUSAL, refusals[job.sampling])
         stream = self._streams.get(job.query.id)
         if stream is None or stream.sampling != job.sampling or not stream.leads_to(answer):
-            self.forget(job.query.id)
+            self._close(job.query.id)
             try:
                 stream = self._streams[job.query.id] = self._opened(job, answer)
             except MemberError as error:
@@ -329,6 +338,10 @@ class ChatModelMember:
             began=since[1],
             cost=self._cost_of(spent),
         )
+        if stream.is_refused_after(answer + text):
+            self._refusals[job.query.id] = {**refusals, job.sampling: stream.refusal}
+            self._close(job.query.id)
+            return Failure(REFUSAL, stream.refusal, effort=effort)
         tokens = tuple(zlib.crc32(word.encode()) for word in words_of(text)[: job.max_tokens])
         return Draft(
             text, ended, tokens, effort=effort, thought=thought, least=stream.least(answer, text)
@@ -347,7 +360,7 @@ class ChatModelMember:
         if demanded or not answer:
             said = self._said(messages, options)
             stream = Stream(said, "", _words_in(messages), query.constraint, sampling=job.sampling)
-            if stream.leads_to(answer):
+            if stream.leads_to(answer) or stream.finish == REFUSAL:
                 return stream
             stream.close()
             self._trial += stream.used()
@@ -419,7 +432,8 @@ class ChatModelMember:
             if piece.finish or not is_undecided(said, repeated):
                 if heard is not None:
                     heard.append(said)
-                yield Piece(joined(answer, said, repeated), "", piece.finish, least=least)
+                text = joined(answer, said, repeated)
+                yield replace(piece, text=text, thought="", used=(0, 0), least=least)
                 break
         yield from pieces
 
@@ -432,7 +446,7 @@ class ChatModelMember:
         model = self.model.model_copy(update=own) if own else self.model
         rest = {name: value for name, value in options.items() if name not in own}
         chunks, finish = model.stream(list(messages), **rest), ""
-        begun, held, thinking = False, "", 0
+        begun, held, thinking, refusal = False, "", 0, ""
         try:
             while thinking <= self.thinking_tokens:
                 with tracing_context(enabled=False):  # the round's own spans show what members do
@@ -440,6 +454,8 @@ class ChatModelMember:
                 if chunk is None:
                     break
                 finish = _finish_of(chunk.response_metadata) or finish
+                if (refused := refusal_in(chunk)) is not None:
+                    finish, refusal = REFUSAL, refusal + refused
                 text, thought, used = (
                     str(chunk.text),
                     _thought_in(chunk),
@@ -451,12 +467,15 @@ class ChatModelMember:
                     begun, thought = bool(text), thought + tagged
                     # ChatOpenAI leaves out the reasoning field of other servers: its chunks are
                     # empty then.
-                    thinking += 0 if begun else max(1, count)
+                    thinking += 0 if begun or finish == REFUSAL else max(1, count)
                 if text or thought or used:
                     counted = used.get("input_tokens", 0), used.get("output_tokens", 0)
-                    yield Piece(text, thought, "", counted, _least_of(chunk.response_metadata))
+                    least = _least_of(chunk.response_metadata)
+                    yield Piece(text, thought, "", counted, least=least)
         except Exception as raised:
-            raise _member_error(raised, self.name) from raised
+            if not is_refusal(raised):
+                raise _member_error(raised, self.name) from raised
+            finish, refusal = REFUSAL, refusal or str(raised)
         finally:
             chunks.close()  # type: ignore[union-attr]
         if not begun:
@@ -473,33 +492,32 @@ class ChatModelMember:
                 )
                 raise advised(error, "raise that limit, or lower the chat model's reasoning effort")
             yield Piece(text, thought)
-        if finish in REFUSED:
-            raise MemberError(
-                f"the provider stopped the reply (finish reason: {finish})", member=self.name
-            )
-        yield Piece("", "", finish or "stop")
+        yield Piece("", "", finish or "stop", refusal=refusal)
 
     def _found_way(self) -> str:
         """The first way in which the model goes on counting, if any. It need not be greedy for
         that."""
-        refusal = None
+        trouble = None
         for way in WAYS:
             heard: list[str] = []
             pieces = self._continued(self._messages(TRIAL), TRIAL_BEGUN, way, {}, heard=heard)
+            stream = Stream(pieces, "")
             try:
-                said, used = _read(pieces, 2)
+                said = stream.first(2)
+                if stream.finish == REFUSAL:
+                    raise MemberError(f"it refused to count: {stream.refusal}", member=self.name)
             except MemberError as error:
                 log.info("%s cannot %s: %s", self.name, way, error)
-                refusal = error
+                trouble = error
                 continue
-            self._trial += used
+            self._trial += stream.used()
             if re.match(rf"\W*{TRIAL_NEXT}\b", said, re.IGNORECASE):
                 words = repeated_words(TRIAL_BEGUN, "".join(heard))
                 self._repeats = None if words == len(TRIAL_BEGUN.split()) else words
                 log.info("%s can %s a text", self.name, way)
                 return way
-        if refusal is not None:  # it may be over the next time, such as a rate limit
-            raise refusal
+        if trouble is not None:  # it may be over the next time, such as a rate limit
+            raise trouble
         return ""
 
     # --- ballots ----------------------------------------------------------------------------------
@@ -514,8 +532,9 @@ class ChatModelMember:
             if len(counts) == 1:
                 continue
             asked = self._asked(job, order)
-            said, used = _read(self._said(asked, {}), BALLOT_WORDS, _words_in(asked))
-            effort += used
+            stream = Stream(self._said(asked, {}), "", _words_in(asked))
+            said = stream.first(BALLOT_WORDS)
+            effort += stream.used()
             letter = chosen_letter(said, [f"\0{n}" for n in order])
             if letter:
                 counts[order[LETTERS.index(letter)]] += 1.0
@@ -548,6 +567,8 @@ class Piece:
     used: tuple[int, int] = (0, 0)
     """Input and output tokens that the provider reports with this piece, in addition to those of
     earlier pieces. Most report all of them with one of the last pieces."""
+    refusal: str = ""
+    """The provider's words, in the last piece, if it finishes with a refusal."""
     least: float | None = None
     """The lowest log-probability in it, if the model was asked for them
     (``ChatOpenAI(logprobs=True)``)."""
@@ -564,6 +585,7 @@ class Stream:
     constraint: Constraint | None = None
     said: str = ""
     finish: str = ""
+    refusal: str = ""
     thought: str = ""
     _raw: str = ""
     _thought_words: int = 0
@@ -589,8 +611,18 @@ class Stream:
         while len(self.said) < len(said) and said.startswith(self.said) and self._more():
             pass
         return self.said.startswith(said) and (
-            len(self.said) > len(said) or self.finish in ("", "stop")
+            len(self.said) > len(said) or self.finish in ("", "stop", REFUSAL)
         )
+
+    def first(self, count: int) -> str:
+        """The first words; the rest is cancelled."""
+        text, _ = self.after("", count, count)
+        self.close()
+        return text
+
+    def is_refused_after(self, text: str) -> bool:
+        """Whether the model refuses to say more than this, and has said no more."""
+        return self.finish == REFUSAL and len(text) >= len(self.before) + len(self.said)
 
     def after(self, answer: str, wanted: int, most: int) -> tuple[str, bool]:
         """About ``wanted`` words after this answer, ``most`` at most, and whether they end the
@@ -654,7 +686,7 @@ class Stream:
         self._raw += piece.text
         # Added up, as LangChain adds the usage of chunks.
         self._billed = self._billed[0] + piece.used[0], self._billed[1] + piece.used[1]
-        self.finish = piece.finish
+        self.finish, self.refusal = piece.finish, piece.refusal
         self._thought_words += len(words_of(piece.thought))
         self.said = respaced(self.constraint, self.before, self._raw)
         if piece.least is not None:
@@ -667,14 +699,6 @@ class Stream:
             self.pieces.close()  # type: ignore[attr-defined]
         except ValueError:  # another thread is reading it, and finds out by itself
             pass
-
-
-def _read(pieces: Iterator[Piece], count: int, sent: int = 0) -> tuple[str, Effort]:
-    """The first words of a stream, which is then cancelled, and what it cost."""
-    stream = Stream(pieces, "", sent)
-    text, _ = stream.after("", count, count)
-    stream.close()
-    return text, stream.used()
 
 
 def words_of(text: str) -> list[str]:
@@ -777,9 +801,10 @@ def _finish_of(metadata: Mapping[str, Any]) -> str:
         metadata.get("finish_reason")
         or metadata.get("stop_reason")
         or metadata.get("done_reason")
+        or metadata.get("stopReason")
         or ""
     )
-    kinds = {"": "", "length": "length", "max_tokens": "length", **{one: one for one in REFUSED}}
+    kinds = {"": "", "length": "length", "max_tokens": "length", **dict.fromkeys(REASONS, REFUSAL)}
     return kinds.get(reason.lower(), "stop")  # such as end_turn, eos_token
 
 

@@ -19,6 +19,7 @@ from ..constraints import referee_for
 from ..core.answer import first_stop
 from ..core.member import Probe
 from ..core.values import (
+    REFUSAL,
     Call,
     CallFormat,
     Draft,
@@ -41,6 +42,12 @@ _COUNT = itertools.count()
 _ADVICE = (
     "pass a text, a dict (said as JSON), an AIMessage, a function of the query, or a list of these"
 )
+
+
+class _Refusal(str):
+    """A script that refuses, in these words."""
+
+
 Line = str | Callable[[Query], Any]
 """One answer, or the function that makes it."""
 
@@ -59,7 +66,7 @@ class ScriptedMember:
     each answer of the conversation. The first is said while nothing has been answered, the second
     after one turn of the assistant (a tool call is one), and so on; past the end of the list the
     last one stays. A dict is said as JSON, an ``AIMessage`` as its text and its calls; :meth:`call`
-    writes a call.
+    writes a call, and :meth:`refusal` refuses.
 
     It continues at the place that the agreed answer has reached in words: after four agreed words
     it proposes its fifth and following ones. Under a constraint, where an agreed text may end
@@ -124,10 +131,29 @@ class ScriptedMember:
         """
         return _call_text(tool, arguments)
 
+    @staticmethod
+    def refusal(text: str = "") -> str:
+        """A script that refuses to answer, as providers let their models do.
+
+        >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
+        >>> llm = SpecFuseChatModel(members=[ScriptedMember(ScriptedMember.refusal("I can't."))])
+        >>> message = llm.invoke("How do I pick a lock?")
+        >>> message.text, message.additional_kwargs["refusal"]
+        ('', "I can't.")
+        """
+        return _Refusal(text)
+
     @property
     def spec(self) -> dict[str, Any]:
         """Whatever distinguishes this member's answers from another's: for caches."""
-        lines = [line if isinstance(line, str) else repr(line) for line in self._lines]
+        lines = [
+            {"refusal": line}
+            if isinstance(line, _Refusal)
+            else line
+            if isinstance(line, str)
+            else repr(line)
+            for line in self._lines
+        ]
         return {"scripted": lines, "confidence": self.confidence, "draft_only": self.draft_only}
 
     def preview(self) -> Probe:
@@ -144,7 +170,7 @@ class ScriptedMember:
         self.draft_calls += 1
         if self.draft_calls == self.fails_in:
             raise self.error
-        return [self._failure(job) or self._draft(job) for job in jobs]
+        return [self._failure(job) or self._refusal(job) or self._draft(job) for job in jobs]
 
     def score(self, jobs: Sequence[ScoreJob]) -> Sequence[Scored | Failure]:
         self.score_calls += 1
@@ -152,6 +178,10 @@ class ScriptedMember:
 
     def forget(self, query_id: str) -> None:
         self.open_queries.pop(query_id, None)
+
+    def _refusal(self, job: DraftJob) -> Failure | None:
+        script = self._script(job.query)
+        return Failure(REFUSAL, str(script)) if isinstance(script, _Refusal) else None
 
     def _draft(self, job: DraftJob) -> Draft:
         place, rest = self._place(job)
@@ -188,6 +218,7 @@ class ScriptedMember:
         """How many words have been agreed, and the words that it would still say."""
         agreed = "".join(segment.text for segment in job.answer)
         script = self._script(job.query)
+        script = "" if isinstance(script, _Refusal) else script
         place = len(_WORD.findall(agreed))
         if job.query.constraint is not None and script.startswith(agreed):
             return place, _WORD.findall(script[len(agreed) :])
@@ -215,7 +246,7 @@ class ScriptedMember:
         if query.id not in self.open_queries:
             answered = sum(turn.role == "assistant" for turn in query.turns)
             script = _said(self._lines[min(answered, len(self._lines) - 1)], query)
-            if query.constraint is not None:
+            if query.constraint is not None and not isinstance(script, _Refusal):
                 self._warn_if_illegal(script, query)
             self.open_queries[query.id] = script
         return self.open_queries[query.id]
@@ -286,7 +317,7 @@ def _text_of(value: Any) -> str | None:
     '{"city": "Köln"}'
     """
     if isinstance(value, str):
-        return str(value)
+        return value if isinstance(value, _Refusal) else str(value)
     if isinstance(value, Mapping):
         return _json(dict(value), "a script")
     calls = getattr(value, "tool_calls", None)

@@ -60,6 +60,8 @@ class Completion:
         self.chunks.append(chunk)
         self._read_metadata(chunk)
         delta: dict[str, Any] = {"content": str(chunk.text)} if chunk.text else {}
+        if "refusal" in chunk.additional_kwargs:
+            delta["refusal"] = chunk.additional_kwargs["refusal"]
         if thought := chunk.additional_kwargs.get("reasoning_content"):
             delta["reasoning_content"] = thought
         if chunk.tool_call_chunks:
@@ -88,7 +90,7 @@ class Completion:
         message: dict[str, Any] = {
             "role": "assistant",
             "content": str(whole.text) or (None if calls else ""),
-            "refusal": None,
+            "refusal": whole.additional_kwargs.get("refusal"),
         }
         if thought := whole.additional_kwargs.get("reasoning_content"):
             message["reasoning_content"] = thought
@@ -119,7 +121,7 @@ class Completion:
 
     def _read_metadata(self, chunk: AIMessageChunk) -> None:
         if reason := chunk.response_metadata.get("finish_reason"):
-            self.finish = reason
+            self.finish = {"refusal": "content_filter"}.get(reason, reason)
             if (logprobs := chunk.response_metadata.get("logprobs")) is not None:
                 self.logprobs = {**logprobs, "refusal": None}
             self.summary = dict(chunk.response_metadata.get("specfuse", {}))

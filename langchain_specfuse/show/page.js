@@ -5,7 +5,7 @@ const part = (id) => document.getElementById(id);
 const run = JSON.parse(part("run").textContent);
 const { rounds, members } = run; // the live page adds to them
 const DASHES = ["", "dashed", "dotted"];
-const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up" };
+const FINISHED = { stop: "its author ended it", stop_string: "a stop string appeared", length: "the budget was used up", refusal: "the members refused" };
 const LEAVES = { exit: "voted out", error: "failed", timeout: "too slow", nan: "returned nonsense", overflow: "its context was full", not_found: "not found", budget: "the budget was spent" };
 let chosen = -1;
 let writing = false;

@@ -14,6 +14,7 @@ function detail(item) {
   const made = document.createDocumentFragment();
   made.append(node("p", {}, outcome(item)));
   if (item.finish) made.append(node("p", {}, `The answer ends here: ${of(FINISHED, item.finish) ?? visible(item.finish)}.`));
+  for (const name of names(item.refusals)) made.append(node("p", {}, `${visible(name)} refused to write: ${visible(item.refusals[name])}`));
   if (item.forced) made.append(node("p", {}, "Forced by the format, without a vote: ", node("code", {}, visible(item.forced))));
   for (const phase of names(item.late)) made.append(node("p", {}, `Late in ${visible(phase)}, so the round went on without: ${list(item.late[phase]).map(visible).join(", ")}.`));
   for (const one of list(item.left)) made.append(node("p", { class: "error" }, `${visible(one.member)} left (${of(LEAVES, one.kind) ?? visible(one.kind ?? "")})${one.reason ? `: ${visible(one.reason)}` : ""}`));

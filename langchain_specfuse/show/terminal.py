@@ -14,6 +14,7 @@ FINISHED = {
     "stop": "its author ended it",
     "stop_string": "a stop string appeared",
     "length": "the budget was used up",
+    "refusal": "the members refused",
 }
 MAX_WEIGHTS = 5
 """With more members than this a row shows only its author's weight."""

@@ -531,6 +531,8 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                 return None
             if isinstance(effect, int):
                 return self._send(effect, {"error": {"message": "not now"}})
+            if isinstance(effect, tuple):
+                return self._send(*effect)
             if isinstance(effect, bytes):
                 return self._bytes(200, effect)
             try:

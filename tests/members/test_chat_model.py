@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.caches import InMemoryCache
-from langchain_core.exceptions import ModelTimeoutError
+from langchain_core.exceptions import ModelError, ModelTimeoutError
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.messages.ai import UsageMetadata
@@ -666,11 +666,190 @@ def test_an_answer_that_the_provider_cut_is_continued() -> None:
     assert "".join(round.text for round in found) == STORY
 
 
-def test_a_refusal_by_the_provider_is_a_failure() -> None:
-    (reply,) = ChatModelMember(talker(finish="content_filter", script="No"), name="a").draft(
-        [draft_job()]
+# --- refusals -------------------------------------------------------------------------------------
+
+NO = "I cannot help with that."
+SAID_NO: dict[str, list[AIMessageChunk]] = {
+    "OpenAI's field": [
+        AIMessageChunk("", additional_kwargs={"refusal": part}) for part in ("I cannot", NO[8:])
+    ],
+    "a block": [AIMessageChunk([{"type": "refusal", "refusal": NO}])],
+    "a block as an older core wraps it": [
+        AIMessageChunk([{"type": "non_standard", "value": {"type": "refusal", "refusal": NO}}])
+    ],
+}
+
+
+class Refuser(Talker):
+    """Refuses in chunks of these, or with an error, whatever it is asked to write."""
+
+    chunks: list[Any]
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        if "Reply with its letter" in messages[-1].text:
+            yield from super()._stream(messages, stop, run_manager, **options)
+            return
+        self.asked.append((messages, options))
+        for chunk in self.chunks:
+            if isinstance(chunk, Exception):
+                raise chunk
+            yield ChatGenerationChunk(message=chunk)
+        usage = UsageMetadata(input_tokens=9, output_tokens=7, total_tokens=16)
+        yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
+
+
+def refuser(*chunks: Any) -> Refuser:
+    return Refuser(chunks=list(chunks), letter="?", asked=[], said=[], closed=[])
+
+
+@pytest.mark.parametrize("how", SAID_NO)
+def test_a_refusal_is_read_in_every_form(how: str) -> None:
+    member = ChatModelMember(refuser(*SAID_NO[how]), name="a")
+    (reply,) = member.draft([draft_job()])
+    assert isinstance(reply, Failure) and (reply.kind, reply.message) == ("refusal", NO)
+    assert (reply.effort.input_tokens, reply.effort.output_tokens) == (9, 7)
+
+
+REASONS = [
+    {"finish_reason": "content_filter"},
+    {"finish_reason": "SAFETY"},
+    {"stop_reason": "refusal"},
+    {"stopReason": "guardrail_intervened"},
+]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_reply_that_the_provider_breaks_off_is_a_refusal(reason: dict[str, str]) -> None:
+    """What it had agreed to before stays; what it was about to propose is no draft."""
+    words = [AIMessageChunk(word) for word in (" one", " two", " three", " four", " five")]
+    chunks = [*words, AIMessageChunk("", response_metadata=reason)]
+    member = ChatModelMember(refuser(*chunks), name="a")
+    first = drafted(member, draft_job(segment_tokens=3))
+    assert first.text == " one two three"
+    (reply,) = member.draft([draft_job(answer=(Segment(first.text),), segment_tokens=3)])
+    assert isinstance(reply, Failure) and (reply.kind, reply.message) == ("refusal", "")
+    (reply,) = ChatModelMember(refuser(*chunks), name="a").draft([draft_job(segment_tokens=9)])
+    assert isinstance(reply, Failure) and reply.kind == "refusal"
+
+
+def test_a_member_that_refused_is_asked_once_for_an_answer() -> None:
+    model = refuser(*SAID_NO["OpenAI's field"])
+    llm = SpecFuseChatModel(
+        members=[model, ScriptedMember(STORY, name="b")], lead=None, segment_tokens=3
     )
-    assert isinstance(reply, Failure) and "finish reason: content_filter" in reply.message
+    for asked in (1, 2):
+        message = llm.invoke("Why?")
+        about = message.response_metadata["specfuse"]
+        assert message.text == STORY and about["refusals"] == {"Refuser": NO}
+        assert about["rounds"] > 3 and about["exits"] == [] and len(model.asked) == asked
+        used = about["usage"]["Refuser"]
+        assert (used["requests"], used["input_tokens"], used["output_tokens"]) == (1, 9, 7)
+
+
+def test_an_error_that_is_a_refusal_is_one() -> None:
+    class ModelRefusalError(Exception):
+        pass
+
+    for error in (ModelRefusalError(NO), coded(NO, "content_filter")):
+        (reply,) = ChatModelMember(refuser(error), name="a").draft([draft_job()])
+        assert isinstance(reply, Failure) and (reply.kind, reply.message) == ("refusal", NO)
+
+
+def coded(text: str, code: str) -> Exception:
+    error = RuntimeError(text)
+    error.code = code  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize("how", SAID_NO)
+def test_if_all_models_refuse_an_object_langchains_error_is_raised(how: str) -> None:
+    schema = {"title": "Said", "type": "object", "properties": {"ok": {"type": "boolean"}}}
+    schema["required"] = ["ok"]
+    models = [refuser(*SAID_NO[how]), refuser(*SAID_NO["a block"])]
+    for segment in ("draft", "answer"):
+        llm = SpecFuseChatModel(members=models, segment=segment)
+        with pytest.raises(ModelError, match=NO) as raised:
+            llm.with_structured_output(schema).invoke("Is it?")
+        assert type(raised.value).__name__ == "ModelRefusalError"
+
+
+def chunk_of(delta: dict[str, Any], end: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": end}
+    return {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "tiny"} | {
+        "choices": [choice]
+    }
+
+
+def events(*parts: Any) -> bytes:
+    """Server-sent events, as OpenAI's documentation shows them."""
+    lines = [f"event: {one['type']}\n" if "type" in one else "" for one in parts]
+    texts = [f"{line}data: {json.dumps(one)}\n\n" for line, one in zip(lines, parts, strict=True)]
+    return "".join([*texts, "data: [DONE]\n\n"]).encode()
+
+
+RESPONSE = {
+    "id": "r",
+    "object": "response",
+    "created_at": 1,
+    "model": "tiny",
+    "output": [],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
+ITEM = {"output_index": 0, "content_index": 0, "item_id": "m"}
+REFUSED_BY_OPENAI: dict[str, tuple[dict[str, Any], Any]] = {
+    "with response_format": (
+        {"model_kwargs": {"response_format": {"type": "json_object"}}},
+        events(
+            chunk_of({"role": "assistant", "content": None, "refusal": ""}),
+            chunk_of({"refusal": "I cannot"}),
+            chunk_of({"refusal": NO[8:]}),
+            chunk_of({}, "stop"),
+        ),
+    ),
+    "by the filter": (
+        {},
+        events(chunk_of({"role": "assistant", "content": ""}), chunk_of({}, "content_filter")),
+    ),
+    "by the Responses API": (
+        {"use_responses_api": True},
+        events(
+            {"type": "response.created", "response": RESPONSE | {"status": "in_progress"}},
+            {"type": "response.refusal.delta", "delta": NO, **ITEM},
+            {"type": "response.refusal.done", "refusal": NO, **ITEM},
+            {"type": "response.completed", "response": RESPONSE | {"status": "completed"}},
+        ),
+    ),
+    "by Azure, before it begins": (
+        {},
+        (
+            400,
+            {"error": {"message": NO, "code": "content_filter", "type": None, "param": "prompt"}},
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED_BY_OPENAI)
+def test_chat_openai_refuses(how: str) -> None:
+    made, reply = REFUSED_BY_OPENAI[how]
+    server = FakeServer("chat", None, tiny.tokenizer_of("bytes"))
+    server.fault = lambda path, _: reply
+    try:
+        model = ChatOpenAI(model="tiny", base_url=server.url, api_key="none", max_retries=0, **made)
+        llm = SpecFuseChatModel(members=[model, ScriptedMember(STORY, name="b")], lead=None)
+        message = llm.invoke("Why?")
+        (refusal,) = message.response_metadata["specfuse"]["refusals"].values()
+        assert message.text == STORY and message.response_metadata["specfuse"]["exits"] == []
+        assert NO in refusal or how == "by the filter"
+        alone = SpecFuseChatModel(members=[model]).invoke("Why?")
+        assert alone.response_metadata["finish_reason"] == "refusal" and not alone.text
+        assert alone.additional_kwargs["refusal"] == refusal
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""Refusals in what a LangChain chat model says, wherever its provider writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.messages import AIMessage
+
+REASONS = frozenset(
+    {
+        "blocklist",
+        "content_filter",
+        "content_filtered",
+        "guardrail_intervened",
+        "prohibited_content",
+        "refusal",
+        "safety",
+    }
+)
+"""The finish reasons, in lower case, with which providers say that they withhold the reply."""
+_CODES = frozenset({"content_filter", "content_policy_violation"})
+"""The codes of errors with which they refuse a question."""
+
+
+def refusal_in(message: AIMessage) -> str | None:
+    """The text of the refusal in a message or chunk; empty if the provider gives none, None if it
+    is no refusal.
+
+    >>> refusal_in(AIMessage([{"type": "refusal", "refusal": "No."}]))
+    'No.'
+    >>> (
+    ...     refusal_in(AIMessage("", additional_kwargs={"refusal": "No."})),
+    ...     refusal_in(AIMessage("No.")),
+    ... )
+    ('No.', None)
+    """
+    found = [one for block in message.content_blocks if (one := refusal_block(block)) is not None]
+    if not found:
+        field = message.additional_kwargs.get("refusal")
+        found = [field] if isinstance(field, str) and field else []
+    return "".join(found) if found else None
+
+
+def refusal_block(block: Any) -> str | None:
+    """The text of a content block, if it is a refusal. Older versions of langchain-core wrap the
+    providers' blocks as ``non_standard``."""
+    if not isinstance(block, Mapping):
+        return None
+    if block.get("type") == "non_standard":
+        return refusal_block(block.get("value"))
+    return str(block.get("refusal") or "") if block.get("type") == "refusal" else None
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error of a chat model means that its provider refuses the question."""
+    named = any(one.__name__ == "ModelRefusalError" for one in type(error).__mro__)
+    codes = [getattr(one, "code", None) for one in (error, error.__cause__)]
+    return named or any(isinstance(code, str) and code in _CODES for code in codes)

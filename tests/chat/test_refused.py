@@ -1,0 +1,303 @@
+"""Members that refuse: the others go on; if all refuse, the message is a refusal in LangChain's
+form."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import pytest
+from langchain_core import exceptions
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, content
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
+
+from langchain_specfuse import (
+    ScriptedMember,
+    SpecFuseCallbackHandler,
+    SpecFuseChatModel,
+    TraceCallbackHandler,
+    UsageError,
+)
+from langchain_specfuse.chat.errors import RefusalError
+
+NO = "I cannot help with that."
+TEXT = "The sky is blue because air scatters blue light more than red light."
+SCHEMA = {
+    "title": "Said",
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+}
+KNOWS_BLOCK = hasattr(content, "RefusalContentBlock")
+
+
+def refusing(name: str, text: str = NO, **made: Any) -> ScriptedMember:
+    return ScriptedMember(ScriptedMember.refusal(text), name=name, **made)
+
+
+def willing(name: str, text: str = TEXT) -> ScriptedMember:
+    return ScriptedMember(text, name=name)
+
+
+async def every_way(llm: Any) -> list[AIMessage]:
+    """The answer by invoke, ainvoke, stream and astream."""
+    streams = list(llm.stream("Why?")), [chunk async for chunk in llm.astream("Why?")]
+    sums = [functools.reduce(operator.add, chunks) for chunks in streams]
+    return [llm.invoke("Why?"), await llm.ainvoke("Why?"), *sums]
+
+
+# --- the others go on -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lead", ["a", None, "b"])
+async def test_the_others_write_and_the_refusal_is_in_the_metadata(lead: str | None) -> None:
+    members = [refusing("a"), willing("b"), willing("c", TEXT.replace("blue", "red"))]
+    llm = SpecFuseChatModel(members=members, lead=lead, prior={"b": 3.0})
+    for message in await every_way(llm):
+        assert message.text == TEXT and message.response_metadata["finish_reason"] == "stop"
+        assert "refusal" not in message.additional_kwargs
+        about = message.response_metadata["specfuse"]
+        if lead != "b":
+            assert about["refusals"] == {"a": NO} and about["exits"] == []
+            assert set(about["shares"]) == {"b"}
+
+
+def test_a_refusal_is_in_every_round_and_in_the_trace_and_earns_nothing() -> None:
+    members = [refusing("a"), willing("b"), willing("c", TEXT.replace("blue", "red"))]
+    events: list[Any] = []
+    recorder, runs = TraceCallbackHandler(), RunCollectorCallbackHandler()
+    llm = SpecFuseChatModel(members=members, lead=None, trace="members", segment_tokens=4)
+    listener = SpecFuseCallbackHandler(on_round=events.append)
+    llm.invoke("Why?", {"callbacks": [listener, recorder, runs]})
+    assert len(events) > 2
+    for event in events:
+        assert event.refusals == {"a": NO} and set(event.drafts) == {"b", "c"}
+        assert "a" not in event.rewards and "a" in event.weights and event.left == []
+    assert [item["refusals"] for item in recorder.trace.rounds] == [{"a": NO}] * len(events)
+    (answer,) = runs.traced_runs
+    spans = [run for one in answer.child_runs for run in one.child_runs if run.name == "draft a"]
+    assert len(spans) == len(events) and all(run.outputs["refusal"] == NO for run in spans)
+
+
+def test_a_member_that_refuses_still_votes() -> None:
+    members = [refusing("a"), willing("b"), willing("c", TEXT.replace("blue", "red"))]
+    SpecFuseChatModel(members=members, lead=None).invoke("Why?")
+    assert members[0].score_calls > 0
+
+
+def test_a_whole_answer_that_is_refused_is_no_answer() -> None:
+    members = [refusing("a"), willing("b", "It is 42."), willing("c", "It is 42.")]
+    llm = SpecFuseChatModel(members=members, segment="answer", result="number")
+    message = llm.invoke("6 * 7?")
+    assert message.text == "It is 42."
+    assert message.response_metadata["specfuse"]["refusals"] == {"a": NO}
+
+
+# --- all refuse -----------------------------------------------------------------------------------
+
+HOW = {
+    "drafts": {},
+    "a lead": {"lead": "b"},
+    "answers": {"segment": "answer", "result": "text"},
+    "samples": {"segment": "answer", "result": "text", "samples": 2, "temperature": 0.5},
+}
+
+
+def is_refused(message: AIMessage, text: str, *, v1: bool, said: str = "") -> bool:
+    blocks = [block for block in message.content_blocks if block["type"] == "refusal"]
+    if v1 or KNOWS_BLOCK:
+        assert [block["refusal"] for block in blocks] == [text]
+    assert message.response_metadata["finish_reason"] == "refusal"
+    return message.additional_kwargs["refusal"] == text and message.text == said
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize("how", HOW)
+async def test_if_all_refuse_the_message_is_a_refusal(how: str, version: str) -> None:
+    members = [refusing("a", "A no."), refusing("b", "B no.")]
+    llm = SpecFuseChatModel(members=members, output_version=version, **HOW[how])
+    wanted = "B no." if how == "a lead" else "A no."
+    for message in await every_way(llm):
+        assert is_refused(message, wanted, v1=version == "v1")
+        about = message.response_metadata["specfuse"]
+        assert about["refusals"] == {"a": "A no.", "b": "B no."} and about["exits"] == []
+        assert not message.tool_calls and not message.invalid_tool_calls
+
+
+def test_members_that_failed_do_not_count() -> None:
+    members = [ScriptedMember(TEXT, name="a", fails_in=1), refusing("b")]
+    message = SpecFuseChatModel(members=members).invoke("Why?")
+    assert is_refused(message, NO, v1=False)
+    assert [one["member"] for one in message.response_metadata["specfuse"]["exits"]] == ["a"]
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_what_was_agreed_before_the_last_writer_left_stays(version: str) -> None:
+    members = [ScriptedMember(TEXT, name="a", fails_in=3), refusing("b")]
+    llm = SpecFuseChatModel(members=members, segment_tokens=3, output_version=version)
+    said = " ".join(TEXT.split()[:6])
+    message = functools.reduce(operator.add, llm.stream("Why?"))
+    assert is_refused(message, NO, v1=version == "v1", said=said)
+
+
+def test_a_refusal_without_words_is_one() -> None:
+    message = SpecFuseChatModel(members=[refusing("a", "")]).invoke("Why?")
+    assert is_refused(message, "", v1=False)
+
+
+async def test_an_object_that_is_refused_raises_langchains_error() -> None:
+    llm = SpecFuseChatModel(members=[refusing("a"), refusing("b")])
+    for method in ("json_schema", "function_calling", "json_mode"):
+        asked = llm.with_structured_output(SCHEMA, method=method)
+        for ask in (asked.invoke, lambda question, one=asked: list(one.stream(question))):
+            with pytest.raises(RefusalError, match=NO) as raised:
+                ask("Is it?")
+            assert raised.value.raw_message.additional_kwargs["refusal"] == NO
+        with pytest.raises(RefusalError, match=NO):
+            await asked.ainvoke("Is it?")
+        found = llm.with_structured_output(SCHEMA, method=method, include_raw=True).invoke("?")
+        assert found["parsed"] is None and isinstance(found["parsing_error"], RefusalError)
+    assert RefusalError.__name__ == "ModelRefusalError" and not RefusalError("x").is_retryable
+    assert issubclass(RefusalError, exceptions.ModelError)
+
+
+def test_an_object_is_given_where_one_member_gives_it() -> None:
+    llm = SpecFuseChatModel(members=[refusing("a"), ScriptedMember({"ok": True}, name="b")])
+    assert llm.with_structured_output(SCHEMA).invoke("Is it?") == {"ok": True}
+
+
+def test_an_agent_stops_at_a_refusal() -> None:
+    from langchain.agents import create_agent
+
+    def weather(city: str) -> str:
+        """Look up the weather."""
+        return "Sunny."
+
+    agent = create_agent(SpecFuseChatModel(members=[refusing("a"), refusing("b")]), [weather])
+    messages = agent.invoke({"messages": [HumanMessage("Rome?")]})["messages"]
+    assert len(messages) == 2 and is_refused(messages[-1], NO, v1=False)
+
+
+# --- one refusal is enough ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_with_any_one_refusal_is_the_answer(how: str) -> None:
+    members = [willing("b"), refusing("a"), willing("c")]
+    llm = SpecFuseChatModel(members=members, **HOW[how])
+    assert llm.invoke("Why?").text == TEXT
+    if how == "a lead":
+        assert llm.invoke("Why?", refusals="any", lead="a").additional_kwargs["refusal"] == NO
+        return
+    for message in await every_way(llm.bind(refusals="any")):
+        assert is_refused(message, NO, v1=False)
+        assert message.response_metadata["specfuse"]["refusals"] == {"a": NO}
+
+
+def test_with_any_an_object_is_refused() -> None:
+    members = [ScriptedMember({"ok": True}, name="b"), refusing("a")]
+    llm = SpecFuseChatModel(members=members, lead=None, refusals="any")
+    with pytest.raises(RefusalError, match=NO):
+        llm.with_structured_output(SCHEMA).invoke("Is it?")
+
+
+def test_other_values_are_refused_and_the_cache_tells_them_apart() -> None:
+    with pytest.raises(UsageError, match="refusals must be 'outvoted' or 'any'"):
+        SpecFuseChatModel(members=[willing("a")], refusals="all")
+    keys = {
+        SpecFuseChatModel(members=[member], refusals=how)._get_llm_string()
+        for member in (willing("a", NO), refusing("a"))
+        for how in ("outvoted", "any")
+    }
+    assert len(keys) == 4
+
+
+# --- in the history -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_a_refusal_goes_on_as_history(version: str) -> None:
+    seen: list[Any] = []
+
+    def answer(query: Any) -> str:
+        seen.append([(turn.role, turn.text) for turn in query.turns])
+        return ScriptedMember.refusal(NO) if len(seen) == 1 else "Well."
+
+    llm = SpecFuseChatModel(members=[ScriptedMember(answer, name="a")], output_version=version)
+    first = llm.invoke("Why?")
+    assert llm.invoke([HumanMessage("Why?"), first, HumanMessage("Please.")]).text == "Well."
+    assert seen[-1] == [("user", "Why?"), ("assistant", NO), ("user", "Please.")]
+
+
+SEARCH = {"query": "sky"}
+FOUND = [{"type": "web_search_result", "title": "Blue", "encrypted_content": "x1y2"}]
+HISTORY: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "a refusal's block": ([{"type": "refusal", "refusal": NO}], {}, [NO]),
+    "a refusal's block beside text": (
+        [{"type": "text", "text": "Well."}, {"type": "refusal", "refusal": NO}],
+        {},
+        ["Well.\n\n" + NO],
+    ),
+    "an older core's block": (
+        [{"type": "non_standard", "value": {"type": "refusal", "refusal": NO}}],
+        {},
+        [NO],
+    ),
+    "langchain-core's blocks": (
+        [
+            {"type": "server_tool_call", "name": "web_search", "id": "1", "args": SEARCH},
+            {
+                "type": "server_tool_result",
+                "tool_call_id": "1",
+                "status": "success",
+                "output": FOUND,
+            },
+            {"type": "text", "text": "It is blue."},
+        ],
+        {"output_version": "v1"},
+        ['web_search: {"query": "sky"}', "Blue", "It is blue."],
+    ),
+    "Anthropic's blocks": (
+        [
+            {"type": "server_tool_use", "name": "web_search", "id": "1", "input": SEARCH},
+            {"type": "web_search_tool_result", "tool_use_id": "1", "content": FOUND},
+            {"type": "text", "text": "It is blue."},
+        ],
+        {"model_provider": "anthropic"},
+        ['web_search: {"query": "sky"}', "Blue", "It is blue."],
+    ),
+    "OpenAI's blocks": (
+        [
+            {"type": "web_search_call", "id": "1", "status": "completed", "action": SEARCH},
+            {"type": "code_interpreter_call", "id": "2", "code": "1+1", "outputs": [{"logs": "2"}]},
+            {"type": "text", "text": "It is blue."},
+        ],
+        {},
+        ['web_search: {"query": "sky"}', "1+1", '"logs": "2"', "It is blue."],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HISTORY)
+def test_blocks_of_refusals_and_of_providers_tools_are_read(kind: str) -> None:
+    blocks, about, said = HISTORY[kind]
+    seen: list[str] = []
+
+    def answer(query: Any) -> str:
+        seen.append(query.turns[1].text)
+        return "Well."
+
+    llm = SpecFuseChatModel(members=[ScriptedMember(answer, name="a")])
+    for message in (AIMessage, AIMessageChunk):
+        history = message(blocks, response_metadata=about)
+        assert llm.invoke([HumanMessage("Why?"), history, HumanMessage("And?")]).text == "Well."
+        assert all(part in seen[-1] for part in said) and "x1y2" not in seen[-1]
+        assert seen[-1].endswith(said[-1])
+
+
+def test_blocks_that_nobody_knows_are_still_refused() -> None:
+    llm = SpecFuseChatModel(members=[willing("a")])
+    for block in ({"type": "image", "url": "https://x.test"}, {"type": "strange", "a": 1}):
+        with pytest.raises(UsageError, match="expected 'text'"):
+            llm.invoke([HumanMessage("Why?"), AIMessage([block]), HumanMessage("And?")])
