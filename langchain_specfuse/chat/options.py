@@ -194,6 +194,11 @@ _RENAMED: Mapping[str, str] = {
     "repeat_penalty": "repetition_penalty=...",
     "request_timeout": "timeout=...",
     **dict.fromkeys(("base_url", "openai_api_base"), 'members=["http://host:8000/v1#model"]'),
+    **dict.fromkeys(
+        ("model_kwargs", "extra_body", "default_headers", "keep_alive", "num_ctx", "num_gpu"),
+        "the member's own: members=[ChatOpenAI(...)], [ChatOllama(...)] or [LlamaCppMember(...)]",
+    ),
+    "stream_usage": "nothing: a stream always ends with its usage",
     "functions": "tools=[...]",
     "function_call": "tool_choice=...",
     "format": "response_format=...",
