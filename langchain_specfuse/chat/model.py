@@ -63,6 +63,21 @@ class _IsSerializable:
         )
 
 
+class _Profile(dict[str, Any]):
+    """A profile that remembers which part of it the user gave, in copies too."""
+
+    def __init__(self, found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        super().__init__({**found, **given})
+        self._before = dict(self)
+        self._given = dict(given)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the user gave, or changed since."""
+        unchanged = {key for key, value in self._before.items() if self.get(key) == value}
+        return {key: self[key] for key in self if key in self._given or key not in unchanged}
+
+
 class SpecFuseChatModel(Options, BaseChatModel):
     """Several LLMs write one answer together, segment by segment.
 
@@ -85,6 +100,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
     endpoint does not: checking a stranger's schema can take for ever."""
 
     def __init__(self, **fields: Any) -> None:
+        if isinstance(profile := fields.get("profile"), _Profile):  # of a copy
+            fields = {**fields, "profile": profile.given}
         super().__init__(**_options.of_model(fields, type(self).model_fields))
         given = self.members + self.verifiers
         if not any(isinstance(one, str | Mapping) for one in given):
@@ -113,7 +130,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             request = Request.of(messages, self._chosen(stop, kwargs), stop)
             probes = loaded(request.ensemble)
             format, chunks, trace = self._outputs(
-                request, probes, RunScope.of(run_manager, run_scope)
+                request, probes, RunScope.of(run_manager, run_scope), kwargs
             )
             with trace, closing(request.rounds(format)) as rounds:  # type: ignore[type-var]
                 for round in rounds:
@@ -135,7 +152,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             )
             probes = await aloaded(request.ensemble)
             format, chunks, trace = self._outputs(
-                request, probes, RunScope.of(run_manager, run_scope)
+                request, probes, RunScope.of(run_manager, run_scope), kwargs
             )
             async with trace, aclosing(await request.arounds(format)) as rounds:  # type: ignore[type-var]
                 async for round in rounds:
@@ -152,11 +169,16 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return _options.of_call(fields, {**(call or {}), "stop": stop})
 
     def _outputs(
-        self, request: Request, probes: Mapping[str, Probe], scope: RunScope
+        self,
+        request: Request,
+        probes: Mapping[str, Probe],
+        scope: RunScope,
+        call: Mapping[str, Any],
     ) -> tuple[CallFormat, AnswerChunks, AnswerTrace]:
-        """The format of tool calls, and where the rounds go. The profile learns the context
-        length."""
-        self._learn([probes[name] for name in request.writers])
+        """The format of tool calls, and where the rounds go. The profile learns from the model's
+        own members; a call may have others."""
+        if not call.keys() & {"members", "model"}:
+            self._learn([probes[name] for name in request.writers])
         format, settings = request.call_format(probes), request.settings
         seed = settings.sampling.seed if settings.sampling.temperature else None
         calls = bool(request.shape.tools)
@@ -427,14 +449,13 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     def _resolve_model_profile(self) -> Any:
         able = ("text_inputs", "text_outputs", "tool_calling", "tool_choice", "tool_call_streaming")
-        return dict.fromkeys((*able, "structured_output", "temperature"), True) | dict.fromkeys(
-            INPUTS.values(), False
-        )
+        found = dict.fromkeys((*able, "structured_output", "temperature"), True)
+        return _Profile(found | dict.fromkeys(INPUTS.values(), False), {})
 
     def _learn(self, writers: Collection[Probe | None]) -> None:
-        """Complete the profile by what is known of the drafting members. What the user gave
-        stays."""
-        found = self._resolve_model_profile()
+        """Complete the profile by what is known of the model's own drafting members. What the user
+        gave stays, and nothing else of what it was."""
+        found = dict(self._resolve_model_profile())
         known = [probe for probe in writers if probe is not None]
         if len(known) == len(writers):
             reasoning, lengths = (
@@ -446,9 +467,12 @@ class SpecFuseChatModel(Options, BaseChatModel):
             if True in reasoning or None not in reasoning:
                 found["reasoning_output"] = True in reasoning
             found |= {
-                key: all(kind in probe.takes for probe in known) for kind, key in INPUTS.items()
+                key: all(kind in probe.takes and kind not in probe.unsure for probe in known)
+                for kind, key in INPUTS.items()
             }
-        self.profile = found | (self.profile or {})
+        profile: Any = self.profile or {}
+        given = profile.given if isinstance(profile, _Profile) else profile
+        self.profile = _Profile(found, given)  # type: ignore[assignment]
 
     # --- copies and serialization -----------------------------------------------------------------
 

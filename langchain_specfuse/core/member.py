@@ -50,6 +50,8 @@ class Probe:
     takes: tuple[str, ...] = ()
     """The kinds of attachments that it reads besides text: ``image``, ``file``, ``audio``,
     ``video``."""
+    unsure: tuple[str, ...] = ()
+    """Of these, the kinds that it may refuse: nothing says that it reads them."""
 
 
 @runtime_checkable

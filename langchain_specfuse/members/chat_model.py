@@ -277,8 +277,15 @@ class ChatModelMember:
         detail = f"{type(self.model).__name__}, votes by ballot"
         # unknown: the provider refuses
         takes = tuple(kind for kind, key in INPUTS.items() if profile.get(key, True))
+        unsure = tuple(kind for kind, key in INPUTS.items() if profile.get(key) is None)
         return Probe(
-            name, True, limit, detail, reasons=profile.get("reasoning_output"), takes=takes
+            name,
+            True,
+            limit,
+            detail,
+            reasons=profile.get("reasoning_output"),
+            takes=takes,
+            unsure=unsure,
         )
 
     def probe(self) -> Probe:

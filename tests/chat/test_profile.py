@@ -3,15 +3,18 @@ asking a server."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
+from langchain_core.runnables import ConfigurableField
 
 from langchain_specfuse import ChatModelMember, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.member import Probe
 
-from .conftest import BLUE
+from .conftest import BLUE, WAYS, asked
 
 
 class Server(ScriptedMember):
@@ -22,6 +25,13 @@ class Server(ScriptedMember):
 
     def probe(self) -> Probe:
         return Probe(self.name, max_context=self.max_context, reasons=True)
+
+
+class Seeing(Server):
+    """It turns out to read images."""
+
+    def probe(self) -> Probe:
+        return Probe(self.name, max_context=2048, takes=("image", "file"))
 
 
 class Ollama(FakeListChatModel):
@@ -79,3 +89,52 @@ def test_what_the_user_gives_stays_and_the_rest_is_added() -> None:
     )
     assert llm.profile["max_input_tokens"] == 500 and llm.profile["tool_calling"] is True
     assert llm.profile["structured_output"] is False and "reasoning_output" not in llm.profile
+
+
+async def test_a_first_guess_is_corrected_once_the_member_is_known() -> None:
+    llm = SpecFuseChatModel(members=[of(None, Seeing)])
+    before = copy.deepcopy(llm)
+    assert llm.profile["image_inputs"] is False
+    await llm.ainvoke("?")
+    assert llm.profile["image_inputs"] is llm.profile["pdf_inputs"] is True
+    for twin in (before, pickle.loads(pickle.dumps(before)), before.model_copy()):
+        twin.invoke("?")
+        assert twin.profile["image_inputs"] is True
+
+
+def test_a_profile_of_the_member_s_own_counts() -> None:
+    llm = SpecFuseChatModel(members=[chat(image_inputs=True, audio_inputs=False)])
+    assert llm.profile["image_inputs"] is True and llm.profile["audio_inputs"] is False
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_call_with_other_members_leaves_the_profile_as_it_is(way: str) -> None:
+    llm = SpecFuseChatModel(members=[of(None)])
+    before = dict(llm.profile)
+    await asked(llm, way, members=[of(1024, Seeing)])
+    await asked(llm.bind(model=of(512)), way)
+    assert llm.profile == before and "max_input_tokens" not in before
+
+
+def test_what_the_user_gives_or_changes_wins_over_what_is_found() -> None:
+    llm = SpecFuseChatModel(members=[of(None, Seeing)], profile={"image_inputs": False})
+    llm.invoke("?")
+    assert llm.profile["image_inputs"] is False and llm.profile["pdf_inputs"] is True
+    llm.profile["max_input_tokens"] = 99
+    llm.invoke("?")
+    assert llm.profile["max_input_tokens"] == 99
+    llm.profile = {"pdf_inputs": False}
+    llm.invoke("?")
+    assert (llm.profile["pdf_inputs"], llm.profile["max_input_tokens"]) == (False, 2048)
+    assert llm.profile["image_inputs"] is True
+    again = pickle.loads(pickle.dumps(llm))
+    again.invoke("?")
+    assert again.profile == llm.profile
+
+
+def test_a_configured_chat_model_learns_from_its_own_members() -> None:
+    llm = SpecFuseChatModel(members=[of(4096)], profile={"tool_calling": False})
+    made: Any = llm.configurable_fields(members=ConfigurableField(id="members"))
+    other, _ = made.with_config(configurable={"members": [of(1024)]}).prepare()
+    assert other.profile["max_input_tokens"] == 1024
+    assert other.profile["tool_calling"] is False
