@@ -29,7 +29,7 @@ from .options import refuse_broken
 from .schemas import WRAPPED, is_schema, openai_tools, schema_of, titled
 
 log = logging.getLogger("langchain_specfuse")
-preload()
+preload("llguidance")
 
 TEXT_OPTIONS = ("response_format", "regex", "choice", "grammar")
 referee_of = referee_for
@@ -108,6 +108,8 @@ def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut])
         by_schema.setdefault(one.where, []).append(one)
     loose = [tool for tool in shape.tools if _schema_name(tool.name) in by_schema]
     if not _on_event_loop():  # what is no schema is refused now
+        if shape.tools and not shape.begins_with_call:
+            preload("jsonschema")  # a call in plain JSON would be checked on an event loop
         for tool in loose:
             _validator(tool)
         if "schema" in by_schema and shape.text:

@@ -29,11 +29,11 @@ def llguidance() -> Any:
     return imported("llguidance", "a tool or an output format", "structured")
 
 
-def preload() -> None:
+def preload(library: str) -> None:
     """Import the library now if it is installed: that reads a file, and tools may be bound on an
     event loop."""
     with suppress(ImportError):
-        import_module("llguidance")
+        import_module(library)
 
 
 class Tokens:

@@ -116,6 +116,14 @@ async def test_tools_and_structured_output_do_not_block(guarded: BlockBuster) ->
     ).text == BLUE
 
 
+async def test_a_call_in_plain_json_does_not_block(guarded: BlockBuster) -> None:
+    """Alone, this file is what imports the library that checks it."""
+    saying = '```json\n{"name": "where", "arguments": {"city": "Rome"}}\n```'
+    llm = SpecFuseChatModel(members=[ScriptedMember(saying, name=n) for n in "ab"])
+    message = await llm.bind_tools([where]).ainvoke("Where?")
+    assert message.tool_calls[0]["args"] == {"city": "Rome"}
+
+
 async def test_traces_do_not_block(guarded: BlockBuster) -> None:
     collector = RunCollectorCallbackHandler()
     for depth in ("summary", "rounds", "members"):
