@@ -305,6 +305,9 @@ def _show(
     # wrote it
     finally:
         print(end="\n" if done else "", file=out, flush=True)
+        if done and done[-1].finish == "refusal":
+            words = done[-1].refusals[done[-1].member]
+            say(f"{done[-1].member} refused" + (f": {words}" if words else ""))
         if given.quiet:
             for left in (left for item in done for left in item.left if left.kind != "exit"):
                 say("\n".join(departed(left)))

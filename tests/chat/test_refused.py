@@ -179,6 +179,29 @@ def test_an_agent_stops_at_a_refusal() -> None:
     assert len(messages) == 2 and is_refused(messages[-1], NO, v1=False)
 
 
+def test_the_refusal_is_in_the_events_of_langchain() -> None:
+    llm = SpecFuseChatModel(members=[refusing("a")], output_version="v1")
+    events = list(llm.stream_events("Why?", version="v3"))
+    blocks = [event["content"] for event in events if event["event"] == "content-block-finish"]
+    assert [(block["type"], block["refusal"]) for block in blocks] == [("refusal", NO)]
+
+
+@pytest.mark.skipif(not KNOWS_BLOCK, reason="langchain's middleware needs langchain-core 1.7.5")
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_langchains_middleware_sees_the_refusal(version: str) -> None:
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import ModelFallbackMiddleware, ModelRefusalMiddleware
+
+    llm = SpecFuseChatModel(members=[refusing("a"), refusing("b")], output_version=version)
+    agent = create_agent(llm, middleware=[ModelRefusalMiddleware()])
+    with pytest.raises(RefusalError, match=NO):
+        agent.invoke({"messages": [HumanMessage("Why?")]})
+    other = SpecFuseChatModel(members=[willing("c")])
+    both = [ModelFallbackMiddleware(other), ModelRefusalMiddleware()]
+    messages = create_agent(llm, middleware=both).invoke({"messages": [HumanMessage("Why?")]})
+    assert messages["messages"][-1].text == TEXT
+
+
 # --- one refusal is enough ------------------------------------------------------------------------
 
 

@@ -47,6 +47,16 @@ def ask(capsys):
     return asked
 
 
+@pytest.mark.parametrize("more", [[], ["--quiet"]])
+def test_a_refusal_is_shown_and_is_not_the_answer(ask, more):
+    no = ScriptedMember.refusal("I cannot help.\x1b[2J")
+    code, out, err = ask("Why?", *more, by=[ScriptedMember(no, name="a")])
+    assert code == FINE and "I cannot help" not in out
+    assert "a refused: I cannot help." in err and "\x1b" not in err
+    by = [ScriptedMember(no, name="a"), ScriptedMember(TEXT, name="b")]
+    assert TEXT in ask("Why?", *more, by=by)[1]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

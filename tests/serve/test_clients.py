@@ -227,3 +227,14 @@ def test_lm_evaluation_harness_gets_what_the_chat_model_says(serve):
     options = {"until": ["\n\n"], "max_gen_toks": 64, "do_sample": False}
     instances = [Instance("generate_until", {}, (asked, options), number) for number in range(3)]
     assert client.generate_until(instances) == [BLUE] * 3
+
+
+def test_a_refusal_has_openais_form_whole_and_streamed(serve):
+    no = ScriptedMember.refusal("I cannot help.")
+    client = serve(ensemble(no, no)).client()
+    (choice,) = ask(client).choices
+    assert choice.finish_reason == "content_filter"
+    assert (choice.message.content, choice.message.refusal) == ("", "I cannot help.")
+    chunks = [chunk.choices[0] for chunk in ask(client, stream=True)]
+    assert "".join(chunk.delta.refusal or "" for chunk in chunks) == "I cannot help."
+    assert chunks[-1].finish_reason == "content_filter"
