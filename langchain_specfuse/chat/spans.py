@@ -18,7 +18,7 @@ from ..core.values import Effort, Round
 from ..errors import EnsembleError, MemberError
 
 Depth = Literal["off", "summary", "rounds", "members"]
-TAIL = 200
+TAIL = 80
 """A round's span shows this many characters of the agreed text before it."""
 EXIT_EVENT = "specfuse_exit"
 
@@ -115,8 +115,8 @@ class SpanBuilder:
             f"round {round.number}",
             began,
             ended,
-            self._inputs(round.number, round.weights_before, [gone.member for gone in round.left]),
-            {key: value for key, value in round.as_dict().items() if key != "round"},
+            self._inputs(),
+            _outputs(round),
             tags=(EXIT_EVENT,) if round.left else (),
             metadata={"specfuse_round": round.number, "specfuse_winner": round.winner},
             children=tuple(self._children(round)),
@@ -146,7 +146,7 @@ class SpanBuilder:
             f"round {number}",
             self._now,
             ended,
-            self._inputs(number, self._summary.weights),
+            self._inputs(),
             error=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
             tags=(EXIT_EVENT,) if children else (),
             metadata={"specfuse_round": number},
@@ -218,7 +218,7 @@ class SpanBuilder:
     def _score(self, round: Round, name: str, effort: Effort) -> Span:
         scores = round.scores[name]
         inputs = {"drafts": {author: round.drafts[author].text for author in scores}}
-        outputs = {"scores": dict(scores), "votes": dict(round.votes.get(name, {}))}
+        outputs = _short({"scores": dict(scores), "votes": dict(round.votes.get(name, {}))})
         return self._member(round, "verify", name, effort, inputs=inputs, outputs=outputs)
 
     def _member(
@@ -238,18 +238,39 @@ class SpanBuilder:
         drafted = round is not None and member in round.drafts
         return "score" if member in self._verifiers or drafted else "draft"
 
-    def _inputs(
-        self, number: int, weights: Mapping[str, float], left: Sequence[str] = ()
-    ) -> dict[str, Any]:
-        """What the round began with. Members that failed in it have no weight any more but took
-        part."""
-        return {
-            "round": number,
-            "agreed_characters": self._length,
-            "agreed_tail": self._tail,
-            "members": list(dict.fromkeys([*(weights or self._summary.members), *left])),
-            "weights": dict(weights),
-        }
+    def _inputs(self) -> dict[str, Any]:
+        """What the round began with."""
+        return {"agreed_characters": self._length, "agreed_tail": self._tail}
+
+
+def _outputs(round: Round) -> dict[str, Any]:
+    """The round without what is empty or follows from the rest: an answer has many rounds, and a
+    tracer posts each."""
+    found = round.as_dict()
+    del found["round"]
+    follows = {
+        "segment": round.text,
+        "weights_before": dict(round.weights),
+        "authors": [round.winner],
+    }
+    found = {key: value for key, value in found.items() if follows.get(key) != value}
+    for efforts in found["tokens"].values():
+        for effort in efforts.values():
+            del effort["seconds"]  # they are those of the member's own run
+    return {key: _short(value) for key, value in found.items() if not _is_empty(value)}
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
+
+
+def _short(value: Any) -> Any:
+    """Numbers to four digits, and no ``False``."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _short(one) for key, one in value.items() if one is not False}
+    return value
 
 
 def failures_after(error: BaseException | None, round: int) -> list[MemberError]:

@@ -11,6 +11,7 @@ tracers and rounds; nothing of messages or members.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -211,8 +212,28 @@ def _runs(scope: RunScope) -> dict[int, tuple[BaseTracer, Run]]:
         if isinstance(handler, BaseTracer) and not isinstance(handler, _StreamingCallbackHandler):
             run = handler.run_map.get(str(scope.run_id))
             if run is not None:
-                found[id(handler)] = handler, run
+                found[id(handler)] = _brief(handler, run), run
     return found
+
+
+def _brief(tracer: BaseTracer, run: Run) -> BaseTracer:
+    """LangSmith's tracer adds the call's options, among them the members and the method, to every
+    run below a chat model's. Once is enough: this is the same tracer without them."""
+    if not isinstance(tracer, LangChainTracer):
+        return tracer
+    brief = copy.copy(tracer)
+    brief.tracing_metadata = _of_the_caller(run, tracer.tracing_metadata)
+    return brief
+
+
+def _of_the_caller(run: Run, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The metadata (a thread's id, a user's name) without the options of the model's call."""
+    options = run.extra.get("invocation_params") or {}
+    return {
+        key: value
+        for key, value in (metadata or {}).items()
+        if key not in options or options[key] != value
+    }
 
 
 def _add(tracer: BaseTracer, parent: Run, span: Span) -> None:
@@ -225,6 +246,7 @@ def _add(tracer: BaseTracer, parent: Run, span: Span) -> None:
     try:
         if posted:
             _finish(run, span)
+            run.events = None  # type: ignore[assignment] # an empty list would be a part of the post
         tracer._start_trace(run)
         if not any(child is run for child in parent.child_runs[-1:]):
             # the parent has ended: a stream that is closed early ends before its answer
@@ -245,11 +267,9 @@ def _begun(tracer: BaseTracer, parent: Run, span: Span) -> Run:
     # Never before its parent: another machine's clock may differ, and runs are ordered by their
     # beginnings.
     began = max(datetime.fromtimestamp(span.began, UTC), parent.start_time)
-    # The caller's metadata (a thread's id, a user's name), as every child run has it; not what
-    # makes it a model's run.
     inherited = {
         key: value
-        for key, value in (parent.extra.get("metadata") or {}).items()
+        for key, value in _of_the_caller(parent, parent.extra.get("metadata")).items()
         if not key.startswith(("ls_", "lc_", "specfuse_"))
     }
     return Run(

@@ -4,6 +4,7 @@ times. Sent by the real LangSmith client to an endpoint on loopback."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,6 @@ def test_rounds_are_child_runs_with_the_vote(ensemble: Any) -> None:
     assert [child.name for child in run.child_runs] == NAMES
     assert {child.run_type for child in run.child_runs} == {"chain"}
     first, *_, last = run.child_runs
-    assert first.inputs["members"] == ["a", "b"]
     assert first.inputs["agreed_characters"] == 0
     assert last.inputs["agreed_characters"] == len(
         "".join(r.outputs["text"] for r in run.child_runs[:-1])
@@ -86,15 +86,8 @@ def test_rounds_are_child_runs_with_the_vote(ensemble: Any) -> None:
     assert first.outputs["winner"] == "a"
     assert first.outputs["drafts"]["b"]["text"] == "The sky is wide"
     assert first.outputs["scores"]["a"]["a"] > first.outputs["scores"]["a"]["b"]
-    assert set(first.outputs) >= {
-        "votes",
-        "totals",
-        "margin",
-        "weights_before",
-        "weights",
-        "forced",
-        "left",
-    }
+    assert set(first.outputs) >= {"votes", "totals", "margin", "weights", "tokens", "seconds"}
+    assert not {"forced", "left", "late"} & set(first.outputs), "what is empty is left out"
     assert last.outputs["finish"] == "stop"
 
 
@@ -145,6 +138,28 @@ def test_langsmith_gets_one_tree_with_every_run_posted_once(ensemble: Any) -> No
     assert model["extra"]["metadata"]["specfuse_shares"] == {"a": 1.0}
 
 
+def test_the_method_and_the_members_are_said_once() -> None:
+    """By the chat model's run: an answer has a run for each round, and each is posted."""
+    scripts = [" ".join(f"{name}{n}" for n in range(400)) for name in ("ann", "bob")]
+    members = [ScriptedMember(script, name=script[:3]) for script in scripts]
+    llm = SpecFuseChatModel(members=members, max_tokens=400, segment_tokens=10, method="specem")
+    with recorded() as (tracer, endpoint):
+        metadata = {"thread_id": "t1", "model": "of the caller"}
+        llm.invoke("Tell a story.", {"callbacks": [tracer], "metadata": metadata}, temperature=0)
+    model = endpoint.model
+    rounds = endpoint.children(model)
+    assert len(rounds) == 40
+    about = model["extra"]["metadata"]
+    assert about["specfuse_members"] == ["ann", "bob"] and about["members"] and about["method"]
+    for run in rounds:
+        ours = run["extra"]["metadata"].keys() - {"revision_id"}
+        assert ours == {"thread_id", "model", "specfuse_round", "specfuse_winner"}
+        assert run["extra"]["metadata"]["thread_id"] == "t1"
+    # What is left is mostly LangSmith's own: ids, order, versions.
+    assert sum(len(json.dumps(run)) for run in rounds) < 80_000
+    assert endpoint.received.count("ann399") < 15
+
+
 def test_a_failed_member_is_an_error_in_its_round_and_an_event_of_the_run() -> None:
     members = [ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")]
     members.append(ScriptedMember(BLUE, name="c", fails_in=2))
@@ -155,7 +170,8 @@ def test_a_failed_member_is_an_error_in_its_round_and_an_event_of_the_run() -> N
     assert "scripted failure" in failed["error"]
     second = endpoint.runs[failed["parent_run_id"]]
     assert second["name"] == "round 2"
-    assert second["inputs"]["members"] == ["a", "b", "c"]
+    assert set(second["outputs"]["weights"]) == {"a", "b"}
+    assert [gone["member"] for gone in second["outputs"]["left"]] == ["c"]
     assert second["tags"] == ["specfuse_exit"]
     assert "specfuse_exit" in endpoint.model["tags"]
     (event,) = (event for event in endpoint.model["events"] if event["name"] == "specfuse_exit")
