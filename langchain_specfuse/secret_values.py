@@ -12,6 +12,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
@@ -51,6 +52,7 @@ _PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=([^&\s#'\"]+)")
 _KNOWN: set[str] = set()
 
 
+@lru_cache(maxsize=4096)
 def is_secret(name: object) -> bool:
     """Whether a value of this name is a secret.
 
@@ -119,7 +121,8 @@ def remember(value: Any) -> None:
 def _is_telling(secret: str) -> bool:
     """Whether it can be hidden in any text: ``ollama`` or ``none`` stands for a missing key, and is
     a word too."""
-    return len(secret) >= 8 or (len(secret) >= 4 and not secret.isalpha())
+    mixed = any(map(str.isalpha, secret)) and any(map(str.isdigit, secret))
+    return len(secret) >= 8 or (len(secret) >= 4 and mixed)
 
 
 def masked(value: Any) -> Any:
@@ -133,11 +136,8 @@ def masked(value: Any) -> Any:
 
 def _known() -> list[str]:
     """All that is known, the longest first: one may be a part of another."""
-    environment = (
-        one
-        for name, one in os.environ.items()
-        if is_secret(name) and name not in _FOLDERS and _is_telling(one)
-    )
+    names = [name for name in os.environ if is_secret(name) and name not in _FOLDERS]
+    environment = filter(_is_telling, [os.environ.get(name, "") for name in names])
     return sorted({*_KNOWN, *environment}, key=len, reverse=True)
 
 

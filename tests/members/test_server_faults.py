@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core import exceptions as langchain
 from langchain_core.messages import AIMessageChunk
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from langchain_specfuse import Method, ServerMember, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
-from langchain_specfuse.errors import MemberError, UsageError
+from langchain_specfuse.errors import EnsembleError, MemberError, UsageError
 from langchain_specfuse.members.server import http
 from langchain_specfuse.members.server.http import Address, Client
 
@@ -388,3 +389,23 @@ def test_an_unknown_certificate_is_refused_unless_its_authority_is_named(
         trusting.unload()
     finally:
         secure.stop()
+
+
+@pytest.mark.parametrize(
+    ("fault", "known"),
+    [
+        (429, langchain.ModelRateLimitError),
+        (401, langchain.ModelAuthenticationError),
+        (400, langchain.ModelInvalidRequestError),
+        (503, langchain.ModelAPIError),
+        ("cut", langchain.ModelConnectionError),
+    ],
+    ids=str,
+)
+def test_a_server_that_fails_in_an_answer_fails_with_langchains_class(
+    server: FakeServer, served: ServerMember, fault: Any, known: type[langchain.ModelError]
+) -> None:
+    server.fault = lambda path, before: fault
+    with pytest.raises(EnsembleError) as raised:
+        SpecFuseChatModel(members=[served]).invoke("Why?")
+    assert isinstance(raised.value, known)

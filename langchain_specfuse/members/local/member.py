@@ -106,7 +106,7 @@ class LocalMember(ABC):
         spec = masked({key: one for key, one in everything.items() if one != usual.get(key)})
         if self._given:
             spec["mark"] = self._given.id
-        return {key: masked(_as_json(value)) for key, value in spec.items()}
+        return dict(masked({key: _as_json(value) for key, value in spec.items()}))
 
     @property
     def device(self) -> str:
