@@ -161,6 +161,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "llama_vocab_get_add_bos": (c_bool, c_void_p),
     "llama_vocab_is_eog": (c_bool, c_void_p, c_int32),
     "llama_vocab_is_control": (c_bool, c_void_p, c_int32),
+    "llama_vocab_get_attr": (c_int32, c_void_p, c_int32),
     "llama_tokenize": (
         c_int32,
         c_void_p,

@@ -9,12 +9,22 @@ import json
 from collections.abc import Sequence
 from ctypes import c_int32
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_UNKNOWN, _CONTROL, _USER = 1, 8, 16
+"""Attributes of tokens, by llama.cpp's numbers."""
+
+
+class AddedToken(NamedTuple):
+    """A token that is recognised in a text wherever it stands, as transformers describe it."""
+
+    content: str
+    special: bool
 
 
 class GgufTokenizer:
@@ -35,6 +45,12 @@ class GgufTokenizer:
             self._piece(at, True).decode("utf-8", "replace"): at for at in self.all_special_ids
         }
         self.all_special_tokens = list(self._numbers)
+        self.added_tokens_decoder = {
+            at: AddedToken(self._piece(at, True).decode("utf-8", "replace"), not attr & _USER)
+            for at in range(size)
+            if (attr := lib.llama_vocab_get_attr(self._vocab, at)) & (_UNKNOWN | _CONTROL | _USER)
+        }
+        """The tokens that are recognised in a text."""
         self._size = size
         self.chat_template = self.meta("tokenizer.chat_template")
         self._marks = {

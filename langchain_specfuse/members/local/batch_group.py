@@ -118,10 +118,10 @@ class GroupMember:
         self.name = name
         self.settings = settings
         tokenizer, config = self.weights.tokenizer, self.weights.generation_config
-        self.words = Words(tokenizer)
         self.template = Template(
             tokenizer, name, settings.chat_template, settings.chat_template_kwargs
         )
+        self.words = Words(tokenizer, self.template.answer_parts)
         self.stops = stop_ids(tokenizer, config, end_of_turn(self.template))
         """Tokens that end a turn."""
         end = self.template.end_text
@@ -149,7 +149,8 @@ class GroupMember:
         if self.settings.system_prompt is not None:
             turns = with_system(turns, self.settings.system_prompt)
         think = thinks and self.settings.thinking_tokens > 0
-        return self.words.encode(self.template.prompt(turns, tools, constraint, think=think))
+        parts = self.template.parts(turns, tools, constraint, think=think)
+        return self.words.encode_parts(parts)
 
     def state(self, query: Query, *, thinks: bool = True) -> QueryState:
         if query.id not in self.states:

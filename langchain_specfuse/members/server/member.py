@@ -355,7 +355,7 @@ class ServerMember:
         template = Template(tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
         dialect.stops, dialect.words = (
             stops_of(tokenizer, template, self.tokenizer),
-            Words(tokenizer),
+            Words(tokenizer, template.answer_parts),
         )
         how = (self.seed, self.repetition_penalty, self.system_prompt)
         return TokenSession(self.name, dialect, dialect.words, template, dialect.limit(), *how)

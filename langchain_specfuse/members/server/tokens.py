@@ -30,7 +30,7 @@ from ...core.values import (
     Tool,
     Turn,
 )
-from ...errors import MemberError, amount
+from ...errors import MemberError, UsageError, advised, amount
 from ..text.templates import Template, with_system
 from ..text.tools import allows_prose
 from ..text.words import PartialDraft, Words, either
@@ -45,6 +45,8 @@ computation."""
 WARM = 2.0
 """At this temperature numbers after the temperature lie far from the model's own, however sure it
 is."""
+MOST_PARTS = 200
+"""Each part of a prompt costs two requests where the server has the tokenizer."""
 CHECK = Turn("user", "Count from one to ten in words.")
 
 
@@ -198,7 +200,7 @@ class TokenSession:
     def check(self) -> None:
         """Draw a few tokens, score them with every scorer, and keep those that agree with the
         draft's own numbers."""
-        prompt = self.words.encode(self.template.prompt([CHECK], think=False))
+        prompt = self.words.encode_parts(self.template.parts([CHECK], think=False))
         for name, scorer in self.dialect.scorers().items():
             trouble = self._trouble(prompt, scorer)
             if trouble:
@@ -341,7 +343,14 @@ class TokenSession:
         """The tokens of these turns' prompt."""
         if self.system_prompt is not None:
             turns = with_system(turns, self.system_prompt)
-        return self.words.encode(self.template.prompt(turns, tools, constraint, think=False))
+        parts = self.template.parts(turns, tools, constraint, think=False)
+        if len(parts) > MOST_PARTS and isinstance(self.words.tokenizer, RemoteTokenizer):
+            error = UsageError(
+                f"{amount(len(parts) - 1, 'text')} in this conversation would be read as control "
+                f"tokens; without tokenizer= at most {MOST_PARTS} can be sent as text"
+            )
+            raise advised(error, "name the model's tokenizer: tokenizer=")
+        return self.words.encode_parts(parts)
 
     def _prompt(self, query: Query) -> list[int]:
         if query.id not in self._prompts:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from ...core.values import Call, CallFormat, Constraint, Tool, Turn
 from ...errors import MemberError, UsageError, advised
+from .control import Conversation, Cover, Edges, control_texts, cut, forged, pattern_of
 from .thinking import TAGS, Marks
 from .tools import (
     allows_prose,
@@ -83,6 +84,8 @@ class Template:
         self.kwargs = dict(kwargs or {})
         self.plain = not self.chat_template
         self.end_text = PLAIN_END if self.plain else ""
+        self._read: dict[str, bool] = {}
+        self._stay: dict[str, bool] = {}
         if self.plain and not chosen_plain:
             log.warning(
                 "%s has no chat template: it gets a plain one (chat_template='plain', or your own)",
@@ -99,12 +102,136 @@ class Template:
     ) -> str:
         """The text before the answer; before the thought, where the template knows thoughts and
         ``think`` is true."""
+        return "".join(self.parts(turns, tools, constraint, think=think))
+
+    def parts(
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+        *,
+        think: bool = True,
+    ) -> list[str]:
+        """The prompt in the parts in which it is to be tokenized, so that only the template writes
+        control tokens: it is cut inside of text of the conversation that looks like one."""
+        said = Conversation(turns, tools, constraint)
+        texts, cover = said.texts(), Cover()
+        covered = self._covered(said, cover, self._control(texts))
+        prompt = self._rendered_prompt(covered, think)
+        control = self._control([*texts, prompt])
+        if control is None:
+            return [prompt]
+        written, size = control.findall(prompt), len(cover)
+        bare = Cover()
+        covered = self._covered(said, bare, control, Edges(written))
+        if len(bare) > size:
+            # Text beside the template's could complete a control token: then the prompt without
+            # it has other ones.
+            other = self._rendered_prompt(covered, think)
+            if control.findall(other) != written:
+                return bare.parts(other, control)
+        return cover.parts(prompt, control)
+
+    def _covered(
+        self,
+        said: Conversation,
+        cover: Cover,
+        control: re.Pattern[str] | None,
+        edges: Edges | None = None,
+    ) -> Conversation:
+        """The conversation without control texts, and without these edges of texts."""
+
+        def covered(text: str, whose: str) -> str:
+            if control is not None:
+                answers = whose == "assistant"
+                text = control.sub(
+                    lambda m: m[0] if answers and self._reads(m[0]) else cover.hide(m[0]), text
+                )
+            return edges.hidden(text, cover.hide) if edges else text
+
+        return said.changed(covered)
+
+    def _reads(self, mark: str) -> bool:
+        """Whether this marks thoughts or calls, or is another control text that the template reads
+        out of an assistant's text, and does not write."""
+        if mark not in self._read:
+            self._read[mark] = mark in self._own_marks or self._drops(mark)
+        return self._read[mark]
+
+    def _drops(self, mark: str) -> bool:
+        if self.plain or mark in self._turn:
+            return False
+        with_it, without = (
+            _attempt(
+                self.render,
+                [_QUESTION, {"role": "assistant", "content": f"{MARK} {word} {MARK}"}, _QUESTION],
+            )
+            for word in (mark, "x")
+        )
+        count = [shown.lower().count(mark.lower()) for shown in (with_it, without)]
+        return bool(with_it) and count[0] <= count[1]
+
+    def _rendered_prompt(self, said: Conversation, think: bool) -> str:
+        turns, tools, constraint = said.turns, said.tools, said.constraint
         if self.plain:
             return self._plain(all_as_text(turns, tools, constraint), constraint)
         prompt = self._chat(
             turns, tools, constraint, {} if think or not self.marks else {"enable_thinking": False}
         )
         return self.marks.ready(prompt, think) if self.marks else prompt
+
+    def answer_parts(self, text: str) -> list[str]:
+        """An answer's text in parts, cut inside of what the tokenizer reads as control tokens even
+        where special tokens are not recognised. The marks of thoughts and calls stay whole."""
+        control = self._control([text])
+        if control is None or not control.search(text):
+            return [text]
+        places = forged(text, control, [(0, len(text))])
+        return cut(text, [at for at in places if self._stays(_found(control, text, at))])
+
+    def _stays(self, mark: str) -> bool:
+        if mark not in self._stay:
+            form, words = CallFormat(), Words(self.tokenizer)
+            kept = self._own_marks | {form.begin.strip(), form.end.strip()}
+            same = words.encode(mark) == words.encode(mark, marks=False)
+            self._stay[mark] = same and mark not in kept
+        return self._stay[mark]
+
+    def _control(self, texts: Sequence[str]) -> re.Pattern[str] | None:
+        """Finds control texts: those of the tokenizer or, where a server has it, those in these
+        texts."""
+        if isinstance(self._controls, frozenset):
+            return pattern_of(self._controls)
+        return pattern_of(self._controls(texts))
+
+    @cached_property
+    def _controls(self) -> frozenset[str] | Callable[[Sequence[str]], frozenset[str]]:
+        ask: Callable[[Sequence[str]], frozenset[str]] | None = getattr(
+            self.tokenizer, "control_in", None
+        )
+        return ask or control_texts(self.tokenizer, str(self.chat_template or ""))
+
+    @cached_property
+    def _own_marks(self) -> frozenset[str]:
+        """The control texts that mark thoughts and calls."""
+        if self.plain:
+            return frozenset()
+        marks, form = self.marks, self.native.format
+        thought = [marks.open.strip(), marks.close.strip()] if marks else []
+        call = [form.begin, form.end] if form else []
+        control = self._control([*thought, *call])
+        if control is None:
+            return frozenset()
+        own = {one for one in thought if control.fullmatch(one)}
+        in_calls = {one for text in call for one in control.findall(text)}
+        return frozenset(own | (in_calls - self._turn))
+
+    @cached_property
+    def _turn(self) -> frozenset[str]:
+        """The control texts around turns."""
+        shown = _attempt(self.render, [_QUESTION], add_generation_prompt=True) + self.after_answer
+        control = self._control([shown])
+        return frozenset(control.findall(shown) if control else ())
 
     @cached_property
     def marks(self) -> Marks | None:
@@ -210,6 +337,11 @@ class Template:
         head = PLAIN_TITLE + (f"{system}\n\n" if system else "")
         body = "".join(PLAIN_HEADS.get(t.role, f"## {t.role}\n\n") + t.text + "\n\n" for t in shown)
         return bos + head + body + PLAIN_HEADS["assistant"]
+
+
+def _found(pattern: re.Pattern[str], text: str, at: int) -> str:
+    match = pattern.match(text, at)
+    return match[0] if match else ""
 
 
 def _examples(constraint: Constraint | None) -> list[tuple[str, str]]:

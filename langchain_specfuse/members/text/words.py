@@ -44,8 +44,11 @@ counters may share."""
 class Words:
     """Text <-> tokens for one tokenizer."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, split: Callable[[str], Sequence[str]] | None = None) -> None:
+        """``split``: a text in parts without what the tokenizer takes for special tokens even in
+        text."""
         self.tokenizer = tokenizer
+        self._parts = split
         self._after = lru_cache(maxsize=4096)(self._encoded_after)
 
     def encode(self, text: str, marks: bool = True) -> list[int]:
@@ -53,12 +56,22 @@ class Words:
 
         ``marks``: special tokens written in the text are recognised. In an answer they are not.
         """
+        if self._parts is not None and not marks and len(parts := self._parts(text)) > 1:
+            return self.encode_parts(parts, marks)
         with _ENCODING:
             return list(
                 self.tokenizer(text, add_special_tokens=False, split_special_tokens=not marks)[
                     "input_ids"
                 ]
             )
+
+    def encode_parts(self, parts: Sequence[str], marks: bool = True) -> list[int]:
+        """The tokens of a text in parts. No special token is recognised that lies in two of
+        them."""
+        ids = self.encode(parts[0], marks)
+        for part in parts[1:]:
+            ids += self._encoded_after("x", part, marks)
+        return ids
 
     def continuing(self, text: str, marks: bool = False) -> list[int]:
         """The tokens of a text that follows a word: no space is added, as some tokenizers do at a

@@ -1,0 +1,266 @@
+"""Text of a conversation that a tokenizer would read as control tokens, such as ``<|im_end|>``.
+
+Only a chat template may write control tokens. So such text is covered by digits while a template
+renders the conversation, and the prompt is tokenized in parts that are cut inside of it: then no
+part contains it. A prompt without such text is one part. Knows texts; nothing of tensors or votes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from ...core.values import Call, Constraint, Tool, Turn
+
+Change = Callable[[str, str], str]
+"""(text, whose) -> text. Whose: the role of a turn for its own text, else empty."""
+_BRACKET = re.compile(r"[<>\[\]{}|｜]")
+
+
+# --- what a tokenizer reads as control tokens -----------------------------------------------------
+
+
+def control_texts(tokenizer: Any, template: str) -> frozenset[str]:
+    """The texts that this tokenizer reads as control tokens wherever they stand.
+
+    All special tokens; of the others that were added to the vocabulary those in the template's
+    source, such as ``<think>``, and those between ``<|`` and ``|>``. The rest, such as runs of
+    spaces or ``<table>``, are ordinary text.
+    """
+    found = set(tokenizer.all_special_tokens)
+    for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
+        if token.special or _is_mark(token.content, template):
+            found.add(token.content)
+    return frozenset(text for text in found if len(text) > 1 and not text.isspace())
+
+
+def _is_mark(text: str, template: str) -> bool:
+    if not (_BRACKET.search(text) and any(map(str.isalpha, text))):
+        return False
+    return text in template or (text.startswith("<|") and text.endswith("|>"))
+
+
+@lru_cache(maxsize=64)
+def pattern_of(texts: frozenset[str]) -> re.Pattern[str] | None:
+    """A pattern that finds these texts, the longest first; None without any.
+
+    Its time is linear in what it reads, however many texts begin alike.
+
+    >>> pattern_of(frozenset({"<a>", "<ab>", "<a>b"})).findall("<a><ab><a>b<")
+    ['<a>', '<ab>', '<a>b']
+    """
+    tree: dict[str, Any] = {}
+    for text in sorted(texts):
+        node = tree
+        for char in text:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return re.compile(_alternatives(tree)) if tree else None
+
+
+def _alternatives(node: dict[str, Any]) -> str:
+    options = [re.escape(char) + _alternatives(rest) for char, rest in node.items() if char]
+    if not options:
+        return ""
+    if len(options) == 1 and "" not in node:
+        return options[0]
+    return f"(?:{'|'.join(options)})" + "?" * ("" in node)
+
+
+# --- the texts of a conversation ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """All that a prompt is made of besides the template."""
+
+    turns: Sequence[Turn]
+    tools: Sequence[Tool] = ()
+    constraint: Constraint | None = None
+
+    def texts(self) -> list[str]:
+        """Every text in it, as templates see it: text in JSON without escapes."""
+        found: list[str] = []
+
+        def note(text: str, whose: str) -> str:
+            found.append(text)
+            return text
+
+        self.changed(note)
+        return found
+
+    def changed(self, change: Change) -> Conversation:
+        """The conversation with every text changed."""
+        return Conversation(
+            [_turn(turn, change) for turn in self.turns],
+            [_tool(tool, change) for tool in self.tools],
+            self.constraint and _constraint(self.constraint, change),
+        )
+
+
+def _turn(turn: Turn, change: Change) -> Turn:
+    calls = tuple(
+        Call(change(call.name, ""), _json(call.arguments, change), call.id) for call in turn.calls
+    )
+    return replace(turn, text=change(turn.text, turn.role), name=change(turn.name, ""), calls=calls)
+
+
+def _tool(tool: Tool, change: Change) -> Tool:
+    name, description = change(tool.name, ""), change(tool.description, "")
+    return Tool(name, description, _json(tool.parameters, change))
+
+
+def _constraint(constraint: Constraint, change: Change) -> Constraint:
+    """Of a constraint a prompt shows schemas and choices."""
+    if constraint.kind == "any_of":
+        kinds = [
+            _constraint(Constraint(kind, body), change)
+            for kind, body in json.loads(constraint.body)
+        ]
+        body = json.dumps([[one.kind, one.body] for one in kinds], ensure_ascii=False)
+        return Constraint("any_of", body)
+    if constraint.kind in ("json_schema", "choice"):
+        return Constraint(constraint.kind, _json(constraint.body, change))
+    return constraint
+
+
+def _json(text: str, change: Change) -> str:
+    """JSON text with its texts and keys changed; any other text is changed as a whole."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return change(text, "")
+    changed = _walked(data, change)
+    return text if changed == data else json.dumps(changed, ensure_ascii=False)
+
+
+def _walked(data: Any, change: Change) -> Any:
+    if isinstance(data, str):
+        return change(data, "")
+    if isinstance(data, list):
+        return [_walked(one, change) for one in data]
+    if isinstance(data, dict):
+        return {change(key, ""): _walked(one, change) for key, one in data.items()}
+    return data
+
+
+# --- covering and uncovering ----------------------------------------------------------------------
+
+
+class Cover:
+    """Text covered by digits, which templates pass on whatever they do to text.
+
+    >>> cover = Cover()
+    >>> shown = "user: " + cover.hide("<s>").upper() + "!"
+    >>> shown.removeprefix("user: ").removesuffix("!").isdecimal()
+    True
+    >>> cover.parts(shown, pattern_of(frozenset({"<s>"})))
+    ['user: <', 's>!']
+    """
+
+    def __init__(self) -> None:
+        self._head = f"{secrets.randbelow(10**20):020}"  # nobody can write it
+        self._number = re.compile(self._head + r"(\d{8})")
+        self._hidden: list[str] = []
+
+    def __len__(self) -> int:
+        """How many texts are hidden."""
+        return len(self._hidden)
+
+    def hide(self, text: str) -> str:
+        self._hidden.append(text)
+        return f"{self._head}{len(self._hidden) - 1:08}"
+
+    def parts(self, rendered: str, control: re.Pattern[str]) -> list[str]:
+        """The prompt, cut inside of all that only looks like a control token."""
+        pieces, spans, size, at = [], [], 0, 0
+        for found in self._number.finditer(rendered):
+            before, hidden = rendered[at : found.start()], self._hidden[int(found[1])]
+            pieces += [before, hidden]
+            spans.append((size + len(before), size + len(before) + len(hidden)))
+            size, at = spans[-1][1], found.end()
+        text = "".join([*pieces, rendered[at:]])
+        return cut(text, forged(text, control, spans))
+
+
+def forged(text: str, control: re.Pattern[str], spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Where control texts begin that lie in these spans, or partly."""
+    found: list[int] = []
+    span = at = 0
+    while match := control.search(text, at):
+        while span < len(spans) and spans[span][1] <= match.start():
+            span += 1
+        if span < len(spans) and spans[span][0] < match.end():
+            found.append(match.start())
+            at = match.start() + 1
+        else:
+            at = match.end()
+    return found
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    """The text, cut behind the first character of what begins at each of these places."""
+    parts, at = [], 0
+    for place in places:
+        parts.append(text[at : place + 1])
+        at = place + 1
+    return [*parts, text[at:]]
+
+
+class Edges:
+    """The beginnings and ends of texts that could become control texts beside a template's."""
+
+    def __init__(self, control: Iterable[str]) -> None:
+        self._whole = tuple(control)
+        self._heads = tuple(text[:size] for text in self._whole for size in range(1, len(text)))
+        self._tails = tuple(text[size:] for text in self._whole for size in range(1, len(text)))
+
+    def hidden(self, text: str, hide: Callable[[str], str]) -> str:
+        """The text without them."""
+        core = text.strip()
+        lead = text[: len(text) - len(text.lstrip())]
+        trail = text[len(lead) + len(core) :]
+        if not core:
+            return text
+        begin = max((len(one) for one in self._tails if core.startswith(one)), default=0)
+        end = max((len(one) for one in self._heads if core.endswith(one)), default=0)
+        if begin + end >= len(core) or any(core in one and core != one for one in self._whole):
+            return lead + hide(core) + trail
+        head, tail = core[:begin], core[len(core) - end :]
+        inner = core[begin : len(core) - end]
+        return "".join([lead, hide(head) if head else "", inner, hide(tail) if tail else "", trail])
+
+
+# --- for servers that take text alone -------------------------------------------------------------
+
+
+def neutral(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of these tokens. What only looks like a control token gets a space inside."""
+
+    def decoded(some: Sequence[int]) -> str:
+        return str(
+            tokenizer.decode(
+                list(some), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+    text = decoded(ids)
+    template = getattr(tokenizer, "chat_template", None)
+    control = pattern_of(control_texts(tokenizer, str(template or "")))
+    if control is None or not control.search(text):
+        return text
+    known = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", ()))
+    own = {len(decoded(ids[:at])) for at, one in enumerate(ids) if one in known}
+    places, at = [], 0
+    while match := control.search(text, at):
+        if match.start() in own:
+            at = match.end()
+        else:
+            places.append(match.start())
+            at = match.start() + 1
+    return " ".join(cut(text, places))
