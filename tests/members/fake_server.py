@@ -137,8 +137,9 @@ class FakeServer:
                 return tokens, rows, True
         return tokens, rows, False
 
-    def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def encode(self, text: str, marks: bool = True) -> list[int]:
+        how = {"add_special_tokens": False, "split_special_tokens": not marks}
+        return list(self.tokenizer(text, **how)["input_ids"])
 
     def decode(self, ids: Sequence[int], special: bool = True) -> str:
         return str(
@@ -439,7 +440,7 @@ def _llama_template(server: FakeServer, body: Reply) -> Reply:
 
 def _llama_tokenize(server: FakeServer, body: Reply) -> Reply:
     begin = [server.tokenizer.bos_token_id] if server.begins and body.get("add_special") else []
-    return {"tokens": begin + server.encode(body["content"])}
+    return {"tokens": begin + server.encode(body["content"], body["parse_special"])}
 
 
 def _llama_props(server: FakeServer, body: Reply) -> Reply:

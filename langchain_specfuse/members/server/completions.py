@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...errors import MemberError, amount
+from ..text.control import neutral
 from ..text.words import REPLACEMENT
 from .http import Client, RefusedError
 from .tokenizers import REFUSALS, RemoteTokenizer
@@ -131,9 +132,7 @@ class Completions(Dialect):
         """The text to send for these tokens, and the tokens that the server's tokenizer makes of
         it."""
         tokenizer = self.words.tokenizer
-        text: str = tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        text = neutral(tokenizer, ids)
         read = list(tokenizer(text)["input_ids"])
         # the template writes it, and the tokenizer adds it
         if read[:2] == [tokenizer.bos_token_id] * 2:

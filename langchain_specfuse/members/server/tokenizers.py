@@ -8,9 +8,11 @@ text is for.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -23,10 +25,19 @@ from .http import Client
 KEPT_BYTES = 4_000_000
 """So many bytes of short texts and runs of tokens are remembered: the same ones are asked for again
 and again."""
-KEPT_CHARS, KEPT_TOKENS = 1024, 128
+KEPT_CHARS, KEPT_MARKS, KEPT_TOKENS = 1024, 80, 128
 """Longer ones are not: whole prompts are kept by query, until that is over."""
 TOKEN_BYTES, ENTRY_BYTES = 36, 300
 """What a token in a tuple takes, and an entry besides."""
+TRIED, ONE_BY_ONE, KEPT = 500, 32, 8192
+"""This many texts are tried at once; where no token is known that can stand between them; and
+remembered."""
+SHAPES = [
+    re.compile(shape)
+    for shape in (r"<[^<>\s]{1,64}>", r"<\|[^<>|]{1,64}\|>", r"\[[^\[\]\s]{1,64}\]")
+]
+"""What control tokens look like."""
+_ANSWER = "specfuse-answer-mark"
 T = TypeVar("T")
 REFUSALS = (400, 422, 500)
 """What engines answer where a template raises. Other statuses say nothing of the template."""
@@ -82,16 +93,19 @@ class RemoteTokenizer:
         self.eos_token = eos_token
         self._encode, self._decode, self._render = encode, decode, render
         self._replies = Replies()
+        self._tried: dict[str, bool] = {}
+        """Whether a text is read as a control token."""
 
     def __call__(
         self, text: str, add_special_tokens: bool = False, split_special_tokens: bool = False
     ) -> dict[str, list[int]]:
         if not text:
             return {"input_ids": []}
-        # with its marks it is a prompt, which its query keeps
-        if not split_special_tokens or len(text) > KEPT_CHARS:
-            return {"input_ids": list(self._encode(text, not split_special_tokens))}
-        ids = self._replies.get(text, lambda: tuple(self._encode(text, False)))
+        marks = not split_special_tokens
+        # a longer one with marks is a prompt, which its query keeps
+        if len(text) > (KEPT_MARKS if marks else KEPT_CHARS):
+            return {"input_ids": list(self._encode(text, marks))}
+        ids = self._replies.get(f"{marks:d}{text}", lambda: tuple(self._encode(text, marks)))
         return {"input_ids": list(ids)}
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
@@ -149,6 +163,66 @@ class RemoteTokenizer:
                 raise
             return None
 
+    # --- control tokens ---------------------------------------------------------------------------
+
+    def control_in(self, texts: Sequence[str]) -> frozenset[str]:
+        """What the server reads as control tokens in these texts.
+
+        It offers no list of them. So whatever looks like one is tried.
+        """
+        found = {one for text in texts for shape in SHAPES for one in shape.findall(text)}
+        found |= self._odd
+        known = self._tried
+        new = self._try(sorted(found.difference(known)))
+        self._tried = new if len(known) > KEPT else known | new
+        return frozenset(one for one in found if (new if one in new else known)[one])
+
+    @cached_property
+    def _odd(self) -> frozenset[str]:
+        """Tokens of a template whose control tokens look like no others."""
+        found = {one for shape in SHAPES for one in shape.findall(self._sample)}
+        if not self._sample or any(self._try(sorted(found)).values()):
+            return frozenset()
+        tokens = {self.decode([token]) for token in self(self._sample)["input_ids"]}
+        return frozenset(one for one in tokens if len(one) > 2 and not one.strip().isalnum())
+
+    def _try(self, texts: Sequence[str]) -> dict[str, bool]:
+        """Whether these are control tokens: one token each, whatever stands beside it."""
+        between = self._end_of_turn() or self.eos_token
+        if between and len(self(between)["input_ids"]) > 1:
+            between = ""
+        found = {one: one == between for one in texts if between and between in one}
+        rest = [one for one in texts if one not in found]
+        if not between:  # one request for each: those that are too many are taken for such tokens
+            found = dict.fromkeys(rest[ONE_BY_ONE:], True)
+            rest = rest[:ONE_BY_ONE]
+        for at in range(0, len(rest), TRIED):
+            part = rest[at : at + TRIED]
+            rows = zip(
+                part,
+                self._read(part, between),
+                self._read([f"a{one}a" for one in part], between),
+                self._read([one[0] + one + one[-1] for one in part], between),
+                strict=True,
+            )
+            for one, ids, *others in rows:
+                found[one] = len(ids) == 1 and all(ids[0] in other for other in others)
+        return found
+
+    def _read(self, texts: Sequence[str], between: str) -> list[list[int]]:
+        """The tokens of each of these; by one request, with a token between them."""
+        if between and len(texts) > 1:
+            (mark,) = self(between)["input_ids"]
+            runs: list[list[int]] = [[]]
+            for token in self(between.join(texts))["input_ids"]:
+                if token == mark:
+                    runs.append([])
+                else:
+                    runs[-1].append(token)
+            if len(runs) == len(texts):
+                return runs
+        return [self(text)["input_ids"] for text in texts]
+
     def stops(self) -> list[int]:
         """The tokens that are known to end a turn."""
         marks = {self._end_of_turn(), self.eos_token} - {None, ""}
@@ -159,18 +233,25 @@ class RemoteTokenizer:
     def _end_of_turn(self) -> str | None:
         """The token that the template writes after an assistant's text, if it looks like a special
         one."""
-        mark = "specfuse-answer-mark"
-        # some servers leave a last answer open
-        turns = [("user", "x"), ("assistant", mark), ("user", "x")]
-        try:
-            prompt = self.apply_chat_template(
-                [{"role": role, "content": text} for role, text in turns]
-            )
-        except ValueError:  # the template refuses
-            return None
-        after = prompt.rpartition(mark)[2].lstrip()
+        after = self._sample.rpartition(_ANSWER)[2].lstrip()
         first = self.decode(self(after)["input_ids"][:1])
         return first if len(first) > 2 and first[0] in "<[" and after.startswith(first) else None
+
+    @cached_property
+    def _sample(self) -> str:
+        """A short conversation as the template writes it; empty if it refuses."""
+        # some servers leave a last answer open
+        turns = [("user", "x"), ("assistant", _ANSWER), ("user", "x")]
+        try:
+            return self.apply_chat_template(
+                [{"role": role, "content": text} for role, text in turns]
+            )
+        except ValueError:
+            return ""
+        except MemberError as error:
+            if error.kind == "not_found":  # it renders nothing
+                return ""
+            raise
 
 
 def by_endpoints(
@@ -178,7 +259,8 @@ def by_endpoints(
 ) -> RemoteTokenizer:
     """The tokenizer behind ``/tokenize`` and ``/detokenize`` as vLLM and SGLang have them.
 
-    They always recognise special tokens written in a text, whatever ``marks`` says.
+    They always recognise special tokens written in a text, whatever ``marks`` says: such text is
+    tokenized in parts.
     """
 
     def tokens(fields: Mapping[str, Any]) -> list[int]:
