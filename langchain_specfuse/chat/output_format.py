@@ -138,8 +138,12 @@ def _strict_schemas(given: Mapping[str, Any]) -> set[str] | None:
     """The names of the schemas that must be kept whole; None: all of them."""
     if given.get("strict") is True:
         return None
-    functions = [tool["function"] for tool in openai_tools(given.get("tools") or [])]
-    found = {_schema_name(one["name"]) for one in functions if one.get("strict") is True}
+    found = set()
+    for tool in given.get("tools") or ():
+        if isinstance(tool, Mapping):  # nothing else can say it
+            function = tool.get("function", tool)
+            if function.get("strict") is True:
+                found.add(_schema_name(function["name"]))
     wanted = given.get("response_format")
     wrapped = wanted.get("json_schema") if isinstance(wanted, Mapping) else None
     if isinstance(wrapped, Mapping) and wrapped.get("strict") is True:
