@@ -10,6 +10,7 @@ round.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -24,6 +25,8 @@ from ..core.values import Ask, DraftJob, Replies, Reply, Round
 from .admission import Admission, Limits
 from .queue import Task
 from .worker import forked, refuse_fork, worker_for
+
+log = logging.getLogger("langchain_specfuse")
 
 Sink = Callable[[Round | BaseException | None], None]
 """Takes the rounds, then None; or an error instead."""
@@ -73,9 +76,11 @@ class Run:
             self._over = True
             if forked():
                 return  # it continues in the parent process
-            if self._begun:
-                self._forget(list(self._members))
-            self._schedule.admission.leave(self)
+            try:
+                if self._begun:
+                    self._forget(list(self._members))
+            finally:  # or the others would wait for this answer
+                self._schedule.admission.leave(self)
 
     def _begin(self) -> None:
         self._begun = True
@@ -130,9 +135,12 @@ class Run:
         # Through the queue, or it would race with the batch that is running.
         for name in names:
             member = self._members[name]
-            worker_for(member.device).put(
-                Task(member, "call", partial(member.forget, self._query_id), lambda _: None)
-            )
+            try:
+                worker_for(member.device).put(
+                    Task(member, "call", partial(member.forget, self._query_id), lambda _: None)
+                )
+            except Exception:  # a member is code of others; the others forget all the same
+                log.exception("%s cannot forget an answer that is over", name)
 
 
 class ReplyCollector:

@@ -17,7 +17,7 @@ from ..core.panel import Panel
 from ..core.referee import FREE, Referee
 from ..core.rounds import Loop, rounds
 from ..core.values import Panelist, Query, Round
-from ..errors import UsageError, advised, emptied
+from ..errors import MemberError, UsageError, advised, emptied
 from .admission import Admission
 from .drive import Schedule, adrive, drive
 from .queue import Task
@@ -27,6 +27,18 @@ from .worker import refuse_fork, worker_for
 def loop_of(settings: Settings) -> Callable[..., Loop]:
     """The loop that agrees an answer: segment by segment, or as a whole."""
     return rounds if settings.result is None else answers
+
+
+def _probed(member: Member) -> Probe:
+    """What the member reports of itself. A member may be code of others and report anything."""
+    probe = member.probe()
+    if issubclass(type(probe), Probe):
+        return probe
+    error = MemberError(
+        f"probe() of {member.name} must return a Probe, got {type(probe).__name__}",
+        member=member.name,
+    )
+    raise advised(error, "from langchain_specfuse.core.member import Probe")
 
 
 class Ensemble:
@@ -96,7 +108,7 @@ class Ensemble:
             for member in self.members.values():
                 # Members that load elsewhere do so all at once.
                 getattr(member, "start_loading", lambda: None)()
-            known = {name: member.probe() for name, member in self.members.items()}
+            known = {name: _probed(member) for name, member in self.members.items()}
         except BaseException as error:
             for future in self._end_loading(None):
                 future.set_exception(emptied(error))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse import EnsembleError, ScriptedMember, SpecFuseChatModel
+from langchain_specfuse import EnsembleError, MemberError, ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.core.replies import CHECKS
 from langchain_specfuse.core.values import Draft, Effort, Failure, PrefillPending, Scored
 
@@ -223,3 +223,49 @@ def test_a_lone_member_that_reports_itself_late_fails() -> None:
 def test_every_field_of_a_reply_is_checked() -> None:
     kinds = (Draft, Scored, Failure, PrefillPending, Effort)
     assert {one.type for kind in kinds for one in fields(kind)} <= CHECKS.keys()
+
+
+class Homeless(ScriptedMember):
+    """Raises when it is asked for its device once more."""
+
+    asked = 0
+
+    @property
+    def device(self) -> str:
+        self.asked += 1
+        if self.asked > 1:
+            raise RuntimeError("no device")
+        return "nonsense homeless"
+
+    @device.setter
+    def device(self, value: str) -> None:
+        pass
+
+
+def test_a_member_whose_device_raises_blocks_no_other_answer() -> None:
+    other = ScriptedMember(BLUE, name="other", device=f"nonsense {next(_NUMBERS)}")
+    llm = SpecFuseChatModel(
+        members=[Homeless(BLUE, name="homeless"), other],
+        max_concurrency=1,
+        segment_tokens=4,
+        timeout=LIMIT_S,
+    )
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no device"):
+            llm.invoke("Why?")
+    assert until(lambda: not other.open_queries)
+
+
+@pytest.mark.parametrize("probe", [None, "fine", Hostile], ids=["None", "text", "hostile"])
+def test_a_member_that_reports_nonsense_of_itself_is_named(probe: Any) -> None:
+    class Reporting(ScriptedMember):
+        def preview(self) -> Any:
+            return None
+
+        def probe(self) -> Any:
+            return Hostile() if probe is Hostile else probe
+
+    llm = SpecFuseChatModel(members=[Reporting(BLUE, name="odd")], timeout=LIMIT_S)
+    with pytest.raises(MemberError, match="of odd must return a Probe"):
+        llm.invoke("Why?")
+    assert asked(SpecFuseChatModel(members=[ScriptedMember(BLUE)])) == BLUE
