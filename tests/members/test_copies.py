@@ -6,12 +6,19 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
 
-from langchain_specfuse import ChatModelMember, ScriptedMember, ServerMember, SpecFuseChatModel
+from langchain_specfuse import (
+    ChatModelMember,
+    ScriptedMember,
+    ServerMember,
+    SpecFuseChatModel,
+    TransformersMember,
+)
 
 from . import tiny
 from .fake_chat_server import FakeChatServer
@@ -109,3 +116,15 @@ def test_a_used_chat_model_of_members(served: ServerMember, copied: Any) -> None
     )
     said = llm.invoke("Why?").text
     assert copied(llm).invoke("Why?").text == said
+
+
+def test_a_used_member_in_this_process(tmp_path: Path, copied: Any) -> None:
+    model, tokenizer = tiny.made("llama", 1)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    member = TransformersMember(str(tmp_path), name="local")
+    said = says(member)
+    twin = copied(member)
+    assert twin.loaded is None
+    assert says(twin) == said
+    member.unload()
