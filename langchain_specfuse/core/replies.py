@@ -57,7 +57,7 @@ def is_late(reply: Reply) -> bool:
 def pending_failure(pending: PrefillPending) -> Failure | None:
     """Why this is not a valid report of what is left to read, if it is not."""
     try:
-        return _wrong_field(pending)
+        return _wrong_field(pending, PrefillPending)
     except BaseException as error:
         return Failure("error", f"replied with nonsense: {type(error).__name__}")
 
@@ -66,10 +66,10 @@ def _nonsense(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
     wanted = Draft if isinstance(job, DraftJob) else Scored
     if not isinstance(reply, wanted | Failure):
         return Failure("error", f"replied with {type(reply).__name__} (wanted {wanted.__name__})")
-    if (wrong := _wrong_field(reply)) is not None:
-        return wrong
     if isinstance(reply, Failure):
-        return _wrong_kind(reply) or reply
+        return _wrong_field(reply, Failure) or _wrong_kind(reply) or reply
+    if (wrong := _wrong_field(reply, wanted)) is not None:
+        return wrong
     if isinstance(reply, Scored):
         assert isinstance(job, ScoreJob)
         return _wrong_rows(job, reply) or _nan(reply.logprobs)
@@ -112,17 +112,16 @@ def _nan(rows: Sequence[Sequence[float]]) -> Failure | None:
 # --- fields ---------------------------------------------------------------------------------------
 
 
-def _wrong_field(reply: Any) -> Failure | None:
+def _wrong_field(reply: Any, of: type) -> Failure | None:
     """The first field, also of its effort, whose value is none that its annotation allows."""
-    for field in fields(reply):
-        value = getattr(reply, field.name)
-        if not CHECKS[str(field.type)](value):
-            what = f"{type(reply).__name__}.{field.name}"
+    for name, kind, check in FIELDS[of]:
+        value = getattr(reply, name)
+        if not check(value):
+            what = f"{of.__name__}.{name}"
             return Failure(
-                "error",
-                f"replied with nonsense: {what} is {reprlib.repr(value)} (wanted {field.type})",
+                "error", f"replied with nonsense: {what} is {reprlib.repr(value)} (wanted {kind})"
             )
-        if isinstance(value, Effort) and (wrong := _wrong_field(value)) is not None:
+        if kind == "Effort" and (wrong := _wrong_field(value, Effort)) is not None:
             return wrong
     return None
 
@@ -140,18 +139,20 @@ def _is_text(value: Any) -> bool:
 
 def _number(kind: type) -> Callable[[Any], bool]:
     """Negative numbers are allowed: a reply may correct what an earlier one estimated."""
-    return lambda value: isinstance(value, kind) and bool(-MOST <= value <= MOST)  # type: ignore[operator]
+    return lambda value: issubclass(type(value), kind) and bool(-MOST <= value <= MOST)
 
 
 def _row_of(kind: type) -> Callable[[Any], bool]:
+    # Every type once: a row may have thousands of numbers.
     return lambda value: (
-        isinstance(value, tuple | list) and all(isinstance(one, kind) for one in value)
+        isinstance(value, (tuple, list))
+        and all(issubclass(one, kind) for one in set(map(type, value)))
     )
 
 
 def _rows_of(kind: type) -> Callable[[Any], bool]:
     is_row = _row_of(kind)
-    return lambda value: isinstance(value, tuple | list) and all(map(is_row, value))
+    return lambda value: isinstance(value, (tuple, list)) and all(map(is_row, value))
 
 
 def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -173,3 +174,8 @@ CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "BaseException | None": _or_none(lambda value: isinstance(value, BaseException)),
 }
 """An annotation of a reply's field -> whether a value is what it says."""
+FIELDS: Mapping[type, list[tuple[str, str, Callable[[Any], bool]]]] = {
+    kind: [(one.name, str(one.type), CHECKS[str(one.type)]) for one in fields(kind)]
+    for kind in (Draft, Scored, Failure, PrefillPending, Effort)
+}
+"""For each kind of reply and for efforts: a field's name, its annotation and its check."""

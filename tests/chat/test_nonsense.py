@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_specfuse import EnsembleError, MemberError, ScriptedMember, SpecFuseChatModel
-from langchain_specfuse.core.replies import CHECKS
 from langchain_specfuse.core.values import Draft, Effort, Failure, PrefillPending, Scored
 
 from .conftest import BLUE, LIMIT_S, free, until
@@ -220,9 +219,22 @@ def test_a_lone_member_that_reports_itself_late_fails() -> None:
         llm.invoke("Why?")
 
 
-def test_every_field_of_a_reply_is_checked() -> None:
-    kinds = (Draft, Scored, Failure, PrefillPending, Effort)
-    assert {one.type for kind in kinds for one in fields(kind)} <= CHECKS.keys()
+@dataclass(frozen=True)
+class Annotated(Draft):
+    """A member's own kind of draft."""
+
+    note: dict[str, Any] = field(default_factory=dict)
+
+
+def test_a_draft_may_have_further_fields_of_its_own() -> None:
+    class Noting(ScriptedMember):
+        def draft(self, jobs: Sequence[Any]) -> Any:
+            return [
+                Annotated(**{one.name: getattr(draft, one.name) for one in fields(draft)})
+                for draft in super().draft(jobs)
+            ]
+
+    assert asked(SpecFuseChatModel(members=[Noting(BLUE)], timeout=LIMIT_S)) == BLUE
 
 
 class Homeless(ScriptedMember):
