@@ -320,9 +320,9 @@ class Failure:
             kind = getattr(error, "kind", "error")
             kind = kind if kind in KINDS else "error"
             message = message or (f"{name}: {error}" if str(error) else name)
+            return cls(kind, message, error)
         except BaseException:  # it is code of others, and cannot even be described
             return cls("error", f"{name}, which cannot be described")
-        return cls(kind, message, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,15 @@ class Unspeakable(Exception):
     __repr__ = __str__
 
 
+class Unreadable(Exception):
+    """An error whose parts cannot be read."""
+
+    args = __notes__ = __cause__ = __context__ = property(Hostile._raise)  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.error = RuntimeError
+
+
 RAISED = (
     RuntimeError("x"),
     SystemExit(1),
@@ -56,6 +65,7 @@ RAISED = (
     StopAsyncIteration(),
     MemoryError(),
     Unspeakable(),
+    Unreadable(),
     BaseExceptionGroup("several", [SystemExit(2), ValueError("x")]),
 )
 NASTY: list[Any] = [
@@ -133,6 +143,8 @@ class Nonsense(ScriptedMember):
 
     def _said(self, replies: Any) -> Any:
         nonsense = self.nonsense
+        if type(nonsense) is Maker:
+            nonsense = nonsense.batch()
         for error in RAISED:
             if nonsense is error:
                 raise error
@@ -155,7 +167,7 @@ def asked(llm: SpecFuseChatModel) -> str | EnsembleError:
 
 @given(work=st.sampled_from(["draft", "score"]), seed=st.integers(0, 2**32))
 def test_nonsense_ends_no_worker(work: str, seed: int) -> None:
-    hurts_nobody_else(work, Maker(seed).batch())
+    hurts_nobody_else(work, Maker(seed))
 
 
 KNOWN = {
