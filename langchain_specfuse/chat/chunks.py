@@ -1,7 +1,5 @@
-"""Rounds to LangChain's chunks, with tool calls, reasoning, usage, provenance and finish reason.
-
-Knows rounds and LangChain's messages; nothing of how or where the rounds are made.
-"""
+"""Convert rounds to LangChain chunks, with tool calls, reasoning, usage, provenance and finish
+reason."""
 
 from __future__ import annotations
 

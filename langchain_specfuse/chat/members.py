@@ -1,8 +1,8 @@
 """Members by name: one object per member in this process, so that chat models, copies and pickles
 share its weights.
 
-Knows how a member can be written (a name, a dict, an object) and what it is called. Loads nothing
-by itself.
+This module reads the ways to write a member (a name, a dict, an object) and gives each its name. It
+loads nothing by itself.
 """
 
 from __future__ import annotations
@@ -340,8 +340,8 @@ def _last_part(given: str | Mapping[str, Any] | BaseChatModel) -> str:
 
 
 def identity(given: Given, name: str) -> dict[str, Any]:
-    """Plain JSON that distinguishes this member's answers from another's: for caches and traces.
-    Loads nothing. Secrets are left out: answers do not depend on whose key is used."""
+    """Everything that affects this member's output, as plain JSON for caches and traces. Loads
+    nothing. Secrets are left out: answers do not depend on whose key is used."""
     return dict(masked(_identity(given, name)))
 
 

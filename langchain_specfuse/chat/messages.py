@@ -1,5 +1,4 @@
-"""LangChain's messages to plain turns, and how long these are in tokens. Knows nothing of
-answers."""
+"""Convert LangChain's messages to plain turns, and count their tokens."""
 
 from __future__ import annotations
 

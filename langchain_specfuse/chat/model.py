@@ -1,7 +1,7 @@
 """The LangChain chat model. It turns a call into a request, and the request's rounds into chunks.
 
-Models run on the workers' threads; the caller's thread only reads rounds. Knows neither the method
-(``core``) nor how members work (``members``).
+Models run on the workers' threads; the caller's thread only reads rounds. The method is in
+``core``, the members are in ``members``.
 """
 
 from __future__ import annotations

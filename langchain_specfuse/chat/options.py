@@ -217,7 +217,7 @@ _IGNORED: Mapping[str, str] = {
 
 
 def checked(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """The given options as their fields hold them. None means: not given, but ``lead=None``: nobody
+    """Validate and normalise options. None means "not given", except in ``lead=None``: no member
     leads."""
     given = {
         "stop" if name == "stop_sequences" else name: one
@@ -428,7 +428,7 @@ def as_result(given: Any) -> Any:
     error = UsageError(
         f"result must be one of {', '.join(map(repr, RESULTS))} or a function, got {given!r:.80}"
     )
-    raise advised(error, "a function takes an answer's text and returns what it comes to, or None")
+    raise advised(error, "a function takes an answer's text and returns its result, or None")
 
 
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {

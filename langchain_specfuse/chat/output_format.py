@@ -1,7 +1,8 @@
-"""What one call asks the answer to be: tools that may be called, and the form of what is no call.
+"""What one call asks the answer to be: the tools that may be called, and the format of non-tool
+answers.
 
 Turns the options ``tools, tool_choice, parallel_tool_calls, strict, response_format, regex, choice,
-grammar`` into tools and one constraint, and refuses before any model runs what cannot be.
+grammar`` into tools and one constraint, and refuses impossible ones before any model runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""One question on its way: everything chosen for it, and its rounds. Knows nothing of callbacks or
-chunks."""
+"""One question: its members, its options, and its rounds."""
 
 from __future__ import annotations
 
@@ -145,7 +144,7 @@ def _result(chosen: Mapping[str, Any], shape: _formats.Shape) -> Any:
         return chosen["result"]
     if shape.text is not None or shape.tools:
         return "text"
-    error = UsageError("segment='answer' needs to know what an answer comes to")
+    error = UsageError("segment='answer' needs to know how to find the result in an answer")
     raise advised(
         error,
         "result='number', 'choice', 'json', 'text' or a function; or ask for an object or a choice",
@@ -190,7 +189,7 @@ def warn_where_votes_decide_nothing(
     """Warn once per ensemble if several members draft, but at most one of them and no other member
     has a vote.
 
-    Says nothing while a member is unknown.
+    No warning until all members are probed.
     """
     voting = [name for name, probe in probes.items() if probe and probe.scores]
     silent = [name for name in members if name in writers and name not in voting]

@@ -2,7 +2,7 @@
 
 A round is a span; below it are each member's drafting, scoring and failing. Text that leads to the
 answer (drafts, reasons) is in ``inputs``, ``outputs`` and ``error``, which tracers can hide; names,
-tags, metadata and events never hold any. Knows nothing of LangChain.
+tags, metadata and events never hold any. This module does not depend on LangChain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""``with_structured_output``: a chat model whose answers come as objects.
+"""``with_structured_output``: a chat model whose answers are objects.
 
-Knows LangChain's runnables and parsers and how a schema is asked for; what an answer may be is in
-``output_format``.
+It builds LangChain's runnables and parsers; ``output_format`` decides which answers are allowed.
 """
 
 from __future__ import annotations

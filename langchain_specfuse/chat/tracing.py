@@ -3,9 +3,8 @@ started.
 
 LangChain passes ``_stream`` no run manager on most paths, so the chat model passes it a
 :class:`RunScope` instead. Tracers get each child run complete, when its round is done, with the
-times at which the members worked: LangSmith gets it in one post, and nothing can stay open. An
-error of a tracer is logged once, and that tracer gets no more of this answer. Knows callbacks,
-tracers and rounds; nothing of messages or members.
+times at which the members worked: LangSmith gets it in one post, and no run can stay open. If a
+tracer raises, the error is logged once, and that tracer gets no more of this answer.
 """
 
 from __future__ import annotations

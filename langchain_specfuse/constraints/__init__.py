@@ -1,7 +1,7 @@
 """What an answer must look like: masks for members, and a referee for the loop.
 
-Knows texts, bytes and vocabularies; no models, no torch, no LangChain. The grammars are read by
-llguidance, which the extra ``langchain-specfuse[structured]`` installs.
+It works on texts, bytes and vocabularies, without models, torch or LangChain. llguidance reads the
+grammars; the extra ``langchain-specfuse[structured]`` installs it.
 """
 
 from .calls import CallReader, canonical, format_in, scanned, trigger

@@ -1,8 +1,7 @@
-"""Tool calls in the text of an answer: the one reader that tells them from free text, and when two
-calls are the same.
+"""Tool calls in the text of an answer: the one reader that separates them from free text, and the
+rule for when two calls are the same.
 
-Knows how calls are written (:class:`CallFormat`), not which calls are allowed: the grammar says
-that.
+:class:`CallFormat` says how calls are written; the grammar says which calls are allowed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The loop's referee: a grammar over plain bytes, asked about whole texts. Knows no tokenizer and
-no member."""
+"""The loop's referee: a grammar over plain bytes that checks whole texts. It is independent of
+tokenizers and members."""
 
 from __future__ import annotations
 

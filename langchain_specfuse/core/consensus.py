@@ -55,23 +55,23 @@ class Tally:
     """The answers so far, by result."""
 
     waiting: list[Voter]
-    """Who has not been asked, in order."""
+    """Voters that have not been asked, in order."""
     groups: dict[Hashable, list[Voter]] = field(default_factory=dict)
-    """result -> who came to it."""
+    """result -> the voters whose answers have it."""
     silent: list[Voter] = field(default_factory=list)
-    """Whose answers come to nothing."""
+    """Voters whose answers contain no result."""
 
     def weight(self, result: Hashable) -> float:
         return math.fsum(voter.weight for voter in self.groups[result])
 
     def ranked(self) -> list[Hashable]:
-        """The results, the heaviest first; among equals the one that was first come to: the lead's,
-        if it has one."""
+        """The results, the one with most weight first; among equals the one that was found first,
+        which is the lead's if it has one."""
         return sorted(self.groups, key=lambda result: -round(self.weight(result), 12))
 
     def decided(self, more: int = 0) -> bool:
-        """Whether nobody that waits can change the winner, if the next ``more`` voters all come to
-        the same result."""
+        """Whether no waiting voter can change the winner, if the next ``more`` voters all find the
+        same result."""
         if not self.waiting:
             return True
         weights = [self.weight(result) for result in self.ranked()] + [0.0, 0.0]
@@ -176,7 +176,7 @@ def _to_the_end(
 
 
 def _result(result_of: Result, text: str) -> Hashable:
-    """What the answer comes to; an error of the user's function is named as such."""
+    """The result in this answer. If the user's function raises, the error says so."""
     try:
         found = result_of(text)
         hash(found)

@@ -1,7 +1,7 @@
 """Who is in, with which voting weight, and who leaves: multiplicative weights and the exit policy.
 
-A :class:`Panel` is frozen; every change returns a new one. It knows names and numbers, nothing of
-drafts or texts.
+A :class:`Panel` is frozen; every change returns a new one. It holds names and numbers, no drafts or
+texts.
 """
 
 from __future__ import annotations

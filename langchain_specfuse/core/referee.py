@@ -1,5 +1,5 @@
-"""What may stand in an answer that has a constraint. A referee knows texts, no tokens and no
-members.
+"""Which text is allowed in an answer that has a constraint. A referee works on texts, not on tokens
+or members.
 
 The loop asks it about every draft: a member that masks its own drafting passes unchanged, a draft
 of one that cannot is cut at the last legal character. The referee that reads grammars is in

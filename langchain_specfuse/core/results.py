@@ -1,4 +1,4 @@
-"""What an answer comes to: the number, choice, object or text in it, so that two answers can be
+"""The result in an answer: its number, choice, object or text, so that two answers can be
 compared."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from .letters import chosen_letter
 
 Result: TypeAlias = Callable[[str], Hashable]
-"""An answer's text -> what it comes to; None if it comes to nothing. Equal results agree."""
+"""An answer's text -> its result; None if it contains none. Equal results agree."""
 
 _NUMBER = re.compile(
     r"(?<![\w.])[-+−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[-+−]?[$€£]?\.\d+"

@@ -2,8 +2,8 @@
 
 It is one generator and does no work itself. It yields an :class:`.Ask` (which member should do
 what), is sent the replies, and yields a frozen :class:`.Round` when a segment is agreed. So the
-same code serves threads, asyncio and tests, and knows nothing of torch, devices, timeouts or
-LangChain. ``engine.drive`` runs it.
+same code serves threads, asyncio and tests, without torch, devices, timeouts or LangChain.
+``engine.drive`` runs it.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ class Budget:
 
 
 class Clock:
-    """Wall-clock time, effort and late members of one round, by phase. What it costs is taken from
+    """Wall-clock time, effort, late members and refusals of one round, by phase. Charges costs to
     the budget."""
 
     def __init__(self, budget: Budget) -> None:

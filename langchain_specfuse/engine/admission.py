@@ -1,8 +1,5 @@
-"""Admission: how many answers are under way at once on one ensemble; the others wait in order, or
-are refused.
-
-Knows numbers and order; nothing of what is asked.
-"""
+"""Admission: how many answers may run at the same time on one ensemble; the others wait in order,
+or are refused."""
 
 from __future__ import annotations
 

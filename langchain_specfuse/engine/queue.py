@@ -1,7 +1,7 @@
 """What waits for a worker: tasks, which of them form a batch, and long prompts that are read in
 chunks between batches.
 
-Knows tasks and members; nothing of threads or time limits.
+Threads and time limits are in ``worker``.
 """
 
 from __future__ import annotations

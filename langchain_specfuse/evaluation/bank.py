@@ -129,10 +129,11 @@ class BankedMember:
         if open and self._bank.offline:
             lost = Failure(
                 "error",
-                f"the bank has no such {work} of {self.name}: record this rule with the members",
+                f"the bank has no {work} of {self.name} for this job: record this rule with the "
+                "members",
             )
             return [reply or lost for reply in replies]
-        # Whole contexts are read at once: a bank does not keep halves.
+        # Whole contexts are read in one piece: partial replies are not stored.
         asked = [replace(jobs[at], prefill_chunks=None) for at in open]
         new = getattr(self._member, work)(asked) if asked else []
         for at, reply in zip(open, new, strict=True):

@@ -47,7 +47,7 @@ class Finding:
     member: str
     check: str
     verdict: str
-    """``good``, ``watch`` (it works, but know this) or ``bad`` (mend it, or leave the member
+    """``good``, ``watch`` (it works, with a limitation) or ``bad`` (fix it, or leave the member
     out)."""
     text: str
 

@@ -130,8 +130,8 @@ def diagnosed(
     calibration = calibrated(ways, attempts, lead, scores, len(task.questions)) if ways else None
     verdict, advice = advise(calibration, by_system)
     bad = sorted({finding.member for finding in findings if finding.verdict == BAD})
-    mend = [f"Mend {name} first, or leave it out: a check failed." for name in bad]
-    return Diagnosis(tuple(findings), report, verdict, (*mend, *advice), tuple(found), calibration)
+    fix = [f"Fix {name} first, or leave it out: a check failed." for name in bad]
+    return Diagnosis(tuple(findings), report, verdict, (*fix, *advice), tuple(found), calibration)
 
 
 def _rank(own: Sequence[Result]) -> tuple[float, float]:

@@ -64,7 +64,7 @@ class Plan:
 
 
 def identity(member: Member) -> Any:
-    """What distinguishes this member's answers from another's, as plain data."""
+    """Everything that affects this member's output, as plain data."""
     spec = getattr(member, "spec", None)
     return [member.name, dict(spec) if isinstance(spec, Mapping) else type(member).__name__]
 

@@ -5,9 +5,6 @@ chosen, its next draft is the next part of that stream. A member that writes alo
 not corrected, therefore gives its own answer in one request. When another draft is chosen, the
 stream is cancelled, and a new one continues the chosen text; a short trial finds out how this model
 does so. It votes by ballot: it sees the drafts under letters, in two orders.
-
-Knows LangChain's chat models; nothing of rounds.
-
 Paper: members vote by likelihood alone; hosted models do not report the likelihood of a given text.
 """
 
@@ -254,8 +251,8 @@ class ChatModelMember:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What distinguishes its answers from other members', as plain JSON. ``settings``: a digest
-        of all settings but secrets."""
+        """Everything that affects this member's output, as plain JSON. ``settings``: a digest of
+        all settings except secrets."""
         known = {
             key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")
         }

@@ -1,5 +1,4 @@
-"""Which proxy a request takes, and what is loaded when the model hub cannot be reached. Knows no
-engine."""
+"""Which proxy a request takes, and what is loaded when the model hub cannot be reached."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class ScriptedMember:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Whatever distinguishes this member's answers from another's: for caches."""
+        """Everything that affects this member's output, for caches."""
         lines = [
             {"refusal": line}
             if isinstance(line, _Refusal)

@@ -1,12 +1,12 @@
 """A store on llama.cpp's KV cache: a query is a sequence, and so is each draft that is scored and
 each kept prefix.
 
-Sequences share cells: a copy of one costs nothing until it goes on. Tokens of all sequences are
-read together. All cells are one pool (``kv_unified``), in which a sequence's cells must stand in
+Sequences share cells: a copy of one costs nothing until it is continued. Tokens of all sequences
+are read together. All cells are one pool (``kv_unified``), in which a sequence's cells must have
 the order of its tokens: attention sums in the order of the cells, and with four-bit weights another
-order changes logits by several percent of their spread. So freed cells are not used again at once.
-They wait in a graveyard, a sequence that nobody reads, until the pool is full. Then what is still
-needed is saved and restored into a fresh pool, larger if necessary. No answer depends on when.
+order changes logits by several percent of their spread. So freed cells are not reused immediately.
+They are kept in an unused sequence, the graveyard, until the pool is full. Then what is still
+needed is saved and restored into a fresh pool, larger if necessary. Timing never affects answers.
 """
 
 from __future__ import annotations

@@ -430,7 +430,7 @@ class SharedWeights:
         try:
             think(self.store, thoughts)
         except BaseException:
-            for item in batch:  # half a thought is none
+            for item in batch:  # discard incomplete reasoning
                 item.member.states.pop(item.job.query.id, None)
             raise
         for item, thought in zip(batch, thoughts, strict=True):
@@ -495,7 +495,7 @@ def cache_bytes(free: int, prefix_cache: bool | int) -> tuple[int, int]:
 
 
 def _has_nan(reply: AnyReply) -> bool:
-    """Whether it is not to be continued from: some of its numbers are not numbers."""
+    """Whether the reply contains NaN."""
     if isinstance(reply, Failure):
         return reply.kind == "nan"
     rows = (

@@ -1,9 +1,8 @@
-"""Drafts: one token at a time for all drafts of a batch, until each has come to its end.
+"""Drafts: one token at a time for all drafts of a batch, until each has ended.
 
 A draft ends where the model ends its turn, where a stop string appears, where the budget does, or
 at the last safe boundary once it is long enough. Under a constraint it also ends where only one
-continuation is left, and a tool call is drafted whole. Knows tokens, text and the cache; nothing of
-prompts or scores.
+continuation is left, and a tool call is drafted whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""From a query's constraint to token masks: where a draft stands in the grammar, and which tokens
-may come next.
+"""From a query's constraint to token masks: how far a draft is in the grammar, and which tokens may
+come next.
 
-Between the grammar (``constraints``: bytes and bit masks) and the drafts (tokens and logits). Knows
-nothing of what a constraint means.
+It connects the grammar (``constraints``: bytes and bit masks) with the drafts (tokens and logits).
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class LocalMember(ABC):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """All that tells this member's answers from another's, as plain JSON. Secrets are left out:
+        """Everything that affects this member's output, as plain JSON. Secrets are left out:
         answers do not depend on whose key is used."""
         usual = {**vars(MemberSettings()), **self.usual, "adapter": None}
         everything = vars(self.source) | vars(self.settings) | {"adapter": self.adapter}

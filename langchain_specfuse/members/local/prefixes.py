@@ -1,8 +1,8 @@
-"""Kept prefixes: what was read for queries that are over, for queries that begin alike. The least
-recently used goes first.
+"""Kept prefixes: what was read for finished queries, reused by queries that begin alike. The least
+recently used is dropped first.
 
-Knows token ids, bytes, and the logits where a prompt ended; nothing of how a store holds keys,
-values or states.
+A prefix is its token ids, its size in bytes, and the logits where a prompt ended; the store holds
+the keys, values or states.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """From logits to one token per row, repeatable whatever else is in the batch.
 
 The noise of a token depends on (seed, position) alone: not on the round, the batch, the device or a
-global generator. So what was drafted and cut off comes out the same when it is drafted again. Knows
-nothing of text or scores.
+global generator. So text that was drafted and cut off is the same when it is drafted again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """From logits to log-probabilities: of tokens, of a candidate, and of the end of the turn as one
-event.
-
-Knows token ids and logits of one member; nothing of caches, or of what scores are for.
-"""
+event."""
 
 from __future__ import annotations
 

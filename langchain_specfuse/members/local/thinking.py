@@ -1,8 +1,7 @@
 """What a reasoning model thinks before its first word: generated once per query, kept for itself.
 
-A thought depends on the query alone. It is greedy whatever the job's sampling is, so that a draft
-and a score, or a member that has lost everything, get the same one. Knows tokens and the cache;
-nothing of templates or constraints.
+A thought depends on the query alone. It is greedy whatever the job's sampling is, so that drafting
+and scoring get the same one, also after the member has lost its caches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One server over HTTP: pooled connections, time limits, retries.
 
-A request depends on its job alone, so it may be sent again. Knows JSON and status codes; nothing of
-members, tokens or engines. Whatever goes wrong is a :class:`.MemberError` whose kind says how.
+A request depends on its job alone, so it may be sent again. Every failure is a
+:class:`.MemberError` whose kind says what went wrong.
 """
 
 from __future__ import annotations

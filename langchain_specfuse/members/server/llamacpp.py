@@ -5,7 +5,7 @@ Such a grammar leaves one token at each place, so these are drawn, with the prob
 had before the grammar. (A grammar of text would split words into other tokens; ``echo`` is ignored
 there.) A token that holds only part of a character breaks such a grammar, and no number is reported
 for it: a path with one is scored token by token. All requests of a query go to its own slot, whose
-cache has the context already. Knows no text and no votes.
+cache has the context already.
 """
 
 from __future__ import annotations

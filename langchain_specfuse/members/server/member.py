@@ -2,8 +2,8 @@
 prompts.
 
 This file finds out which kind of server it is, and turns any error into the failure of one job.
-Servers that only chat, such as Ollama, are asked through a :class:`.ChatModelMember`. It knows
-nothing of votes, and needs neither torch nor a GPU.
+Servers that only chat, such as Ollama, are asked through a :class:`.ChatModelMember`. Neither torch
+nor a GPU is needed.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class ServerMember:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Whatever distinguishes this member's answers from another's, as plain JSON."""
+        """Everything that affects this member's output, as plain JSON."""
         own: dict[str, Any] = {
             "chat_template": self.chat_template,
             "chat_template_kwargs": self.chat_template_kwargs,

@@ -2,7 +2,7 @@
 
 Its radix cache is used up to that place, so a path costs its own tokens and one more. Its
 log-probabilities are those after the temperature: a draft that was sampled with another one comes
-without numbers, and is scored like any other. Knows no text and no votes.
+without log-probabilities, and is scored like any other.
 """
 
 from __future__ import annotations

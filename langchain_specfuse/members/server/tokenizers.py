@@ -1,8 +1,7 @@
 """The tokenizer of a model on a server: the server's own, asked over HTTP, or a local copy.
 
 Both have the interface of a tokenizer of transformers, so templates and seams work as with a model
-in this process. The server's own costs a few short requests per draft. Knows nothing of what the
-text is for.
+in this process. The server's own costs a few short requests per draft.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ in this process.
 
 A member's own segments keep their own tokens, text from others is tokenized as part of the whole,
 the end of a turn is an event. :class:`Dialect` is what a member asks of an engine; ``vllm``,
-``sglang`` and ``llamacpp`` implement it. Knows tokens and text; nothing of votes.
+``sglang`` and ``llamacpp`` implement it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 *Probes*: one token after every beginning of every path, with the log-probabilities of the wanted
 ids alone. These are ordinary prompts, so the prefix cache serves them. *Echo*: the
-log-probabilities of a whole prompt. Exact, but vLLM never reads those from its cache, so it is for
-short contexts. Knows no text and no votes.
+log-probabilities of a whole prompt. It is exact, but vLLM never reads those from its cache, so it
+is used for short contexts.
 """
 
 from __future__ import annotations

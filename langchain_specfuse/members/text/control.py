@@ -1,8 +1,8 @@
 """Text of a conversation that a tokenizer would read as control tokens, such as ``<|im_end|>``.
 
-Only a chat template may write control tokens. So such text is covered by digits while a template
-renders the conversation, and the prompt is tokenized in parts that are cut inside of it: then no
-part contains it. A prompt without such text is one part. Knows texts; nothing of tensors or votes.
+Only a chat template may write control tokens. So such text is replaced by digits while a template
+renders the conversation. Then the text is put back, and the prompt is cut inside each such text and
+tokenized in parts, so that no part contains one whole. A prompt without such text is one part.
 """
 
 from __future__ import annotations

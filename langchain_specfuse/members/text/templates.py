@@ -1,9 +1,8 @@
 """From turns to the prompt that a model expects, and how the model ends its turn.
 
-A chat template of the tokenizer (or of the user) where there is one, a plain one otherwise. What a
-chat template knows of tools, calls and results is found out by rendering marked ones, never by a
-model's name; what it does not know is written in words. Knows the tokenizer's templates; nothing of
-tensors, caches or votes.
+The chat template is the tokenizer's (or the user's) where there is one, and a plain one otherwise.
+Rendering marked tools, calls and results shows which of them a template supports; the model's name
+is never used for that. What a template does not support is written in words.
 """
 
 from __future__ import annotations

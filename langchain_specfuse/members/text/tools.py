@@ -1,7 +1,7 @@
 """Text that tells a member which tools there are, how to write a call, and what a constrained
 answer must look like.
 
-For what a chat template does not render itself. Pure text; knows nothing of tokenizers or grammars.
+It is used for what a chat template does not render itself.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A member's own segments keep their own tokens. Text from others is tokenized in 
 alone: a run of it is one text, cut into blocks at safe boundaries so that a long run costs no more
 than its end. What looks like a special token in an answer is text as well: a page of HTML must not
 end a turn with its ``</s>``. The text of new tokens is found by difference, which keeps every space
-whatever the tokenizer does at a beginning. Knows nothing of models and tensors.
+whatever the tokenizer does at the beginning of a text.
 """
 
 from __future__ import annotations

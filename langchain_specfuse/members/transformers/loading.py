@@ -1,8 +1,8 @@
 """From a name to a model and a tokenizer in memory, once per process: members with the same weights
 share them.
 
-Refuses what is not safe or cannot work (pickled weights, remote code, models that are not decoders)
-with an error that says what to do. Knows nothing of drafts and scores.
+What is not safe or cannot work (pickled weights, remote code, models that are not decoders) is
+refused with an error that says what to do.
 """
 
 from __future__ import annotations
