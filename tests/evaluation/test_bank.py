@@ -66,7 +66,9 @@ def test_without_the_members_another_rule_on_the_same_replies_works_and_a_new_on
     _, offline = with_bank(scripted(), tmp_path / "bank", offline=True)
     other = replace(SETTINGS, method=Method(learning_rate=0.0, reward="wins"))
     assert "".join(r.text for r in offline.rounds(QUERY, other)).startswith("The sky is")
-    with pytest.raises(EnsembleError, match="the bank has no draft of ann for this job: record this rule"):
+    with pytest.raises(
+        EnsembleError, match="the bank has no draft of ann for this job: record this rule"
+    ):
         list(offline.rounds(replace(QUERY, turns=(Turn("user", "Who?"),)), SETTINGS))
     with pytest.raises(UsageError, match="there is no bank"):
         Bank(tmp_path / "nothing", offline=True)
