@@ -14,11 +14,12 @@ from langchain_specfuse import MemberError, SpecFuseChatModel, UsageError
 from langchain_specfuse.chat import members as registry
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.method import Settings
-from langchain_specfuse.core.values import DraftJob, Sampling
+from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.demo import GEMMA, SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp import binding, loading
 from langchain_specfuse.members.llamacpp.cache import SequenceStore
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
+from langchain_specfuse.members.llamacpp.threads import Threads
 
 from . import tiny
 from .test_caches import KEYS, anew, live
@@ -65,11 +66,12 @@ def test_structured_output_and_tool_calls(smol):
     assert call["name"] == "get_weather" and set(call["args"]) == {"city", "unit"}
 
 
-def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too(monkeypatch):
+def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too():
     # Threads share the cells of the cache: what earlier answers left in them would change the
     # rounding.
-    monkeypatch.setattr(loading, "threads", lambda: 2)
-    member = LlamaCppMember(file_of(SMOLLM2), name="two", prefix_cache=False, n_gpu_layers=0)
+    member = LlamaCppMember(
+        file_of(SMOLLM2), name="two", prefix_cache=False, n_gpu_layers=0, threads=2
+    )
     found = set()
     for _ in range(5):
         query = tiny.query("Tell a story. " * 25)
@@ -112,6 +114,62 @@ def test_the_text_of_a_whole_answer_with_stop_strings_costs_as_much_for_every_to
         member.draft([DraftJob(tiny.query(), (), count, count, Sampling(), ("never written",))])
         cost[count] = sum(decoded)
     assert cost[400] < 6 * cost[100] and cost[400] < 100 * 400
+
+
+# --- threads ----------------------------------------------------------------------------------
+
+
+class Restless(Threads):
+    """Another number of threads for every pass."""
+
+    def number(self, size):
+        self.passes = getattr(self, "passes", 0) + 1
+        return 1 + self.passes % self.most
+
+    def took(self, size, seconds):
+        pass
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+def test_no_reply_depends_on_the_number_of_threads_that_is_found(
+    cache_type, tiny_llama, monkeypatch
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("langchain_specfuse.members.llamacpp.cache.most_threads", lambda: 2)
+    replies = {}
+    for given in (None, 2):
+        member = LlamaCppMember(tiny_llama, threads=given, cache_type=cache_type, n_gpu_layers=0)
+        member.probe()
+        restless = member.loaded.store.threads = Restless(2)
+        texts = ("Why is the sky blue? ", "Tell me a story. ")
+        queries = [tiny.query(text * 26, id=text) for text in texts]
+        jobs = [DraftJob(query, (), 24, 24, Sampling()) for query in queries]
+        drafts = [*member.draft(jobs[:1]), *member.draft(jobs)]  # alone, then together
+        answer = (Segment(drafts[0].text, tokens={member.name: drafts[0].tokens}),)
+        longer = DraftJob(queries[0], answer, 24, 24, Sampling())
+        drafts += member.draft([longer])
+        vote = ScoreJob(queries[0], answer, (Candidate(" blue", False, ("x",)),))
+        replies[given] = [one.logprobs for one in (*drafts, *member.score([vote]))]
+        passes = getattr(restless, "passes", 0)
+        assert (passes > 20) == (given is None)
+    assert replies[None] == replies[2]
+
+
+def test_the_number_of_threads_can_be_fixed_and_changes_no_weights(tiny_llama):
+    given = {"model": str(tiny_llama), "threads": 1, "name": "one"}
+    one = registry.ensemble_for([given]).members["one"]
+    two = LlamaCppMember(tiny_llama, threads=2, name="two")
+    assert "1 thread," in one.probe().detail and "2 threads," in two.probe().detail
+    assert one.loaded.weights is two.loaded.weights
+    assert one.batch_group is not two.batch_group
+    assert pickle.loads(pickle.dumps(two)).threads == 2 and two.spec == one.spec
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "2"])
+def test_a_number_of_threads_is_a_whole_number_of_at_least_1(wrong):
+    with pytest.raises(UsageError, match="threads must be a whole number of at least 1") as refused:
+        LlamaCppMember("a.gguf", threads=wrong)
+    assert repr(wrong) in str(refused.value)
 
 
 # --- adapters -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from langchain_specfuse.demo import SMOLLM2, file_of
 
-WIDTH, INNER, HEADS, LAYERS, CONTEXT = 64, 96, 4, 2, 8192
+WIDTH, INNER, HEADS, LAYERS, CONTEXT = 64, 96, 2, 2, 8192
 
 
 def copy_tokenizer(writer: gguf.GGUFWriter) -> int:

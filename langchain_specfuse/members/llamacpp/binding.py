@@ -11,7 +11,8 @@ import ctypes
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import (
     POINTER,
     Structure,
@@ -41,6 +42,10 @@ NO_ROOM = 1
 """What ``llama_decode`` returns where the cache is full."""
 CACHE_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
 """How keys and values may be kept, by ggml's numbers."""
+WAITING = {"GOMP_SPINCOUNT": "1000"}
+"""How long a thread waits busily for the others before it sleeps: about 10 microseconds. The usual
+3 milliseconds keep the other work of a machine from its cores, and with it the thread that is
+waited for."""
 _ERROR = 4
 """The level of errors in llama.cpp's log."""
 
@@ -153,6 +158,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "llama_state_seq_get_size": (c_size_t, c_void_p, c_int32),
     "llama_state_seq_get_data": (c_size_t, c_void_p, c_void_p, c_size_t, c_int32),
     "llama_state_seq_set_data": (c_size_t, c_void_p, c_void_p, c_size_t, c_int32),
+    "llama_set_n_threads": (None, c_void_p, c_int32, c_int32),
     "llama_decode": (c_int32, c_void_p, Batch),
     "llama_get_logits": (POINTER(c_float), c_void_p),
     "llama_vocab_n_tokens": (c_int32, c_void_p),
@@ -188,6 +194,20 @@ def _listen(level: int, text: bytes, _: int | None) -> None:
         log.debug("llama.cpp: %s", line)
 
 
+@contextmanager
+def _waiting_briefly() -> Iterator[None]:
+    """Set what OpenMP reads when it is loaded, unless the user has said how threads wait."""
+    if os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        yield
+        return
+    os.environ |= WAITING
+    try:
+        yield
+    finally:
+        for name in WAITING:
+            del os.environ[name]
+
+
 @cache
 def llamacpp() -> Any:
     """The library, loaded and checked."""
@@ -198,7 +218,10 @@ def llamacpp() -> Any:
         )
     found = sorted(Path(next(iter(spec.submodule_search_locations))).glob("xllamacpp*.[sp][oy]*"))
     try:
-        lib = ctypes.CDLL(os.fspath(next(path for path in found if path.suffix in (".so", ".pyd"))))
+        with _waiting_briefly():
+            lib = ctypes.CDLL(
+                os.fspath(next(path for path in found if path.suffix in (".so", ".pyd")))
+            )
         for name, (result, *arguments) in FUNCTIONS.items():
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments

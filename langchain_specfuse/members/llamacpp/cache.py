@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,9 @@ import numpy as np
 from ...errors import MemberError, advised
 from ..local.strands import Logits, Reading, SequenceKey, Strand, StrandStore
 from .binding import CACHE_TYPES, COMPLAINTS, NO_ROOM, Batch
+from .loading import chosen_threads
+from .loading import threads as most_threads
+from .threads import Threads
 
 if TYPE_CHECKING:
     from .loading import GgufWeights, LoraAdapter
@@ -36,6 +40,8 @@ PREFIXES = SEQUENCES // 2
 NARROW = 48
 """Tokens that are computed together. From 64 on attention rounds in another way, and replies would
 depend on others."""
+STEP = 256
+"""Attention looks at a multiple of this many cells."""
 CHUNK = 96
 """A long prompt is read in pieces of this many tokens, with other work between them."""
 GRAVEYARD = SEQUENCES - 1
@@ -57,14 +63,26 @@ class SequenceStore(StrandStore):
     """Sequences of one model, all with the same adapter. The state of a strand is the number of its
     sequence."""
 
-    def __init__(self, weights: GgufWeights, adapter: LoraAdapter | None = None) -> None:
+    def __init__(
+        self,
+        weights: GgufWeights,
+        adapter: LoraAdapter | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """``threads``: this many, neither more nor fewer."""
         super().__init__(weights.device, CHUNK)
+        fixed = threads or chosen_threads()
+        self.threads = Threads(fixed or most_threads())
+        self._measured = fixed is None and weights.device == "cpu"
+        """Whether the number of threads is found by measuring."""
         self.weights, self.adapter = weights, adapter
         self._lib = weights.lib
         self._context: Any = None
         self._close: Any = None
         self._cells = self._dead = 0
         """Tokens that there is room for, and tokens in the graveyard."""
+        self._used = 0
+        """At most so many cells have been used since all were free."""
         self._free: list[int] = []
         self.token_bytes = 1
         self._open(CELLS)
@@ -94,7 +112,7 @@ class SequenceStore(StrandStore):
             SEQUENCES,
         )
         params.n_outputs_max = params.n_outputs_max_per_seq = SEQUENCES
-        params.n_threads = params.n_threads_batch = self.weights.threads
+        params.n_threads = params.n_threads_batch = self.threads.most
         params.flash_attention, params.kv_unified = 1, True
         params.type_k = params.type_v = CACHE_TYPES[self.weights.source.cache_type]
         COMPLAINTS.clear()
@@ -107,6 +125,7 @@ class SequenceStore(StrandStore):
         self._close.atexit = False  # another thread may still be reading
         self._memory = lib.llama_get_memory(self._context)
         self._cells, self._free, self._dead = cells, list(range(GRAVEYARD)), 0
+        self._used = 0
         if self.adapter is not None:
             adapters, scales = (ctypes.c_void_p * 1)(self.adapter.handle), (ctypes.c_float * 1)(1.0)
             if lib.llama_set_adapters_lora(self._context, adapters, 1, scales):
@@ -137,7 +156,7 @@ class SequenceStore(StrandStore):
             # nothing is held: the pool is filled from its first cell again
             if len(self._free) == GRAVEYARD:
                 self._lib.llama_memory_seq_rm(self._memory, GRAVEYARD, -1, -1)
-                self._dead = 0
+                self._dead = self._used = 0
 
     def _empty(self, strand: Strand) -> None:
         self._bury(strand, 0)
@@ -218,6 +237,7 @@ class SequenceStore(StrandStore):
                 self._context, state, len(state), strand.state
             ):
                 strand.cut(0)  # it is read again
+            self._used += len(strand.ids)
 
     def _state_of(self, strand: Strand) -> Any:
         size = self._lib.llama_state_seq_get_size(self._context, strand.state) if strand.ids else 0
@@ -272,7 +292,7 @@ class SequenceStore(StrandStore):
             [wants[at][0].state for at, _, _ in now],
             wanted,
         )
-        if code := self._lib.llama_decode(self._context, batch):
+        if code := self._decode(batch, len(now)):
             for at, _, _ in now:
                 wants[at][0].ids.pop()
             if code == NO_ROOM:
@@ -280,6 +300,7 @@ class SequenceStore(StrandStore):
             # what is cached of these queries is dropped
             raise RuntimeError(f"llama.cpp failed with code {code}")
         self.tokens_read += len(now)
+        self._used += len(now)
         if not any(wanted):
             return []
         shape = (sum(wanted), self.weights.vocabulary_size)
@@ -287,6 +308,27 @@ class SequenceStore(StrandStore):
             self._lib.llama_get_logits(self._context), shape
         ).copy()
         return list(rows)
+
+    def _decode(self, batch: Batch, size: int) -> int:
+        """Compute one pass, with as many threads as are fastest where that changes no number."""
+        if not self._measured or self._splits_attention(size):
+            return int(self._lib.llama_decode(self._context, batch))
+        number, most = self.threads.number(size), self.threads.most
+        self._lib.llama_set_n_threads(self._context, number, number)
+        since = time.perf_counter()
+        code = int(self._lib.llama_decode(self._context, batch))
+        if not code:
+            self.threads.took(size, time.perf_counter() - since)
+        self._lib.llama_set_n_threads(self._context, most, most)
+        return code
+
+    def _splits_attention(self, size: int) -> bool:
+        """Whether attention may be summed in one part for each thread, so that their number decides
+        the last bits: llama.cpp does so where a single token looks at 512 cells or more, and it
+        counts cells in steps of 256."""
+        if self._used + size <= STEP:
+            return False
+        return not self.cuts or (size == 1 and self.weights.source.cache_type == "f16")
 
     # --- forgetting and memory --------------------------------------------------------------------
 

@@ -91,7 +91,6 @@ class GgufWeights:
                 "members are decoder-only: choose another",
             )
         self.device, self.chip = there or ("cpu", "CPU")
-        self.threads = threads()
         self.tokenizer = GgufTokenizer(lib, self.handle)
         self.generation_config = self.tokenizer  # the tokens that end a turn
         self.vocabulary_size = len(self.tokenizer)
@@ -173,11 +172,17 @@ def _refuse_foreign(path: Path) -> None:
         raise advised(MemberError(f"{path} {what}"), "download or copy it again")
 
 
+def chosen_threads() -> int | None:
+    """``$OMP_NUM_THREADS``, if it is set."""
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    return int(chosen) if chosen.isdigit() and int(chosen) > 0 else None
+
+
 def threads() -> int:
-    """How many threads compute: ``$OMP_NUM_THREADS``, else one for each core that this process may
-    use."""
-    if (chosen := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(chosen) > 0:
-        return int(chosen)
+    """How many threads compute at most: ``$OMP_NUM_THREADS``, else one for each core that this
+    process may use."""
+    if chosen := chosen_threads():
+        return chosen
     allowed = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

@@ -16,6 +16,7 @@ from ..local.strands import StrandStore
 from .binding import CACHE_TYPES
 from .cache import SequenceStore
 from .loading import GgufSource, GgufWeights, LoraAdapter, load
+from .loading import threads as most_threads
 
 
 class LlamaCppMember(LocalMember):
@@ -38,10 +39,12 @@ class LlamaCppMember(LocalMember):
     ``cache_type``
         How keys and values are kept: ``"f16"``, or ``"q8_0"`` or ``"q4_0"`` for half and a quarter
         of the memory.
+    ``threads``
+        How many threads compute. Without it ``$OMP_NUM_THREADS``, else at most one for each core:
+        while it writes, the member measures whether fewer are faster, as on a machine that has
+        other work to do.
     ``chat_template``, ``chat_template_kwargs``, ``system_prompt``, ``repetition_penalty``, ``seed``
         As those of :class:`.TransformersMember`; so are ``thinking_tokens`` and ``prefix_cache``.
-
-    It computes with ``$OMP_NUM_THREADS`` threads, by default one for each core.
     """
 
     usual = vars(GgufSource(""))
@@ -54,6 +57,7 @@ class LlamaCppMember(LocalMember):
         name: str | None = None,
         n_gpu_layers: int | str = "auto",
         cache_type: str = "f16",
+        threads: int | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         system_prompt: str | None = None,
@@ -72,6 +76,10 @@ class LlamaCppMember(LocalMember):
                 UsageError(f"n_gpu_layers={n_gpu_layers!r} is no number of layers"),
                 "or leave it at 'auto'",
             )
+        if threads is not None and (type(threads) is not int or threads < 1):
+            error = UsageError(f"threads must be a whole number of at least 1, got {threads!r}")
+            raise advised(error, "leave it out: the faster number is found by measuring")
+        self.threads = threads
         file = os.fspath(model)
         settings = MemberSettings(
             chat_template,
@@ -92,6 +100,10 @@ class LlamaCppMember(LocalMember):
 
     # --- loading ----------------------------------------------------------------------------------
 
+    @property
+    def _apart(self) -> Any:
+        return self.threads
+
     def _weights(self) -> GgufWeights:
         return load(self.source)
 
@@ -99,11 +111,14 @@ class LlamaCppMember(LocalMember):
         return weights.adapter(path, self.name)
 
     def _store(self, weights: GgufWeights, adapter: LoraAdapter | None) -> tuple[StrandStore, int]:
-        return SequenceStore(weights, adapter), int(psutil.virtual_memory().available)
+        return SequenceStore(weights, adapter, self.threads), int(psutil.virtual_memory().available)
 
     def _details(self, loaded: GroupMember) -> tuple[str, int]:
         weights: GgufWeights = loaded.weights
-        on = f"{weights.threads} threads" if weights.device == "cpu" else weights.chip
+        on = weights.chip
+        if weights.device == "cpu":
+            most = self.threads or most_threads()
+            on = f"{most} thread{'s' * (most != 1)}"
         return (
             f"{weights.device}, {weights.description}, {on}, {loaded.store.kind}",
             weights.parameters,

@@ -201,6 +201,11 @@ class LocalMember(ABC):
 
     # --- loading ----------------------------------------------------------------------------------
 
+    @property
+    def _apart(self) -> Any:
+        """Members that differ in this have caches of their own."""
+        return None
+
     @abstractmethod
     def _weights(self) -> Any:
         """Its weights; loaded now unless another member has them."""
@@ -221,7 +226,7 @@ class LocalMember(ABC):
     def _joined(self, weights: Any) -> GroupMember:
         """Join the group of members with the same adapter: an engine reads with one at a time."""
         adapter = self._adapter(weights, self.adapter) if self.adapter else None
-        key = (repr(self.prefix_cache), adapter)
+        key = (repr(self.prefix_cache), adapter, self._apart)
         group: SharedWeights | None = weights.groups.get(key)
         if group is None:
             store, free = self._store(weights, adapter)

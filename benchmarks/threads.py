@@ -1,0 +1,96 @@
+"""How fast one model writes beside other work, by the number of its threads.
+
+The larger model of a demo ensemble answers one question; beside it none, one or two processes keep
+a core busy each. Measured are the tokens a second with each number of threads and with the default,
+which finds the number by measuring. Ways are run in turns, in processes of their own.
+
+    python benchmarks/threads.py [--repeats 3] [--tokens 100] [--busy 2] [--small] [--tiny]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+from common import STORY, apart, arguments, query, question, report
+
+from langchain_specfuse import LlamaCppMember
+from langchain_specfuse.core.values import DraftJob, Sampling
+from langchain_specfuse.demo import ENSEMBLES, file_of
+from langchain_specfuse.members.llamacpp.loading import threads
+
+MEASURES = ("members/local", "members/llamacpp")
+"""The parts of the package that decide these figures."""
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+@contextmanager
+def beside(count: int) -> Iterator[None]:
+    """So many processes that keep a core busy each."""
+    spawn = multiprocessing.get_context("spawn")
+    others = [spawn.Process(target=spin, daemon=True) for _ in range(count)]
+    for other in others:
+        other.start()
+    time.sleep(1.0 if others else 0.0)
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def speed(size: str, use: int | None, tokens: int) -> dict[str, Any]:
+    """The speed of one answer, and its text."""
+    one = max(ENSEMBLES[size], key=lambda weights: weights.size)
+    member = LlamaCppMember(file_of(one), threads=use, n_gpu_layers=0)
+    member.probe()
+    job = DraftJob(query(question(STORY)), (), tokens, tokens, Sampling())
+    since = time.perf_counter()
+    (draft,) = member.draft([job])
+    return {
+        "tokens_per_s": len(draft.tokens) / (time.perf_counter() - since),
+        "text": draft.text,
+    }
+
+
+def main() -> None:
+    parser = arguments(
+        __file__, __doc__, repeats=3, tokens=100, busy=2, tiny={"repeats": 1, "tokens": 12}
+    )
+    parser.add_argument("--small", action="store_true", help="the larger model of the small demo")
+    given = parser.parse_args()
+    size = "small" if given.small or getattr(given, "tiny", False) else "default"
+    ways: dict[str, int | None] = {f"threads={n}": n for n in range(1, threads() + 1)}
+    ways["default"] = None
+    found: dict[str, Any] = {}
+    texts: dict[str, set[str]] = defaultdict(set)
+    for count in range(given.busy + 1):
+        runs: dict[str, list[float]] = defaultdict(list)
+        with beside(count):
+            for _ in range(given.repeats):
+                for name, use in ways.items():
+                    run = apart(speed, size, use, given.tokens)
+                    runs[name].append(run["tokens_per_s"])
+                    texts[name].add(run["text"])
+        middle = {name: round(median(speeds), 2) for name, speeds in runs.items()}
+        fixed = max(value for name, value in middle.items() if name != "default")
+        found[f"{count} busy"] = {
+            "tokens_per_s": middle,
+            "default_to_best_fixed": round(middle["default"] / fixed, 3),
+        }
+    found["texts"] = len(set.union(*texts.values()))
+    report(__file__, given, MEASURES, found)
+
+
+if __name__ == "__main__":
+    main()
