@@ -457,7 +457,8 @@ class ChatModelMember:
                     chunk = next(chunks, None)
                 if chunk is None:
                     break
-                finish = _finish_of(chunk.response_metadata) or finish
+                if finish != REFUSAL:  # a last chunk may say "stop" behind a refusal
+                    finish = _finish_of(chunk.response_metadata) or finish
                 if (refused := refusal_in(chunk)) is not None:
                     finish, refusal = REFUSAL, refusal + refused
                 text, thought, used = (

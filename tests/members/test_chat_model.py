@@ -674,6 +674,10 @@ SAID_NO: dict[str, list[AIMessageChunk]] = {
         AIMessageChunk("", additional_kwargs={"refusal": part}) for part in ("I cannot", NO[8:])
     ],
     "a block": [AIMessageChunk([{"type": "refusal", "refusal": NO}])],
+    "a block, then an end like any other": [
+        AIMessageChunk([{"type": "refusal", "refusal": NO}]),
+        AIMessageChunk("", response_metadata={"finish_reason": "stop"}),
+    ],
     "a block as an older core wraps it": [
         AIMessageChunk([{"type": "non_standard", "value": {"type": "refusal", "refusal": NO}}])
     ],
