@@ -142,7 +142,7 @@ def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str:
     >>> chosen_letter("A or B"), chosen_letter("A carrot"), chosen_letter("I think it is B")
     ('', '', 'B')
     """
-    mentions = list(_mentions(answer, LETTERS[: len(choices) or 10]))
+    mentions = list(_mentions(answer.strip(), LETTERS[: len(choices) or 10]))
     for stands in _LAST_COUNTS:
         if found := [one for one in mentions if stands(one)]:
             return "" if found[-1].several else found[-1].letter

@@ -21,6 +21,8 @@ WITHOUT_CHOICES = [
     ('"A"', "A"),
     ("[C]", "C"),
     (" B\n", "B"),
+    (" B ", "B"),
+    ("It is B ", "B"),
     ("Option B", "B"),
     ("Letter: C", "C"),
     ("I", "I"),
