@@ -515,13 +515,19 @@ def without_secrets(call: Mapping[str, Any]) -> dict[str, Any]:
     for field in ("members", "verifiers"):
         given = found.get(field)
         if isinstance(given, list | tuple) and any(not isinstance(one, str) for one in given):
-            checked = [checked_member(one) for one in given]
-            names = names_of(checked)
-            found[field] = [
-                _member(one, name) if isinstance(one, BaseChatModel) else one
-                for one, name in zip(checked, names, strict=True)
-            ]
+            found[field] = _hiding(given)
+    if not isinstance(model := found.get("model", ""), str):
+        (found["model"],) = _hiding([model])
     return found
+
+
+def _hiding(given: Sequence[Given]) -> list[Any]:
+    """These members in a form that hides their secrets."""
+    checked = [checked_member(one) for one in given]
+    return [
+        _member(one, name) if isinstance(one, BaseChatModel) else one
+        for one, name in zip(checked, names_of(checked), strict=True)
+    ]
 
 
 def unload(*given: Given) -> None:

@@ -176,6 +176,13 @@ def test_whose_key_is_used_does_not_change_the_cache_key() -> None:
     assert string("one-secret-1") != string("one-secret-1", max_tokens=8)
 
 
+def test_bound_members_show_no_secret() -> None:
+    given = {"model": "m.gguf", "chat_template_kwargs": {"token": CANARY}}
+    llm = SpecFuseChatModel(members=[ScriptedMember("Hi.")])
+    for bound in (llm.bind(model=given), llm.bind(members=[given]), llm.bind(verifiers=[given])):
+        assert CANARY not in repr(bound) + dumps(bound)
+
+
 def test_members_with_different_keys_are_different_members() -> None:
     def member(secret: str) -> Any:
         spec = {"model": "m.gguf", "chat_template_kwargs": {"token": secret}}
