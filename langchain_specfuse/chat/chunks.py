@@ -206,7 +206,7 @@ class AnswerChunks:
                 metadata["model_provider"] = PROVIDER
         self._begun = True
         if finish:
-            called = finish.finish == "stop" and self._splitter is not None and self._splitter.calls
+            called = self._splitter is not None and self._splitter.calls > 0
             summary = {
                 **self._summary.as_dict(),
                 "exits": self._summary.exits,
@@ -217,7 +217,7 @@ class AnswerChunks:
             summary |= {} if self._seed is None else {"seed": self._seed}
             if self._bills and not self._unpriced.intersection(self._bills):
                 summary["total_cost"] = math.fsum(one.cost for one in self._bills.values())
-            metadata |= {"finish_reason": _reason(finish, bool(called)), "specfuse": summary}
+            metadata |= {"finish_reason": _reason(finish, called), "specfuse": summary}
             if self._logprobs:
                 # All at once: stream_events v3 keeps only the last list of a stream.
                 cut = self._released if finish.finish == "stop_string" else None
@@ -227,8 +227,8 @@ class AnswerChunks:
 
 def _reason(finish: Round, called: bool) -> str | None:
     """The finish reason in OpenAI's words, for which a stop string is an end like any other."""
-    if finish.finish != "stop":
-        return "stop" if finish.finish == "stop_string" else finish.finish
+    if finish.finish not in ("stop", "stop_string"):
+        return finish.finish
     return "tool_calls" if called else "stop"
 
 

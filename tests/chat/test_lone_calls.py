@@ -75,6 +75,13 @@ async def test_a_call_in_plain_json_alone_in_an_answer_is_a_call(form: str, vers
         assert not any(chunk.text for chunks in streams for chunk in chunks)
 
 
+def test_a_call_in_front_of_a_stop_string_is_one() -> None:
+    for text in (f"{BODY} END", f"```json\n{BODY}\n```\nEND and more"):
+        message = model(text).invoke("?", stop=["END"])
+        assert [call["args"] for call in message.tool_calls] == [ARGUMENTS]
+        assert message.response_metadata["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize("form", TEXTS)
 def test_other_text_is_text_to_the_last_character(form: str) -> None:
     for size in (1, 3, 100):
