@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -86,6 +87,7 @@ def _lenient(draft: Any) -> Any:
     """The validator class with OpenAPI's ``nullable``, and with patterns as the grammars read
     them."""
     own = {
+        "multipleOf": _multiple_of,
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
@@ -101,6 +103,14 @@ def _unless_null(check: Callable[..., Any]) -> Callable[..., Any]:
             yield from check(validator, value, instance, schema) or ()
 
     return checked
+
+
+def _multiple_of(validator: Any, divisor: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """In decimal numbers, as the grammars count: 0.3 is three times 0.1."""
+    if validator.is_type(instance, "number"):
+        quotient = Fraction(str(instance)) / Fraction(str(divisor))
+        if quotient.denominator != 1:
+            yield _error(f"{instance!r} is not a multiple of {divisor!r}")
 
 
 # --- patterns -------------------------------------------------------------------------------------

@@ -142,6 +142,7 @@ def test_the_rest_is_still_enforced() -> None:
         ({"type": "array", "items": [{"type": "integer"}], "additionalItems": False}, [1], [1, 2]),
         ({"type": "string", "nullable": True, "pattern": "^(?!x)a"}, None, "xa"),
         ({"type": "string", "pattern": r"^\p{L}+$"}, "é", "1"),
+        ({"type": "number", "multipleOf": 0.1}, 0.3, 0.25),
         ({"patternProperties": {"^a": {"type": "null"}}, "additionalProperties": False}, {"a": None}, {"b": None}),
         ({"$schema": "http://json-schema.org/draft-07/schema#", "dependencies": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}),
     ],
