@@ -163,6 +163,9 @@ def _to_the_end(
                 )
             # the stop string is found once more
             said = said if so_far.finish == "stop_string" else so_far.text
+            if whole is reply and said == answer.text + draft.text:
+                found[name] = draft  # with what it knows of its tokens
+                continue
             earlier = whole if isinstance(whole, Draft) and whole is not reply else Draft("")
             found[name] = Draft(
                 said[len(answer.text) :],

@@ -90,6 +90,15 @@ def test_what_is_not_known_is_left_out_or_one_entry_for_a_segment() -> None:
     assert {one["logprob"] for one in entries} == {-9999.0}
 
 
+def test_a_whole_answer_has_them_under_a_constraint_too() -> None:
+    empty = {"type": "object", "properties": {}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": empty}}
+    chat = llm(ANSWER, segment="answer", result="text")
+    for option in ({"tools": [tool]}, {"choice": [ANSWER, "No."]}):
+        message = chat.bind(**option).invoke("?")
+        assert message.text == "".join(one["token"] for one in content(message)) == ANSWER
+
+
 def test_forced_text_has_no_entries() -> None:
     schema = {"type": "object", "properties": {"sky": {"type": "string"}}, "required": ["sky"]}
     message = llm('{"sky": "blue"}').invoke("?", response_format=schema)
