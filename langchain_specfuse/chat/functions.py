@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 import sys
 import uuid
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 _MARKS: dict[int, tuple[Any, str]] = {}
 """id -> the object and its mark. It is kept, so that no other object gets its id."""
+_DIGESTS: dict[str, str | None] = {}
+"""file -> the digest of its text when it was first asked for; None: it cannot be read."""
 
 
 def function_id(function: Callable[..., Any]) -> str:
     """A text that no other function has, and that this function has in every process.
 
     Where that cannot be told (a closure, a bound method, an object that can be called, a function
-    without a file), it is a text that no function has in any other process.
+    without a file, a file that is first needed on an event loop), it is a text that no function has
+    in any other process.
 
     >>> function_id(len), function_id(str.strip)
     ('builtins.len', 'builtins.str.strip')
     """
+    if id(function) in _MARKS:
+        return _mark(function)
     found = _of_builtin(function) if not isinstance(function, FunctionType) else _of(function)
     return found or _mark(function)
+
+
+def on_event_loop() -> bool:
+    """Whether an event loop would wait for what this thread does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _mark(thing: Any) -> str:
@@ -88,9 +102,12 @@ def _constant(one: Any) -> Any:
     return sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one)
 
 
-@lru_cache(maxsize=64)
 def _digest_of(file: str) -> str | None:
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except (OSError, ValueError):  # such as <stdin>
-        return None
+    if file not in _DIGESTS:
+        if on_event_loop():
+            return None
+        try:
+            _DIGESTS[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        except (OSError, ValueError):  # such as <stdin>
+            _DIGESTS[file] = None
+    return _DIGESTS[file]

@@ -22,6 +22,7 @@ from ..engine.drive import Schedule
 from ..errors import UsageError, advised, meant
 from ..secret_values import masked
 from .calibration import calibrated
+from .functions import function_id
 from .members import check_prices, checked_member, names_of
 from .spans import Depth
 
@@ -423,7 +424,10 @@ def checked_lead(lead: str | None, writers: Sequence[str], method: Method | None
 
 def as_result(given: Any) -> Any:
     """What answers are compared by."""
-    if callable(given) or given in RESULTS:
+    if callable(given):
+        function_id(given)  # reads its file now: a question may come on an event loop
+        return given
+    if given in RESULTS:
         return given
     error = UsageError(
         f"result must be one of {', '.join(map(repr, RESULTS))} or a function, got {given!r:.80}"

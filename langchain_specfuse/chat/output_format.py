@@ -7,7 +7,6 @@ grammar`` into tools and one constraint, and refuses impossible ones before any 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from ..constraints import (
 )
 from ..core.values import CallFormat, Constraint, Tool
 from ..errors import UsageError, advised
+from .functions import on_event_loop
 from .options import refuse_broken
 from .schemas import WRAPPED, is_schema, openai_tools, schema_of, titled
 
@@ -108,7 +108,9 @@ def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut])
             raise advised(one.error(), "or leave strict=True out: what is finished is then checked")
         by_schema.setdefault(one.where, []).append(one)
     loose = [tool for tool in shape.tools if _schema_name(tool.name) in by_schema]
-    if not _on_event_loop():  # what is no schema is refused now
+    # jsonschema reads files when it is imported: on an event loop a schema is checked with the
+    # question, on another thread.
+    if not on_event_loop():  # what is no schema is refused now
         if shape.tools and not shape.begins_with_call:
             preload("jsonschema")  # a call in plain JSON would be checked on an event loop
         for tool in loose:
@@ -123,16 +125,6 @@ def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut])
         loose=frozenset(tool.name for tool in loose),
         strict=frozenset(one for one in names if strict is None or _schema_name(one) in strict),
     )
-
-
-def _on_event_loop() -> bool:
-    """Whether an event loop would wait. jsonschema reads files when it is imported, so there a
-    schema is checked with the question, on another thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _strict_schemas(given: Mapping[str, Any]) -> set[str] | None:

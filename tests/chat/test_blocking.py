@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from blockbuster import BlockBuster, BlockingError, blockbuster_ctx
+from langchain_core.caches import InMemoryCache
 from langchain_core.env import get_runtime_environment
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import HumanMessage
@@ -114,6 +115,16 @@ async def test_tools_and_structured_output_do_not_block(guarded: BlockBuster) ->
     assert (
         await scripted(segment="answer", result="text").ainvoke([HumanMessage("Why?")])
     ).text == BLUE
+
+
+async def test_a_function_as_result_does_not_block(guarded: BlockBuster) -> None:
+    """The key of a cache names it by the text of its file."""
+    cache = InMemoryCache()
+    for _ in range(2):
+        llm = scripted(segment="answer", result=lambda text: text[:1], cache=cache)
+        assert (await llm.ainvoke("Why?")).text == BLUE
+        assert [chunk async for chunk in llm.astream("Why?")]
+        assert (await scripted(segment="answer").ainvoke("Why?", result=len)).text == BLUE
 
 
 async def test_a_call_in_plain_json_does_not_block(guarded: BlockBuster) -> None:
