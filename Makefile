@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPREAD ?= -n 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # In the order in which `make bench` runs them.
-BENCHMARKS := engines rounds prefix load endpoint tracing
+BENCHMARKS := engines rounds prefix threads load endpoint tracing
 # Tests that depend on the release of langchain-core.
 CHAT   := tests/chat tests/agents tests/docs tests/cli tests/test_standard.py
 

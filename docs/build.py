@@ -279,6 +279,7 @@ MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "study-lead": (tables.lead, "studies/lead"),
     "study-lora": (partial(tables.skills, members="lora"), "studies/specialists"),
     "study-skills": (partial(tables.skills, members="tiny"), "studies/specialists"),
+    "threads": (tables.threads, "benchmarks/threads"),
     "tracing": (tables.tracing, "benchmarks/tracing"),
 }
 """The name of a table, what makes it, and the script whose results it shows."""

@@ -13,7 +13,7 @@ import pytest
 
 from .blocks import ROOT
 
-SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "prefix")
+SCRIPTED, REAL = ("endpoint", "tracing"), ("engines", "prefix", "threads")
 
 
 @pytest.mark.parametrize("module", ["common", "member_sets"])
