@@ -83,8 +83,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _stand_in(name: str, error: ModuleNotFoundError) -> type:
-    """A class with the name of one whose extra is not installed: making an object of it says what
-    to install. So ``import *`` and ``inspect`` work without the extras."""
+    """A class that replaces one whose extra is not installed. Creating an instance raises an error
+    that says what to install, so ``import *`` and ``inspect`` work without the extras."""
     advice = f'pip install "langchain-specfuse[{_EXTRAS[name]}]"'
 
     def refuse(*_: Any, **__: Any) -> Any:

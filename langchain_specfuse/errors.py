@@ -28,7 +28,7 @@ _E = TypeVar("_E", bound=BaseException)
 
 
 class SpecFuseError(Exception):
-    """Base of every error that langchain-specfuse raises on purpose. Its message and its notes hold
+    """Base of every error that langchain-specfuse raises on purpose. Its message and notes contain
     no key, token or password that this process was given."""
 
     def __init__(self, *args: object) -> None:
@@ -86,7 +86,7 @@ def emptied(error: _E) -> _E:
     """
     one: BaseException | None = error
     seen: set[int] = set()
-    # A class of others may raise where its cause or its truth is asked for.
+    # An error from other code may raise even when its cause or truth value is read.
     with suppress(BaseException):
         while one is not None and id(one) not in seen:
             seen.add(id(one))

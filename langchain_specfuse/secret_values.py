@@ -1,9 +1,8 @@
-"""Keys, tokens and passwords that this process was given. No error, log line or description of a
-member holds them.
+"""Hides keys, tokens and passwords in errors, log lines and descriptions of members.
 
-A value is a secret by the name under which it was given (``api_key``, ``Authorization``), by its
-type (a ``SecretStr``), by its place in a URL, or as an environment variable with such a name. Once
-:func:`remember` has seen it, it is replaced wherever it appears as text.
+A value is secret because of its name (``api_key``, ``Authorization``), its type (``SecretStr``) or
+its place in a URL, or because it is an environment variable with such a name. After
+:func:`remember` was called with it, it is replaced wherever it appears as text.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _E = TypeVar("_E", bound=BaseException)
 
 HIDDEN = "***"
 DEEPEST = 12
-"""Values that are nested deeper are not looked at."""
+"""Values that are nested more deeply are not searched."""
 
 _ANYWHERE = frozenset(
     {
@@ -31,18 +30,18 @@ _ANYWHERE = frozenset(
         *("credentials", "authorization", "cookie", "cookies", "apikey", "bearer", "headers"),
     }
 )
-"""A name with one of these words names a secret."""
+"""A name that contains one of these words names a secret."""
 _LAST = frozenset({"key", "keys", "token", "auth"})
-"""So does a name that ends with one of these words, but for the following."""
+"""A name that ends with one of these words names a secret, with the following exceptions."""
 _SPECIAL_TOKENS = frozenset(
     {
         *("bos", "eos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "special"),
         *("image", "audio", "video", "turn"),
     }
 )
-"""``eos_token`` and the like are text of a tokenizer."""
+"""``eos_token`` and the like are texts of a tokenizer, not secrets."""
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
-"""The shell's working directories, whose names look like those of passwords."""
+"""The shell's variables for working directories, whose names look like those of passwords."""
 _IN_QUERIES = frozenset({"sig", "signature", "code"})
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _USER = re.compile(r"(?<=//)[^/\s@'\"]+(?=@)|\b[\w.+-]+:[^\s/@'\"]+(?=@\w)")
@@ -54,7 +53,7 @@ _KNOWN: set[str] = set()
 
 @lru_cache(maxsize=4096)
 def is_secret(name: object) -> bool:
-    """Whether a value of this name is a secret.
+    """Whether a value with this name is a secret.
 
     >>> [name for name in ("api_key", "hfToken", "X-Api-Key", "HF_TOKEN") if not is_secret(name)]
     []
@@ -71,7 +70,7 @@ def is_secret(name: object) -> bool:
 
 
 def found_in(value: Any, *, secret: bool = False, depth: int = 0) -> Iterator[str]:
-    """All secrets in a value: at any depth, in mappings, lists, URLs and ``SecretStr``."""
+    """All secrets in a value, at any depth: in mappings, lists, URLs and ``SecretStr``."""
     if depth > DEEPEST:
         return
     if callable(reveal := getattr(value, "get_secret_value", None)):
@@ -106,27 +105,27 @@ def _in_text(text: str) -> Iterator[str]:
 
 
 def remember(value: Any) -> None:
-    """Hide the secrets in this value from now on, in this package's logs too."""
-    import logging  # here, because the core does without it and its threads
+    """Hide the secrets in this value from now on, also in this package's logs."""
+    import logging  # here, because the core must not depend on it and its threads
 
     logging.getLogger("langchain_specfuse").addFilter(_hide_in)
     for secret in found_in(value):
         plain = unquote(secret)
-        # the scheme in front of a key ("Bearer ...") is no secret
+        # the scheme in front of a key ("Bearer ...") is not secret
         for one in (secret, plain, quote(plain, safe=""), plain.rpartition(" ")[2]):
             if _is_telling(one):
                 _KNOWN.add(one)
 
 
 def _is_telling(secret: str) -> bool:
-    """Whether it can be hidden in any text: ``ollama`` or ``none`` stands for a missing key, and is
-    a word too."""
+    """Whether this can be hidden in every text. ``ollama`` or ``none``, used in place of a missing
+    key, cannot, because they are also ordinary words."""
     mixed = any(map(str.isalpha, secret)) and any(map(str.isdigit, secret))
     return len(secret) >= 8 or (len(secret) >= 4 and mixed)
 
 
 def masked(value: Any) -> Any:
-    """The same value without secrets: in texts, mappings and lists, at any depth.
+    """The value with its secrets replaced, in texts, mappings and lists, at any depth.
 
     >>> masked({"token": "hf_abc", "max_tokens": 5, "url": "http://me:pass@host/v1"})
     {'token': '***', 'max_tokens': 5, 'url': 'http://***@host/v1'}
@@ -135,7 +134,7 @@ def masked(value: Any) -> Any:
 
 
 def _known() -> list[str]:
-    """All that is known, the longest first: one may be a part of another."""
+    """All known secrets, the longest first, because one may be part of another."""
     names = [name for name in os.environ if is_secret(name) and name not in _FOLDERS]
     environment = filter(_is_telling, [os.environ.get(name, "") for name in names])
     return sorted({*_KNOWN, *environment}, key=len, reverse=True)
@@ -158,7 +157,7 @@ def _masked(value: Any, known: list[str], depth: int) -> Any:
 
 
 def _tells(value: Any) -> bool:
-    """Whether there is anything to hide: ``token=True`` says only that there is one."""
+    """Whether there is anything to hide: ``token=True`` only says that there is a token."""
     return value is not None and not isinstance(value, bool)
 
 
@@ -179,7 +178,7 @@ def _masked_parameter(found: re.Match[str]) -> str:
 
 
 def cleaned(error: _E) -> _E:
-    """The same error without secrets in its message, notes and attributes, and in its causes."""
+    """Remove secrets from an error's message, notes and attributes, and from its causes."""
     known = _known()
     waiting: list[BaseException] = [error]
     seen: set[int] = set()
@@ -208,7 +207,7 @@ def _clean(error: BaseException, known: list[str]) -> None:
 
 
 def _hide_in(record: logging.LogRecord) -> bool:
-    """A filter of logs: takes the secrets out of a record, and lets it pass."""
+    """A logging filter that replaces secrets in a record and keeps the record."""
     message = record.getMessage()
     hidden = masked(message)
     if hidden != message:

@@ -16,11 +16,11 @@ from ..core.values import Call, CallFormat
 
 
 def marked(reason: str) -> str:
-    """What makes a call an invalid one, appended to its arguments, with the reason.
+    """The text that makes a call invalid when it is appended to its arguments; it has the reason.
 
-    LangChain completes JSON that breaks off, and an agent would execute the call. It cannot
-    complete this: wherever the text breaks off, in a string, after a backslash or outside, a
-    bracket of one kind is closed by one of the other.
+    LangChain completes truncated JSON, and an agent would then execute the call. It cannot complete
+    this text: wherever the arguments break off (in a string, after a backslash, or outside), a
+    bracket of one kind is closed by one of the other kind.
 
     >>> marked("cut off by max_tokens")
     '" {cut off by max_tokens]" {]'
@@ -31,12 +31,12 @@ def marked(reason: str) -> str:
 
 _MARKED = re.compile(r'" \{([^"]*)\]" \{\]\Z')
 CUT_OFF = marked("cut off by max_tokens")
-UNREADABLE = marked("a number in it is more than a float holds")
-"""JSON's grammar allows ``1e999``, which LangChain would read as an infinity."""
+UNREADABLE = marked("a number in it is too large for a float")
+"""JSON allows ``1e999``, which LangChain would read as infinity."""
 
 
 def reason_of(arguments: str) -> str | None:
-    """Why this call is an invalid one, as its arguments say; None if they do not.
+    """The reason for which :func:`marked` made this call invalid; None if it did not.
 
     >>> reason_of('{"a": ' + CUT_OFF)
     'cut off by max_tokens'
@@ -56,10 +56,10 @@ class Piece:
 
 
 class LoneCall:
-    """Reads an answer that is nothing but one call, written as plain JSON or in a fence.
+    """Reads an answer that consists of a single call, written as plain JSON or in a code fence.
 
-    Many models that were trained on code call a tool so, whatever the prompt says. Text that may
-    become such a call is held back; it is released as soon as it cannot.
+    Many models that were trained on code write calls like this, whatever the prompt says. Text that
+    may become such a call is held back; it is released as soon as it no longer can.
 
     >>> reader = LoneCall(["add"])
     >>> reader.feed('```json\\n{"name": "ad'), reader.feed('d", "arguments": {"a": 1}}\\n```')
@@ -75,12 +75,12 @@ class LoneCall:
         self._held = ""
         self._possible = True
         self._begin: int | None = None
-        """Where the object begins, once it may be a call's."""
+        """Where the JSON object begins, once it may be a call."""
         self._scan = (0, 0, False, False)
-        """How far it is read: see ``scanned``."""
+        """How far the object has been read: see ``scanned``."""
 
     def feed(self, text: str) -> str:
-        """Read on. Returns the text that is known to be no call."""
+        """Read more text. Returns the text that is certainly not a call."""
         if not self._possible:
             return text
         self._held += text
@@ -88,12 +88,12 @@ class LoneCall:
         return "" if self._possible else self.release()
 
     def release(self) -> str:
-        """The text that was held back: it is no call."""
+        """Return the text that was held back: it is not a call."""
         held, self._held, self._possible = self._held, "", False
         return held
 
     def finish(self) -> tuple[str, Call | None]:
-        """End the answer. Returns what was held back, as the text or the call that it is."""
+        """End the answer. Returns what was held back, either as text or as a call."""
         call = self._call() if self._possible else None
         return ("", call) if call else (self.release(), None)
 
@@ -113,7 +113,7 @@ class LoneCall:
         return not self._scan[3] or self._held[self._scan[0] :].strip() in ("", "`", "``", "```")
 
     def _may_begin(self, body: str) -> bool:
-        """Whether a call may begin so: with one of its keys, and a tool's name."""
+        """Whether a call may begin like this: with one of its keys, and a tool's name."""
         if not body:
             return True
         if body[0] != "{":
@@ -147,7 +147,7 @@ _KEYS = ('"name"', '"arguments"', '"parameters"')
 
 
 def _unfenced(text: str) -> str | None:
-    """The text behind the fence that it may begin with; None if it begins with another one.
+    """The text after an opening JSON code fence, if there is one; None after any other fence.
 
     >>> _unfenced(" {"), _unfenced("``"), _unfenced("```json\\n {"), _unfenced("```a b\\n")
     ('{', '', '{', None)
@@ -166,12 +166,12 @@ def _unfenced(text: str) -> str | None:
 
 
 class Splitter:
-    """Parts the text of one answer, as it grows, into words and calls.
+    """Splits the text of one answer, as it grows, into words and calls.
 
-    ``anywhere``: a call may follow words; otherwise it begins the answer, or there is none (JSON
-    text may hold whatever a call begins with). ``fault``: what is wrong with a call of
-    this tool with these arguments; the third argument says whether a grammar has held it. ``lone``:
-    the tools that an answer in plain JSON may call.
+    ``anywhere``: a call may follow words; otherwise a call can only begin the answer (JSON text may
+    contain the marker of a call). ``fault``: a function that says what is wrong with a call of this
+    tool with these arguments; its third argument says whether a grammar enforced the schema.
+    ``lone``: the tools that an answer in plain JSON may call.
     """
 
     def __init__(
@@ -250,5 +250,5 @@ def read_json(text: str | bytes) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text:.40} is more than a float holds")
+        raise ValueError(f"{text:.40} is too large for a float")
     return value

@@ -19,20 +19,20 @@ from .messages import PROVIDER
 from .spans import AnswerSummary
 
 KNOWS_REFUSALS = hasattr(content, "RefusalContentBlock")
-"""Whether langchain-core has a content block for refusals (since 1.7.5). Before, a refusal is in
-``additional_kwargs`` alone, unless the output is ``v1``."""
+"""Whether langchain-core has a content block for refusals (since 1.7.5). In older versions a
+refusal is only in ``additional_kwargs``, unless the output is ``v1``."""
 
 
 class AnswerChunks:
     """Makes the chunks of one answer, round by round.
 
-    Usage of members on this machine or on servers of the user's: ``input_tokens`` is the prompt as
-    the first of them reads it, ``cache_read`` the part of it that a cache already held.
-    ``output_tokens`` counts each agreed segment that they wrote in its author's own tokens; the end
-    of the turn and what a constraint forces are not counted, so it never exceeds ``max_tokens``.
-    Of hosted members all that they were sent and wrote is added, in all rounds and ballots.
+    For members on this machine or on the user's servers, ``input_tokens`` is the prompt in the
+    tokens of the first of them, and ``cache_read`` the part of it that a cache already held.
+    ``output_tokens`` counts each agreed segment that they wrote in its author's own tokens. The end
+    of the turn and forced text are not counted, so it never exceeds ``max_tokens``. For hosted
+    members, everything that they were sent and wrote in all rounds and ballots is added.
     ``drafted`` counts the tokens of all drafts, ``discarded`` those that were not agreed,
-    ``verified`` the tokens run through members to score drafts.
+    ``verified`` the tokens read to score drafts.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class AnswerChunks:
         not the last.
         """
         self._count(round)
-        # A stop string is found in prose alone, so the text before it begins no call.
+        # Stop strings are only found in prose, so the text before one does not begin a call.
         refused = round.finish == "refusal"
         cut = refused or round.finish == "length"
         said, pieces = round.text, list[Piece]()
@@ -192,7 +192,7 @@ class AnswerChunks:
 
     @property
     def _bills(self) -> dict[str, Effort]:
-        """What hosted members have used."""
+        """What each hosted member has used."""
         return {name: one for name, one in self._summary.used.items() if name in self._hosted}
 
     def _metadata(self, finish: Round | None) -> dict[str, Any]:
@@ -201,8 +201,8 @@ class AnswerChunks:
             # On the first chunk only: merging chunks joins texts.
             metadata["model_name"] = self._model_name
             if not self._hosted:
-                # By this name LangChain's summarization recognises usage that is the length of the
-                # conversation. That of hosted members is a multiple of it.
+                # With this name, LangChain's summarization takes the usage for the length of the
+                # conversation. The usage of hosted members is a multiple of that.
                 metadata["model_provider"] = PROVIDER
         self._begun = True
         if finish:
@@ -219,14 +219,14 @@ class AnswerChunks:
                 summary["total_cost"] = math.fsum(one.cost for one in self._bills.values())
             metadata |= {"finish_reason": _reason(finish, called), "specfuse": summary}
             if self._logprobs:
-                # All at once: stream_events v3 keeps only the last list of a stream.
+                # Sent in one chunk: stream_events v3 keeps only the last list of a stream.
                 cut = self._released if finish.finish == "stop_string" else None
                 metadata["logprobs"] = {"content": self._logprobs.content(cut)}
         return metadata
 
 
 def _reason(finish: Round, called: bool) -> str | None:
-    """The finish reason in OpenAI's words, for which a stop string is an end like any other."""
+    """The finish reason in OpenAI's terms: a stop string is also ``stop``."""
     if finish.finish not in ("stop", "stop_string"):
         return finish.finish
     return "tool_calls" if called else "stop"

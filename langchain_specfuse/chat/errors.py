@@ -38,7 +38,7 @@ _Class = type[ModelError]
 
 
 class InvalidRequestError(UsageError, ModelInvalidRequestError):
-    """A call that cannot work: repeating it does not help."""
+    """The call cannot work, and repeating it does not help."""
 
 
 class PromptTooLongError(EnsembleError, ContextOverflowError):
@@ -62,7 +62,7 @@ class TooBusyError(BusyError, ModelRateLimitError):
 
 
 class ModelRefusalError(ModelError):
-    """Stands in for LangChain's where langchain-core is older than 1.7.5."""
+    """Replaces LangChain's class if langchain-core is older than 1.7.5."""
 
     def __init__(self, message: str, *, raw_message: BaseMessage | None = None) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ _KINDS: Mapping[str, _Class] = {
     "overflow": ContextOverflowError,
     "not_found": ModelNotFoundError,
 }
-"""LangChain's class for the kind of a :class:`.MemberError`; the kind ``error`` says too little."""
+"""LangChain's class for the kind of a :class:`.MemberError`; the kind ``error`` is too general."""
 _STATUSES: Mapping[int, _Class] = {
     401: ModelAuthenticationError,
     403: ModelPermissionDeniedError,
@@ -86,8 +86,8 @@ _STATUSES: Mapping[int, _Class] = {
     413: ContextOverflowError,
     429: ModelRateLimitError,
 }
-"""LangChain's class for an HTTP status. Other statuses below 500 are invalid requests, the rest are
-failures of the server."""
+"""LangChain's class for an HTTP status. Other statuses below 500 mean an invalid request, and from
+500 on a failure of the server."""
 _NAMES: Mapping[str, _Class] = {
     **dict.fromkeys(("TimeoutError", "TimeoutException", "APITimeoutError"), ModelTimeoutError),
     **dict.fromkeys(
@@ -95,8 +95,8 @@ _NAMES: Mapping[str, _Class] = {
         ModelConnectionError,
     ),
 }
-"""LangChain's class for errors without a status, by the names of their classes in Python, httpx and
-the providers' clients. Timeouts first: OpenAI's is a connection error too."""
+"""LangChain's class for an error without a status, by the name of its class in Python, httpx or a
+provider's client. Timeouts come first, because OpenAI's is a connection error too."""
 _CLASSES: tuple[_Class, ...] = (
     ModelAuthenticationError,
     ModelPermissionDeniedError,
@@ -114,8 +114,8 @@ _CLASSES: tuple[_Class, ...] = (
 
 
 def _both(base: type[SpecFuseError], known: _Class) -> type[SpecFuseError]:
-    """A class that is ours and LangChain's, such as ``EnsembleModelRateLimitError``. It can be
-    pickled, because this module has it under its name."""
+    """A subclass of our class and of LangChain's, such as ``EnsembleModelRateLimitError``. Its
+    instances can be pickled, because this module has the class under its name."""
     name = base.__name__.removesuffix("Error") + known.__name__
     about = {
         "__module__": __name__,
@@ -166,7 +166,7 @@ def loading_errors() -> Iterator[None]:
 
 
 def _known(error: SpecFuseError) -> SpecFuseError | None:
-    """The same error as one that LangChain knows too; None if it is one already."""
+    """The error as an instance of LangChain's class too; None if it is one already."""
     if isinstance(error, ModelError):
         return None
     if isinstance(error, BusyError):
@@ -174,7 +174,7 @@ def _known(error: SpecFuseError) -> SpecFuseError | None:
     if isinstance(error, UsageError):
         return _as(InvalidRequestError, error)
     if isinstance(error, EnsembleError):
-        # a member that may not spend more has not failed
+        # a member without budget for another request has not failed
         failures = [failed for failed in error.failures if failed.kind != BUDGET]
         return _as_failures(EnsembleError, error, failures)
     if isinstance(error, MemberError):
@@ -185,8 +185,8 @@ def _known(error: SpecFuseError) -> SpecFuseError | None:
 def _as_failures(
     base: type[SpecFuseError], error: SpecFuseError, failures: Sequence[MemberError]
 ) -> SpecFuseError:
-    """The error as LangChain's class that these failures have in common, else as a ModelError that
-    can be retried if one of them can."""
+    """The error as an instance of the LangChain class that all these failures share. If they do not
+    share one: as a ModelError, retryable if one of them is."""
     found = [_class_of(failed) for failed in failures]
     classes = {known for known, _ in found}
     if len(classes) == 1 and ModelError not in classes:
@@ -197,7 +197,7 @@ def _as_failures(
 
 
 def _as(kind: type[SpecFuseError], error: SpecFuseError) -> SpecFuseError:
-    """The same message, attributes and notes in another class."""
+    """A copy of the error as this class, with its message, attributes and notes."""
     made = kind(*error.args)
     vars(made).update(vars(error))
     return made
@@ -205,7 +205,7 @@ def _as(kind: type[SpecFuseError], error: SpecFuseError) -> SpecFuseError:
 
 def _class_of(failed: MemberError) -> tuple[_Class, bool]:
     """LangChain's class for this failure, and whether a retry may help. LangChain retries errors
-    that it has no class for."""
+    for which it has no class."""
     if known := _KINDS.get(failed.kind):
         return known, known.is_retryable
     chain = list(_chain(failed))
@@ -220,8 +220,8 @@ def _class_of(failed: MemberError) -> tuple[_Class, bool]:
 
 
 def _by_status(error: BaseException) -> _Class | None:
-    """By the HTTP status in an error of OpenAI's, Anthropic's, Ollama's, Google's, Amazon's or
-    httpx's client."""
+    """LangChain's class for the HTTP status in an error that OpenAI's, Anthropic's, Ollama's,
+    Google's, Amazon's or httpx's client raised."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # botocore
         codes = [(response.get("ResponseMetadata") or {}).get("HTTPStatusCode")]
@@ -240,7 +240,7 @@ def _by_name(error: BaseException) -> _Class | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, its cause, the cause's cause."""
+    """The error, its cause, the cause of that, and so on."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -250,7 +250,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _cause_of(error: SpecFuseError) -> BaseException | None:
-    """What a provider or a library raised; else the first member's failure."""
+    """The exception that a provider or a library raised; otherwise the first member's failure."""
     failures = getattr(error, "failures", ())
     for failed in failures or [error]:
         for one in _chain(failed):

@@ -1,4 +1,4 @@
-"""What distinguishes one function from another, for caches whose keys other processes read."""
+"""Names for functions in cache keys, so that other processes find the same entries."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from types import CodeType, FunctionType
 from typing import Any
 
 _MARKS: dict[int, tuple[Any, str]] = {}
-"""id -> the object and its mark. It is kept, so that no other object gets its id."""
+"""id -> the object and its mark. Objects are kept alive, so that no other object gets the same
+id."""
 _DIGESTS: dict[str, str | None] = {}
-"""file -> the digest of its text when it was first asked for; None: it cannot be read."""
+"""file -> the digest of its text when it was first needed; None: it cannot be read."""
 
 
 def function_id(function: Callable[..., Any]) -> str:
-    """A text that no other function has, and that this function has in every process.
+    """A text that identifies this function in every process.
 
-    Where that cannot be told (a closure, a bound method, an object that can be called, a function
-    without a file, a file that is first needed on an event loop), it is a text that no function has
-    in any other process.
+    There is no such text for a closure, a bound method, a callable object, a function without a
+    file, or a file that is first needed on an event loop; these get a text that is unique to this
+    process.
 
     >>> function_id(len), function_id(str.strip)
     ('builtins.len', 'builtins.str.strip')
@@ -62,9 +63,8 @@ def _of_builtin(function: Any) -> str | None:
 
 
 def _of(function: FunctionType) -> str | None:
-    """The function's place and code, with the text of its file: that has the helpers that it calls.
-
-    None: it depends on more than that.
+    """Its name, and a digest of its place, its code and its file, because the file may contain
+    helpers that it calls. None if the function depends on more than that.
     """
     code = function.__code__
     places = list(code.co_positions())

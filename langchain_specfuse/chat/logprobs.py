@@ -8,25 +8,25 @@ from typing import Any
 from ..core.values import Draft, Round
 
 LEAST = -9999.0
-"""What OpenAI writes for a token that is as good as impossible: JSON has no infinity."""
+"""OpenAI's value for a token with almost no probability, because JSON has no infinity."""
 
 
 class AnswerLogprobs:
     """Collects the tokens of the agreed drafts, each as its writer drew it.
 
-    What has no log-probability is left out: text that a constraint forces, drafts that the referee
-    cut or spaced anew, and segments of members that do not report any, such as most hosted models.
-    A writer that does not report where its tokens end has one entry for its whole segment.
+    Text without log-probabilities is left out: text that a constraint forces, drafts that the
+    referee cut or respaced, and segments of members that do not report any, such as most hosted
+    models. If a writer does not report where its tokens end, its whole segment is one entry.
     """
 
     def __init__(self) -> None:
         self._length = 0
-        """How long the answer is, with what a stop string cuts away later."""
+        """The length of the answer, including text that a stop string removes later."""
         self._found: list[tuple[int, str, float]] = []
-        """Where in the answer each token ends, its text, its log-probability."""
+        """For each token: where in the answer it ends, its text, its log-probability."""
 
     def add(self, round: Round) -> None:
-        """Add what this round has agreed."""
+        """Add the segment that was agreed in this round."""
         draft, begin = round.drafts[round.winner], self._length
         at = 0
         for text, logprob in _tokens(draft):
@@ -35,7 +35,8 @@ class AnswerLogprobs:
         self._length += len(round.segment.text) + len(round.forced)
 
     def content(self, shown: int | None = None) -> list[dict[str, Any]]:
-        """OpenAI's list. ``shown``: the answer was cut after so many characters."""
+        """The tokens in OpenAI's format. ``shown``: the length to which a stop string cut the
+        answer; None: it was not cut."""
         return [
             {
                 "token": text,
@@ -49,8 +50,7 @@ class AnswerLogprobs:
 
 
 def _tokens(draft: Draft) -> Iterator[tuple[str, float]]:
-    """The texts of a draft's tokens with their log-probabilities; the end of the turn has no
-    text."""
+    """The texts of a draft's tokens with their log-probabilities, without the end of the turn."""
     known = (draft.logprobs or ())[: len(draft.tokens)]
     if not known:
         return

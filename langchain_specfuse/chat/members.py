@@ -39,7 +39,7 @@ from ..secret_values import found_in, is_secret, masked, remember
 
 
 class Arguments(Mapping[str, Any]):
-    """A member's arguments with secrets among them: they reach the member, but no trace, repr or
+    """A member's arguments, if they contain secrets: these reach the member, but no trace, repr or
     JSON."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ def _checked_name(name: str) -> str:
         refuse_secrets(address[0])
     if is_server(name) and not urlsplit(name).hostname:
         raise advised(
-            UsageError(f"{name!r} names no server"),
+            UsageError(f"{name!r} does not name a server"),
             "for example 'http://localhost:8000/v1#my-model'",
         )
     if _WINDOWS.match(name) and os.name != "nt" and not os.path.exists(name):
@@ -141,19 +141,21 @@ def _checked_name(name: str) -> str:
 
 
 def _refuse_mistaken(model: str, name: str) -> None:
-    """What can be no hub id and no folder is refused before transformers is asked for, and before a
+    """Refuse what cannot be a hub id or a folder, before transformers is imported and before a
     download fails."""
     path = Path(model).expanduser()
     error: Exception
     if _ADDRESS.fullmatch(model):
         error, advice = (
-            UsageError(f"{model!r} is no model"),
+            UsageError(f"{model!r} is not a model"),
             f"a server's address begins with http: 'http://{model}'",
         )
     elif ":" in model and not _WINDOWS.match(model) and not path.exists():
         provider, _, rest = model.partition(":")
         error = UsageError(
-            f"{model!r} names no model" if not rest else f"LangChain knows no provider {provider!r}"
+            f"{model!r} does not name a model"
+            if not rest
+            else f"LangChain has no provider {provider!r}"
         )
         near = get_close_matches(provider, PROVIDERS, n=1, cutoff=0.8)
         advice = (
@@ -273,7 +275,8 @@ def parted(name: str) -> tuple[str, str | None]:
 
 @lru_cache(maxsize=1024)
 def _parted_path(name: str) -> tuple[str, str | None]:
-    """Looks for files once: a name is read again for every call, also on an event loop."""
+    """Cached, because it looks for files, and names are split again in every call, even on an event
+    loop."""
     cuts = [at for at, sign in enumerate(name) if sign == "+"]
     existing = [at for at in (*cuts, len(name)) if os.path.exists(os.path.expanduser(name[:at]))]
     if len(name) in existing:
@@ -283,8 +286,8 @@ def _parted_path(name: str) -> tuple[str, str | None]:
 
 
 def is_spec(given: Given) -> bool:
-    """Whether this can be written as JSON, so that it can be serialized without weights. What holds
-    a secret cannot."""
+    """Whether this can be written as JSON, so that it can be serialized without weights. Arguments
+    with secrets cannot."""
     try:
         return isinstance(given, str | Mapping) and bool(json.dumps(given))
     except (TypeError, ValueError):
@@ -427,8 +430,8 @@ def _arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _written(given: str | Mapping[str, Any]) -> str:
-    """The specification as text, without the name. It stays in this process: with its secrets, for
-    a member with another key is another member."""
+    """The specification as text, without the name. It includes secrets, because a member with
+    another key is another member, and never leaves this process."""
     return json.dumps({**_identity(_arguments(given), ""), "name": ""}, sort_keys=True)
 
 
@@ -495,7 +498,7 @@ def _made(arguments: dict[str, Any]) -> Member:
 
 
 def described(call: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call with plain JSON in the place of its members, for caches and traces."""
+    """The options of a call, with its members as plain JSON, for caches and traces."""
     found = dict(call)
     for field in ("members", "verifiers"):
         if isinstance(given := found.get(field), list | tuple):
@@ -509,8 +512,8 @@ def described(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_secrets(call: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call with members that traces can show: chat models and arguments with
-    secrets hide them."""
+    """The options of a call, with chat models and arguments with secrets wrapped in objects whose
+    repr hides the secrets, so that traces can show them."""
     found = dict(call)
     for field in ("members", "verifiers"):
         given = found.get(field)

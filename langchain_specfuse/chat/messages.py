@@ -57,10 +57,10 @@ def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
     System messages are joined and go first, because most chat templates know no other place.
     Neighbours of one role become one turn, with a blank line between, unless they are tool calls or
     results. A human's ``name`` is written before the text ("ann: hello"), and images, files, audio
-    and videos of a human message are its turn's attachments. A refusal is text of the assistant,
-    and so is what tools on a provider's servers were asked and found. Reasoning of earlier turns is
-    left out. After an AI message at the end comes one more assistant turn; its text is not
-    continued.
+    and videos of a human message are its turn's attachments. Refusals become text of the assistant,
+    and so do calls of tools on a provider's servers and their results. Reasoning of earlier turns
+    is left out. If the last message is an AI message, the answer is a new assistant turn; the
+    message is not continued.
     """
     if not messages:
         error = UsageError("there is nothing to answer: expected at least one message, got none")
@@ -109,7 +109,7 @@ def _turn(message: BaseMessage, place: int) -> Turn:
             "user", f"{message.name}: {text}" if message.name else text, attachments=attachments
         )
     if isinstance(message, AIMessage):
-        # Many providers' packages keep a refusal beside the content, some of them also in it.
+        # Many providers' packages store a refusal outside the content, and some of them in it too.
         refusal = message.additional_kwargs.get("refusal")
         if isinstance(refusal, str) and refusal not in text:
             text = "\n\n".join(filter(None, (text, refusal)))
@@ -197,10 +197,10 @@ def _kind(block: Any) -> str | None:
 
 
 def _foreign_text(block: Any, message: AIMessage) -> str | None:
-    """The text that stands for a block of a provider in an AI message: a refusal's, or what a tool
-    of its servers was asked and found. None: it is none of these.
+    """The text for a provider's block in an AI message: the text of a refusal, or the call or
+    result of a tool on the provider's servers. None for other blocks.
 
-    LangChain brings the providers' forms of these blocks into one, if it knows the provider.
+    LangChain converts the blocks of the providers that it supports to a common format.
     """
     own = message.response_metadata.get("model_provider")
     for provider in [own] if own else ["openai", "anthropic", "google_genai"]:
@@ -216,7 +216,7 @@ def _foreign_text(block: Any, message: AIMessage) -> str | None:
 
 
 def _standard_text(block: Mapping[str, Any]) -> str | None:
-    """The text that stands for a standard block, see :func:`_foreign_text`."""
+    """The text for a standard block, see :func:`_foreign_text`."""
     if (refusal := refusal_block(block)) is not None:
         return refusal
     kind = block["type"]
@@ -230,7 +230,7 @@ def _standard_text(block: Mapping[str, Any]) -> str | None:
 
 
 def _readable(value: Any) -> Any:
-    """A result of a provider's tool without what only the provider can read."""
+    """The result of a provider's tool without the parts that only the provider can read."""
     if isinstance(value, Mapping):
         return {
             key: _readable(one)

@@ -64,7 +64,7 @@ class _IsSerializable:
 
 
 class _Profile(dict[str, Any]):
-    """A profile that remembers which part of it the user gave, in copies too."""
+    """A profile that remembers which of its values the user gave, also in copies."""
 
     def __init__(self, found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         super().__init__({**found, **given})
@@ -73,7 +73,7 @@ class _Profile(dict[str, Any]):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the user gave, or changed since."""
+        """The values that the user gave, or has changed since."""
         unchanged = {key for key, value in self._before.items() if self.get(key) == value}
         return {key: self[key] for key in self if key in self._given or key not in unchanged}
 
@@ -96,8 +96,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
     _held: Ensemble | None = PrivateAttr(default=None)
     """Keeps the ensemble of member objects alive between questions."""
     _checks_calls: bool = PrivateAttr(default=True)
-    """Whether finished calls are checked where a grammar leaves a part of their schema out. An
-    endpoint does not: checking a stranger's schema can take for ever."""
+    """Whether finished calls are checked if the grammar leaves out a part of their schema. An
+    endpoint does not check them: a schema from a stranger can make a check run forever."""
 
     def __init__(self, **fields: Any) -> None:
         if isinstance(profile := fields.get("profile"), _Profile):  # of a copy
@@ -175,8 +175,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         scope: RunScope,
         call: Mapping[str, Any],
     ) -> tuple[CallFormat, AnswerChunks, AnswerTrace]:
-        """The format of tool calls, and where the rounds go. The profile learns from the model's
-        own members; a call may have others."""
+        """The format of tool calls, the chunks and the trace. Only the model's own members complete
+        the profile, not those of a call."""
         if not call.keys() & {"members", "model"}:
             self._learn([probes[name] for name in request.writers])
         format, settings = request.call_format(probes), request.settings
@@ -246,13 +246,13 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def invoke(
         self, input: Any, config: RunnableConfig | None = None, *, stop: Any = None, **kwargs: Any
     ) -> AIMessage:
-        """Ask, and get the whole answer."""
+        """Ask a question and return the whole answer."""
         return _with_cost(super().invoke(input, config, stop=stop, **kwargs))
 
     async def ainvoke(
         self, input: Any, config: RunnableConfig | None = None, *, stop: Any = None, **kwargs: Any
     ) -> AIMessage:
-        """``invoke`` for asyncio."""
+        """The asynchronous ``invoke``."""
         return _with_cost(await super().ainvoke(input, config, stop=stop, **kwargs))
 
     def batch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
@@ -266,7 +266,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return super().batch_as_completed(inputs, _all_at_once(config, len(inputs)), **kwargs)
 
     def bind(self, **kwargs: Any) -> Any:
-        """This chat model with options for every call; see LangChain's ``Runnable.bind``."""
+        """Bind options to every call, as LangChain's ``Runnable.bind`` does."""
         return super().bind(**_members.without_secrets(kwargs))
 
     # --- what an answer must look like ------------------------------------------------------------
@@ -453,8 +453,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return _Profile(found | dict.fromkeys(INPUTS.values(), False), {})
 
     def _learn(self, writers: Collection[Probe | None]) -> None:
-        """Complete the profile by what is known of the model's own drafting members. What the user
-        gave stays, and nothing else of what it was."""
+        """Compute the profile from what is known about the model's own drafting members. Of the old
+        profile, only the values that the user gave are kept."""
         found = dict(self._resolve_model_profile())
         known = [probe for probe in writers if probe is not None]
         if len(known) == len(writers):
@@ -512,7 +512,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
 
 def _with_reasons(result: Any) -> Any:
-    """The result with an error text in each invalid tool call; LangChain leaves it empty."""
+    """The result with the reason as ``error`` of each invalid tool call; LangChain leaves it
+    empty."""
     for generation in result.generations:
         for call in getattr(generation.message, "invalid_tool_calls", ()):
             call["error"] = call["error"] or reason_of(call["args"] or "")
@@ -531,16 +532,17 @@ def _all_at_once(config: Any, size: int) -> Any:
 
 
 def _without_address(options: dict[str, Any]) -> dict[str, Any]:
-    """The options as they stand in caches' keys and traces, where a function's address says
-    nothing: another function gets it later."""
+    """The options for cache keys and traces: a function's identity instead of its address, which
+    another function may get later."""
     result = options.get("result")
     return {**options, "result": function_id(result)} if callable(result) else options
 
 
 def _with_cost(message: AIMessage) -> AIMessage:
-    """The message with its cost where LangChain has it for an answer from its cache, which costs 0.
+    """The message with its cost in ``usage_metadata``, where LangChain puts 0 for an answer from
+    its cache.
 
-    Only here: LangChain adds up the usage of chunks and of answers in whole numbers.
+    It is added only here, because LangChain adds up the usage of chunks and answers in integers.
     """
     cost = message.response_metadata.get("specfuse", {}).get("total_cost")
     usage: Any = message.usage_metadata

@@ -164,7 +164,7 @@ _INTERNAL = frozenset({"ls_structured_output_format", "structured_output_format"
 """LangChain may leave these in a call."""
 _LANGCHAIN = frozenset({"output_version", "disable_streaming", "cache", "verbose", "rate_limiter"})
 
-_MEMBERS_OWN = "members that are chat models have it: members=[ChatOpenAI(..., {}=...)]"
+_MEMBERS_OWN = "set it on a member that is a chat model: members=[ChatOpenAI(..., {}=...)]"
 NOT_SUPPORTED: Mapping[str, tuple[Any, str]] = {
     "n": (1, "llm.batch([question] * 3); to agree on one of several: segment='answer', samples=3"),
     "top_logprobs": (
@@ -175,15 +175,18 @@ NOT_SUPPORTED: Mapping[str, tuple[Any, str]] = {
         ("frequency_penalty", "presence_penalty"),
         (0, "repetition_penalty=1.1; a draft that only repeats the answer cannot win anyway"),
     ),
-    "logit_bias": ({}, "tokens differ between members; choice=, regex= or grammar= bind the text"),
-    "store": (False, "an answer is stored by who asked for it: with a cache, or a tracer"),
-    "modalities": (["text"], "an answer is text"),
+    "logit_bias": (
+        {},
+        "tokens differ between members; choice=, regex= or grammar= constrain the text",
+    ),
+    "store": (False, "to store answers, use a cache or a tracer"),
+    "modalities": (["text"], "answers are text"),
     "reasoning_effort": (None, _MEMBERS_OWN.format("reasoning_effort")),
     "verbosity": (None, _MEMBERS_OWN.format("verbosity")),
     "service_tier": (None, _MEMBERS_OWN.format("service_tier")),
 }
-"""Options of other chat models: the value that asks for nothing, which is accepted, and what to do
-instead of any other one."""
+"""Options of other chat models: the neutral value, which is accepted, and what to use instead of
+any other value."""
 
 _RENAMED: Mapping[str, str] = {
     **{name: f"method=Method({name}=...)" for name in method_options()},
@@ -197,9 +200,10 @@ _RENAMED: Mapping[str, str] = {
     **dict.fromkeys(("base_url", "openai_api_base"), 'members=["http://host:8000/v1#model"]'),
     **dict.fromkeys(
         ("model_kwargs", "extra_body", "default_headers", "keep_alive", "num_ctx", "num_gpu"),
-        "the member's own: members=[ChatOpenAI(...)], [ChatOllama(...)] or [LlamaCppMember(...)]",
+        "set it on the member: members=[ChatOpenAI(...)], [ChatOllama(...)] or "
+        "[LlamaCppMember(...)]",
     ),
-    "stream_usage": "nothing: a stream always ends with its usage",
+    "stream_usage": "nothing: every stream ends with its usage",
     "functions": "tools=[...]",
     "function_call": "tool_choice=...",
     "format": "response_format=...",

@@ -49,15 +49,16 @@ class Shape:
     parallel: bool = False
     """Whether it may be several calls."""
     text: Constraint | None = None
-    """What it must look like where it is no call; None: prose."""
+    """The format of an answer that is not a call; None: prose."""
     loose: frozenset[str] = frozenset()
-    """The tools of whose schema the grammar leaves a part out."""
+    """The tools with a schema that the grammar enforces only in part."""
     strict: frozenset[str] = frozenset()
-    """The tools of which every call must be valid."""
+    """The tools whose calls must all be valid."""
 
     def fault(self, name: str, arguments: Any, ruled: bool) -> str:
         """What is wrong with a finished call under the whole schema of its tool; empty if it is
-        valid. ``ruled``: the grammar has held it, which is all there is to check for most tools."""
+        valid. ``ruled``: it was written under the grammar, which enforces the whole schema of most
+        tools."""
         for tool in self.tools:
             if tool.name == name and (name in self.loose or not ruled):
                 return _validator(tool).fault(arguments)
@@ -69,7 +70,7 @@ class Shape:
         return bool(self.tools) and (self.forced or self.text is not None)
 
     def constraint(self, format: CallFormat = COMMON) -> Constraint | None:
-        """The whole as plain data, calls written in this format; None: anything goes."""
+        """The shape as plain data, with calls in this format; None: anything is allowed."""
         if not self.tools:
             return self.text
         tools = [
@@ -85,10 +86,10 @@ class Shape:
 
 
 def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
-    """What these options ask for, checked: nothing is loaded yet.
+    """What these options ask for, checked before anything is loaded.
 
-    ``stop`` is the call's own: the chat model's is for prose, and is not looked for in anything
-    else.
+    ``stop`` is the call's own. The chat model's stop strings are for prose, and are not searched
+    for in anything else.
     """
     shape = Shape(*_calls(given), _text_constraint(given))
     _refuse_conflicts(shape, given, stop)
@@ -100,19 +101,20 @@ def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
 
 
 def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut]) -> Shape:
-    """The shape with its ``loose`` tools. ``UsageError`` if a strict schema is not kept whole."""
+    """The shape with its ``loose`` tools. ``UsageError`` if a strict schema is not enforced
+    whole."""
     strict = _strict_schemas(given)
     by_schema: dict[str, list[LeftOut]] = {}
     for one in missing:
         if strict is None or one.where in strict:
-            raise advised(one.error(), "or leave strict=True out: what is finished is then checked")
+            raise advised(one.error(), "or leave strict=True out: finished values are then checked")
         by_schema.setdefault(one.where, []).append(one)
     loose = [tool for tool in shape.tools if _schema_name(tool.name) in by_schema]
-    # jsonschema reads files when it is imported: on an event loop a schema is checked with the
-    # question, on another thread.
-    if not on_event_loop():  # what is no schema is refused now
+    # jsonschema reads files when it is imported, so on an event loop a schema is checked later, with
+    # the question, on another thread.
+    if not on_event_loop():  # refuse invalid schemas now
         if shape.tools and not shape.begins_with_call:
-            preload("jsonschema")  # a call in plain JSON would be checked on an event loop
+            preload("jsonschema")  # a call in plain JSON may be checked on an event loop later
         for tool in loose:
             _validator(tool)
         if "schema" in by_schema and shape.text:
@@ -128,7 +130,7 @@ def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut])
 
 
 def _strict_schemas(given: Mapping[str, Any]) -> set[str] | None:
-    """The names of the schemas that must be kept whole; None: all of them."""
+    """The names of the schemas that must be enforced whole; None: all of them."""
     if given.get("strict") is True:
         return None
     found = set()
@@ -156,7 +158,7 @@ def _validator(tool: Tool) -> Validator:
 @lru_cache(maxsize=512)
 def _warn_once(where: str, paths: str) -> None:
     log.warning(
-        "the grammar of the schema %r leaves out %.500s; what is finished is checked against the "
+        "the grammar for the schema %r leaves out %.500s; finished values are checked against the "
         "whole schema (strict=True refuses such a schema)",
         where,
         ascii(paths)[1:-1],
@@ -164,14 +166,14 @@ def _warn_once(where: str, paths: str) -> None:
 
 
 def whole_schema(schema: Mapping[str, Any]) -> str | None:
-    """The schema as text, if the grammar leaves a part of it out; else None."""
+    """The schema as text, if the grammar leaves out a part of it; otherwise None."""
     body = _dumped(schema)
     return body if left_out(Constraint("json_schema", body)) else None
 
 
 def _refuse_conflicts(shape: Shape, given: Mapping[str, Any], stop: Sequence[str]) -> None:
-    """Options that cannot both be kept. A ``response_format`` may stand beside a forced call: it
-    has its turn later."""
+    """Refuse options that contradict each other. A ``response_format`` may be combined with a
+    forced call: it applies to a later answer."""
     asked = [name for name in TEXT_OPTIONS if given.get(name) is not None]
     if shape.forced and asked and asked[0] != "response_format":
         error = UsageError(
@@ -182,14 +184,14 @@ def _refuse_conflicts(shape: Shape, given: Mapping[str, Any], stop: Sequence[str
     if stop and (shape.forced or shape.text):
         what = "tool_choice" if shape.forced else asked[0]
         error = UsageError(
-            f"stop={list(stop)!r:.200} and {what}=...: a stop string would cut what must be whole"
+            f"stop={list(stop)!r:.200} and {what}=...: a stop string would cut the answer off"
         )
-        raise advised(error, "leave stop out: the answer ends when it is whole")
+        raise advised(error, "leave stop out: the answer ends when it is complete")
 
 
 def plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as plain data: what a cache's key and a trace can tell apart (two classes may
-    have one name)."""
+    """The options as plain data for cache keys and traces, because two classes may have the same
+    name."""
     found = dict(given)
     if found.get("tools"):
         found["tools"] = openai_tools(found["tools"], found.get("strict"))
@@ -252,7 +254,7 @@ def _response_format(wanted: Any) -> Constraint | None:
         return Constraint("json_schema", _dumped(titled(wrapped, wrapped["schema"])))
     if not isinstance(wanted, Mapping) or is_schema(wanted):
         return Constraint("json_schema", _dumped(schema_of(wanted)))
-    error = UsageError(f"response_format is of a kind that is not known: {dict(wanted)!r:.200}")
+    error = UsageError(f"response_format has an unknown type: {dict(wanted)!r:.200}")
     raise advised(
         error,
         "'json_schema', 'json_object' or 'text' as its type, a pydantic class, or a JSON schema",
@@ -261,8 +263,8 @@ def _response_format(wanted: Any) -> Constraint | None:
 
 def _refuse_more(given: Mapping[str, Any], known: set[str] | frozenset[str]) -> None:
     if unknown := [name for name in given if name not in known]:
-        error = UsageError(f"response_format has a key {unknown[0]!r} that is not known")
-        raise advised(error, f"there are {', '.join(sorted(known))}")
+        error = UsageError(f"response_format has an unknown key {unknown[0]!r}")
+        raise advised(error, f"known keys are {', '.join(sorted(known))}")
 
 
 # --- the tools ------------------------------------------------------------------------------------
@@ -278,8 +280,8 @@ def tools_of(tools: Any, strict: bool | None = None) -> tuple[Tool, ...]:
 
 
 def _calls(given: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
-    """Which tools may be called, whether one must be, and whether several may be. With ``none``
-    members see no tool."""
+    """The tools that may be called, whether one must be, and whether several may be. With ``none``
+    members do not see any tools."""
     tools = tools_of(given.get("tools") or [], given.get("strict"))
     chosen = _chosen(given.get("tool_choice"), [tool.name for tool in tools])
     parallel = given.get("parallel_tool_calls")
@@ -296,7 +298,7 @@ def _calls(given: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
         )
     if parallel:
         error = UsageError(
-            f"parallel_tool_calls=True and tool_choice={chosen!r}: a tool named is called once"
+            f"parallel_tool_calls=True and tool_choice={chosen!r}: a named tool is called once"
         )
         raise advised(error, "tool_choice='any' allows several calls")
     return tuple(tool for tool in tools if tool.name == chosen), True, False
@@ -327,7 +329,7 @@ def _chosen(choice: Any, names: Sequence[str]) -> str:
     if name in ("auto", "any", "none", "required"):
         return "any" if name == "required" else name
     error = UsageError(
-        f"tool_choice names {name!r}, which is no tool; there are {', '.join(map(repr, names))}"
+        f"tool_choice names {name!r}, which is not a tool; there are {', '.join(map(repr, names))}"
     )
     raise advised(error, "name one of them, or 'auto', 'any', 'none'")
 
@@ -348,7 +350,7 @@ def _dumped(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        wrong = UsageError(f"a schema is no JSON: {error}")
+        wrong = UsageError(f"a schema is not JSON: {error}")
         raise advised(
-            wrong, "write it with texts, numbers, lists and dicts only, not too deep"
+            wrong, "use only strings, numbers, lists and dicts, and do not nest them too deeply"
         ) from error

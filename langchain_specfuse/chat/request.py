@@ -73,8 +73,8 @@ class Request:
 
     @property
     def hosted(self) -> list[str]:
-        """The members whose requests are the answer's cost: those that were given as chat models.
-        A chat model behind a :class:`.ServerMember` runs on a server of the user's."""
+        """The members whose requests count as the answer's cost: those that were given as chat
+        models. A chat model behind a :class:`.ServerMember` runs on the user's own server."""
         members = self.ensemble.members.items()
         return [name for name, member in members if getattr(member, "is_hosted", False)]
 
@@ -119,7 +119,8 @@ class Request:
         )
 
     def _settings(self, referee: Referee) -> Settings:
-        """Answers to a constraint are compared by what it makes of them, not by their words."""
+        """The settings; under a constraint, answers are compared by their meaning, not by their
+        words."""
         text = self.shape.text
         is_json = text is not None and text.kind.startswith("json")
         compared = {"text", "json"} if is_json else {"text"}
@@ -152,9 +153,10 @@ def _result(chosen: Mapping[str, Any], shape: _formats.Shape) -> Any:
 
 
 def _meaning(referee: Referee, is_json: bool, answer: str) -> Hashable:
-    """Equal for answers to a constraint that mean the same; None for one that is cut off.
+    """A key that is equal for answers with the same meaning under a constraint; None for an answer
+    that is cut off.
 
-    JSON is compared as values, calls by what they call with which arguments, anything else exactly.
+    JSON is compared as values, calls by tool and arguments, and anything else exactly.
     """
     if not referee.may_end(answer):
         return None

@@ -51,9 +51,9 @@ class AnswerSummary:
         self._looped = 0
         self._late: Counter[str] = Counter()
         self.used: dict[str, Effort] = {}
-        """What members that are asked by requests have used, verifiers too."""
+        """What members that send requests have used, including verifiers."""
         self.refusals: dict[str, str] = {}
-        """The members that refused to draft, with the last refusal: it is text."""
+        """member -> the text of its last refusal to draft."""
 
     def add(self, round: Round) -> None:
         self.rounds += 1
@@ -239,13 +239,13 @@ class SpanBuilder:
         return "score" if member in self._verifiers or drafted else "draft"
 
     def _inputs(self) -> dict[str, Any]:
-        """What the round began with."""
+        """The state of the answer before the round."""
         return {"agreed_characters": self._length, "agreed_tail": self._tail}
 
 
 def _outputs(round: Round) -> dict[str, Any]:
-    """The round without what is empty or follows from the rest: an answer has many rounds, and a
-    tracer posts each."""
+    """The round without empty values and those that follow from others, because a tracer posts each
+    of the many rounds of an answer."""
     found = round.as_dict()
     del found["round"]
     follows = {
@@ -256,7 +256,7 @@ def _outputs(round: Round) -> dict[str, Any]:
     found = {key: value for key, value in found.items() if follows.get(key) != value}
     for efforts in found["tokens"].values():
         for effort in efforts.values():
-            del effort["seconds"]  # they are those of the member's own run
+            del effort["seconds"]  # the member's own run has them
     return {key: _short(value) for key, value in found.items() if not _is_empty(value)}
 
 
@@ -265,7 +265,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _short(value: Any) -> Any:
-    """Numbers to four digits, and no ``False``."""
+    """The value with numbers rounded to four digits, and without ``False``."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):

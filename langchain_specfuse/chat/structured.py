@@ -43,9 +43,10 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
     read: Callable[[Any], Any] | None = None
     """Makes the object. None: the data are all that is wanted."""
     call: str | None = None
-    """The tool in whose arguments the data are. None: they are the text."""
+    """The tool whose arguments are the data. None: the data are the text."""
     whole: str | None = None
-    """The schema against which finished data are checked: the grammar leaves a part of it out."""
+    """The schema against which finished data are checked, if the grammar leaves out a part of
+    it."""
 
     @property
     def _type(self) -> str:
@@ -96,7 +97,7 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
             return right[0]
         for one in getattr(message, "invalid_tool_calls", ()):
             if one["name"] == self.call:
-                raise ValueError(one["error"] or reason_of(one["args"] or "") or "it is no JSON")
+                raise ValueError(one["error"] or reason_of(one["args"] or "") or "it is not JSON")
         return None
 
     def _text(self, text: str, message: Any, partial: bool) -> Any:

@@ -172,7 +172,7 @@ class AnswerTrace:
             self._report(self._spans.cut(error))
 
     def _report(self, span: Span | None) -> None:
-        """Tell the tracers how far the answer is. One that fails gets no more of it."""
+        """Report the answer's progress to the tracers. A tracer that fails gets no more of it."""
         exits = self._spans.exits[self._noted :]
         self._noted += len(exits)
         for key, (tracer, run) in list(self._runs.items()):
@@ -216,8 +216,8 @@ def _runs(scope: RunScope) -> dict[int, tuple[BaseTracer, Run]]:
 
 
 def _brief(tracer: BaseTracer, run: Run) -> BaseTracer:
-    """LangSmith's tracer adds the call's options, among them the members and the method, to every
-    run below a chat model's. Once is enough: this is the same tracer without them."""
+    """A copy of LangSmith's tracer that does not add the call's options, such as the members and
+    the method, to every run below the chat model's run. That run has them already."""
     if not isinstance(tracer, LangChainTracer):
         return tracer
     brief = copy.copy(tracer)
@@ -245,7 +245,7 @@ def _add(tracer: BaseTracer, parent: Run, span: Span) -> None:
     try:
         if posted:
             _finish(run, span)
-            run.events = None  # type: ignore[assignment] # an empty list would be a part of the post
+            run.events = None  # type: ignore[assignment] # an empty list would be posted
         tracer._start_trace(run)
         if not any(child is run for child in parent.child_runs[-1:]):
             # the parent has ended: a stream that is closed early ends before its answer

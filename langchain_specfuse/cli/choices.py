@@ -53,7 +53,7 @@ def new_parser(name: str, description: str, epilog: str = CODES) -> argparse.Arg
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses mistakes as the rest of the package does: with what was given, and a way out."""
+    """Reports mistakes as the rest of the package does: with what was given, and what to do."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given, unknown = self.parse_known_args(args, namespace)
@@ -63,8 +63,7 @@ class _Parser(argparse.ArgumentParser):
         raise advised(UsageError(f"{self.prog} has no argument {name!r}"), self._meant(name))
 
     def _meant(self, name: str) -> str:
-        """Advice about an argument that is not known: its name here, the closest name, or an
-        example."""
+        """Advice about an unknown argument: its name here, the closest name, or an example."""
         flags = [flag for action in self._actions for flag in action.option_strings]
         key = name.lstrip("-").replace("-", "_")
         ours = f"--{OTHER_NAMES.get(key, '').replace('_', '-')}"
@@ -84,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
         if key in method_options():
             return f"use --method {key}=VALUE"
         if key in _options.Options.model_fields:
-            return f"it is no flag; in Python: SpecFuseChatModel({key}=...)"
+            return f"it is not a flag; in Python: SpecFuseChatModel({key}=...)"
         if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
             return f"did you mean {near[0]}?"
         return self._example()
@@ -95,7 +94,7 @@ class _Parser(argparse.ArgumentParser):
         return f"{start}All arguments: {self.prog} --help"
 
     def error(self, message: str) -> NoReturn:
-        """argparse's errors about a known argument, without a page of usage."""
+        """Report argparse's errors without its usage text."""
         about = re.fullmatch("argument ([^ :/]+)[^ :]*: (.*)", message, re.DOTALL)
         if about is None:
             raise advised(UsageError(message), self._example())
@@ -110,7 +109,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def whole(text: str) -> int:
-    """A whole number, as the type of an argument."""
+    """The argument type for whole numbers."""
     try:
         return int(text)
     except ValueError:
@@ -118,7 +117,7 @@ def whole(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A number, as the type of an argument."""
+    """The argument type for numbers."""
     try:
         return float(text)
     except ValueError:
@@ -240,7 +239,7 @@ def options_of(given: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
 
 
 def _about_flag(name: str, error: UsageError) -> UsageError:
-    """The error about an option of the chat model as one about its flag."""
+    """An error about an option of the chat model, reworded for its flag."""
     flag = f"--{name.replace('_', '-')}"
     said = UsageError(re.sub(f"^{name}\\b", flag, str(error)))
     for note in getattr(error, "__notes__", ()):
@@ -255,9 +254,9 @@ def members_of(
     else the demo's."""
     for name in (*(given.members or ()), *(given.verifiers or ())):
         if name.lstrip().startswith(("{", "[")):
-            wrong = UsageError(f"a member is named in the shell, got {name!r:.60}")
+            wrong = UsageError(f"a member must be a name in the shell, got {name!r:.60}")
             raise advised(
-                wrong, "arguments are given in Python: SpecFuseChatModel(members=[{...}])"
+                wrong, "members with arguments need Python: SpecFuseChatModel(members=[{...}])"
             )
         if "," in name and not os.path.exists(os.path.expanduser(name)):
             apart = " ".join(name.replace(",", " ").split())
@@ -274,16 +273,16 @@ def members_of(
 
 
 def _check_lead(lead: str, names: Sequence[str]) -> None:
-    """Refuse a lead that is none of these members, before anything is loaded or fetched."""
+    """Refuse a lead that is not one of these members, before anything is loaded or fetched."""
     if lead in ("auto", "none", *names):
         return
     error = UsageError(f"--lead must name a member that writes, got {lead!r}")
-    known = f"the members here are {', '.join(names)}; auto and none are possible as well"
+    known = f"the members are {', '.join(names)}; auto and none are allowed too"
     raise advised(error, meant(lead, names, known, cutoff=0.5))
 
 
 def _demo(given: argparse.Namespace) -> list[Any]:
-    """The demo's members. Their weights are fetched only where that was agreed to."""
+    """The demo's members. Their weights are fetched only with the user's consent."""
     from .. import demo
 
     _check_lead(given.lead, [one.name for one in demo.ensemble()])
@@ -294,23 +293,23 @@ def _demo(given: argparse.Namespace) -> list[Any]:
 
 
 def _ask_to_fetch(missing: Sequence[Weights]) -> None:
-    """Return if the person at the terminal agrees; otherwise raise."""
+    """Ask at the terminal whether to fetch these weights; raise unless the user agrees."""
     from .. import demo
 
     needed, small = _gigabytes(missing), _gigabytes(demo.to_fetch("small"))
     names = ", ".join(one.name for one in missing)
-    what = f"{needed:.2f} GB for {names}, fetched once into {demo.cache_folder()}"
+    what = f"{needed:.2f} GB for {names}, to be fetched once into {demo.cache_folder()}"
     if small == 0:
-        what += "; the smaller ones of DEMO=small are here"
+        what += "; the smaller models of DEMO=small are already there"
     elif small < needed:
         what += f"; DEMO=small needs {small:.2f} GB"
     if sys.stdin and sys.stdin.isatty() and sys.stderr.isatty():
-        say(f"no --members are named, so the demo's models answer: {what}")
+        say(f"without --members, the demo's models answer: {what}")
         print(f"{PROGRAM}: fetch them now? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
-    refused = UsageError(f"the demo's models are not here and were not fetched: {what}")
-    raise advised(refused, "--yes fetches them without asking; --members A B names your own models")
+    refused = UsageError(f"the demo's models are missing and were not fetched: {what}")
+    raise advised(refused, "--yes fetches them without asking; --members A B uses your own models")
 
 
 def _gigabytes(weights: Sequence[Weights]) -> float:

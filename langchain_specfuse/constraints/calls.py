@@ -81,7 +81,8 @@ class CallReader:
 
     @property
     def undecided(self) -> bool:
-        """Whether ``rest`` may still be free text: no call has begun for certain."""
+        """Whether ``rest`` may still be free text, because it is not certain that a call has
+        begun."""
         return self._place in ("start", "prose")
 
     @property
@@ -150,7 +151,7 @@ class CallReader:
         return False
 
     def _scan(self) -> bool:
-        """Follow the JSON of a call as far as it is there; whether it is whole."""
+        """Scan the JSON of a call as far as it has arrived. Returns whether it is complete."""
         self._scanned, self._depth, self._in_string, whole = scanned(
             self.rest, self._scanned, self._depth, self._in_string
         )
@@ -173,8 +174,8 @@ class CallReader:
 
 
 def scanned(text: str, at: int, depth: int, in_string: bool) -> tuple[int, int, bool, bool]:
-    """Follow JSON from here on: where it goes on, how deep, whether in a string, whether it is
-    whole.
+    """Scan JSON from this position. Returns the position to continue from, the depth, whether it is
+    inside a string, and whether the JSON is complete.
 
     >>> scanned('{"a": "}"} and', 0, 0, False), scanned('{"a": "\\\\', 0, 0, False)
     ((10, 0, False, True), (7, 1, True, False))
@@ -226,7 +227,7 @@ def canonical(call: Call) -> str:
 
 
 def trigger(form: CallFormat) -> str:
-    """What tells a call from free text: what begins it, or its first key where nothing does."""
+    """The text that marks a call: its opening marker or, without one, its first key."""
     return form.begin or "{" + dumped(form.name_key) + ': "'
 
 

@@ -28,7 +28,7 @@ def referee_for(constraint: Constraint | None) -> Referee:
 
 
 def check(constraint: Constraint) -> None:
-    """``UsageError`` if the constraint is unknown, impossible or more than a grammar can say."""
+    """``UsageError`` if the constraint is unknown or impossible, or a grammar cannot express it."""
     for one in left_out(constraint):
         raise one.error()
 
@@ -92,8 +92,8 @@ class Ruling(Referee):
 
     def _new_calls(self, answer: str, draft: str, before: CallReader) -> int:
         """How much of a legal draft comes before a call that the answer has already, which small
-        models repeat without end, and without what only begins another call behind a finished one:
-        a line break is no promise."""
+        models repeat without end. Text that only begins another call after a finished one does not
+        count: a line break does not mean that a call follows."""
         after = before.fork()
         after.feed(draft)
         known = set(map(canonical, before.calls))

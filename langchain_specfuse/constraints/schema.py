@@ -1,12 +1,12 @@
 """JSON schemas, rewritten so that llguidance's own JSON compiler enforces them.
 
-A part that no grammar can express is left out of the rewritten schema and listed, so that the
-caller can refuse the schema, or check finished values against the whole of it (``validation``).
-Rewriting only ever widens what it leaves out: every value that the schema allows and that closed
-objects permit can be written.
+Parts that no grammar can express are left out of the rewritten schema and listed, so that the
+caller can refuse the schema, or check finished values against the whole schema (``validation``).
+Leaving out a part only allows more values: every value that the schema and its closed objects allow
+can be written.
 
-llguidance alone keeps 238 of the 240 schemas of ``tests/constraints/schemas.py`` (table in
-``docs/log.md``). Rewritten, weakened or refused here are the schemas that it gets wrong, refuses,
+llguidance alone enforces 238 of the 240 schemas of ``tests/constraints/schemas.py`` (table in
+``docs/log.md``). This module rewrites, weakens or refuses the schemas that it gets wrong, refuses,
 or cannot finish:
 
 - unknown keywords are left out: llguidance ignores a misspelt ``minimun``;
@@ -111,7 +111,7 @@ class LeftOut(NamedTuple):
     """A part of a schema that the grammar does not enforce."""
 
     where: str
-    """The schema's own name."""
+    """The name of the whole schema."""
     path: str
     message: str
     advice: str
@@ -125,11 +125,11 @@ class Prepared(NamedTuple):
 
     schema: Any
     left_out: tuple[LeftOut, ...]
-    """In the order in which they stand in the given schema; empty if nothing was left out."""
+    """The parts in the order of the given schema; empty if nothing was left out."""
 
 
 def prepared(schema: Any, where: str, error_of: Callable[[Any], str]) -> Prepared:
-    """The schema for llguidance. ``UsageError`` if it is impossible, or no schema.
+    """The schema for llguidance. ``UsageError`` if it is impossible, or not a schema.
 
     ``error_of`` returns llguidance's error for a schema, or "".
     """
@@ -196,7 +196,7 @@ class _Rewriter:
             return given
         if not isinstance(given, dict):
             raise _unsupported(
-                f"{path} is no JSON schema: {str(given)[:200]}", 'for example {"type": "string"}'
+                f"{path} is not a JSON schema: {str(given)[:200]}", 'for example {"type": "string"}'
             )
         words = self._known(given, path)
         nullable = words.pop("nullable", False) is True and bool(words)
@@ -219,13 +219,13 @@ class _Rewriter:
             place = f"{path}.{word:.80}"
             self._leave_out(place, f"{place} is not supported: a grammar cannot express it")
         if unknown and isinstance(words.get("properties"), dict):
-            # The object is closed, so a property that only a condition names must be named here.
+            # The object is closed, so properties that only a condition names must be allowed here.
             names = self._conditional(unknown, path)
             words["properties"] = {**words["properties"], **names, **words["properties"]}
         return words
 
     def _conditional(self, words: dict[str, Any], path: str) -> dict[str, bool]:
-        """The names of the properties in schemas that hold under a condition."""
+        """The names of the properties in conditional schemas."""
         names: dict[str, bool] = {}
         for one in _conditions(words):
             self._name_all(one, path, names, names, set())
@@ -247,7 +247,7 @@ class _Rewriter:
                 f"{where} is impossible: {why.replace('anyOf is', 'enum or anyOf is'):.300}"
             )
         return _unsupported(
-            f"{where} is not supported: {error:.300}", "fix the schema, or leave that out"
+            f"{where} is not supported: {error:.300}", "fix the schema, or leave this part out"
         )
 
     # --- what llguidance refuses ------------------------------------------------------------------
@@ -255,8 +255,8 @@ class _Rewriter:
     def weaken(self) -> None:
         """Leave out what llguidance refuses, the innermost schemas first.
 
-        Schemas without others inside come first: behind a reference they can make another one
-        fail that stands before them.
+        Schemas without inner schemas come first: through a reference, one of them can make an
+        earlier schema fail.
         """
         leaves = [one for one in self._rewritten if not _holds_others(one[1])]
         for path, found in (*leaves, *self._rewritten):
@@ -270,20 +270,21 @@ class _Rewriter:
                 kept["additionalProperties"] = True  # else what matches could not be written
             dropped = [word for word in found if word not in kept]
             for place in [f"{path}.{word}" for word in dropped] or [path]:
-                advice = "fix the schema, or leave that out"
+                advice = "fix the schema, or leave this part out"
                 self._leave_out(place, f"{path} is not supported: {error:.300}", advice)
             found.clear()
             found.update(kept)
 
     def _refusal(self, schema: Any) -> str:
-        """llguidance's error for a schema that is possible, or ""."""
+        """llguidance's error for this schema; "" if it accepts the schema or finds that no value
+        satisfies it."""
         if not isinstance(schema, dict):
             return ""
         error = self._error_of({**schema, "$defs": self.definitions})
         return "" if "nsatisfiable" in error else error
 
     def _weaker(self, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Schemas that allow more, the nearest first; the last one allows everything."""
+        """Schemas that allow more, the closest first; the last one allows everything."""
         kind = {"type": found["type"]} if "type" in found else {}
         if self._refusal(kind):
             kind = {}
@@ -380,7 +381,7 @@ class _Rewriter:
                 self._leave_out(
                     path,
                     f"{path} is not supported here: a value could satisfy two of its alternatives",
-                    "use anyOf, or give each alternative a constant of its own",
+                    "use anyOf, or give each alternative its own constant",
                 )
                 break
         return found
@@ -444,7 +445,7 @@ class _Rewriter:
             self._leave_out(
                 f"{path}.{word}",
                 f"{path}.{word} beside an enum is not supported",
-                "remove from the enum what it forbids",
+                f"remove the values that {word} forbids from the enum",
             )
             del words[word]
         values = [*_list(words.get("enum")), *([words["const"]] if "const" in words else [])]
@@ -453,9 +454,9 @@ class _Rewriter:
             return words
         self._leave_out(
             path,
-            f"{path} allows {inexact[0]!r:.80}, which is not supported: another value would be "
+            f"{path} allows {inexact[0]!r:.80}, which is not supported: a different value would be "
             "written",
-            "write numbers beyond 2**53 as strings; leave control characters out",
+            "write numbers beyond 2**53 as strings, and leave control characters out",
         )
         rest = {word: one for word, one in words.items() if word not in ("enum", "const")}
         exact = [value for value in values if _exact(value)]
@@ -556,7 +557,7 @@ class _Rewriter:
             )
 
     def _bound(self, found: dict[str, Any], path: str) -> None:
-        """Narrow the bounds of numbers to those that llguidance supports."""
+        """Narrow the bounds of numbers to the range that llguidance supports."""
         for word in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
             bound, inwards = found.get(word), 1 if "inimum" in word else -1
             if isinstance(bound, bool) or not isinstance(bound, int | float):
@@ -627,7 +628,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def _conditions(words: dict[str, Any]) -> list[Any]:
-    """The schemas among these keywords that hold under a condition. No grammar expresses them."""
+    """The conditional schemas among these keywords. No grammar can express them."""
     found = [words[word] for word in ("if", "then", "else") if word in words]
     for word in ("dependentSchemas", "dependencies"):
         if isinstance(by_name := words.get(word), dict):
@@ -636,7 +637,7 @@ def _conditions(words: dict[str, Any]) -> list[Any]:
 
 
 def _holds_others(schema: Any) -> bool:
-    """Whether a schema has other schemas inside, or refers to one."""
+    """Whether a schema contains or refers to other schemas."""
     inner = (*COMBINING, "properties", "patternProperties", "additionalProperties")
     return isinstance(schema, dict) and not schema.keys().isdisjoint(
         (*inner, "items", "prefixItems", "additionalItems")

@@ -1,8 +1,8 @@
-"""Checks a finished value against its whole JSON schema, also what no grammar can say of it.
+"""Checks finished values against their whole JSON schema, including what no grammar can express.
 
-``jsonschema`` does the work; a second implementation of ``if``, ``contains`` and ``$dynamicRef``
-would be wrong somewhere. It comes with the extra ``langchain-specfuse[structured]`` and is imported
-when the first value is checked.
+``jsonschema`` does the work, because another implementation of ``if``, ``contains`` and
+``$dynamicRef`` would be wrong somewhere. The extra ``langchain-specfuse[structured]`` installs it,
+and it is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .referee import bytewise
 from .rules import error_of
 
 DRAFTS = ("Draft202012Validator", "Draft7Validator", "Draft4Validator")
-"""A schema that does not name its draft has the first of these under which it is a schema."""
+"""If a schema does not name its draft, the first of these in which it is valid is used."""
 _DATA = ("const", "enum", "default", "example", "examples")
-"""Their values are data, not schemas."""
+"""Keywords whose values are data, not schemas."""
 
 
 class Validator:
@@ -33,15 +33,15 @@ class Validator:
     """
 
     def __init__(self, schema: Any, where: str) -> None:
-        library = imported("jsonschema", "a schema that no grammar can say", "structured")
+        library = imported("jsonschema", "a schema that no grammar can express", "structured")
         self._best_match = library.exceptions.best_match
         for pattern in _patterns(schema):
             try:
                 _reader(pattern)
             except re.error as error:
-                wrong = UsageError(f"{where} has a pattern that cannot be read: {pattern:.80}")
+                wrong = UsageError(f"{where} has an invalid pattern: {pattern:.80}")
                 raise advised(wrong, f"fix it: {error}") from error
-        # A registry of its own: by default references to other hosts would be fetched.
+        # With the default registry, references to other hosts would be fetched.
         registry = imported("jsonschema_specifications", "a schema", "structured").REGISTRY
         self._judge = _lenient(_draft(library, schema, where))(schema, registry=registry)
 
@@ -49,7 +49,7 @@ class Validator:
         """What is wrong with this value; empty if it is valid."""
         try:
             found = self._best_match(self._judge.iter_errors(value))
-        # The schema's own schema does not look behind every reference, so anything may be there.
+        # The meta-schema does not follow every reference, so a check may raise anything.
         except Exception as error:
             return f"it cannot be checked: {type(error).__name__}: {error!s:.200}"
         if found is None:
@@ -65,27 +65,27 @@ def validator_of(schema: str, where: str) -> Validator:
 
 
 def _draft(library: Any, schema: Any, where: str) -> Any:
-    """The validator class of the schema's draft. ``UsageError`` if it is a schema in none."""
+    """The validator class of the schema's draft. ``UsageError`` if it is not valid in any."""
     declared = library.validators.validator_for(schema, default=None)
-    names = DRAFTS[:1] if "$defs" in schema else DRAFTS  # older ones do not look into $defs
+    names = DRAFTS[:1] if "$defs" in schema else DRAFTS  # older drafts ignore $defs
     drafts = [declared] if declared else [getattr(library, name) for name in names]
     faults = []
     for draft in drafts:
         try:
-            draft.check_schema(schema, format_checker=None)  # patterns were read before
+            draft.check_schema(schema, format_checker=None)  # patterns have been checked
         except library.exceptions.SchemaError as error:
             faults.append(error)
         else:
             return draft
     wrong = UsageError(
-        f"{where} is no JSON schema: {faults[0].json_path}: {faults[0].message:.300}"
+        f"{where} is not a JSON schema: {faults[0].json_path}: {faults[0].message:.300}"
     )
     raise advised(wrong, "fix the schema") from faults[0]
 
 
 def _lenient(draft: Any) -> Any:
-    """The validator class with OpenAPI's ``nullable``, and with patterns as the grammars read
-    them."""
+    """The validator class with OpenAPI's ``nullable``, and with patterns that mean the same as in
+    the grammars."""
     own = {
         "multipleOf": _multiple_of,
         "pattern": _pattern,
@@ -117,7 +117,7 @@ def _multiple_of(validator: Any, divisor: Any, instance: Any, schema: Any) -> It
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """The patterns anywhere in a schema."""
+    """All patterns in a schema, at any depth."""
     if isinstance(schema, list):
         for one in schema:
             yield from _patterns(one)
@@ -134,8 +134,8 @@ def _patterns(schema: Any) -> Iterator[str]:
 
 @lru_cache(maxsize=256)
 def _reader(pattern: str) -> Callable[[str], Any]:
-    """Whether a text contains this pattern: by its grammar, which takes linear time and means the
-    same as while drafting; by ``re`` where no grammar can say it."""
+    """A function that says whether a text contains this pattern. It uses a grammar, which takes
+    linear time and means the same as while drafting, or ``re`` if no grammar can express it."""
     schema = {"type": "string", "pattern": pattern}
     error = error_of(schema)
     if error and "nsatisfiable" not in error:

@@ -30,8 +30,8 @@ def llguidance() -> Any:
 
 
 def preload(library: str) -> None:
-    """Import the library now if it is installed: that reads a file, and tools may be bound on an
-    event loop."""
+    """Import the library now if it is installed. Importing reads files, which must not happen later
+    on an event loop, where tools may be bound."""
     with suppress(ImportError):
         import_module(library)
 

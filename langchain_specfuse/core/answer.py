@@ -206,14 +206,14 @@ class Answer:
         )
 
     def _is_complete(self, text: str) -> bool:
-        """Whether the constraint says so; prose has no such mark."""
+        """Whether the constraint says that the answer is complete; prose has no such mark."""
         return self.referee.possible_prose(text) < len(text) and self.referee.may_end(text)
 
     def _without_stop(self, text: str, finish: Finish) -> tuple[str, Finish]:
-        """The whole text without a stop string at its end, where a call might have begun.
+        """The whole text without a stop string in its end, which might have begun a call.
 
-        If it ends there, it is prose. Only if the budget ended it, it may be a call that is cut
-        off.
+        If the answer ends there, that end is prose, unless the budget ended the answer: then it may
+        be a call that is cut off.
         """
         stop_at = self._stop_in(text[: self.referee.possible_prose(text)])
         if stop_at is None:
@@ -223,14 +223,14 @@ class Answer:
         return kept, "length" if cut_off else "stop_string"
 
     def _stop_in(self, text: str) -> int | None:
-        """Where the first stop string begins; none begins in the text that has been released."""
+        """Where the first stop string begins; none can begin in text that has been released."""
         return first_stop(text, self.stop, self.shown)
 
     def _held_back(self, text: str) -> int:
         """How many characters at the end may still belong to a stop string.
 
-        Stop strings are looked for in prose alone, so nothing is held back inside a call. What may
-        begin a call may also be prose, so it can hold a stop string, or a part of one.
+        Stop strings only count in prose, so nothing is held back inside a call. Text that may begin
+        a call may also be prose, so it can contain a stop string, or a part of one.
         """
         if self.referee.possible_prose(text) < len(text):
             return 0
@@ -258,9 +258,9 @@ def lawful(draft: Draft, answer: Answer) -> Draft:
 
 
 def first_stop(text: str, stop: Sequence[str], start: int = 0) -> int | None:
-    """Where the stop string begins that is complete first, from ``start`` on.
+    """Where the stop string begins that is the first to be complete, from ``start`` on.
 
-    So it does not matter in which pieces the text comes: what follows cannot change the place.
+    The result does not depend on the pieces in which the text arrives: later text cannot change it.
 
     >>> first_stop("one END two", ["END", "ND"])
     4

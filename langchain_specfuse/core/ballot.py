@@ -66,7 +66,7 @@ class Ballot:
     def readings_of(self, judge: str, reply: Scored) -> list[Reading]:
         """How this verifier reads every eligible draft, from its reply and from its own draft.
 
-        Empty if it abstains: it cannot end turns, and a draft is nothing but an end.
+        Empty if the verifier abstains, because it cannot end turns and a draft is only an end.
         """
         rows = _rows(reply)
         readings = [self._reading(judge, candidate, rows) for candidate in self.eligible]
@@ -171,7 +171,7 @@ class Ballot:
         own = self.drafts[judge] if self._is_own(judge, candidate) else None
         logprobs, ends = (own.logprobs or (), own.ends) if own else next(rows)
         if candidate.ended and logprobs and logprobs[-1] == -math.inf:
-            # It cannot end turns (a base model without such a token), so it is not asked about it.
+            # It cannot end turns (a base model without such a token), so the end is not scored.
             candidate, logprobs = replace(candidate, ended=False), logprobs[:-1]
         return self._free(candidate, logprobs, ends)
 

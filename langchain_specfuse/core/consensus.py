@@ -47,7 +47,7 @@ class Voter:
     sample: int
     weight: float
     name: str
-    """Unique in this answer: the member's, or that of one of its further samples."""
+    """Unique in this answer: the member's name, or the name of an additional sample of it."""
 
 
 @dataclass(slots=True)
@@ -208,8 +208,8 @@ def voters(panel: Panel, samples: int) -> list[Voter]:
 
 
 def _sample_name(member: str, sample: int, members: Sequence[str]) -> str:
-    """A name for this sample that is not a member's: a second member with one model has that form
-    too.
+    """A name for this sample that no member has: a second member with the same model is named in
+    the same way.
 
     >>> _sample_name("a", 0, ["a"]), _sample_name("a", 1, ["a"]), _sample_name("a", 1, ["a", "a#2"])
     ('a', 'a#2', "a#2'")

@@ -21,8 +21,8 @@ LARGER = 2
 """A member leads by its size if it has at least this many times the parameters of every other
 one."""
 BOUND = math.log(19)
-"""The evidence of one verifier counts as at most this. Whoever is wrong in one of 20 cases shifts
-the odds by at most 19 to 1, however sure it is."""
+"""The evidence of one verifier counts as at most this. A verifier that is wrong in one of 20 cases
+shifts the odds by at most 19 to 1, however sure it is."""
 Reading: TypeAlias = Sequence[float]
 """One draft as one verifier reads it: the log-probability of each token that a constraint leaves
 free, and of the end of the turn."""

@@ -1,9 +1,9 @@
 """The letter that an answer to a multiple-choice question chooses.
 
-A capital letter counts where an answer stands: after "the answer is", "it is", "I choose", "so";
-before "is right"; at the beginning, on a line of its own, in brackets. The article and the pronoun
-never count. A small letter counts only in forms that no word has: alone, in brackets, before a
-bracket, a colon or a full stop.
+A capital letter counts where a choice is stated: after "the answer is", "it is", "I choose" or
+"so"; before "is right"; at the beginning, on its own line, or in brackets. The article "A" and the
+pronoun "I" never count. A small letter counts only where it cannot be a word: alone, in brackets,
+or before a bracket, a colon or a full stop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 NEAR = 160
-"""So many characters before and after a letter are read."""
+"""How many characters before and after a letter are considered."""
 
 _OPENING, _CLOSING = r"(?:\\[a-z]+\{|[(\[{<*_`\"'“‘«$])", r"[)\]}>*_`\"'”’»$]"
 _NOUN = r"(?:(?:option|choice|letter|answer|number|continuation|candidate)\s+)?"
@@ -71,7 +71,7 @@ _BEGINS = re.compile(
     re.IGNORECASE,
 )
 _COMPOUND = re.compile(r"[-+#&/°]\w|[+#?]|\.\w|['’]\w")
-"""What follows a letter that is part of a word (B-tree, C++, A/B, I'd), or in question (A?)."""
+"""What follows a letter that is part of a word (B-tree, C++, A/B, I'd) or in doubt (A?)."""
 _GOES_ON = {
     "A": re.compile(r"\s+(?!(?:because|since|as|is|and|or|but|for|which|due|so|given)\b)\w"),
     "I": re.compile(r"\s+(?!(?:because|is)\b)\w|\s*,"),
@@ -87,12 +87,12 @@ class Mention:
     before: str
     """The text before it, without the brackets and marks around it."""
     raw: str
-    """The same with them."""
+    """The text before it, with the brackets and marks around it."""
     after: str
     begins: bool
-    """Nothing but marks and "option" stands before it."""
+    """Only marks and a word such as "option" come before it."""
     wrapped: bool
-    """In brackets, in bold, in quotes."""
+    """It is in brackets, in bold or in quotes."""
     small: bool
     several: bool
     """It is the first of several: "A or B"."""
@@ -107,7 +107,7 @@ class Mention:
 
     @property
     def is_alone(self) -> bool:
-        """On a line, or in a last sentence, of its own."""
+        """Whether it is alone on a line, or is the whole last sentence."""
         line = self.before.rpartition("\n")[2] if "\n" in self.before else None
         ends_line = re.match(r"[.!)]?\s*(?:\n|$)", self.after)
         last = re.search(r"[.!?]\s+$", self.before) and re.match(r"[.!)]?\s*$", self.after)
@@ -143,8 +143,8 @@ def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str:
     ('', '', 'B')
     """
     mentions = list(_mentions(answer.strip(), LETTERS[: len(choices) or 10]))
-    for stands in _LAST_COUNTS:
-        if found := [one for one in mentions if stands(one)]:
+    for is_choice in _LAST_COUNTS:
+        if found := [one for one in mentions if is_choice(one)]:
             return "" if found[-1].several else found[-1].letter
     first = mentions[0] if mentions else None
     if first and first.is_first and not _is_list(mentions):
@@ -162,18 +162,18 @@ _LAST_COUNTS: tuple[Callable[[Mention], bool], ...] = (
     lambda one: one.is_stated,
     lambda one: one.is_alone,
 )
-"""Where an answer stands, the clearest first; in these the last one counts."""
+"""Ways to state a choice, the clearest first; among several letters of one way the last counts."""
 
 
 def _mentions(answer: str, letters: str) -> Iterator[Mention]:
-    # Chinese and Japanese write a letter without white space before and after it.
+    # In Chinese and Japanese there is no white space around a letter.
     word = r"[^\W\u3040-\uffef]"
     token = re.compile(rf"(?<!{word})(?<![-+.°&/#])[{letters}{letters.lower()}](?!{word})")
     for found in token.finditer(answer):
         raw = answer[max(0, found.start() - NEAR) : found.start()]
         before = re.sub(rf"{_OPENING}+$", "", raw)
         rest = answer[found.end() : found.end() + NEAR]
-        # "A)" alone has no bracket around it: what closes it tells it from the article.
+        # "A)" is not in brackets, but its closing bracket shows that it is not the article.
         after = re.sub(rf"^{_CLOSING}+", "", rest) if before != raw else rest
         wrapped = before != raw and after != rest
         wrong = _WRONG.match(after) or _WRONG_ONE.search(before)
@@ -197,15 +197,15 @@ def _another(letters: str) -> str:
 
 
 def _is_small_letter(letter: str, after: str, before: str) -> bool:
-    """Whether no word looks like this: ``b)``, ``b.``, ``b:``, or nothing else; "a" and "i" end no
-    sentence without a full stop, and the text may have been cut there."""
+    """Whether this cannot be a word: ``b)``, ``b.``, ``b:``, or a letter without other text. At the
+    end of the text, "a" and "i" need a full stop, because the text may have been cut there."""
     if re.match(r"[).:](?:\s|$)", after) or not (before.strip() or after.strip(" .!)\n")):
         return True
     return letter not in _GOES_ON and bool(_CLAUSE_END.match(after))
 
 
 def _is_list(mentions: Sequence[Mention]) -> bool:
-    """Whether the letters are those of a list, which says something about each."""
+    """Whether the letters belong to a list that comments on each of them."""
     first = mentions[0]
     mark = first.after[:1] if first.after[:1] in (")", ".", ":") else ""
     return any(
@@ -218,7 +218,7 @@ def _is_list(mentions: Sequence[Mention]) -> bool:
 
 
 def _named(answer: str, choices: Sequence[str]) -> list[int]:
-    """The choices whose text stands in the answer, other than within the text of a longer one."""
+    """The choices whose text is in the answer, and not only inside the text of a longer choice."""
     places = [
         (at, found.span())
         for at, text in enumerate(choices)

@@ -1,5 +1,5 @@
-"""What a member is: text in, text out, batches in, batches out. Any object that keeps this protocol
-can join.
+"""What a member is: text in, text out, batches in, batches out. Any object that implements this
+protocol can be a member.
 
 What an implementation promises (``tests/members/contract.py`` checks it for every engine):
 
@@ -15,7 +15,7 @@ What an implementation promises (``tests/members/contract.py`` checks it for eve
 5. *A draft that ends the answer is never cut*; others stop at a safe boundary
    (:func:`.kept_tokens`).
 6. *The end is an event.* For an ended candidate the last log-probability is that of the end of the
-   turn; minus infinity if the model has no end of turn. Then it is not counted.
+   turn, or minus infinity if the model has no end of turn; then the end is not scored.
 7. *Scores are the model's own* log-probabilities, before temperature, penalties and masks.
 8. *No request that is billed* is started for a job with ``new_requests=False``.
 """
@@ -51,7 +51,7 @@ class Probe:
     """The kinds of attachments that it reads besides text: ``image``, ``file``, ``audio``,
     ``video``."""
     unsure: tuple[str, ...] = ()
-    """Of these, the kinds that it may refuse: nothing says that it reads them."""
+    """Those of them that it may refuse, because its profile does not say that it reads them."""
 
 
 @runtime_checkable

@@ -47,11 +47,11 @@ class Referee:
         return draft
 
     def prose(self, answer: str) -> int:
-        """The length of the free text at the beginning: only there are stop strings looked for."""
+        """The length of the free text at the beginning, which is searched for stop strings."""
         return len(answer)
 
     def possible_prose(self, answer: str) -> int:
-        """The same, counting an end that begins a call only if the right text follows."""
+        """The same, including an end that becomes a call only if the right text follows."""
         return self.prose(answer)
 
 

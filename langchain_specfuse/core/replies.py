@@ -1,8 +1,7 @@
 """What a member may reply to a job. Anything else is a failure of that member alone.
 
-The fields of a reply are checked against their annotations in ``values``, before anybody computes
-with them: a member is code of others, and may return anything, also objects that raise whatever is
-done with them.
+The fields of a reply are checked against their annotations in ``values`` before they are used: a
+member may be anyone's code and may return anything, even objects that raise when they are touched.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from .values import (
 ROUNDING = 1e-3
 """How far a log-probability may be above 0 because of low precision."""
 MOST = 1e11
-"""No count, time or cost is larger. As a time, it is a date that Python still has."""
+"""Larger counts, times and costs are refused. As a time, this is a date that Python supports."""
 
 
 def failure_of(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
-    """Why this is not a valid reply to this job, if it is not. Nonsense from one member must not
-    hurt the others."""
+    """The reason why this is not a valid reply to this job; None if it is valid. Nonsense from one
+    member must not harm the others."""
     try:
         return _nonsense(job, reply)
-    except BaseException as error:  # what it holds may raise anything
+    except BaseException as error:  # the values in a reply may raise anything
         return Failure("error", f"replied with nonsense: {type(error).__name__}")
 
 
@@ -50,12 +49,12 @@ def checked(
 
 
 def is_late(reply: Reply) -> bool:
-    """Whether the reply is only late."""
+    """Whether the member did not fail, but is late."""
     return isinstance(reply, Failure) and reply.kind == LATE
 
 
 def pending_failure(pending: PrefillPending) -> Failure | None:
-    """Why this is not a valid report of what is left to read, if it is not."""
+    """The reason why this is not a valid report of what is left to read; None if it is valid."""
     try:
         return _wrong_field(pending, PrefillPending)
     except BaseException as error:
@@ -101,7 +100,7 @@ def _wrong_rows(job: ScoreJob, reply: Scored) -> Failure | None:
 
 
 def _nan(rows: Sequence[Sequence[float]]) -> Failure | None:
-    # max alone may overlook a NaN, the sum never does.
+    # max may miss a NaN; the sum does not.
     suspect = [row for row in rows if row and not (max(row) <= ROUNDING and sum(row) <= ROUNDING)]
     bad = [value for row in suspect for value in row if not value <= ROUNDING]
     if not bad:
@@ -113,7 +112,8 @@ def _nan(rows: Sequence[Sequence[float]]) -> Failure | None:
 
 
 def _wrong_field(reply: Any, of: type) -> Failure | None:
-    """The first field, also of its effort, whose value is none that its annotation allows."""
+    """A failure for the first field, including those of its effort, whose value its annotation does
+    not allow."""
     for name, kind, check in FIELDS[of]:
         value = getattr(reply, name)
         if not check(value):
@@ -127,7 +127,7 @@ def _wrong_field(reply: Any, of: type) -> Failure | None:
 
 
 def _is_text(value: Any) -> bool:
-    """Half a surrogate pair is no text: it cannot be sent anywhere."""
+    """Whether it is a string that can be encoded; one with half a surrogate pair cannot."""
     if not isinstance(value, str):
         return False
     try:
@@ -143,7 +143,7 @@ def _number(kind: type) -> Callable[[Any], bool]:
 
 
 def _row_of(kind: type) -> Callable[[Any], bool]:
-    # Every type once: a row may have thousands of numbers.
+    # Each type is checked once, because a row may have thousands of numbers.
     return lambda value: (
         isinstance(value, (tuple, list))
         and all(issubclass(one, kind) for one in set(map(type, value)))

@@ -47,7 +47,7 @@ def _numbers(text: str) -> list[Decimal]:
 
 
 def json_in(text: str) -> str | None:
-    """The first JSON object or list in a text, in one spelling for all that are equal.
+    """The first JSON object or list in a text, in a form in which equal values are spelt alike.
 
     >>> json_in('So: {"b": 1.0, "a": [2]}.') == json_in('{"a": [2], "b": 1}'), json_in("no")
     (True, None)
@@ -62,7 +62,7 @@ def json_in(text: str) -> str | None:
 
 
 def json_value(text: str) -> str | None:
-    """The JSON value that the whole text is, in one spelling for all that are equal.
+    """The JSON value that the whole text is, in a form in which equal values are spelt alike.
 
     >>> json_value('{"b": 1.0, "a": -2}') == json_value('{"a": -2, "b": 1}'), json_value("-1")
     (True, '-1')
@@ -86,8 +86,8 @@ _WORD = re.compile(r"(?:(?<!\w)-(?=\d))?\w+(?:[+#]+(?!\w))?")
 
 
 def plain_text(text: str) -> str | None:
-    """The text without case, and without white space and punctuation around words. What makes
-    another word stays: the sign of a number, and the end of C++ and C#.
+    """The words of the text in lower case, without white space and punctuation around them. Kept
+    are the sign of a number and the end of C++ and C#, because they change the meaning.
 
     >>> plain_text(" Paris. "), plain_text("...")
     ('paris', None)

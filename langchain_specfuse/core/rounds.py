@@ -107,7 +107,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
 
 
 def replies_to(ask: Ask) -> Generator[Ask, Replies, dict[str, Reply]]:
-    """The replies to this ``Ask``; one that is nonsense is a failure."""
+    """The replies to this ``Ask``; an invalid reply becomes a failure."""
     replies = yield ask
     return checked(ask.jobs, replies)
 
@@ -131,8 +131,8 @@ def call_for_drafts(
         segment_tokens=settings.segment_tokens,
         max_tokens=answer.tokens_left,
         sampling=settings.sampling,
-        # A draft that ends early at a stop string has another score. Only a lone drafter may: there
-        # is no vote on it.
+        # A draft that ends early at a stop string has another score, so only a single drafter,
+        # whose draft is not put to a vote, may end there.
         stop=settings.stop if alone else (),
         new_requests=not clock.budget.is_spent,
     )
@@ -188,13 +188,13 @@ def refused_round(
     drafts: Mapping[str, Draft],
     clock: Clock,
 ) -> Round:
-    """The round with which an answer ends in a refusal: the lead's, else that of the member with
-    most weight."""
+    """The last round of an answer that ends in a refusal: the lead's refusal, or that of the member
+    with most weight."""
     weights = panel.weights
     authors = sorted(
         clock.refusals, key=lambda name: (name != panel.lead, -round(weights.get(name, 0.0), 12))
     )
-    # Of an answer that has not begun, the text that a constraint forces is not shown.
+    # If the answer has not begun, its forced text is not shown.
     text = answer.text[answer.shown :] if number > 1 else ""
     drafts = {**drafts, **dict.fromkeys(authors, Draft(""))}
     return Round(

@@ -162,15 +162,14 @@ class Effort:
     """Start, in seconds of ``time.time()`` (0: unknown)."""
     requests: int = 0
     """Requests to a model that is billed per use. ``input_tokens`` and ``output_tokens`` are the
-    provider's counts, or estimates where it reports none (for example, after a cancelled
-    request)."""
+    provider's counts, or estimates if it reports none (for example, after a cancelled request)."""
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
     """In dollars, for a member whose price is known."""
     estimated_requests: int = 0
-    """How many of the requests have estimated counts. Negative in a reply that brings the
-    provider's counts for what an earlier reply estimated, so that the sum is right."""
+    """How many of the requests have estimated counts. It is negative in a reply with the provider's
+    counts for requests that an earlier reply estimated, so that the sum is right."""
 
     def __add__(self, other: Effort) -> Effort:
         return Effort(
@@ -210,8 +209,8 @@ class Draft:
     """One per token, plus one for the end of the turn if ``ended``. None: unknown to the writer."""
     effort: Effort = Effort()
     ends: tuple[int, ...] | None = None
-    """For each token, the length of ``text`` after it: tokens that a constraint forces do not count
-    in a score. None: unknown to the writer."""
+    """For each token, the length of ``text`` after it. It shows which tokens a constraint forces;
+    these do not count in a score. None: the writer does not report it."""
     thought: str = ""
     """The writer's reasoning before its first word. Never part of the answer."""
     least: float | None = None
@@ -286,8 +285,8 @@ class Scored:
 BUDGET = "budget"
 """Not the member's fault: the answer's budget is spent."""
 REFUSAL = "refusal"
-"""Not a failure: the member refuses to write (the message is its refusal) and has no draft in this
-round. It stays."""
+"""Not a failure: the member refuses to write (the message is its refusal). It has no draft in this
+round, but stays in the answer."""
 KINDS = ("error", "timeout", "nan", "overflow", "not_found", BUDGET, REFUSAL)
 """How a member can fail."""
 LATE = "late"
@@ -296,8 +295,8 @@ LATE = "late"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Instead of a reply: the member leaves the answer or, if ``late`` or ``refusal``, misses this
-    round."""
+    """Returned instead of a reply. The member leaves the answer; if the kind is ``late`` or
+    ``refusal``, it only misses this round."""
 
     kind: str
     """One of ``KINDS``, or ``late``."""
@@ -307,7 +306,7 @@ class Failure:
     """What it cost before it failed, as far as known."""
 
     def __post_init__(self) -> None:
-        # a provider may repeat what it was sent, and failures are shown, logged and traced
+        # a provider's message may quote the request, and failures are shown, logged and traced
         object.__setattr__(self, "message", masked(self.message))
         if isinstance(self.cause, BaseException):  # a member may put anything there
             cleaned(self.cause)
@@ -374,7 +373,7 @@ class Round:
     """The text to stream now. Text that may begin a stop string is held back."""
     segment: Segment
     winner: str
-    """The name of the draft that won: its member's, or that of a further sample of a member."""
+    """The name of the draft that won: its member's name, or that of an additional sample."""
     drafts: Mapping[str, Draft]
     scores: Mapping[str, Mapping[str, float]]
     """verifier -> drafting member -> raw score. Empty when there was nothing to choose between."""
@@ -400,11 +399,11 @@ class Round:
     late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """phase -> members whose reply was late: the round went on without it."""
     refusals: Mapping[str, str] = field(default_factory=dict)
-    """member -> its refusal, for members that refused to draft. With the finish ``refusal``, that
-    of ``member`` is the answer, and ``drafts`` holds an empty draft for each of them."""
+    """member -> its refusal, for members that refused to draft. If the finish is ``refusal``, the
+    refusal of ``member`` is the answer, and ``drafts`` has an empty draft for each of them."""
     left: tuple[Departure, ...] = ()
     samples: Mapping[str, str] = field(default_factory=dict)
-    """Further samples of members: the draft's name, such as ``ann#2`` -> its member."""
+    """For additional samples of members: the draft's name, such as ``ann#2`` -> its member."""
     finish: Finish | None = None
     efforts: Mapping[str, Mapping[str, Effort]] = field(default_factory=dict)
     """phase (``draft``, ``verify``) -> member -> effort."""

@@ -167,7 +167,7 @@ def margins(
     [0.65, 0.43, 0.42]
 
     Paper: there only third parties judge, and a narrow win counts as much as a clear one. A third
-    party that knows nothing of the question adds noise (docs/log.md).
+    party that cannot answer the question adds noise (docs/log.md).
     """
     if not by_verifier:
         return [0.5] * drafts

@@ -41,7 +41,7 @@ class Admission:
         self._under_way: set[Hashable] = set()
         self._waiting: list[_Waiting] = []
         self._admitted: list[_Waiting] = []
-        """Under way, but not started yet. Starting one takes time, in which others come."""
+        """Counted as running, but not started yet: others may arrive while one is started."""
         self._starting = False
 
     @property
@@ -74,15 +74,15 @@ class Admission:
         self._start_admitted()
 
     def _admit(self) -> None:
-        """All whose turn it is count as under way from now on."""
+        """Admit all answers whose turn it is: from now on they count as running."""
         while self._waiting and self._fits(self._waiting[0].limits):
             first = self._waiting.pop(0)
             self._under_way.add(first.who)
             self._admitted.append(first)
 
     def _start_admitted(self) -> None:
-        """Start all that are admitted. One loop does it for all threads: an answer that ends at
-        once starts another."""
+        """Start all admitted answers. One loop does this for all threads, because an answer that
+        ends immediately makes room for another."""
         while True:
             mine = False
             try:  # begins before the flag is set, so that an interrupt anywhere takes it back

@@ -57,7 +57,7 @@ class Task:
     def __post_init__(self) -> None:
         try:
             group = batch_group_of(self.member)
-        except BaseException:  # a member is code of others, and this may be asked in any thread
+        except BaseException:  # a member may be anyone's code, and this may run in any thread
             group = None
         object.__setattr__(self, "executor", self.member if group is None else group)
 
@@ -155,13 +155,12 @@ def _alike(one: Task, other: Task) -> bool:
 
 
 def run_batch(batch: list[Task]) -> Sequence[Any]:
-    """The replies to a batch. Whatever a member raises becomes a failure of its own part of the
-    batch."""
+    """The replies to a batch. If a member raises, its own part of the batch fails."""
     first = batch[0]
     try:
         if first.work == "call":
             return [first.job()]
-        # A list of its own, of no more than is needed: they may be endless, or change.
+        # Copied, and bounded in length: the member's list may be endless, or change later.
         replies = list(islice(_replies(batch), len(batch) + 1))
         if len(replies) != len(batch):
             more = "more than " if len(replies) > len(batch) else ""
@@ -226,7 +225,8 @@ def timed(batch: list[Task], replies: Sequence[Any], began: float, seconds: floa
 
 
 def _checked(task: Task, reply: Any) -> Any:
-    """The reply if it is one to this job, else a failure. Only a time limit makes a member late."""
+    """The reply if it is valid for this job, otherwise a failure. A member cannot report itself
+    late: only a time limit decides that."""
     job = task.job
     if not isinstance(job, DraftJob | ScoreJob):
         return reply

@@ -103,7 +103,7 @@ class Worker:
             while batch := self._next_batch():
                 try:
                     self._run(batch)
-                except BaseException as error:  # one batch must not end what others wait for
+                except BaseException as error:  # one batch must not end the thread of the others
                     self._broke_off(batch, error)
         finally:
             self._replace_ended_thread()
@@ -148,15 +148,15 @@ class Worker:
             self._finish(batch, timed(batch, replies, began, seconds), seconds)
 
     def _broke_off(self, batch: list[Task], error: BaseException) -> None:
-        """The batch ended with an error that no member's call raised: its tasks fail with it."""
-        log.error("%s: a batch broke off", threading.current_thread().name, exc_info=error)
+        """The batch ended with an error that did not come from a member: its tasks fail with it."""
+        log.error("%s: a batch failed", threading.current_thread().name, exc_info=error)
         self._in_time(batch)
         if not self._closed:
             failure = Failure.of(emptied(error))
             _deliver([(task, failure) for task in batch])
 
     def _replace_ended_thread(self) -> None:
-        """Something ended this thread from outside: another takes what waits."""
+        """If something ended this thread from outside, another one takes over its tasks."""
         with self._lock:
             if self._thread is threading.current_thread():
                 self._thread = None
@@ -259,11 +259,11 @@ def _deliver(replies: list[tuple[Task, Any]]) -> None:
 # --- one worker per device ------------------------------------------------------------------------
 
 _WORKERS: weakref.WeakValueDictionary[str, Worker] = weakref.WeakValueDictionary()
-"""A worker lives as long as its thread runs, a member is in a call, or somebody holds it. So a
-device has one worker at a time, and none once nobody uses it."""
+"""A worker lives while its thread runs, a member is in a call, or something refers to it. So a
+device has at most one worker, and none when it is not used."""
 _OPENING = threading.RLock()
 _CLOSING = False
-"""The interpreter ends: no thread is started any more."""
+"""The interpreter is shutting down: no more threads are started."""
 _OWNER = 0
 """The process that was asked a question: its threads are not in processes that were forked from it
 later."""

@@ -101,7 +101,7 @@ class BankedMember:
             return found
         if (known := self._bank.get(key)) is None:
             raise advised(
-                UsageError(f"{self._bank.path} has nothing of {self.name}"), "record it first"
+                UsageError(f"{self._bank.path} has no record of {self.name}"), "record it first"
             )
         return _PROBE.validate_json(known)
 

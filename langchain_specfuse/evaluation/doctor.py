@@ -239,7 +239,7 @@ def advise(
     count = f"About {more} prompts would show a difference of 5 points."
     return "cannot tell", [
         *lines,
-        f"It cannot be told yet whether {' or '.join(hopeful)} would help. {count}",
+        f"It is not clear yet whether {' or '.join(hopeful)} would help. {count}",
     ]
 
 

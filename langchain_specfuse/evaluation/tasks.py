@@ -70,7 +70,8 @@ def digest(data: Any) -> str:
 
 def jsonl(path: str | Path, checker: str | None = None, *, allow_code: bool = False) -> Task:
     """The questions of a JSONL file. ``checker``, a name or ``FILE.py:FUNCTION``, is for lines that
-    name none. A line may name ``FILE.py:FUNCTION`` only with ``allow_code``: that file is run."""
+    do not name one. A line may name ``FILE.py:FUNCTION`` only with ``allow_code``, because that
+    file is run."""
     questions = questions_of(path)
     if checker is None and any(not question.checker for question in questions):
         error = UsageError(f"{path}: not every line names a checker")
@@ -95,13 +96,12 @@ def jsonl(path: str | Path, checker: str | None = None, *, allow_code: bool = Fa
 
 
 def _refuse_code(path: str | Path, checkers: set[str]) -> None:
-    """Refuse the user's functions among these checkers: a file of questions may come from
-    others."""
+    """Refuse checkers that are code, because a file of questions may come from someone else."""
     files = sorted(name for name in checkers if ":" in name and name not in CHECKERS)
     if not files:
         return
     error = UsageError(
-        f"{path} wants code to be run, its lines name the checker {', '.join(files)}"
+        f"{path} names code to run as a checker, which is not allowed: {', '.join(files)}"
     )
     raise advised(
         error,

@@ -121,20 +121,20 @@ BALLOT_WORDS = 12
 DOUBT = 0.1
 """What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
 LONG_WORD = 12
-"""A longer word, such as an address, is several tokens: see :func:`words_of`."""
+"""Longer words, such as addresses, count as several tokens: see :func:`words_of`."""
 INPUTS = {
     "image": "image_inputs",
     "file": "pdf_inputs",
     "audio": "audio_inputs",
     "video": "video_inputs",
 }
-"""Kinds of attachments, and what a chat model's ``profile`` says of them."""
+"""Kinds of attachments -> their keys in a chat model's ``profile``."""
 _UNSPACED = (
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf"  # Thai to Tai Tham
     "\u2e80-\u312f\u3190-\u9fff\uf900-\ufaff\uff00-\uffef"  # Chinese and Japanese
     "\U00010000-\U0010ffff"  # more of them, and emoji
 )
-"""Characters of scripts that put no spaces between words, and emoji."""
+"""Characters of scripts without spaces between words, and emoji."""
 _WORD = re.compile(rf"(\s{{0,16}})([{_UNSPACED}]|[^\s{_UNSPACED}]*)")
 _UNREACHED = {"ConnectError", "ConnectionError", "ModelConnectionError", "APIConnectionError"}
 """Classes of the errors of httpx, Python, langchain-core and the providers' clients."""
@@ -219,17 +219,18 @@ class ChatModelMember:
         self._way: str | None = None
         """How it continues a text; empty: it cannot; None: not tried yet."""
         self._repeats: int | None = 0
-        """How many words it repeats then; None: all of them."""
+        """How many words of the text it repeats when it continues; None: all of them."""
         self._trial = Effort()
-        """What trials have cost that no reply has told yet."""
+        """The cost of trials that no reply has reported yet."""
         self._streams: dict[str, Stream] = {}
         """query -> its open stream."""
         self._refusals: dict[str, dict[Sampling, str]] = {}
-        """query -> its refusals of drafts, by how they were sampled. It is not asked again."""
+        """query -> its refusals to draft, by sampling. These drafts are not requested again."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What it is made from, and how its model continues a text: no open stream. A model that
-        was named is made again from its name, as most providers' objects cannot be pickled."""
+        """Its arguments, and how its model continues a text, without open streams. A model that was
+        given by name is made again from its name, because most providers' objects cannot be
+        pickled."""
         state = vars(self) | {"_streams": {}, "_trial": Effort()}
         return state if self._model_name is None else state | {"model": None}
 
@@ -239,7 +240,7 @@ class ChatModelMember:
             self.model = chat_model_named(self._model_name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """The copy shares the chat model: it may hold clients and locks."""
+        """A copy that shares the chat model, which may hold clients and locks."""
         return copy.copy(self)
 
     is_hosted = True
@@ -303,7 +304,7 @@ class ChatModelMember:
             stream.close()
 
     def unload(self) -> None:
-        """Cancel what is under way. The next job finds out again what the model can do."""
+        """Cancel everything in progress. The next job tests again what the model can do."""
         for query_id in [*self._streams, *self._refusals]:
             self.forget(query_id)
         self._way = None
@@ -419,8 +420,8 @@ class ChatModelMember:
         repeats: int | None = None,
         heard: list[str] | None = None,
     ) -> Iterator[Piece]:
-        """What comes after ``answer``: without what the model repeats of it, and with the space
-        that belongs there. ``heard`` receives the reply as it is."""
+        """What comes after ``answer``, without the text that the model repeats, and with the space
+        that belongs there. The beginning of the unchanged reply is appended to ``heard``."""
         kept = answer.rstrip()  # some providers refuse a message that ends with white space
         # The field "prefix" is Mistral's and DeepSeek's; others leave it alone.
         begun = AIMessage(kept, additional_kwargs={"prefix": True} if way == "continue" else {})
@@ -500,8 +501,8 @@ class ChatModelMember:
         yield Piece("", "", finish or "stop", refusal=refusal)
 
     def _found_way(self) -> str:
-        """The first way in which the model goes on counting, if any. It need not be greedy for
-        that."""
+        """The first way in which the model continues to count, or "". Greedy decoding is not needed
+        for that."""
         trouble = None
         for way in WAYS:
             heard: list[str] = []
@@ -521,14 +522,14 @@ class ChatModelMember:
                 self._repeats = None if words == len(TRIAL_BEGUN.split()) else words
                 log.info("%s can %s a text", self.name, way)
                 return way
-        if trouble is not None:  # it may be over the next time, such as a rate limit
+        if trouble is not None:  # it may be temporary, such as a rate limit
             raise trouble
         return ""
 
     # --- ballots ----------------------------------------------------------------------------------
 
     def _ballot(self, job: ScoreJob) -> Scored:
-        """One number per draft: the log of its share of two ballots, in which the drafts stand in
+        """One number per draft: the log of its share of two ballots, which list the drafts in
         opposite orders."""
         since = time.perf_counter(), time.time()
         self._refuse_if_spent(job)
@@ -571,9 +572,9 @@ class Piece:
     """Why it stopped, in the last piece."""
     used: tuple[int, int] = (0, 0)
     """Input and output tokens that the provider reports with this piece, in addition to those of
-    earlier pieces. Most report all of them with one of the last pieces."""
+    earlier pieces. Most providers report all of them with one of the last pieces."""
     refusal: str = ""
-    """The provider's words, in the last piece, if it finishes with a refusal."""
+    """The text of the refusal, in the last piece, if the reply is a refusal."""
     least: float | None = None
     """The lowest log-probability in it, if the model was asked for them
     (``ChatOpenAI(logprobs=True)``)."""
@@ -597,7 +598,8 @@ class Stream:
     """Words of thought."""
     _billed: tuple[int, int] = (0, 0)
     _told: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """What :meth:`used` has returned: requests, input and output tokens, estimated requests."""
+    """What :meth:`used` has returned so far: requests, input tokens, output tokens, estimated
+    requests."""
     sampling: Sampling | None = None
     """How it was requested: each sample has its own stream."""
     _doubts: list[tuple[int, float]] = field(default_factory=list)
@@ -620,17 +622,17 @@ class Stream:
         )
 
     def first(self, count: int) -> str:
-        """The first words; the rest is cancelled."""
+        """Read the first words, and cancel the rest."""
         text, _ = self.after("", count, count)
         self.close()
         return text
 
     def is_refused_after(self, text: str) -> bool:
-        """Whether the model refuses to say more than this, and has said no more."""
+        """Whether the model refused after this text, without writing more."""
         return self.finish == REFUSAL and len(text) >= len(self.before) + len(self.said)
 
     def after(self, answer: str, wanted: int, most: int) -> tuple[str, bool]:
-        """About ``wanted`` words after this answer, ``most`` at most, and whether they end the
+        """About ``wanted`` words after this answer, but at most ``most``, and whether they end the
         answer."""
         at, count = len(answer) - len(self.before), wanted
         while True:
@@ -646,9 +648,9 @@ class Stream:
             count = min(2 * count + 8, most)
 
     def _read_beyond(self, at: int, count: int) -> None:
-        """Read until there are more than ``count`` words from this place on, or no more to read."""
+        """Read until there are more than ``count`` words from this place on, or until the end."""
         while (missing := count + 1 - len(words_of(self.said[at:]))) > 0:
-            enough = len(self.said) + missing  # each word has a character, so count again then
+            enough = len(self.said) + missing  # a word has a character or more: count again then
             while len(self.said) < enough:
                 if not self._more():
                     return
@@ -661,7 +663,7 @@ class Stream:
         )
 
     def used(self) -> Effort:
-        """What the stream has cost since this was asked last."""
+        """What the stream has cost since the last call of this method."""
         reported = bool(self.finish) and any(self._billed)
         sent, said = self._billed
         if not reported:
@@ -689,7 +691,7 @@ class Stream:
             return False
         self.thought += piece.thought
         self._raw += piece.text
-        # Added up, as LangChain adds the usage of chunks.
+        # Summed, as LangChain sums the usage of chunks.
         self._billed = self._billed[0] + piece.used[0], self._billed[1] + piece.used[1]
         self.finish, self.refusal = piece.finish, piece.refusal
         self._thought_words += len(words_of(piece.thought))
@@ -707,12 +709,12 @@ class Stream:
 
 
 def words_of(text: str) -> list[str]:
-    """The words, each with the white space before it; together they are the text. They stand for
-    the tokens, which are unknown.
+    """The words of a text, each with the white space before it; joined, they are the text. They are
+    counted instead of tokens, which are unknown.
 
     In scripts without spaces (Chinese, Japanese, Thai) each character is a word, and so is each
     emoji. A word of more than ``LONG_WORD`` characters, such as an address, is cut into words of
-    four, and white space is cut after 16 characters.
+    four characters, and white space is cut after 16 characters.
 
     >>> words_of("The sky is\\nblue. "), words_of("天空是蓝的 sky")
     (['The', ' sky', ' is', '\\nblue.', ' '], ['天', '空', '是', '蓝', '的', ' sky'])
@@ -751,8 +753,8 @@ def _content(text: str, attachments: Sequence[Attachment]) -> Any:
 
 
 def _thought_in(chunk: AIMessageChunk) -> str:
-    """The reasoning in a chunk. LangChain's blocks lack it where an OpenAI-like server has it in a
-    field of its own."""
+    """The reasoning in a chunk. LangChain's blocks lack it if an OpenAI-like server sends it in a
+    separate field."""
     found = "".join(
         str(block.get("reasoning", ""))
         for block in chunk.content_blocks
@@ -763,18 +765,18 @@ def _thought_in(chunk: AIMessageChunk) -> str:
 
 
 def _settings_of(model: BaseChatModel) -> dict[str, Any]:
-    """The fields of a chat model that are not those of every chat model."""
+    """The fields of a chat model that its own class adds to ``BaseChatModel``."""
     names = sorted(type(model).model_fields.keys() - BaseChatModel.model_fields.keys())
     return {name: getattr(model, name) for name in names}
 
 
 def _key_of(model: BaseChatModel) -> str:
-    """A digest of a chat model's settings. LangChain's own key is not enough: of a ChatOllama it
-    has only the class. Without secrets: whose key is used does not change an answer, and a digest
-    of a short one could be guessed."""
+    """A digest of a chat model's settings. LangChain's own key is not enough: for a ChatOllama it
+    contains only the class. Secrets are left out: they do not change an answer, and a short one
+    could be guessed from the digest."""
     own: dict[str, Any] = {}
     for name, value in _settings_of(model).items():
-        with suppress(TypeError, ValueError):  # a SecretStr or a client is no JSON
+        with suppress(TypeError, ValueError):  # a SecretStr or a client is not JSON
             own[name] = json.dumps(masked({name: value}), sort_keys=True)
     kind, params = type(model), masked(model._get_invocation_params())
     text = json.dumps([kind.__module__, kind.__qualname__, params, own], default=str)
@@ -847,7 +849,7 @@ def name_of(model: BaseChatModel) -> str:
 
 
 def chat_model_named(name: str) -> BaseChatModel:
-    """The chat model that LangChain makes of a name such as ``"ollama:llama3.2"``."""
+    """The chat model that LangChain creates from a name such as ``"ollama:llama3.2"``."""
     package = f"langchain-{name.partition(':')[0].replace('_', '-')}"
     try:
         from langchain.chat_models import init_chat_model

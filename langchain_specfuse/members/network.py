@@ -23,8 +23,8 @@ def through_proxy(url: str) -> str:
 
 
 def refuse_secrets(url: str) -> None:
-    """Refuse an address with a user, a password or a query, and do not show it: addresses are shown
-    to everybody.
+    """Refuse an address with a user, a password or a query, without showing it, because addresses
+    are visible to everybody.
 
     >>> refuse_secrets("http://localhost:8000/v1#my-model")
     """
@@ -37,7 +37,7 @@ def refuse_secrets(url: str) -> None:
     if "@" in parts.netloc or parts.query:
         what = "a user or a password" if "@" in parts.netloc else "a query"
         secret = UsageError(
-            f"the address of the server {parts.hostname} holds {what}, but everybody can see it"
+            f"the address of the server {parts.hostname} contains {what}, but addresses are public"
         )
         advice = (
             "put the key into the environment variable SPECFUSE_API_KEY, or name another: "

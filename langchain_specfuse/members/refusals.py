@@ -1,4 +1,4 @@
-"""Refusals in what a LangChain chat model says, wherever its provider writes them."""
+"""Finds refusals in the messages and errors of LangChain chat models, for all providers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ REASONS = frozenset(
         "safety",
     }
 )
-"""The finish reasons, in lower case, with which providers say that they withhold the reply."""
+"""Finish reasons, in lower case, by which providers mark a refusal or a withheld reply."""
 _CODES = frozenset({"content_filter", "content_policy_violation"})
-"""The codes of errors with which they refuse a question."""
+"""Error codes by which providers refuse a question."""
 
 
 def refusal_in(message: AIMessage) -> str | None:
-    """The text of the refusal in a message or chunk; empty if the provider gives none, None if it
-    is no refusal.
+    """The text of the refusal in a message or chunk; empty if the provider gives no text, None if
+    the message is not a refusal.
 
     >>> refusal_in(AIMessage([{"type": "refusal", "refusal": "No."}]))
     'No.'

@@ -45,7 +45,7 @@ _ADVICE = (
 
 
 class _Refusal(str):
-    """A script that refuses, in these words."""
+    """A script that refuses with this text."""
 
 
 Line = str | Callable[[Query], Any]
@@ -106,13 +106,13 @@ class ScriptedMember:
         self.draft_calls = 0
         self.score_calls = 0
         self.open_queries: dict[str, str] = {}
-        """What it says, by query id: empty again when everything has been forgotten."""
+        """query id -> its script; empty again when all queries have been forgotten."""
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """A copy has not been asked anything."""
+        """Start a copy with its counters at zero."""
         vars(self).update(state)
         self._start_unused()
 
@@ -133,7 +133,7 @@ class ScriptedMember:
 
     @staticmethod
     def refusal(text: str = "") -> str:
-        """A script that refuses to answer, as providers let their models do.
+        """A script that refuses to answer, as hosted models do.
 
         >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
         >>> llm = SpecFuseChatModel(members=[ScriptedMember(ScriptedMember.refusal("I can't."))])
@@ -342,9 +342,9 @@ def _json(value: Any, what: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        wrong = UsageError(f"{what} is no JSON: {error}")
+        wrong = UsageError(f"{what} is not JSON: {error}")
         raise advised(
-            wrong, "use texts, finite numbers, True, False, None, lists and dicts only"
+            wrong, "use only strings, finite numbers, True, False, None, lists and dicts"
         ) from error
 
 

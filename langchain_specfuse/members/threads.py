@@ -52,10 +52,11 @@ def _reply(job: _Job, work: Callable[[_Job], Any]) -> Any:
         return Failure.of(error, str(error))
     except Exception as error:  # another program may send anything
         return Failure("error", f"unexpected reply: {shown(error)}", error)
-    except BaseException as error:  # or raise it: the other jobs go on
+    except BaseException as error:  # it may raise anything too; the other jobs continue
         return Failure.of(error)
 
 
 def shown(error: Exception) -> str:
-    """An error for a message: what another program sent may be no text, and long."""
+    """An error as text for a message: it may quote what another program sent, which may be long or
+    not even text."""
     return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()[:SHOWN]

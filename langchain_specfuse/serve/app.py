@@ -44,7 +44,7 @@ def app_of(
     """
     # the environment may have chosen content blocks
     llm = llm.model_copy(update={"output_version": "v0"})
-    llm._checks_calls = False  # schemas of strangers
+    llm._checks_calls = False  # clients choose the schemas
     ensemble = ensemble_for(llm.members, llm.verifiers)
     metrics = Metrics(ensemble.admission)
     about = {"members": list(ensemble.members)}

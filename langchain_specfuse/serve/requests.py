@@ -44,10 +44,10 @@ IGNORED = {
     "prompt_cache_retention",
     "prediction",
 }
-"""They say nothing about the answer."""
+"""Options that are accepted but do not affect the answer."""
 NEUTRAL = {name: neutral for name, (neutral, _) in NOT_SUPPORTED.items() if name not in IGNORED}
 NEUTRAL |= {"functions": [], "function_call": "none"}
-"""Not supported, and accepted only with the value that asks for nothing."""
+"""Unsupported options, accepted only with a neutral value."""
 MESSAGES: dict[str, type[BaseMessage]] = {
     "user": HumanMessage,
     "assistant": AIMessage,

@@ -113,7 +113,7 @@ function add(round) {
   say(round.text);
 }
 
-// What shows the newest round: in two columns its segment, in one column the round below the answer as well.
+// The element to keep in view: with two columns the newest segment, with one column the details of the newest round.
 function latest() {
   return matchMedia("(max-width: 63.99rem)").matches ? part("round-head") : part("answer").lastElementChild;
 }

@@ -30,7 +30,7 @@ function of(table, name) {
   return table && Object.hasOwn(table, name) ? table[name] : undefined;
 }
 
-// The member whose draft won; a further sample of a member is a draft of its own.
+// The member whose draft won. Additional samples of a member are separate drafts.
 const wrote = (item) => of(item.samples, item.winner) ?? item.winner;
 const list = (value) => value ?? [];
 const names = (table) => Object.keys(table ?? {});

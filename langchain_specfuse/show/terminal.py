@@ -48,10 +48,10 @@ class Paint:
 
 
 def visible(text: str, margin: str = "") -> str:
-    """The text with symbols for control characters, so that it cannot command the terminal.
+    """The text with symbols for control characters, so that it cannot control the terminal.
 
-    Everything that is shown to people and was written by others (models, servers, libraries) goes
-    through here. Further lines begin with ``margin``, so that none of them looks like one of ours.
+    All text from models, servers and libraries passes through here before it is shown. Lines after
+    the first begin with ``margin``, so that they do not look like the program's own lines.
 
     >>> visible("a\\x1b[2Jb\\nerror: c", margin="  ")
     'a␛[2Jb\\n  error: c'
@@ -60,7 +60,7 @@ def visible(text: str, margin: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """The same without line breaks, for names and cells."""
+    """:func:`visible` text without line breaks, for names and table cells."""
     return visible(text).replace("\n", "␊")
 
 
@@ -105,12 +105,12 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
 
 
 def _note(paint: Paint, code: int, text: str) -> str:
-    """A line below a round's line."""
+    """An indented line below the line of a round."""
     return paint.coded(code, f"   {visible(text, margin='   ')}")
 
 
 def departed(left: Departure) -> list[str]:
-    """That a member left and why, and what to do about it, if that is known."""
+    """Lines that say which member left, why, and what to do about it, if that is known."""
     return [
         f"{left.member} left ({left.kind}): {left.reason}",
         *getattr(left.cause, "__notes__", ()),

@@ -195,7 +195,9 @@ def _checked(data: Any) -> dict[str, Any]:
     if not good or not all(
         isinstance(one, Mapping) and "text" in one for one in data["drafts"].values()
     ):
-        raise UsageError(f"this is no round: {data!r:.120}, expected what `Round.as_dict()` gives")
+        raise UsageError(
+            f"this is not a round: {data!r:.120}, expected the result of `Round.as_dict()`"
+        )
     try:  # a copy as strict JSON: a number that is not finite becomes None
         return dict(json.loads(json.dumps(data, default=dict), parse_constant=lambda _: None))
     except (TypeError, ValueError) as error:

@@ -52,7 +52,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"members": "Qwen/Qwen3-0.6B"}, "members must be a list"),
     ({"members": [7]}, "a member is a hub id"),
     ({"members": ["  "]}, "a member's name is empty"),
-    ({"members": ["http:///v1#m"]}, "names no server"),
+    ({"members": ["http:///v1#m"]}, "does not name a server"),
     ({"members": [{"dtype": "bfloat16"}]}, "a member given as a dict needs a 'model'"),
     (
         {"members": [{"model": "org/x", "api_key": "not-a-key"}]},

@@ -284,16 +284,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"regex": "a", "choice": ["a"]}, "regex and choice are both given"),
     ({"choice": ["yes", ""]}, "choice must be a list of texts"),
     ({"regex": ""}, "regex must be a text"),
-    ({"response_format": {"type": "xml"}}, "response_format is of a kind that is not known"),
+    ({"response_format": {"type": "xml"}}, "response_format has an unknown type"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         "response_format has no schema",
     ),
     (
         {"response_format": {"type": "json_object", "schema": {}}},
-        "a key 'schema' that is not known",
+        "an unknown key 'schema'",
     ),
-    ({"response_format": {"type": "object", "default": {1, 2}}}, "a schema is no JSON"),
+    ({"response_format": {"type": "object", "default": {1, 2}}}, "a schema is not JSON"),
     (
         {"response_format": {"type": "object", "description": "half a pair: \ud800"}},
         "is not valid UTF-8",

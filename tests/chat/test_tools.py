@@ -140,13 +140,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [add, {"name": "add", "parameters": STRINGS}]}, "two tools are called 'add'"),
     (
         {"tools": [{"name": "add", "parameters": {"type": "object", "default": {1}}}]},
-        "a schema is no JSON",
+        "a schema is not JSON",
     ),
     ({"tools": [{"name": "add", "parameters": DEEP}]}, "add.parameters"),
     ({"tools": [{"name": "\ud800", "parameters": STRINGS}]}, "is not valid UTF-8"),
     (
         {"tools": [add], "tool_choice": "sub"},
-        "tool_choice names 'sub', which is no tool; there are 'add'",
+        "tool_choice names 'sub', which is not a tool; there are 'add'",
     ),
     ({"tools": [add], "tool_choice": 7}, "tool_choice must be"),
     ({"tools": [add], "tool_choice": {"type": "function"}}, "tool_choice must be"),
@@ -154,11 +154,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [add], "parallel_tool_calls": "yes"}, "parallel_tool_calls must be True or False"),
     (
         {"tools": [add], "tool_choice": "add", "parallel_tool_calls": True},
-        "a tool named is called once",
+        "a named tool is called once",
     ),
     (
         {"tools": [add], "tool_choice": "any", "stop": ["x"]},
-        "a stop string would cut what must be whole",
+        "a stop string would cut the answer off",
     ),
     ({"tools": [add], "tool_choice": "any", "regex": "a+"}, "regex and tool_choice='any'"),
     (

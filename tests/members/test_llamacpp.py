@@ -207,7 +207,7 @@ def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_memb
     ]
     assert first[0].text == first[2].text != first[1].text
     assert plain.loaded.weights is changed.loaded.weights is same.loaded.weights
-    with pytest.raises(MemberError, match="is no adapter for"):
+    with pytest.raises(MemberError, match="is not an adapter for"):
         LlamaCppMember(base, adapter=adapter(tmp_path / "other.gguf", 1.0, rows=64)).probe()
 
 
@@ -328,7 +328,7 @@ def test_a_file_that_cannot_be_read_is_told_before_anything_is_streamed(
 def test_arguments_that_cannot_be_kept_are_refused(monkeypatch):
     with pytest.raises(UsageError, match="cache_type='f64'"):
         LlamaCppMember("a.gguf", cache_type="f64")
-    with pytest.raises(UsageError, match="n_gpu_layers=-3"):
+    with pytest.raises(UsageError, match="of at least 0, got -3"):
         LlamaCppMember("a.gguf", n_gpu_layers=-3)
     with pytest.raises(UsageError, match="computes on the CPU alone"):
         LlamaCppMember(file_of(SMOLLM2), n_gpu_layers=4).probe()

@@ -273,7 +273,7 @@ def test_a_server_is_named_by_its_address_and_model() -> None:
     )
     assert names == ["Qwen3-8B", "h", "Qwen3-8B#2"]
     assert checked_member({"model": "http://h:1/v1#m", "timeout": 5})["timeout"] == 5
-    with pytest.raises(UsageError, match="names no server"):
+    with pytest.raises(UsageError, match="does not name a server"):
         checked_member("http:///v1#m")
 
 

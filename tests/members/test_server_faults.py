@@ -119,7 +119,11 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     "does not know the path": (404, "not_found", "answered 404"),
     "cuts the reply": ("cut", "error", "broke off"),
     "hangs": ("hang", "timeout", "within 2 s"),
-    "sends what is no JSON": (b"<html>Bad gateway</html>", "error", "no JSON: '<html>Bad gateway"),
+    "sends something that is not JSON": (
+        b"<html>Bad gateway</html>",
+        "error",
+        "not JSON: '<html>Bad gateway",
+    ),
     "sends JSON of another kind": (b'{"choices": 7}', "error", "unexpected reply"),
     "sends no choices": (
         lambda reply: reply | {"choices": []},

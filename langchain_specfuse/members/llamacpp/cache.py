@@ -36,7 +36,7 @@ BATCH, SEQUENCES, TOGETHER = 512, 32, 8
 """Tokens that are read in one call, sequences in the cache, and questions that are answered in one
 batch."""
 PREFIXES = SEQUENCES // 2
-"""At most this many prefixes are kept: drafts need the other sequences."""
+"""At most this many prefixes are kept, because drafts need the other sequences."""
 NARROW = 48
 """Tokens that are computed together. From 64 on attention rounds in another way, and replies would
 depend on others."""
@@ -139,7 +139,7 @@ class SequenceStore(StrandStore):
         self.sweep()
         while not self._free:
             if not self.give_up(keys):
-                # no MemoryError: it would empty all caches on the device
+                # not a MemoryError, which would empty all caches on the device
                 raise RuntimeError("all sequences of the cache are in use")
         return Strand(state=self._free.pop())
 

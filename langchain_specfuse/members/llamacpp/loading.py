@@ -87,8 +87,8 @@ class GgufWeights:
         weakref.finalize(self, lib.llama_model_free, self.handle).atexit = False
         if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
             raise advised(
-                UsageError(f"{path} is no causal language model"),
-                "members are decoder-only: choose another",
+                UsageError(f"{path} is not a causal language model"),
+                "choose a decoder-only model",
             )
         self.device, self.chip = there or ("cpu", "CPU")
         self.tokenizer = GgufTokenizer(lib, self.handle)
@@ -135,7 +135,7 @@ class GgufWeights:
             if not handle:
                 why = "; ".join(COMPLAINTS)[:300] or "no reason is given"
                 error = MemberError(
-                    f"{file} is no adapter for {self.source.model}: {why}", member=member
+                    f"{file} is not an adapter for {self.source.model}: {why}", member=member
                 )
                 raise advised(
                     error,

@@ -73,7 +73,9 @@ class LlamaCppMember(LocalMember):
             )
         if n_gpu_layers != "auto" and (not isinstance(n_gpu_layers, int) or n_gpu_layers < 0):
             raise advised(
-                UsageError(f"n_gpu_layers={n_gpu_layers!r} is no number of layers"),
+                UsageError(
+                    f"n_gpu_layers must be a whole number of at least 0, got {n_gpu_layers!r}"
+                ),
                 "or leave it at 'auto'",
             )
         if threads is not None and (type(threads) is not int or threads < 1):

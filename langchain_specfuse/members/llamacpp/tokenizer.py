@@ -21,7 +21,7 @@ _UNKNOWN, _CONTROL, _USER = 1, 8, 16
 
 
 class AddedToken(NamedTuple):
-    """A token that is recognised in a text wherever it stands, as transformers describe it."""
+    """A token that is recognised anywhere in a text, with the attributes that transformers uses."""
 
     content: str
     special: bool

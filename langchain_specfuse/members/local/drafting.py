@@ -25,7 +25,7 @@ from .scoring import end_logprobs, logprobs_of
 from .strands import Logits, SequenceKey, StrandStore
 
 CUTS = (kept_tokens, cut_in_structure)
-"""Where a draft may be cut. In prose the first one decides alone."""
+"""Functions that say where a draft may be cut. In prose only the first one is used."""
 
 
 def most_tokens(job: DraftJob) -> int:
@@ -64,19 +64,19 @@ class OpenDraft:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     logits: dict[int, Logits] = field(default_factory=dict)
-    """The logits after the first n tokens, for each n where it may still be cut."""
+    """n -> the logits after the first n tokens, wherever the draft may still be cut."""
     reused: int = 0
     """Tokens of the context that were cached."""
     end: End | None = None
     """Where it ends, once that is known."""
     end_logprob: float = 0.0
-    """That of the token that ended the turn, if one did."""
+    """The log-probability of the token that ended the turn, if one did."""
     failure: Failure | None = None
     _added: AddedText = field(init=False, repr=False)
     _decided: int = 0
-    """Of so many tokens it is known whether the draft may be cut behind them."""
+    """After how many tokens it is decided whether the draft may be cut there."""
     _boundaries: dict[Callable[..., int], int] = field(default_factory=dict)
-    """The last place where it may be cut, by the function that has found it."""
+    """Function of ``CUTS`` -> the last place that it has found."""
 
     def __post_init__(self) -> None:
         self._added = AddedText(self.words, self.context)
@@ -161,11 +161,11 @@ class OpenDraft:
         self._added.extend([token])
 
     def _drop_logits(self) -> None:
-        """Keep the logits where the draft may still be cut, and no others: one row is as long as
-        the vocabulary.
+        """Keep only the logits where the draft may still be cut, because one row is as long as the
+        vocabulary.
 
-        It may be cut at the last boundary so far, and where further text decides: behind the last
-        complete character, or where a text may begin that must not be cut in two.
+        The draft may be cut at the last boundary so far, and at places that later text decides:
+        after the last complete character, or where a text may begin that must not be split.
         """
         text, ends = self._added.text, self._added.ends
         begin = self.constraint.begin if self.constraint else ""
@@ -222,7 +222,7 @@ class OpenDraft:
             self._check(self.job.segment_tokens, prose=False)
 
     def _cut_before_call(self, constraint: DraftConstraint) -> bool:
-        """Text before a call is a draft of its own, so that the vote is on whole calls."""
+        """Make the text before a call a separate draft, so that members vote on whole calls."""
         text, ends = self._added.text, self._added.ends
         at = text.rfind(constraint.begin.rstrip()) if constraint.begin else -1
         if at <= 0 or not text[:at].strip():
@@ -292,7 +292,7 @@ def _add_token(
     how = [_sampling(draft) for draft in drafts]
     tokens = sample(masked(rows, masks), how, [draft.ids for draft in drafts])
     for draft, token, logprob in zip(drafts, tokens, logprobs_of(rows, tokens), strict=True):
-        # not a part of ``rows``, which would stay in memory with it
+        # not a view of ``rows``, which would keep all of them in memory
         draft.take(token, logprob, logits[draft.key])
         # a refused token is sampled again
         if not (draft.done or (draft.constraint and draft.constraint.refused)):

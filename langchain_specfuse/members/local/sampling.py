@@ -40,12 +40,12 @@ def _penalised(row: Logits, penalty: float | None, context: Sequence[int]) -> Lo
 def _sampled(row: Logits, how: Sampling, position: int) -> int:
     """Inverse transform sampling on the sorted, filtered probabilities with one uniform number."""
     tokens = np.argsort(-row, kind="stable")[: how.top_k or None]
-    # Distances from the best token, in float64: divided by a temperature near 0 they are -inf.
-    # The logits themselves would be inf there, and their differences NaN.
+    # Divided by a temperature near 0, distances from the best token become -inf. The logits
+    # themselves would become inf, and their differences NaN.
     distances = (row[tokens] - row[tokens[0]]).astype(np.float64)
     with np.errstate(over="ignore"):
         weights = np.exp(distances / how.temperature)
-    # Each filter sees what the one before has left: top_k, top_p, min_p.
+    # Each filter gets what the one before has left: top_k, top_p, min_p.
     probs = weights / weights.sum()
     keep = np.ones(len(probs), dtype=bool)
     if how.top_p is not None:

@@ -27,7 +27,7 @@ from .prefixes import MOST_ENDS, Prefix, Prefixes, closest, common_prefix
 
 KEPT_LOGITS = 3
 LEAST = 8
-"""At least so many drafts are scored together, whatever must be given up for that."""
+"""At least this many drafts are scored together, whatever must be freed for them."""
 Logits: TypeAlias = NDArray[np.float32]
 
 
@@ -120,7 +120,7 @@ class StrandStore(ABC):
         self.read_ahead: dict[SequenceKey, int] = {}
         """How many tokens of a query were read in chunks since it was last asked."""
         self._drafted: Callable[[], Iterable[Logits]] = tuple
-        """The logits that the drafts which are being written hold."""
+        """Returns the logits that are held by drafts in progress."""
         with _LOCK:
             _STORES.add(self)
 
@@ -128,11 +128,11 @@ class StrandStore(ABC):
 
     @abstractmethod
     def blank(self, keys: Collection[SequenceKey] = ()) -> Strand:
-        """An empty strand. If there is no room, others are given up, but none of these queries."""
+        """An empty strand. If there is no room, others are freed, except those of these queries."""
 
     def room_for(self, count: int, keys: Collection[SequenceKey]) -> int:
-        """How many of ``count`` more strands there is room for, if nothing but drafts of other
-        queries than these is given up."""
+        """How many of ``count`` more strands fit if only drafts of other queries than these are
+        freed."""
         return count
 
     @abstractmethod
@@ -284,7 +284,7 @@ class StrandStore(ABC):
             room = max(self.room_for(len(todo), keys), LEAST)
             found += self._read_some(todo[:room], keys)
             todo = todo[room:]
-            # What was just read is let go only where it is in the way of what is still to be read.
+            # What was just read is freed only if the rest needs the room.
             for want in wants:
                 if self.room_for(len(todo), keys) < len(todo):
                     self.free_branches(want.key)
@@ -294,14 +294,14 @@ class StrandStore(ABC):
     def _read_some(
         self, todo: Sequence[tuple[Branches, list[int]]], keys: Collection[SequenceKey]
     ) -> list[Logits]:
-        """Of each of these branches the logits before each new token and after the last."""
+        """For each of these branches, the logits before each new token and after the last."""
         readings: list[Reading] = []
         before: list[Logits | None] = []
         for want, ids in todo:
             trunk = self.trunks[want.key]
             start = common_prefix(want.ids, ids)
-            # Where the logits before its first token are not known, the token before that is read
-            # once more.
+            # If the logits before its first token are not known, the preceding token is read once
+            # more.
             before.append(trunk.logits[start] if start == len(want.ids) else None)
             start -= before[-1] is None
             strand = self.blank(keys)
@@ -311,7 +311,7 @@ class StrandStore(ABC):
         found = []
         for (strand, _, _), rows, first in zip(readings, self.read(readings), before, strict=True):
             if len(rows):
-                # a copy: all rows would stay in memory with the last one
+                # a copy, because a view would keep all rows in memory
                 remember(strand.logits, len(strand.ids), rows[-1].copy())
             known = [] if first is None else [first[None]]
             found.append(np.concatenate([*known, rows] if len(rows) else known))
@@ -342,7 +342,7 @@ class StrandStore(ABC):
 
     @contextmanager
     def holding(self, drafted: Callable[[], Iterable[Logits]]) -> Iterator[None]:
-        """While drafts are written, the logits that they hold are counted with those held here."""
+        """While drafts are being written, count the logits that they hold as the store's own."""
         self._drafted = drafted
         try:
             yield
@@ -363,7 +363,7 @@ class StrandStore(ABC):
         self.sweep()
 
     def drop(self, key: SequenceKey) -> None:
-        """What is cached for this sequence may be wrong: keep nothing of it."""
+        """Discard everything that is cached for this sequence, because it may be wrong."""
         self.free_branches(key)
         if strand := self.trunks.pop(key, None):
             self.release(strand)
@@ -386,8 +386,8 @@ class StrandStore(ABC):
             self.release(strand)
 
     def give_up(self, spared: Collection[SequenceKey]) -> bool:
-        """Free what is soonest read again: drafts of a query that rests, else a prefix, else all of
-        such a query. Of each what was not used for longest."""
+        """Free what is quickest to read again, the least recently used first: the drafts of an idle
+        query, otherwise a prefix, otherwise everything of an idle query."""
         if self.give_up_branches(spared):
             return True
         if self.prefixes.kept:

@@ -223,14 +223,14 @@ class Client:
             self._streams.add(stream)
 
     def parsed(self, reply: Reply) -> Any:
-        """The reply's JSON; an error where the server sent one, or no JSON."""
+        """The reply's JSON. Raises if the server sent an error, or something that is not JSON."""
         if reply.status >= 400:
             raise self._refusal(reply)
         try:
             return json.loads(reply.content)
         except (ValueError, RecursionError):
             shown = self._without_key(reply.text)[:SHOWN]
-            message = f"{self._server(reply.path)} answered with what is no JSON: {shown!r}"
+            message = f"{self._server(reply.path)} sent a reply that is not JSON: {shown!r}"
             # the cause would hold all that was sent
             raise MemberError(message, member=self.member) from None
 

@@ -44,9 +44,9 @@ DIALECTS: Mapping[str, type[Dialect]] = {
     "completions": Completions,
 }
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
-"""``owned_by`` in a server's list of models -> the engine that it is."""
+"""``owned_by`` in a server's list of models -> the server's engine."""
 _CONNECTION = ("_client", "_session", "_chat", "_ready")
-"""Attributes that belong to its connections."""
+"""Attributes that belong to the connections and are not copied."""
 _OTHERS = (
     "for any other server, pass a chat model: ChatOpenAI(base_url=..., model=...) from "
     "langchain-openai"
@@ -148,7 +148,7 @@ class ServerMember:
         self._ready: Probe | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What it is made from: a copy opens connections of its own."""
+        """Everything except the connections: a copy opens its own."""
         return {key: value for key, value in vars(self).items() if key not in _CONNECTION}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:

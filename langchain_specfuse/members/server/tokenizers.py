@@ -22,15 +22,16 @@ from ..threads import SHOWN
 from .http import Client
 
 KEPT_BYTES = 4_000_000
-"""So many bytes of short texts and runs of tokens are remembered: the same ones are asked for again
-and again."""
+"""Replies for short texts and runs of tokens are cached up to this many bytes, because the same
+ones are needed again and again."""
 KEPT_CHARS, KEPT_MARKS, KEPT_TOKENS = 1024, 80, 128
-"""Longer ones are not: whole prompts are kept by query, until that is over."""
+"""The longest cached texts (without and with special tokens) and runs of tokens. Whole prompts are
+kept by their query."""
 TOKEN_BYTES, ENTRY_BYTES = 36, 300
-"""What a token in a tuple takes, and an entry besides."""
+"""The memory of a token in a tuple, and of a cache entry without its tokens."""
 TRIED, ONE_BY_ONE, KEPT = 500, 32, 8192
-"""This many texts are tried at once; where no token is known that can stand between them; and
-remembered."""
+"""How many texts are tested in one request, how many are tested one by one if no token is known
+that can separate them, and how many results are kept."""
 SHAPES = [
     re.compile(shape)
     for shape in (r"<[^<>\s]{1,64}>", r"<\|[^<>|]{1,64}\|>", r"\[[^\[\]\s]{1,64}\]")
@@ -39,11 +40,13 @@ SHAPES = [
 _ANSWER = "specfuse-answer-mark"
 T = TypeVar("T")
 REFUSALS = (400, 422, 500)
-"""What engines answer where a template raises. Other statuses say nothing of the template."""
+"""The statuses with which engines answer if a template raises. Others are not about the
+template."""
 
 
 class Replies:
-    """What a server has replied, least recently used first, for threads that ask it together."""
+    """A server's cached replies, the least recently used first. May be used from several
+    threads."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
@@ -51,7 +54,7 @@ class Replies:
         self._lock = Lock()
 
     def get(self, key: Any, ask: Callable[[], T]) -> T:
-        """The reply to this request, which is asked for if it is not kept."""
+        """The reply to this request; ``ask`` is called if it is not cached."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -93,7 +96,7 @@ class RemoteTokenizer:
         self._encode, self._decode, self._render = encode, decode, render
         self._replies = Replies()
         self._tried: dict[str, bool] = {}
-        """Whether a text is read as a control token."""
+        """text -> whether it is read as a control token."""
 
     def __call__(
         self, text: str, add_special_tokens: bool = False, split_special_tokens: bool = False
@@ -101,7 +104,7 @@ class RemoteTokenizer:
         if not text:
             return {"input_ids": []}
         marks = not split_special_tokens
-        # a longer one with marks is a prompt, which its query keeps
+        # a longer text with special tokens is a prompt, which its query keeps
         if len(text) > (KEPT_MARKS if marks else KEPT_CHARS):
             return {"input_ids": list(self._encode(text, marks))}
         ids = self._replies.get(f"{marks:d}{text}", lambda: tuple(self._encode(text, marks)))
@@ -167,7 +170,7 @@ class RemoteTokenizer:
     def control_in(self, texts: Sequence[str]) -> frozenset[str]:
         """What the server reads as control tokens in these texts.
 
-        It offers no list of them. So whatever looks like one is tried.
+        Servers do not list their control tokens, so everything that looks like one is tested.
         """
         found = {one for text in texts for shape in SHAPES for one in shape.findall(text)}
         found |= self._odd
@@ -178,7 +181,7 @@ class RemoteTokenizer:
 
     @cached_property
     def _odd(self) -> frozenset[str]:
-        """Tokens of a template whose control tokens look like no others."""
+        """The tokens of a template whose control tokens do not have one of the usual ``SHAPES``."""
         found = {one for shape in SHAPES for one in shape.findall(self._sample)}
         if not self._sample or any(self._try(sorted(found)).values()):
             return frozenset()
@@ -186,13 +189,14 @@ class RemoteTokenizer:
         return frozenset(one for one in tokens if len(one) > 2 and not one.strip().isalnum())
 
     def _try(self, texts: Sequence[str]) -> dict[str, bool]:
-        """Whether these are control tokens: one token each, whatever stands beside it."""
+        """For each text, whether it is a control token: a single token, whatever text is next to
+        it."""
         between = self._end_of_turn() or self.eos_token
         if between and len(self(between)["input_ids"]) > 1:
             between = ""
         found = {one: one == between for one in texts if between and between in one}
         rest = [one for one in texts if one not in found]
-        if not between:  # one request for each: those that are too many are taken for such tokens
+        if not between:  # each needs a request, so texts beyond the limit are taken for such tokens
             found = dict.fromkeys(rest[ONE_BY_ONE:], True)
             rest = rest[:ONE_BY_ONE]
         for at in range(0, len(rest), TRIED):
@@ -209,7 +213,8 @@ class RemoteTokenizer:
         return found
 
     def _read(self, texts: Sequence[str], between: str) -> list[list[int]]:
-        """The tokens of each of these; by one request, with a token between them."""
+        """The tokens of each of these texts. If there is a token to put between them, it takes one
+        request."""
         if between and len(texts) > 1:
             (mark,) = self(between)["input_ids"]
             runs: list[list[int]] = [[]]
@@ -223,7 +228,7 @@ class RemoteTokenizer:
         return [self(text)["input_ids"] for text in texts]
 
     def stops(self) -> list[int]:
-        """The tokens that are known to end a turn."""
+        """The known tokens that end a turn."""
         marks = {self._end_of_turn(), self.eos_token} - {None, ""}
         return sorted(
             {ids[0] for mark in marks if mark and len(ids := self(mark)["input_ids"]) == 1}
@@ -231,14 +236,14 @@ class RemoteTokenizer:
 
     def _end_of_turn(self) -> str | None:
         """The token that the template writes after an assistant's text, if it looks like a special
-        one."""
+        token."""
         after = self._sample.rpartition(_ANSWER)[2].lstrip()
         first = self.decode(self(after)["input_ids"][:1])
         return first if len(first) > 2 and first[0] in "<[" and after.startswith(first) else None
 
     @cached_property
     def _sample(self) -> str:
-        """A short conversation as the template writes it; empty if it refuses."""
+        """A short conversation, rendered by the template; empty if the template refuses it."""
         # some servers leave a last answer open
         turns = [("user", "x"), ("assistant", _ANSWER), ("user", "x")]
         try:
@@ -258,8 +263,8 @@ def by_endpoints(
 ) -> RemoteTokenizer:
     """The tokenizer behind ``/tokenize`` and ``/detokenize`` as vLLM and SGLang have them.
 
-    They always recognise special tokens written in a text, whatever ``marks`` says: such text is
-    tokenized in parts.
+    They always recognise special tokens in a text, whatever ``marks`` is, so such text is tokenized
+    in parts.
     """
 
     def tokens(fields: Mapping[str, Any]) -> list[int]:

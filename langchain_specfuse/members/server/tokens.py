@@ -43,10 +43,10 @@ CLOSE_ENOUGH = 0.3
 """Mean difference of a log-probability: half precisions differ by less between two orders of one
 computation."""
 WARM = 2.0
-"""At this temperature numbers after the temperature lie far from the model's own, however sure it
-is."""
+"""At this temperature, log-probabilities after the temperature differ clearly from the model's own,
+however sure it is."""
 MOST_PARTS = 200
-"""Each part of a prompt costs two requests where the server has the tokenizer."""
+"""The most parts of a prompt with the server's tokenizer, because each costs two requests."""
 CHECK = Turn("user", "Count from one to ten in words.")
 
 
@@ -347,7 +347,7 @@ class TokenSession:
         if len(parts) > MOST_PARTS and isinstance(self.words.tokenizer, RemoteTokenizer):
             error = UsageError(
                 f"{amount(len(parts) - 1, 'text')} in this conversation would be read as control "
-                f"tokens; without tokenizer= at most {MOST_PARTS} can be sent as text"
+                f"tokens; without tokenizer=, at most {MOST_PARTS} can be sent as text"
             )
             raise advised(error, "name the model's tokenizer: tokenizer=")
         return self.words.encode_parts(parts)
@@ -414,7 +414,7 @@ def remaining(constraint: Constraint | None, answer: str) -> Constraint | None:
     if constraint is None or constraint.kind not in ("choice", "json_schema", "json", "regex"):
         return None
     if constraint.kind != "choice":
-        # An engine may refuse a schema that no grammar says whole.
+        # An engine may refuse a schema that no grammar can express whole.
         return None if answer or left_out(constraint) else constraint
     left = [text[len(answer) :] for text in json.loads(constraint.body) if text.startswith(answer)]
     return (

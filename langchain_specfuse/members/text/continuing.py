@@ -1,8 +1,8 @@
-"""What a chat model says after a text that it was asked to continue, made a continuation of it.
+"""Turns a chat model's reply to "continue this text" into an exact continuation of the text.
 
-Some models repeat the text first, or its end, and some providers cut white space off. Whether a
-model repeats is found by a trial (:func:`repeated_words`), because text may repeat itself
-legitimately, such as equal rows of a table.
+Some models first repeat the text or its end, and some providers remove white space. A trial shows
+whether a model repeats (:func:`repeated_words`), because a text may legitimately repeat itself, for
+example in equal rows of a table.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from ...core.answer import is_safe
 
 TAIL = 12
-"""A model repeats at least this many characters; fewer are no sign of a repetition."""
+"""Fewer repeated characters than this do not count as a repetition."""
 QUOTED = 80
-"""A model that is asked for the rest is shown this many of the text's last characters."""
+"""How many of the text's last characters the request to continue it quotes."""
 RESTART = 200
-"""A reply that begins with a whole text of at least this length has started over, whatever the
-trial showed."""
+"""If a reply begins with a whole text of at least this length, the model has started over, whatever
+the trial showed."""
 _SIGN = 40
-"""A text whose first characters, this many, occur in it again may legitimately repeat all of
-itself."""
+"""If the first characters of a text (this many) occur in it again, the text may legitimately be
+repeated whole."""
 
 
 def repeated_words(text: str, said: str) -> int:
-    """How many of the text's last words a reply to it begins with; 0 if less than ``TAIL``
+    """How many of the text's last words the reply begins with; 0 if they have fewer than ``TAIL``
     characters.
 
     >>> begun = "ten, nine, eight, seven,"
@@ -37,11 +37,10 @@ def repeated_words(text: str, said: str) -> int:
 
 
 def repeatable(text: str, words: int | None) -> list[str]:
-    """What the reply may repeat of a text, the likeliest first.
+    """The parts of a text that the reply may repeat, the most likely first.
 
-    ``words``: how many words the model repeated in its trial, or None if it repeated all of them.
-
-    A model that repeated nothing repeats nothing of other texts, unless it starts over.
+    ``words``: how many words the model repeated in its trial, or None if it repeated all of them. A
+    model that repeated nothing in the trial is expected to repeat nothing, unless it starts over.
 
     >>> repeatable("| a |\\n| a |", 0), repeatable("It is so very blue", 2)[0]
     ([], 'very blue')
@@ -57,11 +56,11 @@ def repeatable(text: str, words: int | None) -> list[str]:
 
 
 def is_undecided(said: str, repeats: Sequence[str]) -> bool:
-    """Whether more of the reply is needed to see which of these it repeats, if any, and with how
-    much white space it goes on."""
+    """Whether more of the reply is needed to see which of these texts it repeats, if any, and how
+    much white space follows."""
     said = said.lstrip()
     for text in repeats:
-        if said.startswith(text):  # the likelier ones are ruled out
+        if said.startswith(text):  # the more likely ones are ruled out
             return not said[len(text) :].strip()
         if text.startswith(said):
             return True
@@ -69,8 +68,8 @@ def is_undecided(said: str, repeats: Sequence[str]) -> bool:
 
 
 def joined(text: str, said: str, repeats: Sequence[str] = ()) -> str:
-    """The continuation of a text in a reply: without what it repeats, and with a space where words
-    would be glued together.
+    """The continuation of a text in a reply: without the repeated text, and with a space where two
+    words would run together.
 
     >>> joined("The sky is", "blue."), joined("The sky is", " blue.")
     (' blue.', ' blue.')
@@ -90,8 +89,8 @@ def joined(text: str, said: str, repeats: Sequence[str] = ()) -> str:
 
 
 def _after_white(white: str, said: str) -> str:
-    """The reply without the white space with which the text ends already; models do not see it,
-    because some providers refuse a message that ends with white space."""
+    """The reply without white space that the text already ends with. Models do not see that white
+    space, because some providers refuse a message that ends with it."""
     lead = said[: len(said) - len(said.lstrip())]
     if lead.startswith(white):
         return said[len(white) :]
@@ -104,6 +103,6 @@ def _starts(text: str) -> list[int]:
 
 
 def _tails(text: str) -> list[str]:
-    """The ends of the text that a model may repeat, the longest first: each begins with a word."""
+    """The ends of the text that a model may repeat, the longest first; each begins at a word."""
     starts = _starts(text)
     return [text[at:] for at in starts if len(text) - at >= TAIL][-40:]

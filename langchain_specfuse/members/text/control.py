@@ -18,7 +18,7 @@ from typing import Any
 from ...core.values import Call, Constraint, Tool, Turn
 
 Change = Callable[[str, str], str]
-"""(text, whose) -> text. Whose: the role of a turn for its own text, else empty."""
+"""(text, whose) -> text. ``whose``: the role of a turn for the turn's own text, otherwise empty."""
 _BRACKET = re.compile(r"[<>\[\]{}|｜]")
 
 
@@ -26,11 +26,11 @@ _BRACKET = re.compile(r"[<>\[\]{}|｜]")
 
 
 def control_texts(tokenizer: Any, template: str) -> frozenset[str]:
-    """The texts that this tokenizer reads as control tokens wherever they stand.
+    """The texts that this tokenizer reads as control tokens anywhere in a text.
 
-    All special tokens; of the others that were added to the vocabulary those in the template's
-    source, such as ``<think>``, and those between ``<|`` and ``|>``. The rest, such as runs of
-    spaces or ``<table>``, are ordinary text.
+    These are all special tokens, and those added tokens that occur in the template's source, such
+    as ``<think>``, or are enclosed in ``<|`` and ``|>``. Other added tokens, such as runs of spaces
+    or ``<table>``, are ordinary text.
     """
     found = set(tokenizer.all_special_tokens)
     for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
@@ -47,9 +47,9 @@ def _is_mark(text: str, template: str) -> bool:
 
 @lru_cache(maxsize=64)
 def pattern_of(texts: frozenset[str]) -> re.Pattern[str] | None:
-    """A pattern that finds these texts, the longest first; None without any.
+    """A pattern that finds these texts, preferring longer ones; None if there are no texts.
 
-    Its time is linear in what it reads, however many texts begin alike.
+    Matching takes linear time, however many of the texts begin alike.
 
     >>> pattern_of(frozenset({"<a>", "<ab>", "<a>b"})).findall("<a><ab><a>b<")
     ['<a>', '<ab>', '<a>b']
@@ -77,14 +77,14 @@ def _alternatives(node: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """All that a prompt is made of besides the template."""
+    """Everything that a prompt is made of, except the template."""
 
     turns: Sequence[Turn]
     tools: Sequence[Tool] = ()
     constraint: Constraint | None = None
 
     def texts(self) -> list[str]:
-        """Every text in it, as templates see it: text in JSON without escapes."""
+        """Every text in it, as templates see it: strings in JSON are unescaped."""
         found: list[str] = []
 
         def note(text: str, whose: str) -> str:
@@ -116,7 +116,7 @@ def _tool(tool: Tool, change: Change) -> Tool:
 
 
 def _constraint(constraint: Constraint, change: Change) -> Constraint:
-    """Of a constraint a prompt shows schemas and choices."""
+    """The constraint with its texts changed: a prompt shows schemas and choices."""
     if constraint.kind == "any_of":
         kinds = [
             _constraint(Constraint(kind, body), change)
@@ -130,7 +130,7 @@ def _constraint(constraint: Constraint, change: Change) -> Constraint:
 
 
 def _json(text: str, change: Change) -> str:
-    """JSON text with its texts and keys changed; any other text is changed as a whole."""
+    """JSON text with its strings and keys changed; any other text is changed as a whole."""
     try:
         data = json.loads(text)
     except ValueError:
@@ -153,7 +153,7 @@ def _walked(data: Any, change: Change) -> Any:
 
 
 class Cover:
-    """Text covered by digits, which templates pass on whatever they do to text.
+    """Replaces texts with digits, which templates never change.
 
     >>> cover = Cover()
     >>> shown = "user: " + cover.hide("<s>").upper() + "!"
@@ -164,7 +164,7 @@ class Cover:
     """
 
     def __init__(self) -> None:
-        self._head = f"{secrets.randbelow(10**20):020}"  # nobody can write it
+        self._head = f"{secrets.randbelow(10**20):020}"  # nobody can guess it
         self._number = re.compile(self._head + r"(\d{8})")
         self._hidden: list[str] = []
 
@@ -177,7 +177,7 @@ class Cover:
         return f"{self._head}{len(self._hidden) - 1:08}"
 
     def parts(self, rendered: str, control: re.Pattern[str]) -> list[str]:
-        """The prompt, cut inside of all that only looks like a control token."""
+        """The prompt, cut inside each text that looks like a control token but is not one."""
         pieces, spans, size, at = [], [], 0, 0
         for found in self._number.finditer(rendered):
             before, hidden = rendered[at : found.start()], self._hidden[int(found[1])]
@@ -189,7 +189,7 @@ class Cover:
 
 
 def forged(text: str, control: re.Pattern[str], spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Where control texts begin that lie in these spans, or partly."""
+    """Where control texts begin that overlap with these spans."""
     found: list[int] = []
     span = at = 0
     while match := control.search(text, at):
@@ -204,7 +204,7 @@ def forged(text: str, control: re.Pattern[str], spans: Sequence[tuple[int, int]]
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
-    """The text, cut behind the first character of what begins at each of these places."""
+    """The text in parts, cut one character after each of these places."""
     parts, at = [], 0
     for place in places:
         parts.append(text[at : place + 1])
@@ -213,7 +213,8 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
 
 
 class Edges:
-    """The beginnings and ends of texts that could become control texts beside a template's."""
+    """The beginnings and ends of texts that could complete a control text next to the template's
+    own text."""
 
     def __init__(self, control: Iterable[str]) -> None:
         self._whole = tuple(control)
@@ -221,7 +222,7 @@ class Edges:
         self._tails = tuple(text[size:] for text in self._whole for size in range(1, len(text)))
 
     def hidden(self, text: str, hide: Callable[[str], str]) -> str:
-        """The text without them."""
+        """The text with its critical beginning and end hidden."""
         core = text.strip()
         lead = text[: len(text) - len(text.lstrip())]
         trail = text[len(lead) + len(core) :]
@@ -240,7 +241,8 @@ class Edges:
 
 
 def neutral(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of these tokens. What only looks like a control token gets a space inside."""
+    """The text of these tokens. A text that looks like a control token but is not one gets a space
+    inside."""
 
     def decoded(some: Sequence[int]) -> str:
         return str(

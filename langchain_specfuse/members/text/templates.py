@@ -99,7 +99,7 @@ class Template:
         *,
         think: bool = True,
     ) -> str:
-        """The text before the answer; before the thought, where the template knows thoughts and
+        """The text before the answer, or before the thought if the template supports thoughts and
         ``think`` is true."""
         return "".join(self.parts(turns, tools, constraint, think=think))
 
@@ -111,8 +111,8 @@ class Template:
         *,
         think: bool = True,
     ) -> list[str]:
-        """The prompt in the parts in which it is to be tokenized, so that only the template writes
-        control tokens: it is cut inside of text of the conversation that looks like one."""
+        """The prompt, in parts to be tokenized separately so that only the template can write
+        control tokens: it is cut inside each text of the conversation that looks like one."""
         said = Conversation(turns, tools, constraint)
         texts, cover = said.texts(), Cover()
         covered = self._covered(said, cover, self._control(texts))
@@ -124,8 +124,8 @@ class Template:
         bare = Cover()
         covered = self._covered(said, bare, control, Edges(written))
         if len(bare) > size:
-            # Text beside the template's could complete a control token: then the prompt without
-            # it has other ones.
+            # The conversation's text may complete a control token next to the template's text. Then
+            # the prompt has different control tokens without that text.
             other = self._rendered_prompt(covered, think)
             if control.findall(other) != written:
                 return bare.parts(other, control)
@@ -138,7 +138,7 @@ class Template:
         control: re.Pattern[str] | None,
         edges: Edges | None = None,
     ) -> Conversation:
-        """The conversation without control texts, and without these edges of texts."""
+        """The conversation with control texts, and these edges of texts, replaced by digits."""
 
         def covered(text: str, whose: str) -> str:
             if control is not None:
@@ -151,8 +151,8 @@ class Template:
         return said.changed(covered)
 
     def _reads(self, mark: str) -> bool:
-        """Whether this marks thoughts or calls, or is another control text that the template reads
-        out of an assistant's text, and does not write."""
+        """Whether this marks thoughts or calls, or is another control text that the template looks
+        for in an assistant's text but does not write."""
         if mark not in self._read:
             self._read[mark] = mark in self._own_marks or self._drops(mark)
         return self._read[mark]
@@ -180,8 +180,8 @@ class Template:
         return self.marks.ready(prompt, think) if self.marks else prompt
 
     def answer_parts(self, text: str) -> list[str]:
-        """An answer's text in parts, cut inside of what the tokenizer reads as control tokens even
-        where special tokens are not recognised. The marks of thoughts and calls stay whole."""
+        """An answer's text in parts, cut inside texts that the tokenizer reads as control tokens
+        even if it does not recognise special tokens. The marks of thoughts and calls stay whole."""
         control = self._control([text])
         if control is None or not control.search(text):
             return [text]
@@ -197,8 +197,8 @@ class Template:
         return self._stay[mark]
 
     def _control(self, texts: Sequence[str]) -> re.Pattern[str] | None:
-        """Finds control texts: those of the tokenizer or, where a server has it, those in these
-        texts."""
+        """A pattern for control texts: all of the tokenizer's, or only those in these texts if a
+        server has the tokenizer."""
         if isinstance(self._controls, frozenset):
             return pattern_of(self._controls)
         return pattern_of(self._controls(texts))
@@ -249,7 +249,7 @@ class Template:
 
     @cached_property
     def native(self) -> Native:
-        """What the chat template knows of tools."""
+        """How the chat template writes tools and calls."""
         return Native() if self.plain else native_of(self.render)
 
     @property
@@ -409,7 +409,7 @@ def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | Non
 def all_as_text(
     turns: Sequence[Turn], tools: Sequence[Tool], constraint: Constraint | None
 ) -> list[Turn]:
-    """The turns for a template that knows nothing of tools."""
+    """The turns for a template that does not support tools."""
     text = instructions(tools, constraint, native=False, own=None)
     return with_instructions(_fitting(turns, Native(), constraint), text)
 
@@ -453,7 +453,7 @@ def plain_id(given: str) -> str:
     return hashlib.sha256(given.encode()).hexdigest()[:9]
 
 
-# --- what a template knows of tools ---------------------------------------------------------------
+# --- which tools a template supports --------------------------------------------------------------
 
 NAME, KEY, VALUE, RESULT = "specfuse_tool", "specfuse_key", "specfuse_value", "specfuse_result"
 _QUESTION: Message = {"role": "user", "content": "x"}

@@ -58,7 +58,7 @@ def written(call: Call, form: CallFormat) -> str:
 
 
 def arguments_of(call: Call) -> dict[str, Any]:
-    """A call's arguments; what is no JSON object is kept under one key."""
+    """A call's arguments; anything but a JSON object is kept under one key."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except ValueError:

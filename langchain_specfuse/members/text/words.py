@@ -29,8 +29,8 @@ ANCHORS = ("\n", "x", "0", ")")
 space first."""
 BLOCK_CHARS = 400
 OPEN_TOKENS = 32
-"""So many new tokens are decoded as one text; then the first of them are left alone, so that each
-further token costs the same. Drafts of the usual length are always decoded whole."""
+"""How many new tokens are decoded as one text. Beyond that, the first of them are not decoded
+again, so that each further token costs the same. Drafts of the usual length are decoded whole."""
 REPLACEMENT = "\ufffd"
 HELD_BYTES = 4
 """A character has at most four bytes: one that is still incomplete after more tokens never becomes
@@ -45,8 +45,8 @@ class Words:
     """Text <-> tokens for one tokenizer."""
 
     def __init__(self, tokenizer: Any, split: Callable[[str], Sequence[str]] | None = None) -> None:
-        """``split``: a text in parts without what the tokenizer takes for special tokens even in
-        text."""
+        """``split``: a function that splits texts which the tokenizer always reads as special
+        tokens."""
         self.tokenizer = tokenizer
         self._parts = split
         self._after = lru_cache(maxsize=4096)(self._encoded_after)
@@ -54,7 +54,7 @@ class Words:
     def encode(self, text: str, marks: bool = True) -> list[int]:
         """The tokens of a text that stands alone (a rendered prompt), without anything added.
 
-        ``marks``: special tokens written in the text are recognised. In an answer they are not.
+        ``marks``: whether special tokens in the text are recognised. In an answer they are not.
         """
         if self._parts is not None and not marks and len(parts := self._parts(text)) > 1:
             return self.encode_parts(parts, marks)
@@ -66,8 +66,8 @@ class Words:
             )
 
     def encode_parts(self, parts: Sequence[str], marks: bool = True) -> list[int]:
-        """The tokens of a text in parts. No special token is recognised that lies in two of
-        them."""
+        """The tokens of a text that is given in parts. A special token that extends over two parts
+        is not recognised."""
         ids = self.encode(parts[0], marks)
         for part in parts[1:]:
             ids += self._encoded_after("x", part, marks)
@@ -154,7 +154,7 @@ class Words:
         return tuple(max(0, end - before) for end in ends)
 
     def added(self, context: Sequence[int], new: Sequence[int]) -> str:
-        """The text that these tokens add, also where its last character is incomplete."""
+        """The text that these tokens add, even if its last character is incomplete."""
         return self.difference(*self.left(context), new)
 
     def left(self, context: Sequence[int]) -> tuple[list[int], str]:
@@ -170,7 +170,7 @@ class Words:
         return first or ([], "")
 
     def difference(self, left: list[int], base: str, new: Sequence[int]) -> str:
-        """The text that these tokens add to ``left``, whose own text is ``base``."""
+        """The text that these tokens add to the tokens ``left``, whose text is ``base``."""
         whole = self.decode([*left, *new])
         for _ in range(HELD_BYTES):
             if whole.startswith(base):
@@ -184,8 +184,8 @@ class Words:
 class AddedText:
     """The text that tokens add to a context, token by token.
 
-    Only the last tokens are decoded again for each new one, so the work grows with the number of
-    tokens and not with its square.
+    For each new token, only the last tokens are decoded again, so the work is linear in the number
+    of tokens, not quadratic.
     """
 
     def __init__(self, words: Words, context: Sequence[int]) -> None:
@@ -195,11 +195,11 @@ class AddedText:
         self._words = words
         self._left, self._base = words.left(context)
         self._closed = ""
-        """The text that does not change any more."""
+        """The text that no longer changes."""
         self._open: list[int] = []
-        """The tokens behind that text."""
+        """The tokens after that text."""
         self._held = 0
-        """How many of the last tokens have ended within a character."""
+        """How many of the last tokens ended within a character."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -220,7 +220,7 @@ class AddedText:
             self._close(whole)
 
     def _close(self, whole: str) -> None:
-        """Leave the open tokens alone. What may still be a part of a character stays open."""
+        """Stop decoding the open tokens again, except those that may be part of a character."""
         left, text = self._words.left(self._open)
         base = text.rstrip(REPLACEMENT)
         if text and whole.endswith(text):
