@@ -275,7 +275,7 @@ def _refuse_word(text: str) -> None:
         advice = f"did you mean '{PROGRAM} {near[0]}'?"
     else:
         return
-    error = UsageError(f"{text!r} is neither a command here nor a likely question")
+    error = UsageError(f"there is no command {text!r}, and it does not look like a question")
     raise advised(error, f"{advice}. To ask it anyway: {PROGRAM} -- {text}")
 
 

@@ -418,7 +418,7 @@ FLAGS = {
     "--api-key=secret": ["'--api-key'", "from the environment"],
     "--lead=X": ["--lead must name a member that writes, got 'X'", "alpha, beta, gamma"],
     "--lead=alpa": ["--lead must name", "did you mean 'alpha'?"],
-    '--members={"model": "x"}': ["a member is named", "in Python"],
+    '--members={"model": "x"}': ["a member must be a name", "need Python"],
 }
 
 
@@ -434,7 +434,7 @@ def test_a_lead_that_is_not_the_only_member_is_refused_before_it_works(ask):
     alone = ScriptedMember(TEXT, name="a")
     code, out, err = ask("Why?", "--lead", "X", by=[alone])
     assert (code, out, alone.draft_calls) == (MISUSED, "", 0)
-    assert "got 'X'" in err and "members here are a;" in err
+    assert "got 'X'" in err and "the members are a;" in err
     assert ask("Why?", "--lead", "a", "-q", by=[alone])[0] == FINE
 
 

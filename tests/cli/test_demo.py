@@ -234,7 +234,7 @@ def test_a_word_of_the_command_is_no_question(command, fetched, word):
         code, err = command(*argv)
         assert (code, fetched) == (MISUSED, [])
         assert f"no command {word!r}" in err
-        assert f"As a question: langchain-specfuse -- {word}" in err
+        assert f"To ask it anyway: langchain-specfuse -- {word}" in err
     command("--yes", "--", word)
     assert fetched
 
