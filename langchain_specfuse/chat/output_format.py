@@ -110,8 +110,8 @@ def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut])
             raise advised(one.error(), "or leave strict=True out: finished values are then checked")
         by_schema.setdefault(one.where, []).append(one)
     loose = [tool for tool in shape.tools if _schema_name(tool.name) in by_schema]
-    # jsonschema reads files when it is imported, so on an event loop a schema is checked later, with
-    # the question, on another thread.
+    # jsonschema reads files when it is imported, so on an event loop a schema is checked later,
+    # with the question, on another thread.
     if not on_event_loop():  # refuse invalid schemas now
         if shape.tools and not shape.begins_with_call:
             preload("jsonschema")  # a call in plain JSON may be checked on an event loop later
