@@ -33,7 +33,7 @@ class Tried:
     wins: int
     losses: int
     p: float
-    """Of so many wins or more, if wins and losses were equally likely."""
+    """The probability of this many wins or more, if wins and losses were equally likely."""
     passes: float
     """Forward passes of all members, over those of the lead alone."""
     seconds: float

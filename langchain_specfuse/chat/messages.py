@@ -54,7 +54,7 @@ BYTES_PER_TOKEN = 4
 def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
     """The conversation as plain turns.
 
-    System messages are joined and go first, because most chat templates know no other place.
+    System messages are joined and go first, because most chat templates allow no other place.
     Neighbours of one role become one turn, with a blank line between, unless they are tool calls or
     results. A human's ``name`` is written before the text ("ann: hello"), and images, files, audio
     and videos of a human message are its turn's attachments. Refusals become text of the assistant,

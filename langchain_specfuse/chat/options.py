@@ -84,7 +84,7 @@ class CallOptions(BaseModel):
         "own setting)",
     )
     seed: Annotated[int, Field(strict=True)] | None = Field(
-        None, description="makes sampling repeatable (default: another one for every call)"
+        None, description="makes sampling repeatable (default: a new one for each call)"
     )
     method: Annotated[Method, SkipValidation] = Field(
         METHODS["robust"],
@@ -159,7 +159,7 @@ CALL_ONLY: Mapping[str, str] = {
         ("response_format", "regex", "choice", "grammar"), "what the answer must look like"
     ),
 }
-"""Options of a call that are no fields of the chat model."""
+"""Options of a call that are not fields of the chat model."""
 _INTERNAL = frozenset({"ls_structured_output_format", "structured_output_format", "stream"})
 """LangChain may leave these in a call."""
 _LANGCHAIN = frozenset({"output_version", "disable_streaming", "cache", "verbose", "rate_limiter"})
@@ -490,7 +490,7 @@ def defaults() -> dict[str, Any]:
 def settings(chosen: Mapping[str, Any]) -> Settings:
     """What the loop needs to know about an answer with these options."""
     seed = chosen["seed"]
-    if seed is None:  # another one for every call; greedy answers need none
+    if seed is None:  # a new one for each call; greedy answers need none
         seed = secrets.randbelow(2**31) if chosen["temperature"] else 0
     return Settings(
         segment_tokens=chosen["segment_tokens"],

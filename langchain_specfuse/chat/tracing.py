@@ -207,7 +207,7 @@ def _runs(scope: RunScope) -> dict[int, tuple[BaseTracer, Run]]:
     """The tracers that know the run, each with its own record of it."""
     found: dict[int, tuple[BaseTracer, Run]] = {}
     for handler in scope.handlers:
-        # LangChain's handlers for streams are tracers too, but child runs are no part of a stream.
+        # LangChain's handlers for streams are tracers too, but a stream has no child runs.
         if isinstance(handler, BaseTracer) and not isinstance(handler, _StreamingCallbackHandler):
             run = handler.run_map.get(str(scope.run_id))
             if run is not None:

@@ -16,7 +16,7 @@ from .rules import Rule, plan_of, reason
 from .vocabulary import Mask, Tokens, llguidance, words_of
 
 LONGEST_FORCED = 20_000
-"""Forced text is followed so far: a grammar without an end would force text for ever."""
+"""How far forced text is followed, because a grammar without an end would force text forever."""
 KEPT = 64
 """So many grammars are kept for each vocabulary."""
 _BYTES = Tokens(())

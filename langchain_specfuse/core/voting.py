@@ -99,7 +99,7 @@ def confidences(
     {'a': 0.697, 'b': 0.104}
 
     Paper: there a verifier's votes count by its weight alone. A member that knows the answer
-    strongly prefers it, but members that know nothing strongly prefer their own drafts too, and
+    strongly prefers it, but members that do not know it strongly prefer their own drafts too, and
     there are more of those (docs/log.md).
     """
     if kind == "equal":

@@ -294,7 +294,7 @@ def forked() -> bool:
 
 
 def refuse_fork() -> None:
-    """Raise where a question would wait for ever because its threads are in the parent process."""
+    """Raise if a question would wait forever because its threads are in the parent process."""
     if forked():
         error = UsageError(
             f"process {os.getpid()} was forked from one whose members had been at work; their "

@@ -2,7 +2,7 @@
 questions.
 
 Each way to use them is compared with the lead alone on the questions on which their scores differ.
-It is opened only if so many wins would be rare if wins and losses were equally likely: p < 0.1,
+It is opened only if this many wins would be rare when wins and losses are equally likely: p < 0.1,
 divided by the number of ways that were tried. So at most one calibration in ten lets in members
 that do not help.
 """
@@ -26,7 +26,7 @@ LEAST = 0.05
 
 
 def opens(wins: int, losses: int, tried: int) -> bool:
-    """Whether these wins and losses open one of so many ways.
+    """Whether these wins and losses open a way, if ``tried`` ways were tried.
 
     >>> opens(5, 0, 2), opens(4, 0, 2), opens(4, 0, 1)
     (True, False, True)

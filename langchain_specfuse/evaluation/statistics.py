@@ -146,8 +146,8 @@ class AgainstBest:
 def against_best(
     system: Sequence[float], others: Mapping[str, Sequence[float]], systems: int = 1
 ) -> AgainstBest:
-    """The system against the best of these. ``systems``: so many are compared; p and intervals are
-    corrected for it.
+    """The system against the best of these. ``systems``: the number of systems that are compared;
+    p and intervals are corrected for it.
 
     Picking the best on the same questions flatters it. So: better than the best means better than
     *each* (the largest of the p-values counts, which needs no correction); worse than the best

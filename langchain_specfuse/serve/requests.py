@@ -224,7 +224,7 @@ def _message(given: Any, where: str) -> BaseMessage:
 
 
 def _call(given: Any) -> dict[str, Any]:
-    """LangChain's tool call; an invalid one if its arguments are no JSON object, because it was
+    """LangChain's tool call; an invalid one if its arguments are not a JSON object, because it was
     made all the same."""
     text = given["function"].get("arguments") or "{}"
     call = {"name": given["function"]["name"], "id": given.get("id", "")}

@@ -80,15 +80,15 @@ class SequenceStore(StrandStore):
         self._context: Any = None
         self._close: Any = None
         self._cells = self._dead = 0
-        """Tokens that there is room for, and tokens in the graveyard."""
+        """The number of tokens that fit, and of tokens in the graveyard."""
         self._used = 0
-        """At most so many cells have been used since all were free."""
+        """An upper bound for the cells that have been used since all were free."""
         self._free: list[int] = []
         self.token_bytes = 1
         self._open(CELLS)
         if not self.tried(weights.trial_tokens, TRIAL_ERROR):
             self.cuts = False
-            self._open(CELLS)  # without what the trial has buried
+            self._open(CELLS)  # without the tokens that the trial left in the graveyard
             if not self.tried(weights.trial_tokens, TRIAL_ERROR):
                 wrong = MemberError(
                     f"the cache of llama.cpp is not right for {weights.source.model}: a copy of it "

@@ -1,10 +1,10 @@
-"""How many threads compute a short pass, found by measuring while answers are written.
+"""Finds the number of threads for short passes, by measuring while answers are written.
 
-The threads of llama.cpp wait for each other after every operation. On a machine that has other work
-to do, one of them is always kept waiting, and two threads on two cores are slower than one. So a
-few passes are computed with fewer threads now and then, and the faster number stays.
+The threads of llama.cpp wait for each other after every operation. If the machine has other work to
+do, one of them is always delayed, and two threads on two cores are slower than one. So from time to
+time a few passes are computed with another number of threads, and the faster number is kept.
 
-It takes sizes and times, and calls no clock: timing decides nothing but how fast an answer comes.
+The caller measures the times. They affect only the speed of an answer, never its text.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections import deque
 from statistics import median
 
 TRIED = 3
-"""Passes that are computed with another number before it is judged. Their median counts: a pass may
-be held up by anything."""
+"""How many passes are computed with another number before it is judged, by their median, because
+anything may delay a single pass."""
 SOONEST = 8
-"""After so many passes with one number another one is tried."""
+"""How many passes use one number of threads before another one is tried."""
 RARER = 16
-"""A try that was of no use is repeated after this many times as many passes."""
+"""After an unsuccessful try, the number of passes before the next one is multiplied by this."""
 LONGEST, LONGEST_REDUCED = 512, 64
-"""But after at most this many; with fewer threads than there are cores after at most the second
-number, because the other work on the machine may have ended."""
+"""The most passes before the next try. The second number applies while fewer threads than possible
+are used, because the other work on the machine may have ended."""
 FASTER = 0.95
-"""Another number must take at most this part of the time."""
+"""Another number is chosen if its passes take at most this fraction of the time."""
 SLOWER = 1.2
-"""Passes that take this many times as long as when the number was chosen mean that something has
-changed."""
+"""If passes take this many times as long as when the number was chosen, something has changed, and
+other numbers are tried again."""
 SIZES = 16
-"""Passes over more tokens are computed with all threads: there each has long work of its own."""
+"""Passes over more tokens use all threads, because each thread then has enough work."""
 
 
 def steps(most: int) -> list[int]:
-    """The numbers of threads that are tried, one after the other.
+    """The numbers of threads to try, in order.
 
     >>> steps(16), steps(2), steps(1)
     ([16, 15, 12, 9, 7, 6, 5, 4, 3, 2, 1], [2, 1], [1])
@@ -45,7 +45,7 @@ def steps(most: int) -> list[int]:
 
 
 class Threads:
-    """The number of threads for each pass: ``number``, unless ``most`` is to be held to.
+    """Chooses the number of threads for each pass, at most ``most``.
 
     >>> threads = Threads(2)
     >>> threads.number(1)
@@ -59,7 +59,7 @@ class Threads:
     def __init__(self, most: int) -> None:
         self.most = most
         self._paces: dict[int, _Pace] = {}
-        """By the number of tokens in a pass."""
+        """The number of tokens in a pass -> what is known about such passes."""
 
     def number(self, size: int) -> int:
         """How many threads compute the next pass over this many tokens."""
@@ -68,8 +68,8 @@ class Threads:
         return self._pace(size).number
 
     def took(self, size: int, seconds: float) -> None:
-        """The last pass over this many tokens, with as many threads as :meth:`number` said, took
-        this long."""
+        """Record how long the last pass over this many tokens took, with the number of threads that
+        :meth:`number` returned."""
         if size <= SIZES and self.most > 1:
             self._pace(size).took(seconds)
 
@@ -85,18 +85,18 @@ class _Pace:
     def __init__(self, numbers: list[int]) -> None:
         self.numbers = numbers
         self.at = 0
-        """The place of the number that is in use."""
+        """The index of the number that is in use."""
         self.tried: int | None = None
-        """The place of the one that is being tried."""
+        """The index of the number that is being tried."""
         self.times: deque[float] = deque(maxlen=SOONEST)
         self.tries: list[float] = []
         self.usual: float | None = None
-        """How long a pass took when the number in use was last compared."""
+        """The time of a pass when the number in use was last compared with another."""
         self.since = 0
         """Passes since then."""
         self.wait = SOONEST
         self.turn = 0
-        """The place that was tried last; the others follow in turn."""
+        """The index that was tried last; the others follow in turn."""
 
     @property
     def number(self) -> int:
@@ -118,7 +118,7 @@ class _Pace:
             self._try()
 
     def _try(self) -> None:
-        """Try another number. A neighbour may be slower, and one further away faster."""
+        """Try the next of all numbers: a neighbour may be slower although another one is faster."""
         self.turn = (self.turn + 1) % len(self.numbers)
         if self.turn == self.at:
             self.turn = (self.turn + 1) % len(self.numbers)

@@ -259,7 +259,7 @@ def checked_adapter(adapter: Any) -> str | None:
     if adapter is None or (isinstance(adapter, (str, os.PathLike)) and os.fspath(adapter).strip()):
         return None if adapter is None else os.fspath(adapter)
     raise advised(
-        UsageError(f"adapter={adapter!r} names no adapter"),
+        UsageError(f"adapter={adapter!r} does not name an adapter"),
         "name a folder or a hub id, or leave it out",
     )
 

@@ -19,10 +19,10 @@ from .sampling import sample
 from .strands import SequenceKey, StrandStore
 
 TAIL = 16
-"""The mark that closes a thought is looked for in as many last tokens as it has bytes, and this
-many more."""
+"""The mark that closes a thought is searched for in the last tokens: as many as it has bytes, plus
+this many."""
 LOOP_EVERY = 64
-"""After every so many tokens a thought that only repeats itself is closed."""
+"""How often, in tokens, a thought is checked: one that only repeats itself is closed."""
 
 
 @dataclass

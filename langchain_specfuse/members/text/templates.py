@@ -371,7 +371,7 @@ def with_instructions(turns: Sequence[Turn], text: str) -> list[Turn]:
 
 
 def with_system_folded(turns: Sequence[Turn]) -> list[Turn]:
-    """The system text moved into the first user turn, for templates that know no system role."""
+    """The turns with the system text in the first user turn, for templates without system role."""
     system = "\n\n".join(turn.text for turn in turns if turn.role == "system")
     rest = [turn for turn in turns if turn.role != "system"]
     first = next((i for i, turn in enumerate(rest) if turn.role == "user"), None)

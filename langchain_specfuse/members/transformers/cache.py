@@ -55,7 +55,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Forward:
-    """A forward pass of the model. Knows which optional arguments this model's ``forward``
+    """A forward pass of the model. Records which optional arguments this model's ``forward``
     takes."""
 
     def __init__(self, model: Any, adapters: Adapters | None = None) -> None:
