@@ -36,7 +36,7 @@ def function_id(function: Callable[..., Any]) -> str:
 
 
 def on_event_loop() -> bool:
-    """Whether an event loop would wait for what this thread does."""
+    """Whether this thread runs an event loop, which must not be blocked."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -525,7 +525,7 @@ def without_secrets(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hiding(given: Sequence[Given]) -> list[Any]:
-    """These members in a form that hides their secrets."""
+    """These members, wrapped so that their secrets are hidden."""
     checked = [checked_member(one) for one in given]
     return [
         _member(one, name) if isinstance(one, BaseChatModel) else one

@@ -429,7 +429,7 @@ def checked_lead(lead: str | None, writers: Sequence[str], method: Method | None
 def as_result(given: Any) -> Any:
     """What answers are compared by."""
     if callable(given):
-        function_id(given)  # reads its file now: a question may come on an event loop
+        function_id(given)  # reads its file now, because questions may come on an event loop
         return given
     if given in RESULTS:
         return given

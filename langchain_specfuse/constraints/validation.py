@@ -106,7 +106,7 @@ def _unless_null(check: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _multiple_of(validator: Any, divisor: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """In decimal numbers, as the grammars count: 0.3 is three times 0.1."""
+    """Calculates with decimal numbers, as the grammars do: 0.3 is three times 0.1."""
     if validator.is_type(instance, "number"):
         quotient = Fraction(str(instance)) / Fraction(str(divisor))
         if quotient.denominator != 1:

@@ -164,7 +164,7 @@ def _to_the_end(
             # the stop string is found once more
             said = said if so_far.finish == "stop_string" else so_far.text
             if whole is reply and said == answer.text + draft.text:
-                found[name] = draft  # with what it knows of its tokens
+                found[name] = draft  # with its tokens and log-probabilities
                 continue
             earlier = whole if isinstance(whole, Draft) and whole is not reply else Draft("")
             found[name] = Draft(

@@ -458,7 +458,7 @@ class ChatModelMember:
                     chunk = next(chunks, None)
                 if chunk is None:
                     break
-                if finish != REFUSAL:  # a last chunk may say "stop" behind a refusal
+                if finish != REFUSAL:  # after a refusal, the last chunk may still say "stop"
                     finish = _finish_of(chunk.response_metadata) or finish
                 if (refused := refusal_in(chunk)) is not None:
                     finish, refusal = REFUSAL, refusal + refused

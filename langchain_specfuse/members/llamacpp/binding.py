@@ -43,9 +43,9 @@ NO_ROOM = 1
 CACHE_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
 """How keys and values may be kept, by ggml's numbers."""
 WAITING = {"GOMP_SPINCOUNT": "1000"}
-"""How long a thread waits busily for the others before it sleeps: about 10 microseconds. The usual
-3 milliseconds keep the other work of a machine from its cores, and with it the thread that is
-waited for."""
+"""How long a thread spins while it waits for the others, before it sleeps: about 10 microseconds.
+With the usual 3 milliseconds, spinning threads take the cores from other programs, and even from
+the thread that they wait for."""
 _ERROR = 4
 """The level of errors in llama.cpp's log."""
 
@@ -196,7 +196,7 @@ def _listen(level: int, text: bytes, _: int | None) -> None:
 
 @contextmanager
 def _waiting_briefly() -> Iterator[None]:
-    """Set what OpenMP reads when it is loaded, unless the user has said how threads wait."""
+    """Set the variables that OpenMP reads when it is loaded, unless the user has set others."""
     if os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         yield
         return

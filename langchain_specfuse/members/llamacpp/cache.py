@@ -41,7 +41,7 @@ NARROW = 48
 """Tokens that are computed together. From 64 on attention rounds in another way, and replies would
 depend on others."""
 STEP = 256
-"""Attention looks at a multiple of this many cells."""
+"""Attention processes cells in multiples of this number."""
 CHUNK = 96
 """A long prompt is read in pieces of this many tokens, with other work between them."""
 GRAVEYARD = SEQUENCES - 1
@@ -69,7 +69,7 @@ class SequenceStore(StrandStore):
         adapter: LoraAdapter | None = None,
         threads: int | None = None,
     ) -> None:
-        """``threads``: this many, neither more nor fewer."""
+        """``threads``: a fixed number of threads; None: it is measured."""
         super().__init__(weights.device, CHUNK)
         fixed = threads or chosen_threads()
         self.threads = Threads(fixed or most_threads())
@@ -310,7 +310,7 @@ class SequenceStore(StrandStore):
         return list(rows)
 
     def _decode(self, batch: Batch, size: int) -> int:
-        """Compute one pass, with as many threads as are fastest where that changes no number."""
+        """Compute one pass, with the fastest number of threads if that cannot change results."""
         if not self._measured or self._splits_attention(size):
             return int(self._lib.llama_decode(self._context, batch))
         number, most = self.threads.number(size), self.threads.most
@@ -323,9 +323,9 @@ class SequenceStore(StrandStore):
         return code
 
     def _splits_attention(self, size: int) -> bool:
-        """Whether attention may be summed in one part for each thread, so that their number decides
-        the last bits: llama.cpp does so where a single token looks at 512 cells or more, and it
-        counts cells in steps of 256."""
+        """Whether attention may be summed in one part per thread, so that the number of threads
+        affects the last bits. llama.cpp does this if a single token attends to 512 cells or more,
+        and it counts cells in steps of 256."""
         if self._used + size <= STEP:
             return False
         return not self.cuts or (size == 1 and self.weights.source.cache_type == "f16")

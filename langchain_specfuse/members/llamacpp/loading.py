@@ -179,7 +179,7 @@ def chosen_threads() -> int | None:
 
 
 def threads() -> int:
-    """How many threads compute at most: ``$OMP_NUM_THREADS``, else one for each core that this
+    """The largest number of threads: ``$OMP_NUM_THREADS``, otherwise one for each core that this
     process may use."""
     if chosen := chosen_threads():
         return chosen

@@ -40,9 +40,9 @@ class LlamaCppMember(LocalMember):
         How keys and values are kept: ``"f16"``, or ``"q8_0"`` or ``"q4_0"`` for half and a quarter
         of the memory.
     ``threads``
-        How many threads compute. Without it ``$OMP_NUM_THREADS``, else at most one for each core:
-        while it writes, the member measures whether fewer are faster, as on a machine that has
-        other work to do.
+        The number of threads. The default is ``$OMP_NUM_THREADS`` or, if that is not set, at most
+        one for each core: while it writes, the member measures whether fewer are faster, as they
+        are if the machine has other work to do.
     ``chat_template``, ``chat_template_kwargs``, ``system_prompt``, ``repetition_penalty``, ``seed``
         As those of :class:`.TransformersMember`; so are ``thinking_tokens`` and ``prefix_cache``.
     """
@@ -80,7 +80,7 @@ class LlamaCppMember(LocalMember):
             )
         if threads is not None and (type(threads) is not int or threads < 1):
             error = UsageError(f"threads must be a whole number of at least 1, got {threads!r}")
-            raise advised(error, "leave it out: the faster number is found by measuring")
+            raise advised(error, "leave it out to find the fastest number by measuring")
         self.threads = threads
         file = os.fspath(model)
         settings = MemberSettings(
