@@ -146,9 +146,7 @@ def langchain_errors() -> Iterator[None]:
     except TimeoutError as error:
         late = AnswerTimeoutError(str(error))
         late.text = getattr(error, "text", "")
-        raise advised(
-            late, "allow more with timeout=, or a shorter answer with max_tokens="
-        ) from error
+        raise advised(late, "raise timeout=, or lower max_tokens= for a shorter answer") from error
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def _json(value: Any) -> str:
             f"arguments of a call, or a result, cannot be written as JSON: {error!s:.200}"
         )
         raise advised(
-            wrong, "use keys that are texts, no circular references, no hundreds of levels"
+            wrong, "use strings as keys, no circular references, and fewer levels"
         ) from error
 
 

@@ -420,7 +420,9 @@ def checked_lead(lead: str | None, writers: Sequence[str], method: Method | None
             UsageError(f"lead must be one of {', '.join(writers)}, got {lead!r:.80}"), advice
         )
     if method is not None and method.margin is None:
-        error = UsageError(f"lead={lead!r}, but nobody leads with this method: its margin is None")
+        error = UsageError(
+            f"lead={lead!r}, but no member leads with this method, because its margin is None"
+        )
         raise advised(
             error, "leave lead out, or give the method a margin: Method.named('specem', margin=1.0)"
         )

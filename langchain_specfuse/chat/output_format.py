@@ -207,7 +207,7 @@ def plain(given: Mapping[str, Any]) -> dict[str, Any]:
 def _text_constraint(given: Mapping[str, Any]) -> Constraint | None:
     chosen = [name for name in TEXT_OPTIONS if given.get(name) is not None]
     if len(chosen) > 1:
-        error = UsageError(f"{chosen[0]} and {chosen[1]} are both given; an answer has one shape")
+        error = UsageError(f"{chosen[0]} and {chosen[1]} are both given; an answer has one format")
         raise advised(error, f"leave {chosen[0]} or {chosen[1]} out")
     if not chosen:
         return None

@@ -41,14 +41,14 @@ def schema_of(source: Any, strict: bool | None = None) -> dict[str, Any]:
     if not (_is_model(source) or _is_dataclass(source) or _is_typed_dict(source)):
         raise advised(
             UsageError(f"a schema is {_WANTED}, got {source!r:.200}"),
-            "for example a class of pydantic's",
+            "for example a pydantic class",
         )
     try:
         schema = _recursive_schema(source) or convert_to_json_schema(source, strict=strict)
         return schema if reader_of(source) is None else _with_lists_for_sets(schema)
     except Exception as error:
         wrong = UsageError(f"{source.__name__} has no JSON schema: {error}")
-        raise advised(wrong, "declare its fields with types that JSON knows") from error
+        raise advised(wrong, "declare its fields with types that JSON supports") from error
 
 
 def _of_mapping(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,9 +182,7 @@ def _openai_tool(tool: Any, place: int, strict: bool | None) -> dict[str, Any]:
     try:
         converted = convert_to_openai_tool(tool, strict=strict)
     except Exception as error:
-        wrong = UsageError(
-            f"tool {place} is none that can be called: {tool!r:.200} ({error!s:.200})"
-        )
+        wrong = UsageError(f"tool {place} cannot be called: {tool!r:.200} ({error!s:.200})")
         raise advised(
             wrong, "pass a function with type hints, a @tool, a pydantic class or a dict"
         ) from error
@@ -195,7 +193,7 @@ def _openai_tool(tool: Any, place: int, strict: bool | None) -> dict[str, Any]:
         )
         raise advised(
             wrong,
-            "a tool that a provider runs for you does not exist here: pass a function of your own",
+            "tools that a provider runs are not available here: pass your own function",
         )
     name = function.get("name")
     if not isinstance(name, str) or not name.strip():
@@ -215,7 +213,7 @@ def _parameters(recursive: Any, function: Mapping[str, Any], name: str) -> dict[
     """The schema of a tool's arguments: always of an object."""
     parameters = recursive or function.get("parameters")
     if not isinstance(parameters, Mapping):
-        wrong = UsageError(f"tool {name!r} has no schema of its arguments")
+        wrong = UsageError(f"tool {name!r} has no schema for its arguments")
         raise advised(wrong, "if it takes none: 'parameters': {'type': 'object', 'properties': {}}")
     if (kind := parameters.get("type", "object")) != "object":
         wrong = UsageError(f"the schema of tool {name!r} is of type {kind!r}, wanted 'object'")

@@ -78,7 +78,7 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
                 f"the answer cannot be read: {error}", llm_output=result[0].text
             )
             if finish == "length":
-                advised(unread, "the answer was cut off by max_tokens; allow more")
+                advised(unread, "the answer was cut off by max_tokens: raise it")
             raise unread from error
 
     def _refuse_invalid(self, data: Any) -> None:
@@ -124,7 +124,7 @@ def structured(
         error = UsageError(
             f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r:.80}"
         )
-        raise advised(error, "leave it out: 'json_schema' is the surest")
+        raise advised(error, "leave it out: 'json_schema' is the most reliable")
     if schema is None and method != "json_mode":
         error = UsageError(f"method={method!r} needs a schema, got None")
         raise advised(error, "pass a schema, or method='json_mode' for any JSON object")

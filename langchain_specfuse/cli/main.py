@@ -225,7 +225,7 @@ def _form(given: argparse.Namespace) -> dict[str, Any]:
         f"--{name}" for name in ("schema", "regex", "choice") if getattr(given, name) is not None
     ]
     if len(flags) > 1:
-        error = UsageError(f"{flags[0]} and {flags[1]} are both given; an answer has one shape")
+        error = UsageError(f"{flags[0]} and {flags[1]} are both given; an answer has one format")
         raise advised(error, f"leave {flags[0]} or {flags[1]} out")
     form = {"regex": given.regex, "choice": given.choice, "response_format": None}
     if given.schema is None:
@@ -234,11 +234,11 @@ def _form(given: argparse.Namespace) -> dict[str, Any]:
         schema = json.loads(Path(given.schema).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         unread = UsageError(f"--schema {given.schema}: {error}")
-        raise advised(unread, "name a file that holds a JSON schema") from error
+        raise advised(unread, "name a file with a JSON schema") from error
     if not isinstance(schema, dict):
         raise advised(
-            UsageError(f"--schema {given.schema} holds no object: {schema!r:.80}"),
-            "wanted a JSON schema",
+            UsageError(f"--schema {given.schema} does not contain an object: {schema!r:.80}"),
+            "name a file with a JSON schema",
         )
     return {**form, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 

@@ -83,8 +83,8 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
         local = ipaddress.ip_address(address).is_loopback
         if not local and not keys:
             say(
-                f"warning: other machines can reach {given.host}, and no API key is set: everybody "
-                "there may ask"
+                f"warning: other machines can reach {given.host}, and no API key is set: anyone "
+                "there can use it"
             )
         # A web page may direct a browser here under its own host name (DNS rebinding). A key
         # prevents that as well.
@@ -95,7 +95,7 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
             llm, model=given.name, api_keys=keys, hosts=hosts, page=not given.no_page, limits=limits
         )
         server = server_of(app, grace_s=given.grace)
-        server.on_stop = lambda: say("stopping; answers under way may end. Once more: at once")
+        server.on_stop = lambda: say("stopping after the running answers; again: stop now")
         root = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
         where = f"{root}/v1" + ("" if given.no_page else f" for clients, {root}/ for browsers")
         names = ", ".join(names_of([*llm.members, *llm.verifiers]))

@@ -189,7 +189,7 @@ def _result(result_of: Result, text: str) -> Hashable:
         )
         raise advised(
             wrong,
-            "it takes a text and returns what can be a key, such as a number or a text, or None",
+            "it takes a text and returns a hashable value, such as a number or a text, or None",
         ) from error
     return found
 

@@ -286,7 +286,7 @@ def without_failed(
     reasons = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
     errors = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")
     error = EnsembleError(
-        f"no member is left to go on in round {number}: {reasons}",
+        f"no member is left to continue in round {number}: {reasons}",
         text=answer.text,
         failures=errors,
     )

@@ -108,4 +108,4 @@ class Admission:
         error = BusyError(
             f"{state} and {before} waiting (max_waiting={limits.max_waiting})", retry_after_s=hint
         )
-        return advised(error, f"ask again in about {hint:.1f} s, or allow more with max_waiting=")
+        return advised(error, f"ask again in about {hint:.1f} s, or raise max_waiting=")

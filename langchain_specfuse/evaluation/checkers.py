@@ -106,7 +106,7 @@ def number(question: Question, answer: str) -> Grade:
     wanted = [value for one in _references(question) if (value := final_number(one)) is not None]
     if not wanted:
         error = UsageError(
-            f"the reference of {question.id!r} holds no number: {question.reference!r:.60}"
+            f"the reference of {question.id!r} contains no number: {question.reference!r:.60}"
         )
         raise advised(error, "checker 'number' needs one; 'contains' takes any text")
     return _grade(

@@ -134,7 +134,7 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
         turns, checker = _turns(line["input"], where), str(line.get("checker") or "")
         questions.append(Question(name, turns, line.get("reference"), checker, facts))
     if not questions:
-        raise advised(UsageError(f"{path} holds no questions"), EXAMPLE)
+        raise advised(UsageError(f"{path} contains no questions"), EXAMPLE)
     return tuple(questions)
 
 

@@ -125,7 +125,7 @@ def refuse_unsafe(folder: Path) -> None:
         raise advised(error, f"name the file itself, which llama.cpp reads: {folder / ggufs[0]}")
     if not (folder / "config.json").exists():
         missing = MemberError(
-            f"{folder} holds no model: neither config.json nor *.safetensors", kind="not_found"
+            f"{folder} contains no model: neither config.json nor *.safetensors", kind="not_found"
         )
         raise advised(missing, "name a folder that save_pretrained wrote")
 

@@ -253,13 +253,13 @@ class RayMember:
             error = MemberError(message, member=self.name)
             raise advised(
                 error,
-                "ask for less, end what else runs there, or install the same versions on every "
+                "ask for less, stop other programs there, or install the same versions on every "
                 "node",
             )
         probe: Probe | None = process.receive(process.probe)
         if probe is None or process.place is None:
             died = MemberError(f"{self.name}: {self._trouble('load')}", member=self.name)
-            raise advised(died, "is there memory enough for its weights on that node?")
+            raise advised(died, "is there enough memory for its weights on that node?")
         return replace(probe, detail=f"{probe.detail}; by Ray at {process.place[0]}".lstrip("; "))
 
 

@@ -120,7 +120,7 @@ class Answer(Response):
             async with asyncio.timeout(GRACE_S):
                 await self._send(b"data: " + failure.body + b"\n\n", send, last=True)
         except TimeoutError:
-            log.info("answer %s: its client does not read", self._completion.id)
+            log.info("answer %s: its client has stopped reading", self._completion.id)
         return failure.code
 
 

@@ -149,7 +149,9 @@ class Trace:
             ) from error
         # also invalid UTF-8 or JSON, and our own UsageError
         except (ValueError, TypeError, RecursionError) as error:
-            raise advised(UsageError(f"{str(file)!r} holds no trace: {error}"), ADVICE) from error
+            raise advised(
+                UsageError(f"{str(file)!r} contains no trace: {error}"), ADVICE
+            ) from error
 
     def __repr__(self) -> str:
         answer = self.answer if len(self.answer) <= 40 else self.answer[:39] + "…"

@@ -179,7 +179,7 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
             "begins with http:// or https://",
         ),
         ("models\\one", "one does not exist", "name a folder with a model"),
-        ("empty", "empty holds no model", "name a folder that save_pretrained wrote"),
+        ("empty", "empty contains no model", "name a folder that save_pretrained wrote"),
         ("./model.bin", "is a file, but not a .gguf file", "name a .gguf file"),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_lead_is_one_of_the_members_that_write(ensemble: Any) -> None:
     with pytest.raises(UsageError, match="lead must be one of ann, bob, got 'bo'") as error:
         SpecFuseChatModel(members=members, lead="bo")
     assert error.value.__notes__ == ["-> did you mean 'bob'?"]
-    with pytest.raises(UsageError, match="nobody leads with this method"):
+    with pytest.raises(UsageError, match="no member leads with this method"):
         SpecFuseChatModel(members=members, lead="ann", method="specem")
     with pytest.raises(UsageError, match="lead must be one of ann"):
         SpecFuseChatModel(members=members[:1], verifiers=members[1:], lead="bob")

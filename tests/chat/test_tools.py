@@ -129,10 +129,10 @@ for _ in range(300):
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": add}, "tools must be a list"),
-    ({"tools": [7]}, "tool 0 is none that can be called: 7"),
+    ({"tools": [7]}, "tool 0 cannot be called: 7"),
     ({"tools": [{"type": "web_search"}]}, "tool 0 is of type 'web_search', wanted 'function'"),
     ({"tools": [{"name": "", "parameters": STRINGS}]}, "tool 0 has no name"),
-    ({"tools": [{"name": "add"}]}, "tool 'add' has no schema of its arguments"),
+    ({"tools": [{"name": "add"}]}, "tool 'add' has no schema for its arguments"),
     (
         {"tools": [{"name": "add", "parameters": {"type": "string"}}]},
         "is of type 'string', wanted 'object'",

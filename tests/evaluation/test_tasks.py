@@ -200,8 +200,8 @@ def test_a_line_is_a_question_with_its_own_checker_or_the_task_s(task_file):
             [{"input": "a", "reference": 1}, {"input": "b", "id": 1}],
             ":2: two questions have the id '1', .* line 1",
         ),
-        ([], "holds no questions"),
-        ([{"input": "a", "reference": "none"}], "holds no number"),
+        ([], "contains no questions"),
+        ([{"input": "a", "reference": "none"}], "contains no number"),
         ([{"input": "a"}], "no reference, or an empty one"),
         ([{"input": "a", "reference": "", "checker": "contains"}], "no reference, or an empty one"),
         (

@@ -122,7 +122,7 @@ def test_an_adapter_that_nobody_holds_is_freed_and_the_others_stay(tmp_path):
 
 
 def test_a_folder_without_a_whole_safe_adapter_is_refused(base, tmp_path, made):
-    refused(UsageError, base, base, "holds no adapter")
+    refused(UsageError, base, base, "contains no adapter")
     refused(MemberError, base, tmp_path / "nowhere", "does not exist")
     refused(MemberError, base, base / "config.json", "is a file")
     folder = made()

@@ -73,7 +73,7 @@ FILES = {
 def test_a_file_without_a_trace_is_named_in_the_error(tmp_path, content):
     file = tmp_path / "odd.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UsageError, match=r"odd\.json' holds no trace") as caught:
+    with pytest.raises(UsageError, match=r"odd\.json' contains no trace") as caught:
         Trace.load(file)
     assert "langchain-specfuse --json" in caught.value.__notes__[0]
     with pytest.raises(UsageError, match="cannot read"):

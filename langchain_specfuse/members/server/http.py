@@ -80,7 +80,7 @@ class Address:
             or not 0 < timeout < threading.TIMEOUT_MAX
         ):
             error = UsageError(f"timeout must be a number of seconds above 0, got {timeout!r}")
-            raise advised(error, "leave it out for 60 seconds for one request with its retries")
+            raise advised(error, "leave it out for 60 seconds per request, including its retries")
         if not isinstance(verify, bool | str):
             error = UsageError(f"verify must be True, False or the path of a file, got {verify!r}")
             raise advised(error, "verify='./ca.pem' trusts the authorities in that file")

@@ -107,7 +107,7 @@ class ServerMember:
             known = ", ".join(DIALECTS)
             raise advised(
                 UsageError(f"engine must be one of {known}, got {engine!r}"),
-                "leave it out: it is found out",
+                "leave it out: the engine is detected",
             )
         if (
             isinstance(max_concurrency, bool)
@@ -344,8 +344,7 @@ class ServerMember:
         own = self.chat_template not in (None, "plain")
         if own and isinstance(tokenizer, RemoteTokenizer) and not tokenizer.takes_templates():
             error = UsageError(
-                f"the server at {self.address.url} renders with its own template, whatever it is "
-                "given"
+                f"the server at {self.address.url} always renders with its own template"
             )
             raise advised(
                 error,

@@ -315,7 +315,8 @@ class Template:
             roles = ", ".join(turn.role for turn in turns)
             refused = UsageError(f"the chat template refused these turns ({roles}): {error}")
             raise advised(
-                refused, "most templates want user and assistant in turn, beginning with the user"
+                refused,
+                "most templates expect user and assistant to alternate, the user first",
             ) from error
 
     @cached_property

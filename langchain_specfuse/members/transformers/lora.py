@@ -166,7 +166,7 @@ def _folder(adapter: str, member: str) -> Path:
 def _refuse(folder: Path, adapter: str) -> None:
     """Refuse anything that is not a LoRA, is pickled, or would change the base."""
     if not (folder / CONFIG).is_file():
-        error = UsageError(f"{adapter} holds no adapter: it has no {CONFIG}")
+        error = UsageError(f"{adapter} contains no adapter: it has no {CONFIG}")
         raise advised(
             error,
             "name a folder that save_pretrained() of peft wrote; a whole model is given as the "

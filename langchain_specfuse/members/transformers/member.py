@@ -182,7 +182,7 @@ def _checked_kwargs(model_kwargs: Any) -> dict[str, Any]:
     checked = dict(model_kwargs or {})
     for name in _OURS:
         if name in checked:
-            error = UsageError(f"model_kwargs has {name!r}, which is not chosen there")
+            error = UsageError(f"model_kwargs must not contain {name!r}")
             ours = name in ("dtype", "revision", "trust_remote_code")
             raise advised(error, f"TransformersMember(..., {name}=...)" if ours else "leave it out")
     return checked
