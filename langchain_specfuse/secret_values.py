@@ -42,6 +42,14 @@ _SPECIAL_TOKENS = frozenset(
 """``eos_token`` and the like are texts of a tokenizer, not secrets."""
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
 """The shell's variables for working directories, whose names look like those of passwords."""
+_PLAIN_HEADERS = frozenset(
+    {
+        *("accept", "accept-encoding", "accept-language", "anthropic-beta", "anthropic-version"),
+        *("content-type", "host", "http-referer", "openai-beta", "origin", "referer", "user-agent"),
+        "x-title",
+    }
+)
+"""Headers that say who asks, and how. Their values are words that other texts contain too."""
 _IN_QUERIES = frozenset({"sig", "signature", "code"})
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _USER = re.compile(r"(?<=//)[^/\s@'\"]+(?=@)|\b[\w.+-]+:[^\s/@'\"]+(?=@\w)")
@@ -81,7 +89,8 @@ def found_in(value: Any, *, secret: bool = False, depth: int = 0) -> Iterator[st
         yield from _in_text(value) if not secret else (value,)
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            yield from found_in(one, secret=secret or is_secret(key), depth=depth + 1)
+            hidden = is_secret(key) or (secret and str(key).lower() not in _PLAIN_HEADERS)
+            yield from found_in(one, secret=hidden, depth=depth + 1)
     elif isinstance(value, list | tuple | set | frozenset):
         for one in value:
             yield from found_in(one, secret=secret, depth=depth + 1)
@@ -111,10 +120,10 @@ def remember(value: Any) -> None:
     logging.getLogger("langchain_specfuse").addFilter(_hide_in)
     for secret in found_in(value):
         plain = unquote(secret)
-        # the scheme in front of a key ("Bearer ...") is not secret
-        for one in (secret, plain, quote(plain, safe=""), plain.rpartition(" ")[2]):
-            if _is_telling(one):
-                _KNOWN.add(one)
+        found = [secret, plain, quote(plain, safe="")]
+        if plain.count(" ") == 1:  # the scheme in front of a key ("Bearer ...") is not secret
+            found.append(plain.partition(" ")[2])
+        _KNOWN.update(filter(_is_telling, found))
 
 
 def _is_telling(secret: str) -> bool:

@@ -176,6 +176,18 @@ def test_whose_key_is_used_does_not_change_the_cache_key() -> None:
     assert string("one-secret-1") != string("one-secret-1", max_tokens=8)
 
 
+def test_headers_that_say_who_asks_hide_no_words() -> None:
+    headers = {
+        "HTTP-Referer": "http://localhost:8765",
+        "X-Title": "wonderful",
+        "Accept": "text/csv",
+    }
+    secret = {"X-Own": CANARY, "User-Agent": "my wonderful program"}
+    ChatModelMember(Provider(default_headers=headers | secret), name="a")
+    words = "a wonderful program asks http://localhost:8765 for text/csv"
+    assert str(UsageError(words)) == words and CANARY not in str(UsageError(f"got {CANARY}"))
+
+
 def test_bound_members_show_no_secret() -> None:
     given = {"model": "m.gguf", "chat_template_kwargs": {"token": CANARY}}
     llm = SpecFuseChatModel(members=[ScriptedMember("Hi.")])
