@@ -169,7 +169,7 @@ def _to_the_end(
             earlier = whole if isinstance(whole, Draft) and whole is not reply else Draft("")
             found[name] = Draft(
                 said[len(answer.text) :],
-                so_far.finish == "stop",
+                so_far.finish == "stop" or (so_far.finish == "stop_string" and draft.ended),
                 (*earlier.tokens, *draft.tokens),
                 effort=earlier.effort + draft.effort if whole is not reply else draft.effort,
                 thought=earlier.thought or draft.thought,

@@ -82,3 +82,10 @@ def test_an_answer_that_the_budget_cuts_comes_to_nothing() -> None:
     answer = agreed(long, long, short, response_format=Point, max_tokens=4)
     assert answer.text == short
     assert answer.response_metadata["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("text", ["a <", "a <tool", "a <tool_call>"])
+def test_a_stop_string_where_a_call_might_begin_ends_the_answer(text: str) -> None:
+    answer = agreed(text, tools=[find], stop=["<"], result="text")
+    assert answer.text == "a " and answer.response_metadata["finish_reason"] == "stop"
+    assert answer.response_metadata["specfuse"]["finish"] == "stop_string"
