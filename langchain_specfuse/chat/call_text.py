@@ -124,9 +124,9 @@ class LoneCall:
                 return True
             if rest.startswith(key):
                 value = rest[len(key) :].lstrip().removeprefix(":").lstrip()
-                return key != _KEYS[0] or any(
-                    name.startswith(value) or value.startswith(name) for name in self._names
-                )
+                if key != _KEYS[0]:
+                    return value[:1] in ("", "{")
+                return any(name.startswith(value) or value.startswith(name) for name in self._names)
         return False
 
     def _call(self) -> Call | None:

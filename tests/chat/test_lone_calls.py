@@ -94,7 +94,12 @@ def test_other_text_is_text_to_the_last_character(form: str) -> None:
 
 
 def test_text_that_cannot_become_a_call_any_more_is_streamed_at_once() -> None:
-    for text in ("```python\na b c d e f", '{"name": "Ann", "is": 1} a b c d', "A b c d e f g h"):
+    for text in (
+        "```python\na b c d e f",
+        '{"name": "Ann", "is": 1} a b c d',
+        '{"arguments": [1, 2, 3, 4, 5, 6, 7], "x": 8}',
+        "A b c d e f g h",
+    ):
         chunks = [one.text for one in model(text, 2).stream("?") if one.text]
         assert len(chunks) > 2
 
