@@ -88,7 +88,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     >>> llm.invoke("How is the sky?").text
     'The sky is blue.'
 
-    All fields but LangChain's own and ``calibration`` can be chosen for a call too:
+    All fields but ``calibration``, ``streaming`` and LangChain's own can be chosen for a call too:
     ``llm.invoke(question, temperature=0.7)``, ``llm.bind(stop=["\\n"])``, ``configurable_fields``.
     Members are shared: two chat models that name the same member use one copy of its weights.
     """

@@ -40,8 +40,8 @@ class CallOptions(BaseModel):
 
     members: list[Any] = Field(
         description="the models that write: hub ids, folders, .gguf files, base+adapter, servers' "
-        "addresses, dicts of "
-        "arguments, or member objects"
+        "addresses, names such as 'openai:gpt-4.1-mini', chat models, dicts of arguments, or "
+        "member objects"
     )
     verifiers: list[Any] = Field(
         default_factory=list, description="members that vote but never write"
@@ -153,7 +153,7 @@ class Options(CallOptions):
 
 
 CALL_ONLY: Mapping[str, str] = {
-    "max_waiting": "refuse the call with TooBusyError if this many answers are waiting already",
+    "max_waiting": "refuse the call with BusyError if this many answers are waiting already",
     **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "strict"), "see bind_tools"),
     **dict.fromkeys(
         ("response_format", "regex", "choice", "grammar"), "what the answer must look like"
@@ -166,7 +166,12 @@ _LANGCHAIN = frozenset({"output_version", "disable_streaming", "cache", "verbose
 
 _MEMBERS_OWN = "set it on a member that is a chat model: members=[ChatOpenAI(..., {}=...)]"
 NOT_SUPPORTED: Mapping[str, tuple[Any, str]] = {
-    "n": (1, "llm.batch([question] * 3); to agree on one of several: segment='answer', samples=3"),
+    "n": (
+        1,
+        "llm.batch([question] * 3); to agree on one of several: segment='answer', samples=3, "
+        "result='number' ('choice', 'json' or 'text' for other answers)",
+    ),
+    "stream_usage": (True, "leave it out: every stream ends with its usage"),
     "top_logprobs": (
         0,
         "logprobs=True has the answer's tokens; the event specfuse_round has the drafts that lost",
@@ -198,17 +203,26 @@ _RENAMED: Mapping[str, str] = {
     "repeat_penalty": "repetition_penalty=...",
     "request_timeout": "timeout=...",
     **dict.fromkeys(("base_url", "openai_api_base"), 'members=["http://host:8000/v1#model"]'),
+    "functions": "tools=[...]",
+    "function_call": "tool_choice=...",
+    "format": "response_format={'type': 'json_object'} in a call, or "
+    "llm.with_structured_output(schema)",
+}
+"""Names of other packages, and their names here."""
+_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(
         ("model_kwargs", "extra_body", "default_headers", "keep_alive", "num_ctx", "num_gpu"),
         "set it on the member: members=[ChatOpenAI(...)], [ChatOllama(...)] or "
         "[LlamaCppMember(...)]",
     ),
-    "stream_usage": "nothing: every stream ends with its usage",
-    "functions": "tools=[...]",
-    "function_call": "tool_choice=...",
-    "format": "response_format=...",
+    **dict.fromkeys(
+        ("openai_api_key", "organization", "openai_organization"),
+        "set it on the member: members=[ChatOpenAI(...)]; a server's key is in the environment "
+        "variable SPECFUSE_API_KEY",
+    ),
+    "user": "put it into the trace: llm.invoke(question, {'metadata': {'user': ...}})",
 }
-"""Names of other packages, and their names here."""
+"""Options of other packages that have no counterpart here, and what to do instead."""
 _IGNORED: Mapping[str, str] = {
     "max_retries": "nothing is retried: a failed member leaves, the others finish. "
     "llm.with_retry() repeats answers",
@@ -272,6 +286,11 @@ def of_call(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any
 def check_names(chosen: Mapping[str, Any]) -> None:
     """Refuse missing members, two of one name, a prior or a lead that is not there, and costs
     without prices."""
+    if chosen.get("members") is None and chosen.get("model_name") is not None:
+        error = UsageError(f"model_name={chosen['model_name']!r:.200} is given, but no members are")
+        raise advised(
+            error, "name the models in members=[...]; model_name is only the label in traces"
+        )
     members = members_list(chosen.get("members"), "members")
     everybody = [*members, *(chosen.get("verifiers") or ())]
     names = names_of(everybody)
@@ -325,6 +344,8 @@ def _unknown(name: str, known: Iterable[str]) -> UsageError:
         )
     if name in _RENAMED:
         return advised(error, f"use {_RENAMED[name]}")
+    if name in _ELSEWHERE:
+        return advised(error, _ELSEWHERE[name])
     if name in _IGNORED:
         return advised(error, _IGNORED[name])
     if name in CALL_ONLY:
@@ -352,7 +373,10 @@ def as_method(given: Any) -> Method:
 
 def members_list(given: Any, field: str) -> list[Any]:
     """The members of a list, each checked as far as possible without loading it."""
-    expected = f"{field} must be a list of hub ids, folders, .gguf files, dicts or member objects"
+    expected = (
+        f"{field} must be a list of hub ids, folders, .gguf files, servers' addresses, names such "
+        "as 'openai:gpt-4.1-mini', chat models, dicts or member objects"
+    )
     if not isinstance(given, list | tuple):
         advice = (
             "name one, for example members=['model.gguf']"

@@ -252,6 +252,11 @@ def _response_format(wanted: Any) -> Constraint | None:
             )
         _refuse_more(wrapped, WRAPPED)
         return Constraint("json_schema", _dumped(titled(wrapped, wrapped["schema"])))
+    if isinstance(wanted, str):
+        raise advised(
+            UsageError(f"response_format must be a dict or a class, got {wanted!r:.200}"),
+            "for any JSON object: {'type': 'json_object'}; for a schema: with_structured_output",
+        )
     if not isinstance(wanted, Mapping) or is_schema(wanted):
         return Constraint("json_schema", _dumped(schema_of(wanted)))
     error = UsageError(f"response_format has an unknown type: {dict(wanted)!r:.200}")

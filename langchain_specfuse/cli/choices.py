@@ -133,7 +133,7 @@ def add_members(made: argparse.ArgumentParser) -> None:
             f"--{name}",
             nargs="+",
             metavar="M",
-            help=listed.replace("dicts of arguments, or member objects", "provider:model"),
+            help=listed.replace(", chat models, dicts of arguments, or member objects", ""),
         )
     leads = _help("lead", _options.Options.model_fields["lead"], "auto").replace("None:", "none:")
     group.add_argument("--lead", default="auto", metavar="M", help=leads)

@@ -65,7 +65,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prior": [1, 2]}, "prior must be a dict"),
 ]
 UNKNOWN = [
-    ({"n": 3}, "n is not supported, got 3", "samples=3"),
+    ({"n": 3}, "n is not supported, got 3", "samples=3, result='number'"),
+    ({"stream_usage": False}, "stream_usage is not supported", "ends with its usage"),
+    ({"openai_api_key": "x"}, "there is no option 'openai_api_key'", "set it on the member"),
+    ({"organization": "x"}, "there is no option 'organization'", "set it on the member"),
+    ({"num_ctx": 8192}, "there is no option 'num_ctx'", "-> set it on the member"),
+    ({"user": "u1"}, "there is no option 'user'", "{'metadata': {'user'"),
+    ({"format": "json"}, "there is no option 'format'", "response_format={'type': 'json_object'}"),
     ({"frequency_penalty": 0.5}, "frequency_penalty is not supported", "repetition_penalty="),
     ({"presence_penalty": 0.5}, "presence_penalty is not supported", "repetition_penalty="),
     ({"top_logprobs": 5}, "top_logprobs is not supported", "logprobs=True"),
@@ -134,6 +140,7 @@ def test_options_of_a_chat_model_and_of_a_call_are_not_confused(ensemble: Any) -
 def test_a_value_that_asks_for_nothing_is_accepted(ensemble: Any) -> None:
     neutral = {
         "n": 1,
+        "stream_usage": True,
         "frequency_penalty": 0,
         "presence_penalty": 0.0,
         "top_logprobs": 0,
@@ -143,6 +150,25 @@ def test_a_value_that_asks_for_nothing_is_accepted(ensemble: Any) -> None:
     }
     assert ensemble(**neutral).invoke("Why?").text == BLUE
     assert ensemble().invoke("Why?", **neutral).text == BLUE
+
+
+def test_what_is_advised_instead_of_n_and_format_works(ensemble: Any) -> None:
+    options = {"segment": "answer", "samples": 3, "result": "text", "temperature": 0.5}
+    assert ensemble().invoke("Why?", **options).text == BLUE
+    with pytest.raises(UsageError, match="must be a dict or a class, got 'json'") as error:
+        ensemble().invoke("Why?", response_format="json")
+    assert "{'type': 'json_object'}" in error.value.__notes__[0]
+    llm = SpecFuseChatModel(members=[ScriptedMember('{"a": 1}')])
+    assert llm.invoke("?", response_format={"type": "json_object"}).text == '{"a": 1}'
+
+
+def test_missing_members_are_refused_with_everything_that_can_be_a_member() -> None:
+    for given in ({}, {"members": []}, {"members": None}):
+        error, note = refusal(lambda given=given: SpecFuseChatModel(**given))
+        assert "chat models" in error and "'openai:gpt-4.1-mini'" in error and "name one" in note
+    error, note = refusal(lambda: SpecFuseChatModel(model_name="gpt-4.1-mini"))
+    assert "model_name='gpt-4.1-mini' is given, but no members are" in error
+    assert "members=[...]" in note and "only the label in traces" in note
 
 
 def test_langchains_standard_parameters_are_accepted(ensemble: Any, caplog: Any) -> None:
