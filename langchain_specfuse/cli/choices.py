@@ -38,6 +38,26 @@ OTHER_NAMES = {
     **dict.fromkeys(("y", "assume_yes"), "yes"),
 }
 """Flags of other programs -> ours."""
+NO_FLAGS = {
+    "demo": "leave it out: without --members the demo's models answer (DEMO=small picks smaller "
+    "ones)",
+    **dict.fromkeys(("prompt", "question"), f"a question needs no flag; {EXAMPLE}"),
+    "stream": "leave it out: the answer always streams",
+    **dict.fromkeys(
+        ("verbose", "v", "debug"),
+        "leave it out: every round is shown; --json and --html FILE show more of it",
+    ),
+    "n": "ask several times: each call prints one answer",
+    **dict.fromkeys(
+        ("base_url", "url", "api_base"),
+        'a server\'s address is a member: --members "http://host:8000/v1#model"',
+    ),
+    **dict.fromkeys(
+        ("out", "output", "o", "output_file"),
+        f'redirect the answer: {PROGRAM} "Why is the sky blue?" -q > FILE',
+    ),
+}
+"""Flags of other programs that nothing corresponds to, and what to do instead."""
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Options of the chat model that every command has as flags."""
 
@@ -60,22 +80,28 @@ class _Parser(argparse.ArgumentParser):
         if not unknown:
             return given
         name = unknown[0].partition("=")[0]
-        raise advised(UsageError(f"{self.prog} has no argument {name!r}"), self._meant(name))
+        question = getattr(given, "question", None) or ""
+        advice = self._meant(name) if name.startswith("-") else self._second(name, question)
+        raise advised(UsageError(f"{self.prog} has no argument {name!r}"), advice)
+
+    def _second(self, text: str, question: str) -> str:
+        """Advice about a text after the question."""
+        if not self._asks():
+            return self._all_arguments()
+        if text.endswith(".gguf") or os.path.exists(os.path.expanduser(text)):
+            return f"name members with --members: --members {text}"
+        if len(question.split()) > 1 or len(text.split()) > 1:
+            return f"ask one question in a call; --members names models. {self._all_arguments()}"
+        return f"put a question in quotes; {EXAMPLE}. {self._all_arguments()}"
 
     def _meant(self, name: str) -> str:
-        """Advice about an unknown argument: its name here, the closest name, or an example."""
+        """Advice about an unknown flag: its name here, the closest name, or where all are
+        listed."""
         flags = [flag for action in self._actions for flag in action.option_strings]
         key = name.lstrip("-").replace("-", "_")
-        ours = f"--{OTHER_NAMES.get(key, '').replace('_', '-')}"
-        if not name.startswith("-"):
-            return self._example()
-        if key == "demo":
-            return (
-                "leave it out: without --members the demo's models answer (DEMO=small picks "
-                "smaller ones)"
-            )
-        if key in ("prompt", "question"):
-            return f"a question needs no flag; {EXAMPLE}"
+        ours = f"--{OTHER_NAMES.get(key, key).replace('_', '-')}"
+        if key in NO_FLAGS and self._asks():
+            return NO_FLAGS[key]
         if "api_key" in key and "--api-key-env" not in flags:
             return "a key comes from the environment, such as OPENAI_API_KEY or SPECFUSE_API_KEY"
         if ours in flags:
@@ -86,21 +112,22 @@ class _Parser(argparse.ArgumentParser):
             return f"it is not a flag; in Python: SpecFuseChatModel({key}=...)"
         if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
             return f"did you mean {near[0]}?"
-        return self._example()
+        return self._all_arguments()
 
-    def _example(self) -> str:
-        asks = any(action.dest == "question" for action in self._actions)
-        start = f"put a question in quotes; {EXAMPLE}. " if asks else ""
-        return f"{start}All arguments: {self.prog} --help"
+    def _asks(self) -> bool:
+        return any(action.dest == "question" for action in self._actions)
+
+    def _all_arguments(self) -> str:
+        return f"all arguments: {self.prog} --help"
 
     def error(self, message: str) -> NoReturn:
         """Report argparse's errors without its usage text."""
         about = re.fullmatch("argument ([^ :/]+)[^ :]*: (.*)", message, re.DOTALL)
         if about is None:
-            raise advised(UsageError(message), self._example())
+            raise advised(UsageError(message), self._all_arguments())
         name, said = about.groups()
         said = re.sub("^expected (at least )?one argument$", "needs a value", said)
-        advice = self._example()
+        advice = self._all_arguments()
         for action in self._actions:
             if name in (*action.option_strings, action.metavar, action.dest):
                 meaning = (action.help or "") % {**vars(action), "prog": self.prog}

@@ -12,6 +12,8 @@ import io
 import json
 import logging
 import os
+import re
+import shlex
 import shutil
 import sys
 import uuid
@@ -46,11 +48,16 @@ WORDS = {
         ("ask", "run", "chat", "start"), f'ask right away: {PROGRAM} "Why is the sky blue?"'
     ),
     **dict.fromkeys(
+        ("quit", "exit", "stop"), "each call answers one question and ends; there is nothing to end"
+    ),
+    **dict.fromkeys(("ls", "info", "status", "config"), f"all arguments: {PROGRAM} --help"),
+    **dict.fromkeys(
         ("install", "download", "fetch", "pull"),
         f'the first question offers to fetch the demo\'s models: {PROGRAM} "Why is the sky blue?"',
     ),
 }
 """Words that a user may try as commands -> what to type instead."""
+_FILE_NAME = re.compile(r"[\w.~/\\:-]*\w\.[A-Za-z]\w{0,7}")
 
 
 def command() -> NoReturn:
@@ -264,7 +271,9 @@ def _question(given: argparse.Namespace) -> str:
 
 
 def _refuse_word(text: str) -> None:
-    """Refuse a question that is a word of this command, or similar to a subcommand."""
+    """Refuse a question that is a word of this command, similar to a subcommand, or a file."""
+    if _is_file(text):
+        _refuse_file(text)
     word = text.casefold()
     near = get_close_matches(word, SUBCOMMANDS, n=1, cutoff=0.8)
     if word in WORDS:
@@ -277,6 +286,25 @@ def _refuse_word(text: str) -> None:
         return
     error = UsageError(f"there is no command {text!r}, and it does not look like a question")
     raise advised(error, f"{advice}. To ask it anyway: {PROGRAM} -- {text}")
+
+
+def _is_file(text: str) -> bool:
+    """Whether this is an existing file, or looks like the name of one."""
+    if _FILE_NAME.fullmatch(text):
+        return True
+    try:
+        return os.path.isfile(text)
+    except ValueError:  # a character that no path has
+        return False
+
+
+def _refuse_file(text: str) -> NoReturn:
+    quoted = shlex.quote(text)
+    advice = f"to ask its content: {PROGRAM} < {quoted}"
+    if text.endswith(".gguf"):
+        advice = f'to let it answer: {PROGRAM} "Why is the sky blue?" --members {quoted}'
+    error = UsageError(f"{text!r:.200} is the name of a file, not a question")
+    raise advised(error, f"{advice}. To ask the name itself: {PROGRAM} -- {quoted}")
 
 
 # --- what is shown --------------------------------------------------------------------------------

@@ -422,6 +422,49 @@ FLAGS = {
 }
 
 
+NO_FLAGS = {
+    "--max_tokens 5": "use --max-tokens",
+    "--top_p 0.5": "use --top-p",
+    "--stream": "the answer always streams",
+    "--verbose": "every round is shown",
+    "--n 2": "ask several times",
+    "--base-url x": '--members "http://host:8000/v1#model"',
+    "--out x": "redirect the answer",
+    "--frobnicate": "all arguments: langchain-specfuse --help",
+    "missing.gguf": "--members missing.gguf",
+}
+
+
+@pytest.mark.parametrize("words", NO_FLAGS)
+def test_a_flag_of_another_program_is_refused_with_what_to_do_here(ask, words):
+    code, out, err = ask("Why is it so?", *words.split())
+    assert (code, out) == (MISUSED, "") and NO_FLAGS[words] in err
+    assert "in quotes" not in err and len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("missing.md", "to ask its content: langchain-specfuse < missing.md."),
+        ("two words", "to ask its content: langchain-specfuse < 'two words'."),
+        ("model.gguf", "--members model.gguf"),
+        ("quit", "each call answers one question"),
+        ("exit", "each call answers one question"),
+        *((word, "all arguments: ") for word in ("ls", "info", "status", "config")),
+    ],
+)
+def test_a_file_or_a_word_for_another_command_is_asked_only_after_two_dashes(
+    ask, tmp_path, monkeypatch, word, advice
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two words").write_text("Why?")
+    code, out, err = ask(word)
+    assert (code, out) == (MISUSED, "") and advice in err and "langchain-specfuse -- " in err
+    code, out, _ = ask("-q", "--", word)
+    assert (code, out) == (FINE, f"{TEXT}\n")
+    assert ask("What is Node.js?", "-q")[0] == FINE
+
+
 @pytest.mark.parametrize("argument", FLAGS)
 def test_a_mistake_in_a_flag_names_the_flag_and_the_way_out_in_two_lines(ask, argument):
     code, out, err = ask("Why?", argument)
