@@ -30,7 +30,10 @@ def marked(reason: str) -> str:
 
 
 _MARKED = re.compile(r'" \{([^"]*)\]" \{\]\Z')
-CUT_OFF = marked("cut off by max_tokens")
+CUT_OFF = "cut off by max_tokens"
+STALLED = "unfinished: no member could continue it as its schema allows"
+REFUSED = "unfinished: the members refused to continue"
+"""Why a call is incomplete."""
 UNREADABLE = marked("a number in it is too large for a float")
 """JSON allows ``1e999``, which LangChain would read as infinity."""
 
@@ -38,7 +41,7 @@ UNREADABLE = marked("a number in it is too large for a float")
 def reason_of(arguments: str) -> str | None:
     """The reason for which :func:`marked` made this call invalid; None if it did not.
 
-    >>> reason_of('{"a": ' + CUT_OFF)
+    >>> reason_of('{"a": ' + marked(CUT_OFF))
     'cut off by max_tokens'
     """
     found = _MARKED.search(arguments)
@@ -192,9 +195,9 @@ class Splitter:
         """How many calls are whole."""
         return len(self._reader.calls) + self._lone_calls
 
-    def feed(self, text: str, last: bool = False, *, cut: bool = False) -> tuple[str, list[Piece]]:
-        """The new words and pieces of calls. ``last``: nothing follows; ``cut``: the answer was cut
-        off here."""
+    def feed(self, text: str, last: bool = False, *, cut: str = "") -> tuple[str, list[Piece]]:
+        """The new words and pieces of calls. ``last``: nothing follows; ``cut``: why the answer
+        is incomplete, if it is."""
         reader, whole = self._reader, len(self._reader.calls)
         said, new = reader.feed(text)
         # What may begin a call is said after all if the answer ends with it, and dropped if it was
@@ -209,7 +212,7 @@ class Splitter:
             if mark := self._mark(call, ruled=True):
                 pieces.setdefault(index, Piece(index)).arguments += mark
         if cut and reader.is_open:
-            pieces.setdefault(self.calls, Piece(self.calls)).arguments += CUT_OFF
+            pieces.setdefault(self.calls, Piece(self.calls)).arguments += marked(cut)
         if self._lone:
             said = self._lone.feed(said)
             if pieces or cut:

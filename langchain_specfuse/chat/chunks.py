@@ -13,7 +13,7 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from ..core.values import Draft, Effort, Round
-from .call_text import Piece, Splitter
+from .call_text import CUT_OFF, REFUSED, STALLED, Piece, Splitter
 from .logprobs import AnswerLogprobs
 from .messages import PROVIDER
 from .spans import AnswerSummary
@@ -72,10 +72,9 @@ class AnswerChunks:
         self._count(round)
         # Stop strings are only found in prose, so the text before one does not begin a call.
         refused = round.finish == "refusal"
-        cut = refused or round.finish == "length"
         said, pieces = round.text, list[Piece]()
         if self._splitter:
-            said, pieces = self._splitter.feed(said, bool(round.finish), cut=cut)
+            said, pieces = self._splitter.feed(said, bool(round.finish), cut=_cut(round))
         thought = (
             round.thoughts.get(round.winner, "") if self._reasoning and round.number == 1 else ""
         )
@@ -212,6 +211,7 @@ class AnswerChunks:
                 "exits": self._summary.exits,
                 "forced": self._forced,
                 "finish": finish.finish,
+                "stalled": finish.stalled,
                 "refusals": self._summary.refusals,
             }
             summary |= {} if self._seed is None else {"seed": self._seed}
@@ -230,6 +230,15 @@ def _reason(finish: Round, called: bool) -> str | None:
     if finish.finish not in ("stop", "stop_string"):
         return finish.finish
     return "tool_calls" if called else "stop"
+
+
+def _cut(round: Round) -> str:
+    """Why the answer is incomplete; empty if it is complete or goes on."""
+    if round.finish == "refusal":
+        return REFUSED
+    if round.finish != "length":
+        return ""
+    return STALLED if round.stalled else CUT_OFF
 
 
 def _tokens(draft: Draft) -> int:

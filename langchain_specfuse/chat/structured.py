@@ -27,6 +27,12 @@ from .schemas import name_of, reader_of, schema_of
 
 METHODS = ("json_schema", "json_mode", "function_calling")
 
+CUT_OFF = "the answer was cut off by max_tokens: raise it"
+STALLED = (
+    "the members wrote nothing that the schema allows, or have no context left: describe the "
+    "object in the prompt, or add a member that can be masked, such as a .gguf file"
+)
+
 _HALF = re.compile(
     r"\\(u[0-9a-fA-F]{0,3})?\Z|\\u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?\Z"
 )
@@ -78,7 +84,7 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
                 f"the answer cannot be read: {error}", llm_output=result[0].text
             )
             if finish == "length":
-                advised(unread, "the answer was cut off by max_tokens: raise it")
+                advised(unread, STALLED if _is_stalled(message) else CUT_OFF)
             raise unread from error
 
     def _refuse_invalid(self, data: Any) -> None:
@@ -107,6 +113,11 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
         if calls and not text:
             raise ValueError(f"the answer is a call of {calls[0]['name']!r}, not an object")
         return read_json(text)
+
+
+def _is_stalled(message: Any) -> bool:
+    """Whether the answer is incomplete although max_tokens was not reached."""
+    return bool(message.response_metadata.get("specfuse", {}).get("stalled"))
 
 
 def structured(

@@ -154,6 +154,8 @@ class Answer:
     """The text that the last ``plus`` added because the constraint leaves no choice."""
     tokens_left: int = 0
     finish: Finish | None = None
+    stalled: bool = False
+    """It ended unfinished before its budget was used up: no member could continue it."""
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -174,6 +176,7 @@ class Answer:
         writer_tokens = next(iter(segment.tokens.values()), ())
         left = self.tokens_left - (len(writer_tokens) or 1)
         finish: Finish | None = None
+        stalled = False
         segments, forced = (*self.segments, segment), ""
         stop_at = self._stop_in(text[: self.referee.prose(text)])
         if stop_at is not None:
@@ -187,7 +190,8 @@ class Answer:
                 finish = "stop"
             # no member adds anything now, so none would next time
             elif not (segment.text or writer_tokens):
-                finish = "stop" if self._is_complete(text) else "length"
+                stalled = not self._is_complete(text)
+                finish = "length" if stalled else "stop"
             elif left <= 0:
                 finish = "length"
         if finish:
@@ -203,6 +207,7 @@ class Answer:
             forced=(self.forced if self.tokens_left == self.budget else "") + forced,
             tokens_left=left,
             finish=finish,
+            stalled=stalled and finish == "length",
         )
 
     def _is_complete(self, text: str) -> bool:

@@ -278,6 +278,7 @@ def _round(
         left=panel.left[len(before.left) :],
         samples={v.name: v.member for group in groups for v in group if v.sample},
         finish=answer.finish or "length",
+        stalled=answer.stalled or answer.finish is None,
         efforts=clock.efforts,
         seconds=clock.seconds,
         began=clock.began,

@@ -98,6 +98,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             refusals=clock.refusals,
             left=panel.left[len(before.left) :],
             finish=answer.finish,
+            stalled=answer.stalled,
             efforts=clock.efforts,
             seconds=clock.seconds,
             began=clock.began,

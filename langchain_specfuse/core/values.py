@@ -405,6 +405,8 @@ class Round:
     samples: Mapping[str, str] = field(default_factory=dict)
     """For additional samples of members: the draft's name, such as ``ann#2`` -> its member."""
     finish: Finish | None = None
+    stalled: bool = False
+    """The finish is ``length``, but the budget was not used up: no member could continue."""
     efforts: Mapping[str, Mapping[str, Effort]] = field(default_factory=dict)
     """phase (``draft``, ``verify``) -> member -> effort."""
     seconds: Mapping[str, float] = field(default_factory=dict)

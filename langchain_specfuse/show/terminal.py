@@ -16,6 +16,7 @@ FINISHED = {
     "length": "the budget was used up",
     "refusal": "the members refused",
 }
+STALLED = "no member could continue it"
 MAX_WEIGHTS = 5
 """With more members than this a row shows only its author's weight."""
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
@@ -151,6 +152,8 @@ def _summary(rounds: Sequence[Round], paint: Paint) -> str:
         paint.by(name, f"{one_line(name)} {wins[name]}") for name in paint.names if wins[name]
     )
     ending = FINISHED.get(rounds[-1].finish or "", "it is incomplete")
+    if rounds[-1].stalled:
+        ending = STALLED
     speed = f", {tokens / seconds:.1f} a second" if seconds > 0 else ""
     return (
         f"{amount(len(rounds), 'round')} ({shares}), {amount(tokens, 'token')} in {seconds:.1f} "

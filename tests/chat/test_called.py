@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 
 from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
-from langchain_specfuse.chat.call_text import CUT_OFF
+from langchain_specfuse.chat.call_text import CUT_OFF, marked
 from langchain_specfuse.core.values import CallFormat
 from tests.constraints.test_calls import PROSE
 
@@ -249,10 +249,19 @@ async def test_a_call_that_the_budget_cuts_is_invalid_and_whole_ones_stay_valid(
             assert message.text in ("So:", words) and "<" not in message.text
             right, wrong = [call["name"] for call in message.tool_calls], message.invalid_tool_calls
             assert right == ["add", "say"][: len(right)]
-            assert all(str(call["args"]).endswith(CUT_OFF) for call in wrong)
+            assert all(str(call["args"]).endswith(marked(CUT_OFF)) for call in wrong)
             assert not wrong or message.response_metadata["finish_reason"] == "length"
             seen.add((len(right), len(wrong)))
     assert seen >= {(0, 1), (1, 1), (2, 0)}
+
+
+def test_a_forced_call_that_nobody_writes_is_not_blamed_on_max_tokens() -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember("I will not.")])
+    message = llm.bind_tools([add], tool_choice="any").invoke("?")
+    (call,) = message.invalid_tool_calls
+    assert "no member could continue" in str(call["error"]) and not message.tool_calls
+    assert message.response_metadata["specfuse"]["stalled"] is True
+    assert "max_tokens" not in str(message)
 
 
 def test_an_agent_does_not_run_a_call_that_was_cut_off() -> None:

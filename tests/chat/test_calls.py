@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.utils.json import parse_partial_json
 
-from langchain_specfuse.chat.call_text import CUT_OFF, Piece, Splitter
+from langchain_specfuse.chat.call_text import CUT_OFF, Piece, Splitter, marked
 from langchain_specfuse.core.values import CallFormat
 from tests.constraints.test_calls import ARGUMENTS, BARE, HERMES, written
 from tests.torture.texts import cut
@@ -20,7 +20,11 @@ def fed(
 ) -> list[tuple[str, list[Piece]]]:
     splitter, pieces = Splitter(format, anywhere=True), cut(text, places)
     return [
-        splitter.feed(piece, last=at == len(pieces) - 1, cut=cut_off and at == len(pieces) - 1)
+        splitter.feed(
+            piece,
+            last=at == len(pieces) - 1,
+            cut=CUT_OFF if cut_off and at == len(pieces) - 1 else "",
+        )
         for at, piece in enumerate(pieces)
     ]
 
@@ -57,7 +61,7 @@ def test_a_call_that_is_cut_off_can_be_completed_by_nobody(
     whole = written(format, "add", given)
     text = whole[: min(size, len(whole) - 1)]
     for found in arguments(fed(format, text, places, cut_off=True)).values():
-        assert found.endswith(CUT_OFF)
+        assert found.endswith(marked(CUT_OFF))
         assert parse_partial_json(found) is None
 
 

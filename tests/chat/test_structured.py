@@ -167,6 +167,21 @@ async def test_an_answer_that_the_budget_cuts_is_an_error_that_names_max_tokens(
     assert len(seen) == 2
 
 
+@pytest.mark.parametrize("options", [{}, {"segment": "answer"}], ids=["segments", "whole"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("words", ["I will not.", '{"setup": "Why?", "moral": "None."}'])
+def test_an_object_that_nobody_writes_is_not_blamed_on_max_tokens(
+    words: str, method: str, options: dict[str, Any]
+) -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember(words)], **options)
+    found = llm.with_structured_output(DictJoke, method=method, include_raw=True).invoke("?")
+    (note,) = found["parsing_error"].__notes__
+    assert "max_tokens" not in note and "schema" in note
+    assert "max_tokens" not in str(found["parsing_error"])
+    about = found["raw"].response_metadata
+    assert about["finish_reason"] == "length" and about["specfuse"]["stalled"] is True
+
+
 def test_json_mode_needs_no_schema(joker: Any) -> None:
     llm = joker("json_mode", text='{"any": [1, {"thing": null}]}').with_structured_output(
         method="json_mode"
