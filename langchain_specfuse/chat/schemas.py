@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 import pydantic
@@ -179,10 +180,18 @@ def _drop_title(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _openai_tool(tool: Any, place: int, strict: bool | None) -> dict[str, Any]:
+    if not isinstance(tool, Mapping | BaseTool) and not callable(tool):
+        raise advised(
+            UsageError(
+                f"tool {place} cannot be called: {tool!r:.200} is no function, class or dict"
+            ),
+            "pass a function with type hints, a @tool, a pydantic class or a dict",
+        )
     try:
         converted = convert_to_openai_tool(tool, strict=strict)
     except Exception as error:
-        wrong = UsageError(f"tool {place} cannot be called: {tool!r:.200} ({error!s:.200})")
+        why = shorten(str(error), 200, placeholder=" ...")
+        wrong = UsageError(f"tool {place} cannot be called: {tool!r:.200} ({why})")
         raise advised(
             wrong, "pass a function with type hints, a @tool, a pydantic class or a dict"
         ) from error

@@ -133,7 +133,7 @@ class _Compiled:
             error = UsageError(
                 f"the constraint cannot be read: {reason(self._bytes.get_error()):.600}"
             )
-            raise advised(error, "fix it")
+            raise advised(error, "correct it, or use a simpler one")
         self._masker: Any = None
         self._lock = threading.Lock()
 

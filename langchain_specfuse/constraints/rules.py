@@ -76,7 +76,7 @@ def plan_of(constraint: Constraint) -> Plan:
     if kind in ("regex", "grammar") and not body:
         raise UsageError(f"the {kind} is empty")
     if kind == "regex":
-        return Plan((Rule(f"start: {_regex(_whole_pattern(body))}"),))
+        return Plan((_pattern_rule(body),))
     if kind == "choice":
         return Plan((Rule("start: " + _regex("|".join(map(_escaped, json.loads(body))))),))
     if kind == "grammar":
@@ -193,6 +193,17 @@ def respaced(constraint: Constraint | None, answer: str, draft: str) -> str:
 # --- patterns, choices, grammars ------------------------------------------------------------------
 
 
+def _pattern_rule(pattern: str) -> Rule:
+    """The rule of a user's pattern; an error quotes the pattern as the user wrote it."""
+    rule = Rule(f"start: {_regex(_whole_pattern(pattern))}")
+    error = llguidance().LLMatcher.validate_grammar(rule.lark)
+    why = re.search("^error: (.*)", error, re.MULTILINE)
+    if "invalid regex" in error and why:
+        wrong = UsageError(f"the pattern {pattern!r:.200} cannot be read: {why[1]}")
+        raise advised(wrong, "correct the pattern, for example '[0-9]{4}'")
+    return rule
+
+
 def _whole_pattern(pattern: str) -> str:
     """The whole answer is matched anyway, so that anchors say nothing."""
     pattern = pattern.removeprefix("^")
@@ -224,4 +235,5 @@ def _from_gbnf(text: str) -> str:
     try:
         return str(gbnf_to_lark(text))
     except Exception as error:  # llguidance has no class for it
-        raise advised(UsageError(f"the grammar cannot be read: {error}"), "fix it") from error
+        wrong = UsageError(f"the grammar cannot be read: {error}")
+        raise advised(wrong, 'write rules of GBNF, for example root ::= "yes" | "no"') from error

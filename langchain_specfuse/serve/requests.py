@@ -54,7 +54,8 @@ MESSAGES: dict[str, type[BaseMessage]] = {
     "tool": ToolMessage,
 }
 MESSAGES |= dict.fromkeys(("system", "developer"), SystemMessage)
-EXAMPLE = 'for example {"role": "user", "content": "Why is the sky blue?"}'
+_USER = '{"role": "user", "content": "Why is the sky blue?"}'
+EXAMPLE = f"for example {_USER}"
 
 
 class Limits(BaseModel, frozen=True, extra="forbid"):
@@ -149,7 +150,7 @@ def read_request(body: Any, model: str, limits: Limits) -> ChatRequest:
         fields = _Fields.model_validate(given)
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        advice = EXAMPLE if name == "messages" else "leave it out"
+        advice = f"for example [{_USER}]" if name == "messages" else "leave it out"
         raise invalid(
             f"{name} cannot be {given.get(name)!r:.80}: {_reason(error)}", advice, param=name
         ) from None

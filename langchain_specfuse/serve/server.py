@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,11 +28,22 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError, UnicodeError) as error:
         wrong = UsageError(f"cannot listen on --host {host} --port {port}: {error}")
-        raise advised(
-            wrong, "choose another --port (0: any free one), or an address of this machine"
-        ) from error
+        advice = "choose another --port (0: any free one), or an address of this machine"
+        if _is_wrong_host(error):
+            advice = (
+                "choose another --host: an address of this machine, such as 127.0.0.1 (0.0.0.0: "
+                "all of them)"
+            )
+        raise advised(wrong, advice) from error
     with listener:
         yield listener
+
+
+def _is_wrong_host(error: Exception) -> bool:
+    """Whether the host, not the port, is why nothing can listen there."""
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return True
+    return isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL
 
 
 class Server(uvicorn.Server):

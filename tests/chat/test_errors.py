@@ -361,6 +361,24 @@ async def test_a_call_that_cannot_work_is_not_retried() -> None:
     assert isinstance(raised.value, langchain.ModelInvalidRequestError)
 
 
+@pytest.mark.parametrize(
+    ("options", "said", "advice"),
+    [
+        ({"regex": "("}, "the pattern '(' cannot be read: unclosed group", "correct the pattern"),
+        ({"regex": "a/(?=b)"}, "the pattern 'a/(?=b)' cannot be read: look-around", "correct"),
+        ({"grammar": "root := a"}, "the grammar cannot be read", 'root ::= "yes" | "no"'),
+    ],
+)
+def test_a_pattern_that_cannot_be_read_is_quoted_as_written_in_one_sentence(
+    options: Any, said: str, advice: str
+) -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember("yes", name="a")])
+    with pytest.raises(UsageError) as raised:
+        llm.invoke("?", **options)
+    assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
+    assert advice in raised.value.__notes__[0]
+
+
 def test_an_agent_does_not_repeat_a_call_that_cannot_work() -> None:
     class Counting(SpecFuseChatModel):
         calls: int = 0

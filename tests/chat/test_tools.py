@@ -180,6 +180,21 @@ def test_a_wrong_tool_or_choice_is_refused_where_it_is_bound_and_where_it_is_ask
         assert error.value.__notes__[0].startswith("-> ")
 
 
+def test_what_can_be_no_tool_is_refused_in_one_sentence() -> None:
+    class Odd(dict[str, Any]):
+        pass
+
+    llm = SpecFuseChatModel(members=["example/a"])
+    for wrong, said in (
+        ("get_weather", "'get_weather' is no function"),
+        (Odd(a="b"), "cannot be called"),
+    ):
+        with pytest.raises(UsageError, match=said) as error:
+            llm.bind_tools([wrong])
+        assert "\n" not in str(error.value)
+        assert error.value.__notes__[0].startswith("-> pass a function")
+
+
 def test_a_tool_as_the_choice_is_refused_with_its_name() -> None:
     for choice, name in ((add, "add"), (Joke, "Joke"), (tell, "tell")):
         with pytest.raises(UsageError, match="tool_choice must be") as error:

@@ -136,7 +136,9 @@ class Unloadable(ScriptedMember):
 
 WRONG = {
     "--port 99999": "cannot listen on",
-    "--host no.such.host.invalid": "cannot listen on",
+    "--host no.such.host.invalid": "choose another --host",
+    "--host 999.1.1.1": "choose another --host",
+    "--host 192.0.2.1": "choose another --host",
     "--api-key-env ENDPOINT_KEY_THAT_IS_NOT_SET": "empty or not set",
     "--max-waiting -1": "--max-waiting",
     "--timeout nan": "timeout",

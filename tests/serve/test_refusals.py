@@ -3,6 +3,7 @@ in no log."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
@@ -162,6 +163,12 @@ def test_a_wrong_value_is_named_with_advice(endpoint, options, param):
     error = response.json()["error"]
     assert error["param"] == param and "-> " in error["message"]
     assert "AAAA" not in error["message"], "an image would be all of the message"
+
+
+def test_messages_that_are_no_list_are_refused_with_a_list_as_the_example(endpoint):
+    error = endpoint.ask(messages="hi").json()["error"]
+    shown = error["message"].partition("-> for example ")[2]
+    assert endpoint.ask(messages=json.loads(shown)).status_code == 200
 
 
 def test_a_client_does_not_choose_who_answers_or_how_they_agree(endpoint):
