@@ -30,8 +30,10 @@ from langchain_core.exceptions import (
 )
 from langchain_core.messages import BaseMessage
 
+from ..core.rounds import OVERFLOW
 from ..core.values import BUDGET
 from ..errors import BusyError, EnsembleError, MemberError, SpecFuseError, UsageError, advised
+from ..members.network import status_of
 from ..secret_values import cleaned
 
 _Class = type[ModelError]
@@ -97,6 +99,25 @@ _NAMES: Mapping[str, _Class] = {
 }
 """LangChain's class for an error without a status, by the name of its class in Python, httpx or a
 provider's client. Timeouts come first, because OpenAI's is a connection error too."""
+_ADVICE: Mapping[_Class, str] = {
+    ModelAuthenticationError: "check the key that the provider gave you",
+    ModelPermissionDeniedError: "the provider knows the key, but does not let it use this model: "
+    "check what your account may use, or choose another model",
+    ModelInvalidRequestError: "the provider refuses this request: check the settings of the member "
+    "that the message names",
+    ModelNotFoundError: "check the model's name, and the address of its server",
+    ModelRateLimitError: "wait before you ask again, or add a member of another provider",
+    ModelAPIError: "the provider's server failed: ask again later, or add a member of another one",
+    ModelConnectionError: "check the network connection, and the address of the member's server",
+    ModelTimeoutError: "allow more time (timeout= of the member, member_timeout= of the chat "
+    "model), or add a faster member",
+    ContextOverflowError: OVERFLOW,
+}
+"""What to do after a failure of this class, if the member itself has no advice."""
+_SEVERAL = "try the members one by one; in Python, .failures of this error has what each one raised"
+_SINGLE = "this is the member's own error; in Python, .failures of this error has what it raised"
+_SPENT = "raise max_calls= or max_cost=, or ask for a shorter answer with max_tokens="
+
 _CLASSES: tuple[_Class, ...] = (
     ModelAuthenticationError,
     ModelPermissionDeniedError,
@@ -187,11 +208,38 @@ def _as_failures(
     share one: as a ModelError, retryable if one of them is."""
     found = [_class_of(failed) for failed in failures]
     classes = {known for known, _ in found}
+    made: Any
     if len(classes) == 1 and ModelError not in classes:
-        return _as(_BOTH[base, classes.pop()], error)
-    made: Any = _as(_BOTH[base, ModelError], error)
-    made.is_retryable = any(retryable for _, retryable in found)
+        made = _as(_BOTH[base, next(iter(classes))], error)
+    else:
+        made = _as(_BOTH[base, ModelError], error)
+        made.is_retryable = any(retryable for _, retryable in found)
+    for advice in _advice(failures, [known for known, _ in found]):
+        if f"-> {advice}" not in _notes_of(made):
+            advised(made, advice)
+    if isinstance(made, EnsembleError) and not _notes_of(made):
+        advised(made, _SEVERAL if len(failures) > 1 else _SINGLE)
     return made  # type: ignore[no-any-return]
+
+
+def _advice(failures: Sequence[MemberError], classes: Sequence[_Class]) -> Iterator[str]:
+    """What to do about these failures, besides what the failed members themselves advise."""
+    if not failures:
+        yield _SPENT
+        return
+    silent = [
+        (failed, known)
+        for failed, known in zip(failures, classes, strict=True)
+        if not (_notes_of(failed) or _notes_of(failed.__cause__))
+    ]
+    alike = len(set(classes)) == 1
+    for failed, known in silent:
+        if known in _ADVICE:
+            yield _ADVICE[known] if alike else f"{failed.member}: {_ADVICE[known]}"
+
+
+def _notes_of(error: BaseException | None) -> Sequence[str]:
+    return getattr(error, "__notes__", ())
 
 
 def _as(kind: type[SpecFuseError], error: SpecFuseError) -> SpecFuseError:
@@ -218,15 +266,7 @@ def _class_of(failed: MemberError) -> tuple[_Class, bool]:
 
 
 def _by_status(error: BaseException) -> _Class | None:
-    """LangChain's class for the HTTP status in an error that OpenAI's, Anthropic's, Ollama's,
-    Google's, Amazon's or httpx's client raised."""
-    response = getattr(error, "response", None)
-    if isinstance(response, Mapping):  # botocore
-        codes = [(response.get("ResponseMetadata") or {}).get("HTTPStatusCode")]
-    else:
-        own = [getattr(error, name, None) for name in ("status_code", "status", "code")]
-        codes = [*own, getattr(response, "status_code", None)]
-    code = next((code for code in codes if isinstance(code, int) and 400 <= code < 600), None)
+    code = status_of(error)
     if code is None:
         return None
     return _STATUSES.get(code, ModelInvalidRequestError if code < 500 else ModelAPIError)

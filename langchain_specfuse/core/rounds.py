@@ -44,7 +44,6 @@ from .values import (
 Loop: TypeAlias = "Generator[Ask | Round, Replies | None, None]"
 
 OVERFLOW = "shorten the conversation, or use members with a longer context"
-FAILURES = "try the members one by one; in Python, .failures of this error has what each one raised"
 
 
 def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
@@ -298,7 +297,7 @@ def without_failed(
         error.add_note(note)
     if {one.kind for one in errors} == {"overflow"}:
         raise advised(error, OVERFLOW)
-    raise error if notes else advised(error, FAILURES)
+    raise error
 
 
 def member_error(gone: Departure) -> MemberError:

@@ -57,7 +57,7 @@ from ..core.values import (
 )
 from ..errors import MemberError, UsageError, advised
 from ..secret_values import masked, remember
-from .network import to_reach
+from .network import status_of, to_reach
 from .refusals import REASONS, is_refusal, refusal_in
 from .text.continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
 from .text.templates import all_as_text, with_system
@@ -143,6 +143,8 @@ _KINDS = {
     "ContextOverflowError": "overflow",
     "ModelNotFoundError": "not_found",
 }
+_STATUSES = {404: "not_found", 408: "timeout", 413: "overflow"}
+"""HTTP statuses and classes of langchain-core that mean a failure of a kind."""
 
 
 class ChatModelMember:
@@ -480,7 +482,7 @@ class ChatModelMember:
                     yield Piece(text, thought, "", counted, least=least)
         except Exception as raised:
             if not is_refusal(raised):
-                raise _member_error(raised, self.name) from raised
+                raise self._error(raised) from raised
             finish, refusal = REFUSAL, refusal or str(raised)
         finally:
             chunks.close()  # type: ignore[union-attr]
@@ -499,6 +501,15 @@ class ChatModelMember:
                 raise advised(error, "raise that limit, or lower the chat model's reasoning effort")
             yield Piece(text, thought)
         yield Piece("", "", finish or "stop", refusal=refusal)
+
+    def _error(self, raised: Exception) -> MemberError:
+        """A chat model's error as this member's."""
+        error = _member_error(raised, self.name)
+        if status_of(raised) != 401:
+            return error
+        variables = " or ".join(dict.fromkeys(self.model.lc_secrets.values()))
+        where = f"the environment variable {variables}" if variables else "the key"
+        return advised(error, f"check {where}, or the key that the chat model was given")
 
     def _found_way(self) -> str:
         """The first way in which the model continues to count, or "". Greedy decoding is not needed
@@ -787,6 +798,7 @@ def _member_error(raised: Exception, name: str) -> MemberError:
     """A chat model's error as its member's. If no server was reached, it says which."""
     classes = {one.__name__ for one in type(raised).__mro__}
     kind = next((_KINDS[one] for one in _KINDS if one in classes), "error")
+    kind = _STATUSES.get(status_of(raised) or 0, kind) if kind == "error" else kind
     kind = "timeout" if isinstance(raised, TimeoutError) else kind
     error = MemberError(shown(raised), member=name, kind=kind)
     if kind != "error" or not classes & _UNREACHED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -44,6 +45,18 @@ def refuse_secrets(url: str) -> None:
             "api_key_env="
         )
         raise advised(secret, f"{advice}; 'Basic ...' is sent as it is")
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status in an error that OpenAI's, Anthropic's, Ollama's, Google's, Amazon's or
+    httpx's client raised."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore
+        codes = [(response.get("ResponseMetadata") or {}).get("HTTPStatusCode")]
+    else:
+        own = [getattr(error, name, None) for name in ("status_code", "status", "code")]
+        codes = [*own, getattr(response, "status_code", None)]
+    return next((code for code in codes if isinstance(code, int) and 400 <= code < 600), None)
 
 
 def to_reach(url: str) -> str:

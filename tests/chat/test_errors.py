@@ -300,6 +300,51 @@ async def test_an_agent_retries_a_hosted_member_only_where_that_can_help(
 
 
 @pytest.mark.parametrize(
+    ("failing_server", "kind", "advice"),
+    [
+        (401, "error", "OPENAI_API_KEY"),
+        (403, "error", "account"),
+        (404, "not_found", "model's name"),
+        (413, "overflow", "shorten"),
+        (422, "error", "settings"),
+        (429, "error", "wait"),
+        (503, "error", "server failed"),
+    ],
+    indirect=["failing_server"],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_advice_fits_what_a_hosted_member_was_answered(
+    failing_server: FailingServer, kind: str, advice: str, count: int
+) -> None:
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI(
+        model="m", base_url=failing_server.url, api_key="none", max_retries=0
+    )
+    members = [ChatModelMember(chat, name=f"m{at}") for at in range(count)]
+    with pytest.raises(EnsembleError) as raised:
+        SpecFuseChatModel(members=members).invoke("Why?")
+    assert f"m0 ({kind}): " in str(raised.value)
+    assert {one.kind for one in raised.value.failures} == {kind}
+    (note,) = raised.value.__notes__
+    assert advice in note and "one by one" not in note
+
+
+def test_the_advice_names_the_members_that_failed_differently() -> None:
+    with pytest.raises(EnsembleError) as raised:
+        failing(StatusError(403), StatusError(429)).invoke("Why?")
+    first, second = raised.value.__notes__
+    assert first.startswith("-> m0: ") and "account" in first
+    assert second.startswith("-> m1: ") and "wait" in second
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_several_members_are_tried_one_by_one_and_a_single_one_is_not(count: int) -> None:
+    with pytest.raises(EnsembleError) as raised:
+        failing(*[RuntimeError("boom")] * count).invoke("Why?")
+    (note,) = raised.value.__notes__
+    assert ("one by one" in note) is (count > 1) and ".failures" in note
+
+
+@pytest.mark.parametrize(
     ("failing_server", "attempts", "known"),
     [
         (401, 1, langchain.ModelAuthenticationError),

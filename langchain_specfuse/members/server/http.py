@@ -236,7 +236,9 @@ class Client:
 
     def _refusal(self, reply: Reply) -> RefusedError:
         status, text = reply.status, self._without_key(_message_in(reply))[:SHOWN]
-        kind = "not_found" if status == 404 else "overflow" if _is_too_long(text) else "error"
+        kind = "not_found" if status == 404 else "error"
+        if status == 413 or _is_too_long(text):
+            kind = "overflow"
         error = RefusedError(
             f"{self._server(reply.path)} answered {status}: {text}", member=self.member, kind=kind
         )
