@@ -109,20 +109,21 @@ def numbers(results: Result) -> str:
             if kind == "server":
                 shown = f"{speeds['default'] / speeds[kind]:.2f} times its tokens/s"
                 shown += (
-                    f"; {speeds['all'] / speeds[kind]:.2f} times if all draft"
+                    f"; {speeds['all'] / speeds[kind]:.2f} times if every member drafts every time"
                     if "led" in speeds
                     else ""
                 )
                 rows[kind] = (f"{name} alone in llama-server", f"`{size}`", shown)
             elif kind == "whole":
                 shown = (
-                    f"first text in {ways['all']['first_s'] / one['first_s']:.2f} times the time"
+                    f"shows its first text in {ways['all']['first_s'] / one['first_s']:.2f} times "
+                    "the time"
                 )
                 rows[kind] = ("the members' whole answers, then a vote", f"`{size}`", shown)
             elif kind == "transformers":
-                shown = f"{speeds['all'] / speeds[kind]:.1f} times the tokens/s"
+                shown = f"{speeds['all'] / speeds[kind]:.1f} times its tokens/s"
                 rows[kind] = ("the same weights in transformers, float32", f"`{size}`", shown)
-    heads = ("instead", "demo", "the ensemble in llama.cpp")
+    heads = ("what you could use instead", "demo", "the ensemble in llama.cpp, compared with it")
     return _joined(
         table(heads, filter(None, rows.values())), source("benchmarks/engines", results["about"])
     )

@@ -78,8 +78,9 @@ def pieces(item: Round) -> list[tuple[str, str]]:
 
 
 def legend(paint: Paint) -> str:
-    """The members in their colours."""
-    return "  ".join(paint.by(name, f"■ {one_line(name)}") for name in paint.names)
+    """The members in their colours; without colours, their names only."""
+    mark = "■ " if paint.on else ""
+    return "  ".join(paint.by(name, f"{mark}{one_line(name)}") for name in paint.names)
 
 
 def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from langchain_specfuse.core.values import Departure, Draft, Round, Segment
 from langchain_specfuse.errors import MemberError, advised
-from langchain_specfuse.show.terminal import Paint, pieces, table
+from langchain_specfuse.show.terminal import Paint, legend, pieces, table
 
 
 def a_round(text, segment, forced=""):
@@ -61,3 +61,8 @@ def test_the_table_names_what_happened_in_a_round():
         "the budget was used up"
     )
     assert Paint(["a"], on=True).by("", "x") == "\x1b[2mx\x1b[0m", "forced text is dim"
+
+
+def test_the_legend_has_squares_only_where_their_colours_tell_members_apart():
+    assert legend(Paint(["a", "b"], on=False)) == "a  b"
+    assert legend(Paint(["a"], on=True)) == "\x1b[36m■ a\x1b[0m"
