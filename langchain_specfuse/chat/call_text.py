@@ -4,6 +4,7 @@ is executed."""
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import uuid
@@ -13,6 +14,9 @@ from typing import Any
 
 from ..constraints import CallReader, scanned
 from ..core.values import Call, CallFormat
+from ..secret_values import masked
+
+log = logging.getLogger("langchain_specfuse")
 
 
 def marked(reason: str) -> str:
@@ -34,7 +38,7 @@ CUT_OFF = "cut off by max_tokens"
 STALLED = "unfinished: no member could continue it as its schema allows"
 REFUSED = "unfinished: the members refused to continue"
 """Why a call is incomplete."""
-UNREADABLE = marked("a number in it is too large for a float")
+UNREADABLE = "a number in it is too large for a float"
 """JSON allows ``1e999``, which LangChain would read as infinity."""
 
 
@@ -230,10 +234,13 @@ class Splitter:
         """What makes a finished call invalid; empty if it is valid."""
         try:
             arguments = read_json(call.arguments)
+            fault = self._fault(call.name, arguments, ruled) if self._fault else ""
         except (ValueError, RecursionError):
-            return UNREADABLE
-        fault = self._fault(call.name, arguments, ruled) if self._fault else ""
-        return marked(fault) if fault else ""
+            fault = UNREADABLE
+        if not fault:
+            return ""
+        log.warning("a call of the tool %r is not valid: %s", call.name, masked(fault))
+        return marked(fault)
 
 
 def _new_id() -> str:

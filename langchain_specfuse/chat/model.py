@@ -36,7 +36,7 @@ from . import messages as _messages
 from . import options as _options
 from . import output_format as _formats
 from . import structured as _structured
-from .call_text import Splitter, reason_of
+from .call_text import Splitter, marked, reason_of
 from .chunks import AnswerChunks
 from .errors import langchain_errors
 from .functions import function_id
@@ -512,12 +512,25 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
 
 def _with_reasons(result: Any) -> Any:
-    """The result with the reason as ``error`` of each invalid tool call; LangChain leaves it
-    empty."""
+    """The result with the reason as ``error`` of each invalid tool call, where LangChain puts none,
+    and with the arguments as they were written. Nothing parses the arguments of a whole message
+    again, as LangChain does in a stream."""
     for generation in result.generations:
-        for call in getattr(generation.message, "invalid_tool_calls", ()):
-            call["error"] = call["error"] or reason_of(call["args"] or "")
+        message = generation.message
+        for call in getattr(message, "invalid_tool_calls", ()):
+            _give_reason(call)
+        for block in message.content if isinstance(message.content, list) else ():
+            if isinstance(block, dict) and block.get("type") == "tool_call_chunk":
+                _give_reason(block)
     return result
+
+
+def _give_reason(call: Any) -> None:
+    arguments = call.get("args") or ""
+    if reason := reason_of(arguments):
+        call["type"] = "invalid_tool_call"
+        call["error"] = call.get("error") or reason
+        call["args"] = arguments.removesuffix(marked(reason))
 
 
 def _all_at_once(config: Any, size: int) -> Any:

@@ -84,7 +84,29 @@ async def test_a_valid_call_is_made_and_an_invalid_one_is_reported(case: str) ->
     for message in (llm.invoke("?"), await llm.ainvoke("?")):
         (broken,) = message.invalid_tool_calls
         assert message.tool_calls == [] and broken["name"] == "act" and broken["error"]
-        assert broken["args"].startswith(json.dumps(wrong))
+        assert broken["args"] == json.dumps(wrong)
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_a_whole_message_has_an_invalid_call_as_it_was_written(version: str) -> None:
+    wrong = SCHEMAS["labels of an issue"][2]
+    llm = bound("labels of an issue", wrong, output_version=version)
+    for message in (llm.invoke("?"), *llm.batch(["?", "?"])):
+        blocks = message.content if version == "v1" else message.invalid_tool_calls
+        for block in (*blocks, *message.invalid_tool_calls):
+            assert block["type"] == "invalid_tool_call" and block["args"] == json.dumps(wrong)
+            assert "non-unique" in block["error"]
+
+
+def test_the_log_names_the_tool_and_the_reason_of_an_invalid_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "langchain_specfuse"):
+        bound("labels of an issue", SCHEMAS["labels of an issue"][1]).invoke("?")
+        assert not any("non-unique" in record.getMessage() for record in caplog.records)
+        bound("labels of an issue", SCHEMAS["labels of an issue"][2]).invoke("?")
+    (found,) = [text for text in caplog.messages if "non-unique" in text]
+    assert "'act'" in found and "labels" in found
 
 
 @cases
