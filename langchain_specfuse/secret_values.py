@@ -50,6 +50,9 @@ _PLAIN_HEADERS = frozenset(
     }
 )
 """Headers that say who asks, and how. Their values are words that other texts contain too."""
+_NAMES = frozenset({"name", "model", "model_name", "adapter", "base"})
+"""A value of such a name tells models apart, in the keys of caches. It is not compared with the
+environment, where ``MODEL_KEY`` may hold the name of a model."""
 _IN_QUERIES = frozenset({"sig", "signature", "code"})
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _USER = re.compile(r"(?<=//)[^/\s@'\"]+(?=@)|\b[\w.+-]+:[^\s/@'\"]+(?=@\w)")
@@ -142,8 +145,13 @@ def masked(value: Any) -> Any:
     return _masked(value, _known(), 0)
 
 
+def _given() -> list[str]:
+    """The secrets among arguments, the longest first, because one may be part of another."""
+    return sorted(_KNOWN, key=len, reverse=True)
+
+
 def _known() -> list[str]:
-    """All known secrets, the longest first, because one may be part of another."""
+    """All known secrets, those of the environment too, the longest first."""
     names = [name for name in os.environ if is_secret(name) and name not in _FOLDERS]
     environment = filter(_is_telling, [os.environ.get(name, "") for name in names])
     return sorted({*_KNOWN, *environment}, key=len, reverse=True)
@@ -155,14 +163,19 @@ def _masked(value: Any, known: list[str], depth: int) -> Any:
     if depth > DEEPEST:
         return HIDDEN
     if isinstance(value, Mapping):
-        return {
-            key: HIDDEN if is_secret(key) and _tells(one) else _masked(one, known, depth + 1)
-            for key, one in value.items()
-        }
+        return {key: _masked_item(key, one, known, depth + 1) for key, one in value.items()}
     if isinstance(value, list | tuple):
         kept = [_masked(one, known, depth + 1) for one in value]
         return tuple(kept) if isinstance(value, tuple) else kept
     return value
+
+
+def _masked_item(key: Any, value: Any, known: list[str], depth: int) -> Any:
+    if is_secret(key) and _tells(value):
+        return HIDDEN
+    if key in _NAMES and isinstance(value, str):
+        return _masked(value, _given(), depth)
+    return _masked(value, known, depth)
 
 
 def _tells(value: Any) -> bool:

@@ -15,6 +15,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.load import dumps
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_openai import ChatOpenAI
 from pydantic import Field, SecretStr
 
 from langchain_specfuse import (
@@ -249,3 +250,15 @@ def test_a_secret_that_is_logged_is_hidden(caplog: pytest.LogCaptureFixture) -> 
     except RuntimeError:
         log.warning("with %s", CANARY, exc_info=True)
     assert "with ***" in caplog.text and CANARY not in caplog.text
+
+
+def test_models_stay_apart_where_the_environment_holds_their_names(monkeypatch):
+    """``MODEL_KEY`` looks like the name of a secret, but two models must not share an answer."""
+    names = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"
+    for place, name in enumerate(names):
+        monkeypatch.setenv(f"MODEL_{place}_KEY", name)
+    keys = {SpecFuseChatModel(members=[name], model_name="m")._get_llm_string() for name in names}
+    chats = [ChatModelMember(ChatOpenAI(model=name, api_key=CANARY), name="x") for name in names]
+    keys |= {SpecFuseChatModel(members=[one], model_name="m")._get_llm_string() for one in chats}
+    assert len(keys) == 4
+    assert not any(CANARY in key for key in keys)
