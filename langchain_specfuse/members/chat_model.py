@@ -105,6 +105,8 @@ PROVIDERS = (
 WAYS = ("continue", "instruct")
 """How a model continues a text: as its own unfinished message, or because a message after it asks
 for the rest."""
+WITHHELD = "The provider's content filter refused to answer."
+"""The refusal of a reply that a provider withholds without words."""
 GO_ON = (
     "Continue your last message exactly where it stops (after: {!r}). Write only what comes "
     "next; repeat nothing."
@@ -500,6 +502,8 @@ class ChatModelMember:
                 )
                 raise advised(error, "raise that limit, or lower the chat model's reasoning effort")
             yield Piece(text, thought)
+        if finish == REFUSAL:
+            refusal = refusal or WITHHELD
         yield Piece("", "", finish or "stop", refusal=refusal)
 
     def _error(self, raised: Exception) -> MemberError:

@@ -733,7 +733,7 @@ def test_a_reply_that_the_provider_breaks_off_is_a_refusal(reason: dict[str, str
     first = drafted(member, draft_job(segment_tokens=3))
     assert first.text == " one two three"
     (reply,) = member.draft([draft_job(answer=(Segment(first.text),), segment_tokens=3)])
-    assert isinstance(reply, Failure) and (reply.kind, reply.message) == ("refusal", "")
+    assert isinstance(reply, Failure) and reply.kind == "refusal" and "filter" in reply.message
     (reply,) = ChatModelMember(refuser(*chunks), name="a").draft([draft_job(segment_tokens=9)])
     assert isinstance(reply, Failure) and reply.kind == "refusal"
 
@@ -848,7 +848,7 @@ def test_chat_openai_refuses(how: str) -> None:
         message = llm.invoke("Why?")
         (refusal,) = message.response_metadata["specfuse"]["refusals"].values()
         assert message.text == STORY and message.response_metadata["specfuse"]["exits"] == []
-        assert NO in refusal or how == "by the filter"
+        assert NO in refusal or (how == "by the filter" and "filter" in refusal)
         alone = SpecFuseChatModel(members=[model]).invoke("Why?")
         assert alone.response_metadata["finish_reason"] == "refusal" and not alone.text
         assert alone.additional_kwargs["refusal"] == refusal
