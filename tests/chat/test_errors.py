@@ -230,9 +230,9 @@ def test_the_error_can_be_copied_and_pickled() -> None:
 
 
 class FailingServer:
-    """A server that answers every request with one status."""
+    """A server that answers every request with one status, and with this text."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, text: str | None = None) -> None:
         self.asked: list[str] = []
         server = self
 
@@ -240,7 +240,8 @@ class FailingServer:
             def do_POST(self) -> None:
                 server.asked.append(self.path)
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                body = json.dumps({"error": {"message": f"refused with {status}"}}).encode()
+                refused = json.dumps({"error": {"message": f"refused with {status}"}})
+                body = (refused if text is None else text).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
@@ -369,6 +370,34 @@ def test_an_agent_retries_a_server_only_where_that_can_help(
     with pytest.raises(MemberError):
         ask(agent(llm))
     assert len(failing_server.asked) == once * (1 + attempts)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (404, None),
+        (404, "<html>No such page.</html>"),
+        (200, "<html>Welcome!</html>"),
+        (200, '{"hello": "world"}'),
+        (200, '"hello"'),
+        (200, '["hello"]'),
+        (200, "null"),
+    ],
+)
+@pytest.mark.parametrize("model", ["", "#m"], ids=["any model", "a model"])
+def test_an_address_without_a_model_server_is_not_tried_again(
+    status: int, text: str | None, model: str
+) -> None:
+    server = FailingServer(status, text)
+    try:
+        with pytest.raises(MemberError) as raised:
+            SpecFuseChatModel(members=[server.url + model]).invoke("Why?")
+    finally:
+        server.stop()
+    assert isinstance(raised.value, langchain.ModelNotFoundError)
+    assert raised.value.is_retryable is False and raised.value.kind == "not_found"
+    assert server.url in str(raised.value)
+    assert "-> " in "".join(raised.value.__notes__)
 
 
 def test_a_server_that_cannot_be_reached_is_langchains_connection_error(

@@ -45,6 +45,10 @@ class RefusedError(MemberError):
     status = 0
 
 
+class StrayReplyError(MemberError):
+    """The server sent no JSON, or no list of models where it was asked for one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A whole reply."""
@@ -142,8 +146,14 @@ class Client:
 
     def models(self) -> list[Any]:
         """The server's models; Together lists them without an object around the list."""
-        listed = self.get("/v1/models")
-        return list((listed if isinstance(listed, list) else listed.get("data")) or ())
+        path = "/v1/models"
+        listed = self.get(path)
+        models = listed.get("data") if isinstance(listed, Mapping) else listed
+        models = models or []
+        if not isinstance(models, list) or not all(isinstance(one, Mapping) for one in models):
+            message = f"{self._server(path)} sent something other than a list of models"
+            raise StrayReplyError(message, member=self.member)
+        return models
 
     def post(self, path: str, body: Mapping[str, Any], final: Collection[int] = ()) -> Any:
         """``final``: statuses that are not retried here."""
@@ -232,7 +242,7 @@ class Client:
             shown = self._without_key(reply.text)[:SHOWN]
             message = f"{self._server(reply.path)} sent a reply that is not JSON: {shown!r}"
             # the cause would hold all that was sent
-            raise MemberError(message, member=self.member) from None
+            raise StrayReplyError(message, member=self.member) from None
 
     def _refusal(self, reply: Reply) -> RefusedError:
         status, text = reply.status, self._without_key(_message_in(reply))[:SHOWN]

@@ -24,7 +24,7 @@ from ..text.words import Words
 from ..threads import each, shown
 from .chat import chat_model_of, is_ollama
 from .completions import Completions
-from .http import Address, Client
+from .http import Address, Client, StrayReplyError
 from .llamacpp import LlamaCpp
 from .sglang import SGLang
 from .tokenizers import RemoteTokenizer, local_tokenizer, stops_of
@@ -261,12 +261,14 @@ class ServerMember:
             self._token_session(DIALECTS[engine](client, model)) if engine is not None else None
         )
         if session is None:
-            why = (
-                "it offers no tokenizer; pass tokenizer="
-                if engine
-                else "it is of no known kind, and lists no models"
+            if engine is not None:
+                raise self._refusal("it offers no tokenizer; pass tokenizer=", _OTHERS)
+            unknown = self._refusal(
+                "it is of no known kind, and lists no models",
+                f"check the server's address; {_OTHERS}",
             )
-            raise self._refusal(why, _OTHERS)
+            unknown.kind = "not_found"
+            raise unknown
         self._session = session
         session.check()
         if engine == "completions" and not session.known:
@@ -305,6 +307,9 @@ class ServerMember:
         """The server's models, and who it says that it is."""
         try:
             models = client.models()
+        except StrayReplyError as error:
+            error.kind = "not_found"
+            raise advised(error, f"check the server's address; {_OTHERS}") from None
         except MemberError as error:
             if error.kind != "not_found":
                 raise
