@@ -287,7 +287,7 @@ def threads(results: Result) -> str:
         rows.append((count, *speeds, f"{1 / one['default_to_best_fixed']:.2f} times"))
     heads = ("busy processes beside it", *(f"`{way}`" if "=" in way else way for way in ways))
     tokens = results["about"]["arguments"]["tokens"]
-    details = f"tokens/s, medians; {tokens} tokens"
+    details = f"tokens/s, with the reading of the question; medians; {tokens} tokens"
     lines = table((*heads, "time of the default, over the best of the others"), rows)
     return _joined(lines, source("benchmarks/threads", results["about"], details))
 
