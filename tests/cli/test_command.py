@@ -178,7 +178,7 @@ from langchain_specfuse.cli import main as cli
 
 class Noisy(ScriptedMember):
     def draft(self, jobs):
-        logging.getLogger("some.library").warning("%s", HOSTILE)
+        logging.getLogger("another.package").warning("%s", HOSTILE)
         warnings.warn(HOSTILE)
         return super().draft(jobs)
 
