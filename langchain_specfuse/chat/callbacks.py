@@ -63,6 +63,7 @@ class RoundEvent:
     left: Sequence[Mapping[str, Any]]
     samples: Mapping[str, str]
     finish: Literal["stop", "stop_string", "length", "refusal"] | None
+    stalled: bool
     seconds: Mapping[str, float]
     tokens: Mapping[str, Mapping[str, Mapping[str, float]]]
 

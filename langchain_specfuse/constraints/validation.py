@@ -61,7 +61,11 @@ class Validator:
 @lru_cache(maxsize=256)
 def validator_of(schema: str, where: str) -> Validator:
     """The validator of this schema, given as text."""
-    return Validator(json.loads(schema), where)
+    try:
+        return Validator(json.loads(schema), where)
+    except RecursionError as error:
+        deep = UsageError(f"{where} is nested too deep")
+        raise advised(deep, "make the schema flatter") from error
 
 
 def _draft(library: Any, schema: Any, where: str) -> Any:

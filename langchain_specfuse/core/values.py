@@ -492,6 +492,7 @@ class Round:
             ],
             "samples": dict(self.samples),
             "finish": self.finish,
+            "stalled": self.stalled,
             "seconds": dict(self.seconds),
             "tokens": {
                 phase: {
