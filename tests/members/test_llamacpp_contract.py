@@ -25,6 +25,7 @@ def gemma(tmp_path_factory):
     return file_of(GEMMA)
 
 
+@pytest.mark.long
 class TestGemma(MemberContract):
     settles = False
     tolerance, alike = 1.0, 0.6
