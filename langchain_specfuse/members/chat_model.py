@@ -55,7 +55,7 @@ from ..core.values import (
     Tool,
     Turn,
 )
-from ..errors import MemberError, UsageError, advised
+from ..errors import MemberError, UsageError, advised, check_whole_number
 from ..secret_values import masked, remember
 from .network import status_of, to_reach
 from .refusals import REASONS, is_refusal, refusal_in
@@ -189,27 +189,14 @@ class ChatModelMember:
                 f"{type(model).__name__}"
             )
             raise advised(error, "for example ChatModelMember('ollama:llama3.2')")
-        if (
-            isinstance(max_concurrency, bool)
-            or not isinstance(max_concurrency, int)
-            or max_concurrency < 1
-        ):
-            error = UsageError(
-                f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}"
-            )
-            raise advised(error, "leave it out for 8 questions at once")
-        if (
-            isinstance(thinking_tokens, bool)
-            or not isinstance(thinking_tokens, int)
-            or thinking_tokens < 1
-        ):
-            error = UsageError(
-                f"thinking_tokens must be a whole number of at least 1, got {thinking_tokens!r}"
-            )
-            raise advised(
-                error,
-                "switch reasoning off in the chat model itself: ChatOllama(..., reasoning=False)",
-            )
+        check_whole_number(
+            "max_concurrency", max_concurrency, "leave it out for 8 questions at once"
+        )
+        check_whole_number(
+            "thinking_tokens",
+            thinking_tokens,
+            "switch reasoning off in the chat model itself: ChatOllama(..., reasoning=False)",
+        )
         remember(_settings_of(self.model))
         self._known = dict(self.model._get_ls_params())
         self._key = _key_of(self.model)

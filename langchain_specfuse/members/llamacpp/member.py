@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from ...errors import UsageError, advised
+from ...errors import UsageError, advised, check_whole_number
 from ..local.batch_group import GroupMember, MemberSettings
 from ..local.member import LocalMember
 from ..local.strands import StrandStore
@@ -71,16 +71,11 @@ class LlamaCppMember(LocalMember):
                 UsageError(f"cache_type={cache_type!r} is not known"),
                 f"one of {', '.join(CACHE_TYPES)}",
             )
-        if n_gpu_layers != "auto" and (not isinstance(n_gpu_layers, int) or n_gpu_layers < 0):
-            raise advised(
-                UsageError(
-                    f"n_gpu_layers must be a whole number of at least 0, got {n_gpu_layers!r}"
-                ),
-                "or leave it at 'auto'",
-            )
-        if threads is not None and (type(threads) is not int or threads < 1):
-            error = UsageError(f"threads must be a whole number of at least 1, got {threads!r}")
-            raise advised(error, "leave it out to find the fastest number by measuring")
+        if n_gpu_layers != "auto":
+            check_whole_number("n_gpu_layers", n_gpu_layers, "or leave it at 'auto'", least=0)
+        if threads is not None:
+            advice = "leave it out to find the fastest number by measuring"
+            check_whole_number("threads", threads, advice)
         self.threads = threads
         file = os.fspath(model)
         settings = MemberSettings(

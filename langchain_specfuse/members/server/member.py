@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob
-from ...errors import MemberError, UsageError, advised
+from ...errors import MemberError, UsageError, advised, check_whole_number
 from ...secret_values import masked, remember
 from ..network import refuse_secrets
 from ..text.templates import Template
@@ -109,15 +109,9 @@ class ServerMember:
                 UsageError(f"engine must be one of {known}, got {engine!r}"),
                 "leave it out: the engine is detected",
             )
-        if (
-            isinstance(max_concurrency, bool)
-            or not isinstance(max_concurrency, int)
-            or max_concurrency < 1
-        ):
-            error = UsageError(
-                f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}"
-            )
-            raise advised(error, "leave it out for 8 requests at once")
+        check_whole_number(
+            "max_concurrency", max_concurrency, "leave it out for 8 requests at once"
+        )
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise advised(
                 UsageError(f"seed must be a whole number, got {seed!r}"), "for example seed=1"
