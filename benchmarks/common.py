@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from langchain_specfuse import LlamaCppMember, __version__
 from langchain_specfuse.core.method import Settings
 from langchain_specfuse.core.values import Query, Round, Turn
-from langchain_specfuse.demo import ENSEMBLES, Weights, file_of
+from langchain_specfuse.demo import ENSEMBLES, DemoFile, file_of
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.llamacpp.loading import threads
@@ -93,7 +93,7 @@ def apart(work: Callable[..., Found], *given: Any) -> Found:
 
 
 @contextmanager
-def llama_server(weights: Weights, use: int) -> Iterator[str]:
+def llama_server(weights: DemoFile, use: int) -> Iterator[str]:
     """The address of a llama-server with these weights and this many threads."""
     import httpx2
 

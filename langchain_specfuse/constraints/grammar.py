@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from ..core.values import CallFormat, Constraint
 from ..errors import UsageError, advised
 from .calls import CallReader, search, trigger
-from .rules import Rule, plan_of, reason
+from .rules import Rule, grammars_of, reason
 from .vocabulary import Mask, Tokens, llguidance, words_of
 
 LONGEST_FORCED = 20_000
@@ -316,10 +316,10 @@ class Grammar:
     """One constraint, compiled for one vocabulary."""
 
     def __init__(self, tokens: Tokens, constraint: Constraint) -> None:
-        plan = plan_of(constraint)
+        grammars = grammars_of(constraint)
         self._tokens = tokens
-        self._prose = plan.prose
-        self._compiled = [_Compiled(rule, tokens) for rule in plan.rules]
+        self._prose = grammars.prose
+        self._compiled = [_Compiled(rule, tokens) for rule in grammars.rules]
 
     def start(self) -> State:
         """The state at the beginning of a text."""

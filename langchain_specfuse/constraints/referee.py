@@ -14,7 +14,7 @@ from ..core.values import Constraint
 from ..errors import SpecFuseError, UsageError, advised
 from .calls import CallReader, canonical
 from .grammar import LONGEST_FORCED, State, Vocabulary, shared_start
-from .rules import plan_of, reader_for
+from .rules import grammars_of, reader_for
 from .schema import LeftOut
 
 REMEMBERED = 16
@@ -46,7 +46,7 @@ def left_out(constraint: Constraint) -> tuple[LeftOut, ...]:
             UsageError(f"no answer ends under the constraint {_shown(constraint)}"),
             "give it an end",
         )
-    return plan_of(constraint).left_out
+    return grammars_of(constraint).left_out
 
 
 def _shown(constraint: Constraint) -> str:
@@ -72,10 +72,10 @@ class Ruling(Referee):
     read once."""
 
     def __init__(self, constraint: Constraint) -> None:
-        plan = plan_of(constraint)
-        self._escapes = all(rule.json for rule in plan.rules)
-        self._prose = plan.prose
-        self._begin = plan.calls.between + plan.calls.begin if plan.calls else ""
+        grammars = grammars_of(constraint)
+        self._escapes = all(rule.json for rule in grammars.rules)
+        self._prose = grammars.prose
+        self._begin = grammars.calls.between + grammars.calls.begin if grammars.calls else ""
         self._start = _Place(bytewise().grammar(constraint).start(), reader_for(constraint))
         self._places: OrderedDict[str, _Place] = OrderedDict()
         self._lock = threading.RLock()

@@ -42,7 +42,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Grammars:
     """What a constraint allows: a text of one of the grammars, or (``prose``) any text, in which
     calls may begin."""
 
@@ -61,43 +61,46 @@ class Plan:
 
 
 @lru_cache(maxsize=128)
-def plan_of(constraint: Constraint) -> Plan:
+def grammars_of(constraint: Constraint) -> Grammars:
     """The grammars of a constraint. Its body was made by ``chat.output_format``, except for what a
     user writes."""
     kind, body = constraint.kind, constraint.body
     if kind == "prose":
-        return Plan((), prose=True)
+        return Grammars((), prose=True)
     if kind == "any_of":
         return _any_of(json.loads(body))
     if kind == "json_schema":
-        return Plan((_json(json.loads(body)),))
+        return Grammars((_json(json.loads(body)),))
     if kind == "json":
-        return Plan((_json({"type": "object"}),))
+        return Grammars((_json({"type": "object"}),))
     if kind in ("regex", "grammar") and not body:
         raise UsageError(f"the {kind} is empty")
     if kind == "regex":
-        return Plan((_pattern_rule(body),))
+        return Grammars((_pattern_rule(body),))
     if kind == "choice":
-        return Plan((Rule("start: " + _regex("|".join(map(_escaped, json.loads(body))))),))
+        return Grammars((Rule("start: " + _regex("|".join(map(_escaped, json.loads(body))))),))
     if kind == "grammar":
-        return Plan((Rule(_from_gbnf(body)),))
+        return Grammars((Rule(_from_gbnf(body)),))
     if kind == "calls":
-        return Plan((_calls(json.loads(body)),))
+        return Grammars((_calls(json.loads(body)),))
     raise UsageError(f"no constraint is of kind {kind!r:.80}")
 
 
 def reader_for(constraint: Constraint | None) -> CallReader | None:
     """A reader for answers under this constraint; None if they cannot hold calls."""
-    plan = plan_of(constraint) if constraint else None
-    return CallReader(plan.calls, anywhere=plan.prose) if plan and plan.calls else None
+    grammars = grammars_of(constraint) if constraint else None
+    if grammars is None or grammars.calls is None:
+        return None
+    return CallReader(grammars.calls, anywhere=grammars.prose)
 
 
-def _any_of(parts: Sequence[Sequence[str]]) -> Plan:
-    plans = [plan_of(Constraint(*part)) for part in parts]
-    rules = tuple(dict.fromkeys(rule for plan in plans for rule in plan.rules))
+def _any_of(parts: Sequence[Sequence[str]]) -> Grammars:
+    alternatives = [grammars_of(Constraint(*part)) for part in parts]
+    rules = tuple(dict.fromkeys(rule for grammars in alternatives for rule in grammars.rules))
+    if not any(grammars.prose for grammars in alternatives):
+        return Grammars(rules)
     # Prose allows whatever the others do, except that a call in it must be one.
-    prose = any(plan.prose for plan in plans)
-    return Plan(tuple(rule for rule in rules if rule.calls) if prose else rules, prose)
+    return Grammars(tuple(rule for rule in rules if rule.calls), prose=True)
 
 
 # --- JSON and calls -------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ _STREAM = {
 }
 
 
-class Answer(Response):
+class AnswerResponse(Response):
     """The chunks of an answer as a response."""
 
     def __init__(

@@ -18,7 +18,7 @@ from ..chat.members import ensemble_for
 from ..chat.model import SpecFuseChatModel
 from ..errors import UsageError
 from ..show.page import live
-from .answers import RETRY_S, Answer, Metrics
+from .answers import RETRY_S, AnswerResponse, Metrics
 from .requests import Limits, read_body, read_request, refuse_other_model
 from .responses import ApiError, Completion, Rounds, api_error
 
@@ -89,7 +89,7 @@ def app_of(
             if recorder
             else Completion(model, with_usage=asked.include_usage)
         )
-        return Answer(chunks, completion, metrics, stream=asked.stream, timeout=timeout)
+        return AnswerResponse(chunks, completion, metrics, stream=asked.stream, timeout=timeout)
 
     @app.post("/v1/chat/completions", dependencies=guarded)
     async def completions(request: Request) -> Response:

