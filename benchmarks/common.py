@@ -22,7 +22,7 @@ from statistics import median, quantiles
 from typing import Any, TypeVar
 
 from langchain_specfuse import LlamaCppMember, __version__
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Query, Round, Turn
 from langchain_specfuse.demo import ENSEMBLES, DemoFile, file_of
 from langchain_specfuse.engine import Ensemble

@@ -31,7 +31,7 @@ from common import (
 )
 
 from langchain_specfuse import ServerMember
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.demo import ENSEMBLES
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.llamacpp.loading import threads

@@ -36,7 +36,7 @@ from common import (
 )
 
 from langchain_specfuse.constraints import referee_for
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.referee import FREE
 from langchain_specfuse.core.values import Constraint, Round, Turn
 from langchain_specfuse.demo import ENSEMBLES

@@ -84,7 +84,7 @@ def scripted() -> dict[str, Any]:
     """A run of three scripted members, one of which is off topic and leaves: the same numbers on
     every machine."""
     from langchain_specfuse import ScriptedMember
-    from langchain_specfuse.core.method import Settings
+    from langchain_specfuse.core.options import Settings
     from langchain_specfuse.core.values import Query, Turn
     from langchain_specfuse.engine import Ensemble
 
@@ -132,7 +132,7 @@ def fields() -> str:
 
 def method() -> str:
     """The options of the method, and their values in the three methods."""
-    from langchain_specfuse.core.method import METHODS, options
+    from langchain_specfuse.core.options import METHODS, options
 
     rows = [
         (

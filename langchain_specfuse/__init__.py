@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .chat.members import unload as unload
     from .chat.model import ChatSpecFuse as ChatSpecFuse
     from .chat.model import SpecFuseChatModel as SpecFuseChatModel
-    from .core.method import METHODS as METHODS
-    from .core.method import Method as Method
+    from .core.options import METHODS as METHODS
+    from .core.options import Method as Method
     from .demo import demo_members as demo_members
     from .errors import BusyError as BusyError
     from .errors import EnsembleError as EnsembleError
@@ -48,7 +48,7 @@ _NAMES = {
     "chat.errors": "AnswerTimeoutError MemberNotFoundError PromptTooLongError TooBusyError",
     "chat.members": "unload",
     "chat.model": "ChatSpecFuse SpecFuseChatModel",
-    "core.method": "METHODS Method",
+    "core.options": "METHODS Method",
     "demo": "demo_members",
     "errors": "BusyError EnsembleError MemberError SpecFuseError UsageError",
     "members.chat_model": "ChatModelMember",

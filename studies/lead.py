@@ -30,7 +30,7 @@ from common import commit, machine
 from questions import PARTS, SETS, asked, graded
 from side_by_side import SideBySide
 
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.demo import demo_members
 from langchain_specfuse.evaluation import Plan, Results, Task, run
 from langchain_specfuse.evaluation.bank import Bank, banked

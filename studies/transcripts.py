@@ -27,7 +27,7 @@ from common import answered, question
 
 from langchain_specfuse import demo_members
 from langchain_specfuse.cli.choices import method_of
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Round
 from langchain_specfuse.demo import ENSEMBLES
 from langchain_specfuse.engine import Ensemble

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from langchain_specfuse import SpecFuseCallbackHandler, SpecFuseChatModel, TransformersMember
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.text.words import Words

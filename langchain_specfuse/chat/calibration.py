@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..core.method import METHODS, Method
+from ..core.options import METHODS, Method
 from ..core.results import RESULTS
 from ..errors import UsageError, advised
 

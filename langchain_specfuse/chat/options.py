@@ -1,6 +1,6 @@
 """Options, defined once: the chat model's fields, the options of a call, the command's flags and
 the tables in the docs are all made from the classes below. The options of the method itself are in
-``core.method``; the time limits are explained in ``docs/how-to/timeouts-and-load.md``.
+``core.options``; the time limits are explained in ``docs/how-to/timeouts-and-load.md``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, SkipValidation, TypeAdapter, ValidationError
 
-from ..core.method import METHODS, Method, Settings
-from ..core.method import options as method_options
+from ..core.options import METHODS, Method, Settings
+from ..core.options import options as method_options
 from ..core.results import RESULTS
 from ..core.values import Sampling
 from ..engine.admission import Limits

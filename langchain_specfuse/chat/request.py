@@ -13,7 +13,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 
 from ..core.member import Probe
-from ..core.method import Settings
+from ..core.options import Settings
 from ..core.referee import FREE, Referee
 from ..core.results import json_value
 from ..core.values import CallFormat, Query, Round, Turn

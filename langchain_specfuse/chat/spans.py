@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..core.method import Method
+from ..core.options import Method
 from ..core.values import Effort, Round
 from ..errors import EnsembleError, MemberError
 

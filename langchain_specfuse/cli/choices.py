@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from ..chat import members as registry
 from ..chat import options as _options
-from ..core.method import METHODS, Method
-from ..core.method import options as method_options
+from ..core.options import METHODS, Method
+from ..core.options import options as method_options
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised, meant
 from ..show.terminal import visible

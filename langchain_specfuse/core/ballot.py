@@ -10,7 +10,7 @@ from typing import Any
 
 from .answer import continues_loop
 from .lead import Reading, is_sure, log_odds
-from .method import Method
+from .options import Method
 from .referee import FREE, Referee
 from .values import Candidate, Draft, Scored, Segment
 from .voting import confidences, raw_score, rewards, shares, totals, votes

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import UsageError, advised
 from .answer import Answer, lawful
-from .method import Settings
+from .options import Settings
 from .panel import Panel
 from .referee import FREE, Referee
 from .replies import is_late

@@ -18,7 +18,7 @@ from ..errors import EnsembleError, MemberError, advised
 from .answer import Answer, continues_loop, lawful
 from .ballot import Ballot
 from .lead import Reading
-from .method import Method, Settings
+from .options import Method, Settings
 from .panel import Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
 from .replies import checked, is_late

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from .method import RewardKind, ScoreKind, WeightingKind
+from .options import RewardKind, ScoreKind, WeightingKind
 
 FLOOR = -1e4
 """Log-probabilities below this (minus infinity too) count as this: votes stay finite."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..core.consensus import answers
 from ..core.lead import largest
 from ..core.member import Member, Probe
-from ..core.method import Settings
+from ..core.options import Settings
 from ..core.panel import Panel
 from ..core.referee import FREE, Referee
 from ..core.rounds import Loop, rounds

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..core.member import Member
-from ..core.method import Settings
+from ..core.options import Settings
 from ..core.values import Query, Round, Turn
 from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..chat.calibration import Calibration, Tried
 from ..core.member import Member
-from ..core.method import Settings
+from ..core.options import Settings
 from ..errors import UsageError, advised, amount
 from .checks import BAD, Finding, examine, load
 from .gate import tried, weights

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..chat import options
-from ..core.method import Method, Settings
-from ..core.method import options as method_options
+from ..core.options import Method, Settings
+from ..core.options import options as method_options
 from ..errors import UsageError, advised
 from .baselines import BASELINES
 from .tasks import digest

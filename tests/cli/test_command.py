@@ -19,7 +19,7 @@ import pytest
 from langchain_specfuse import ScriptedMember, __version__, unload
 from langchain_specfuse.cli.choices import method_of, options_of
 from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, UNREAD, main
-from langchain_specfuse.core.method import METHODS, Method, options
+from langchain_specfuse.core.options import METHODS, Method, options
 from langchain_specfuse.core.values import DraftJob
 
 TEXT = "The sky is blue because the air scatters short waves of light more strongly than long ones."

@@ -1,7 +1,7 @@
 """One round's vote: distinct drafts, who must score what, ties, loops."""
 
 from langchain_specfuse.core.ballot import Ballot
-from langchain_specfuse.core.method import Method
+from langchain_specfuse.core.options import Method
 from langchain_specfuse.core.values import Draft, Scored
 
 SURE = (-0.1,)

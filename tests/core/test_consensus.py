@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_specfuse.core.consensus import answers, voters
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.results import final_number
 from langchain_specfuse.core.values import LATE, Ask, Draft, Failure, Panelist, Round

@@ -3,7 +3,7 @@
 import random
 import sys
 
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.rounds import rounds
 from langchain_specfuse.core.values import Ask, Draft, DraftJob, Panelist, Scored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import LATE, DraftJob, Failure, ScoreJob
 
 from .play import play, speakers

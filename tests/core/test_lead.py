@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import Draft, DraftJob, Failure, Panelist, Scored
 
 from .play import babbler, play, repeater, speakers

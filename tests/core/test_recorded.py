@@ -7,7 +7,7 @@ import json
 from hashlib import sha256
 from pathlib import Path
 
-from langchain_specfuse.core.method import METHODS, Method, Settings
+from langchain_specfuse.core.options import METHODS, Method, Settings
 from langchain_specfuse.core.values import DraftJob
 
 from .play import Answerer, Played, babbler, play, speakers

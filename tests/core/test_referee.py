@@ -10,7 +10,7 @@ import pytest
 
 from langchain_specfuse.core.answer import Answer, lawful
 from langchain_specfuse.core.ballot import Ballot, unforced
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.referee import Referee
 from langchain_specfuse.core.values import Draft, Scored, ScoreJob
 

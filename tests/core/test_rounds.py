@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from langchain_specfuse.core.method import METHODS, Settings
+from langchain_specfuse.core.options import METHODS, Settings
 from langchain_specfuse.core.values import (
     Draft,
     DraftJob,

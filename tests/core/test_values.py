@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Departure, Draft, Effort, Failure, Round, Segment
 
 from .play import play, speakers

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.engine import Ensemble, worker
 from langchain_specfuse.members.scripted import ScriptedMember

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from langchain_specfuse.core.member import BatchGroup, batch_group_of
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.engine.queue import Task
 from langchain_specfuse.engine.worker import Worker, worker_for

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from langchain_specfuse.core.member import Probe
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import LATE, Ask, Draft, DraftJob, Failure, Sampling
 from langchain_specfuse.engine import Ensemble, drive
 from langchain_specfuse.engine.drive import ReplyCollector, Schedule

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.engine.drive import Schedule
 from langchain_specfuse.engine.worker import worker_for

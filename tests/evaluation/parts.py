@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Draft, DraftJob, Failure, Query, Scored, ScoreJob
 from langchain_specfuse.evaluation import Plan, Task, chosen, jsonl
 from langchain_specfuse.members.scripted import ScriptedMember

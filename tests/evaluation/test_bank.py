@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import Attachment, DraftJob, Query, Sampling, Segment, Turn
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.errors import EnsembleError, UsageError

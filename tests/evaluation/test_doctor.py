@@ -9,7 +9,7 @@ import pytest
 
 from langchain_specfuse import SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.chat.calibration import Calibration
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation import Results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from langchain_specfuse import demo_members
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.evaluation import Plan, Results, chosen, run, summary, table
 from langchain_specfuse.evaluation.checks import examine, load
 from langchain_specfuse.evaluation.doctor import own_task

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_specfuse.core.method import METHODS, Method, Settings, options
+from langchain_specfuse.core.options import METHODS, Method, Settings, options
 from langchain_specfuse.core.values import Sampling
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation.systems import SAMPLING, System, changed, chosen

@@ -29,7 +29,7 @@ from dataclasses import replace
 import pytest
 
 from langchain_specfuse.core.member import Member, Probe
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import (
     Candidate,
     Draft,

@@ -33,7 +33,7 @@ from langchain_specfuse import (
 )
 from langchain_specfuse.chat.members import checked_member, ensemble_for, names_of
 from langchain_specfuse.core.answer import is_safe
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import (
     Candidate,
     Effort,

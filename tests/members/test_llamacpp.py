@@ -13,7 +13,7 @@ import pytest
 from langchain_specfuse import MemberError, SpecFuseChatModel, UsageError
 from langchain_specfuse.chat import members as registry
 from langchain_specfuse.constraints import referee_for
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.demo import GEMMA, SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp import binding, loading

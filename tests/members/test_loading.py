@@ -13,7 +13,7 @@ import torch
 import transformers
 from huggingface_hub import constants
 
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.transformers.member import TransformersMember

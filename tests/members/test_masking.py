@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from langchain_specfuse.constraints import State, referee_for, vocabulary
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import (
     Candidate,
     Constraint,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from langchain_specfuse.core.method import Method, Settings
+from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import (
     Candidate,
     Constraint,

@@ -15,7 +15,7 @@ import pytest
 
 from langchain_specfuse import ServerMember, SpecFuseChatModel, TransformersMember
 from langchain_specfuse.chat.members import checked_member, names_of
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.server.completions import FORMS

@@ -22,7 +22,7 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from langchain_specfuse import Method, ServerMember, SpecFuseCallbackHandler, SpecFuseChatModel
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
 from langchain_specfuse.errors import EnsembleError, MemberError, UsageError
 from langchain_specfuse.members.server import http

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from langchain_specfuse import Method, ServerMember, SpecFuseChatModel, TransformersMember
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import (
     Candidate,
     Draft,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import (
     Candidate,
     DraftJob,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import (
     Candidate,
     DraftJob,

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.member import Member
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.rounds import rounds
 from langchain_specfuse.core.values import (

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from langchain_specfuse import ScriptedMember, Trace
-from langchain_specfuse.core.method import Settings
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.engine.ensemble import Ensemble
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from langchain_specfuse.core.method import METHODS, Method, options
+from langchain_specfuse.core.options import METHODS, Method, options
 from langchain_specfuse.errors import UsageError
 
 each = pytest.mark.parametrize(("name", "option"), options().items(), ids=options())
