@@ -65,7 +65,14 @@ THIRD_PARTY = {
     },
     "llguidance": {"constraints/"},
     "jsonschema": {"constraints/"},
-    "pydantic": {"chat/", "serve/", "evaluation/results.py", "evaluation/bank.py", "cli/serve.py"},
+    "pydantic": {
+        "chat/",
+        "members/",
+        "serve/",
+        "evaluation/results.py",
+        "evaluation/bank.py",
+        "cli/serve.py",
+    },
     "langchain_core": {"chat/", "serve/", "members/chat_model.py", "members/refusals.py"},
     **{
         key: {"members/server/chat.py"}
