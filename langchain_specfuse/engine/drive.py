@@ -23,8 +23,7 @@ from ..core.replies import failure_of, is_late
 from ..core.rounds import Loop
 from ..core.values import Ask, DraftJob, Replies, Reply, Round
 from .admission import Admission, Limits
-from .queue import Task
-from .worker import forked, refuse_fork, worker_for
+from .worker import QueuedJob, forked, refuse_fork, worker_for
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -114,12 +113,14 @@ class Run:
         def wanted() -> bool:
             return not (replies.over or self._over)
 
-        tasks: dict[str, list[Task]] = {}
+        tasks: dict[str, list[QueuedJob]] = {}
         limit_s, keep_waiting = self._schedule.member_timeout, self._schedule.skip_late
         for name, job in ask.jobs.items():
             member = self._members[name]
             work = "draft" if isinstance(job, DraftJob) else "score"
-            task = Task(member, work, job, partial(deliver, name), wanted, limit_s, keep_waiting)
+            task = QueuedJob(
+                member, work, job, partial(deliver, name), wanted, limit_s, keep_waiting
+            )
             tasks.setdefault(member.device, []).append(task)
         for device, mine in tasks.items():
             # together, or the first would be taken alone, without its batch group
@@ -137,7 +138,9 @@ class Run:
             member = self._members[name]
             try:
                 worker_for(member.device).put(
-                    Task(member, "call", partial(member.forget, self._query_id), lambda _: None)
+                    QueuedJob(
+                        member, "call", partial(member.forget, self._query_id), lambda _: None
+                    )
                 )
             except Exception:  # a member is code of others; the others forget all the same
                 log.exception("%s cannot forget an answer that is over", name)

@@ -20,8 +20,7 @@ from ..core.values import Panelist, Query, Round
 from ..errors import MemberError, UsageError, advised, emptied
 from .admission import Admission
 from .drive import Schedule, adrive, drive
-from .queue import Task
-from .worker import refuse_fork, worker_for
+from .worker import QueuedJob, refuse_fork, worker_for
 
 
 def loop_of(settings: Settings) -> Callable[..., Loop]:
@@ -99,7 +98,7 @@ class Ensemble:
 
     def _begin(self) -> None:
         if not self._loading:
-            worker_for("loading").put(Task(self, "call", self._load, lambda _: None))
+            worker_for("loading").put(QueuedJob(self, "call", self._load, lambda _: None))
             # last, so that an interrupt before it does not leave a load that never begins
             self._loading = True
 

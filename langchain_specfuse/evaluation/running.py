@@ -23,8 +23,7 @@ from ..core.member import Member
 from ..core.values import Query, Round
 from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
-from ..engine.queue import Task as WorkerTask
-from ..engine.worker import worker_for
+from ..engine.worker import QueuedJob, worker_for
 from ..errors import SpecFuseError, UsageError, amount
 from ..show.terminal import visible
 from .baselines import answered
@@ -133,7 +132,7 @@ def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
             done.set_exception(error)
 
     done.set_running_or_notify_cancel()
-    worker_for(member.device).put(WorkerTask(member, "call", work, lambda _: None))
+    worker_for(member.device).put(QueuedJob(member, "call", work, lambda _: None))
     return done
 
 

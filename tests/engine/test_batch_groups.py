@@ -9,8 +9,7 @@ import pytest
 from langchain_specfuse.core.member import BatchGroup, batch_group_of
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.engine.queue import Task
-from langchain_specfuse.engine.worker import Worker, worker_for
+from langchain_specfuse.engine.worker import QueuedJob, Worker, worker_for
 from langchain_specfuse.members.scripted import ScriptedMember
 
 from .conftest import BLUE, GREY, fresh_device, query, until
@@ -60,7 +59,7 @@ def put(worker, *tasks, timeout_s=None):
     replies = []
     worker.put(
         *(
-            Task(
+            QueuedJob(
                 m,
                 work,
                 job,
@@ -131,7 +130,7 @@ def test_while_a_group_hangs_none_of_its_members_is_called(worker, trio):
     assert until(lambda: len(hanging) == 2)
     assert {reply.kind for _, _, reply in hanging} == {"timeout"}
     late = put(worker, (c, "draft", 3), timeout_s=0.05)
-    worker.put(Task(c, "call", lambda: called.append(True), lambda _: None))
+    worker.put(QueuedJob(c, "call", lambda: called.append(True), lambda _: None))
     other = put(worker, (Member("x", None), "draft", 5))
     assert until(lambda: late and other)
     assert late[0][2].kind == "timeout" and other == [("x", 5, "x5")] and not called and not c.alone

@@ -6,8 +6,7 @@ import pytest
 
 from langchain_specfuse.core.values import Draft, DraftJob, Effort, PrefillPending, Sampling
 from langchain_specfuse.engine import worker as worker_module
-from langchain_specfuse.engine.queue import PREFILL_SHARE, Task, TaskQueue
-from langchain_specfuse.engine.worker import Worker
+from langchain_specfuse.engine.worker import PREFILL_SHARE, JobQueue, QueuedJob, Worker
 
 from .conftest import Gated, query, until
 
@@ -15,7 +14,7 @@ ONE, OTHER = object(), object()
 
 
 def task(job, member=ONE, wanted=lambda: True, work="draft"):
-    return Task(member, work, job, lambda _: None, wanted)
+    return QueuedJob(member, work, job, lambda _: None, wanted)
 
 
 def batches(queue):
@@ -27,21 +26,21 @@ def batches(queue):
 
 
 def test_the_oldest_task_goes_first_with_all_that_can_share_its_batch():
-    queue = TaskQueue()
+    queue = JobQueue()
     queue.put([task(1), task(2, OTHER), task(3), task(5, work="score")])
     queue.put([task(4, OTHER)])
     assert batches(queue) == [[1, 3], [2, 4], [5]]
 
 
 def test_unwanted_tasks_are_dropped():
-    queue = TaskQueue()
+    queue = JobQueue()
     queue.put([task("gone", wanted=lambda: False), task("here")])
     assert batches(queue) == [["here"]]
     assert len(queue) == 0
 
 
 def test_tasks_that_waited_elsewhere_go_first_in_their_order():
-    queue = TaskQueue()
+    queue = JobQueue()
     queue.put([task(3, OTHER)])
     queue.put_first([task(1, object()), task(2, object())])
     assert batches(queue) == [[1], [2], [3]]
@@ -49,7 +48,7 @@ def test_tasks_that_waited_elsewhere_go_first_in_their_order():
 
 def test_a_task_put_in_while_a_batch_is_chosen_is_not_lost():
     """A finalizer may cancel an answer, and so put in a call, anywhere."""
-    queue, late = TaskQueue(), []
+    queue, late = JobQueue(), []
 
     def putting():
         if not late:
@@ -111,7 +110,7 @@ class Caller:
         self.job, self.replies = job(chunks), []
 
     def ask(self):
-        self.worker.put(Task(self.reader, "draft", self.job, self.take, self.wanted))
+        self.worker.put(QueuedJob(self.reader, "draft", self.job, self.take, self.wanted))
 
     def take(self, reply):
         self.replies.append(reply)

@@ -12,8 +12,7 @@ import pytest
 
 from langchain_specfuse.core.values import LATE, Failure
 from langchain_specfuse.engine import worker as worker_module
-from langchain_specfuse.engine.queue import Task
-from langchain_specfuse.engine.worker import Worker, worker_for
+from langchain_specfuse.engine.worker import QueuedJob, Worker, worker_for
 
 from .conftest import PATIENCE_S, our_threads, until
 
@@ -49,7 +48,7 @@ class Doubler:
 def ask(worker, member, *jobs, work="draft", **options):
     """Put one task per job, all at once; the replies come in the list returned."""
     replies = []
-    worker.put(*(Task(member, work, job, replies.append, **options) for job in jobs))
+    worker.put(*(QueuedJob(member, work, job, replies.append, **options) for job in jobs))
     return replies
 
 
@@ -169,8 +168,8 @@ def test_a_batch_that_waits_fails_at_its_limit_though_its_first_task_is_no_longe
     assert until(lambda: member.sizes)
     timers[0].expire()
     wanted, replies = [True], []
-    first = Task(member, "draft", 2, replies.append, lambda: bool(wanted), timeout_s=600)
-    worker.put(first, Task(member, "draft", 3, replies.append, timeout_s=600))
+    first = QueuedJob(member, "draft", 2, replies.append, lambda: bool(wanted), timeout_s=600)
+    worker.put(first, QueuedJob(member, "draft", 3, replies.append, timeout_s=600))
     assert until(lambda: len(timers) == 2)
     wanted.clear()
     ask(worker, member, 4, timeout_s=600)
@@ -199,7 +198,9 @@ def test_jobs_for_a_late_member_do_not_pile_up(device):
     for number in range(1, 30):
         current[0] = number
         wanted = lambda number=number: current[0] == number
-        worker.put(Task(member, "draft", number, replies.append, wanted, 0.03, keep_waiting=True))
+        worker.put(
+            QueuedJob(member, "draft", number, replies.append, wanted, 0.03, keep_waiting=True)
+        )
         assert until(lambda: len(replies) == number)  # noqa: B023
     assert {failure.kind for failure in replies} == {LATE}
     member.gate.set()
@@ -210,7 +211,7 @@ def test_jobs_for_a_late_member_do_not_pile_up(device):
 def test_calls_for_a_hanging_member_wait_until_it_returns(device):
     worker, seen = Worker(device), []
     member, _ = hanging(worker)
-    worker.put(Task(member, "call", lambda: seen.append(member.running), lambda _: None))
+    worker.put(QueuedJob(member, "call", lambda: seen.append(member.running), lambda _: None))
     other = ask(worker, Doubler(), 1)
     assert until(lambda: other)
     assert seen == []
@@ -241,19 +242,19 @@ def test_a_reply_that_meets_its_time_limit_is_delivered_once(device):
 
 def test_a_device_that_nobody_uses_any_more_has_no_worker(device):
     replies = []
-    worker_for(device).put(Task(Doubler(), "draft", 1, replies.append))
+    worker_for(device).put(QueuedJob(Doubler(), "draft", 1, replies.append))
     assert until(lambda: replies and device not in worker_module._WORKERS)
-    worker_for(device).put(Task(Doubler(), "draft", 2, replies.append))
+    worker_for(device).put(QueuedJob(Doubler(), "draft", 2, replies.append))
     assert until(lambda: replies == [2, 4])
 
 
 def test_a_device_whose_member_is_still_in_a_call_keeps_its_worker(device):
     """A second worker would call the member while it is busy."""
     member, replies = Doubler(closed=True), []
-    worker_for(device).put(Task(member, "draft", 1, replies.append, timeout_s=0.03))
+    worker_for(device).put(QueuedJob(member, "draft", 1, replies.append, timeout_s=0.03))
     assert until(lambda: replies)
     time.sleep(5 * worker_module.IDLE_S)
-    worker_for(device).put(Task(member, "draft", 2, replies.append))
+    worker_for(device).put(QueuedJob(member, "draft", 2, replies.append))
     member.gate.set()
     assert until(lambda: replies[1:] == [4])
 
@@ -265,7 +266,7 @@ def test_a_device_has_one_worker_at_a_time_however_often_it_falls_idle(device, m
 
     def asking(pauses):
         for pause in pauses:
-            worker_for(device).put(Task(member, "draft", 1, replies.append))
+            worker_for(device).put(QueuedJob(member, "draft", 1, replies.append))
             time.sleep(pause)
 
     threads = [
