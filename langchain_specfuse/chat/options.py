@@ -17,8 +17,7 @@ from ..core.options import METHODS, Method, Settings
 from ..core.options import options as method_options
 from ..core.results import RESULTS
 from ..core.values import Sampling
-from ..engine.admission import Limits
-from ..engine.drive import Schedule
+from ..engine.drive import Limits, Schedule
 from ..errors import UsageError, advised, meant
 from ..secret_values import masked
 from .calibration import calibrated

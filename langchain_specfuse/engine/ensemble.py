@@ -18,8 +18,7 @@ from ..core.referee import FREE, Referee
 from ..core.rounds import Loop, rounds
 from ..core.values import Panelist, Query, Round
 from ..errors import MemberError, UsageError, advised, emptied
-from .admission import Admission
-from .drive import Schedule, adrive, drive
+from .drive import Admission, Schedule, adrive, drive
 from .worker import QueuedJob, refuse_fork, worker_for
 
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..chat.spans import EXIT_EVENT
 from ..chat.tracing import ROUND_EVENT
-from ..engine.admission import Admission
+from ..engine.drive import Admission
 from .responses import DONE, ApiError, Completion, api_error, event, to_json
 
 log = logging.getLogger("langchain_specfuse.serve")

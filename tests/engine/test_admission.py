@@ -11,8 +11,7 @@ import pytest
 
 from langchain_specfuse import BusyError
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.engine.admission import Admission, Limits
-from langchain_specfuse.engine.drive import Schedule
+from langchain_specfuse.engine.drive import Admission, Limits, Schedule
 
 from .conftest import BLUE, PATIENCE_S, SHORT, Gated, collected, query, text, until
 
