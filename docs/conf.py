@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parent
-sys.path[:0] = [str(DOCS.parent), str(DOCS)]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "docs")]
 
 import site_hooks  # noqa: E402
 

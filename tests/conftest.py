@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("DEMO", "small")  # without its 1.1 GB model
 
-# The same examples every time: a run that fails fails again. `make torture` tries new ones, and
-# many more.
+# The same examples every time: a run that fails fails again. `scripts/torture` tries new ones,
+# and many more.
 settings.register_profile("here", deadline=None, max_examples=60, derandomize=True)
 settings.register_profile(
     "torture",

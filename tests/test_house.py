@@ -3,6 +3,7 @@ the same agree."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_make_help_explains_every_target():
 def test_every_requirement_of_the_package_is_pinned_within_its_range():
     pins = dict(
         line.split("==")
-        for line in (ROOT / "constraints/dev.txt").read_text().split()
+        for line in (ROOT / "requirements/dev.txt").read_text().split()
         if "==" in line
     )
     project = PYPROJECT["project"]
@@ -73,26 +74,45 @@ def test_every_requirement_of_the_package_is_pinned_within_its_range():
             assert need.specifier.contains(pins[need.name.replace("_", "-").lower()]), need
 
 
-def test_the_workflows_call_the_targets_of_ci_under_the_oldest_and_newest_python():
-    flows = {
-        path.name: yaml.safe_load(path.read_text())
-        for path in (ROOT / ".github/workflows").glob("*.yml")
+WORKFLOWS = {
+    path.name: yaml.safe_load(path.read_text())
+    for path in (ROOT / ".github/workflows").glob("*.yml")
+}
+
+
+def steps(workflow: str) -> list[dict[str, str]]:
+    jobs = WORKFLOWS[workflow]["jobs"].values()
+    return [step for job in jobs for step in job["steps"]]
+
+
+def commands(text: str) -> set[str]:
+    """The targets of make and the scripts that a text calls, as they are written there."""
+    return set(re.findall(r"^(?:if )?(make [a-z-]+|scripts/[a-z-]+)", text, re.M))
+
+
+def test_the_workflows_call_the_commands_of_ci():
+    called = {
+        name: commands("\n".join(step["run"] for step in steps(name) if "run" in step))
+        for name in WORKFLOWS
     }
-    steps = {
-        name: [step for job in flow["jobs"].values() for step in job["steps"]]
-        for name, flow in flows.items()
-    }
-    called = {name: set(re.findall(r"make ([a-z-]+)", str(found))) for name, found in steps.items()}
-    wanted = set(re.findall(r"make ([a-z-]+)", (ROOT / ".ci/run").read_text()))
-    assert called["ci.yml"] | {"test-python"} == wanted  # there the matrix has the newest Python
-    assert called["docs.yml"] | called["release.yml"] <= wanted
-    used = [step["uses"] for found in steps.values() for step in found if "uses" in step]
+    in_one_go = commands((ROOT / ".ci/run").read_text())
+    # The matrix of GitHub's workflow has the newest Python.
+    assert called["ci.yml"] | {"scripts/test-python"} == in_one_go
+    assert called["docs.yml"] | called["release.yml"] <= in_one_go
+    text = (ROOT / "Makefile").read_text() + " ".join(in_one_go)
+    scripts = re.findall(r"scripts/[a-z-]+(?!\S)", text)
+    assert [name for name in scripts if not os.access(ROOT / name, os.X_OK)] == []
+
+
+def test_the_workflows_pin_the_major_versions_of_their_actions():
+    used = [step["uses"] for name in WORKFLOWS for step in steps(name) if "uses" in step]
     assert [action for action in used if not re.search(r"@(release/)?v\d+$", action)] == []
+
+
+def test_the_workflows_use_the_oldest_and_the_newest_python():
     pythons = re.findall(r"Python :: (3\.\d+)", str(PYPROJECT["project"]["classifiers"]))
-    assert flows["ci.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"] == [
-        pythons[0],
-        pythons[-1],
-    ]
+    matrix = WORKFLOWS["ci.yml"]["jobs"]["test"]["strategy"]["matrix"]
+    assert matrix["python"] == [pythons[0], pythons[-1]]
     assert PYPROJECT["project"]["requires-python"] == f">={pythons[0]}"
 
 

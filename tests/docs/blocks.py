@@ -88,12 +88,12 @@ def fences_of(page: Path, lines: list[str]) -> Iterator[Block]:
 
 
 def _mark(line: str) -> str:
-    """The mark in this line: ``real``, ``skip``, ``needs`` or nothing; comments of docs/build.py
-    mark nothing."""
+    """The mark in this line: ``real``, ``skip``, ``needs`` or nothing; comments around generated
+    parts mark nothing."""
     comment = line.strip()
     if (
         not comment.startswith("<!--")
-        or comment.startswith("<!-- docs/build.py:")
+        or comment.startswith("<!-- generated:")
         or comment == "<!-- end -->"
     ):
         return ""

@@ -5,14 +5,16 @@ import sys
 
 import pytest
 
-from .blocks import DOCS
+from .blocks import ROOT
 
 
 @pytest.fixture(scope="package")
 def build():
-    """``docs/build.py`` as a module."""
+    """``scripts/docs/build.py`` as a module."""
     before = list(sys.path)
-    spec = importlib.util.spec_from_file_location("docs_build", DOCS / "build.py")
+    spec = importlib.util.spec_from_file_location(
+        "docs_build", ROOT / "scripts" / "docs" / "build.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module

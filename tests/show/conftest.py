@@ -24,7 +24,7 @@ _MISSING: list[str] = []
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _MISSING:
         warning = (
-            f"NO BROWSER, so the page was not opened in one ({_MISSING[0]}). `make browser` "
+            f"NO BROWSER, so the page was not opened in one ({_MISSING[0]}). `scripts/browser` "
             "installs it."
         )
         terminalreporter.write_line(warning, yellow=True, bold=True)
@@ -42,9 +42,9 @@ def browser() -> Iterator[Any]:
             _MISSING.append("no Chromium was found")
             if os.environ.get("SPECFUSE_NEEDS_BROWSER"):
                 pytest.fail(
-                    "no Chromium was found, and SPECFUSE_NEEDS_BROWSER is set: make browser"
+                    "no Chromium was found, and SPECFUSE_NEEDS_BROWSER is set: run scripts/browser"
                 )
-            pytest.skip("no Chromium was found: make browser")
+            pytest.skip("no Chromium was found: run scripts/browser")
         # tests may run as root
         opened = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield opened

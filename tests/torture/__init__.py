@@ -1,2 +1,2 @@
-"""Campaigns that take minutes or hours, by hand with `make torture`; what is short of each is among
+"""Campaigns that take minutes or hours, by hand with `scripts/torture`; what is short of each is among
 the tests."""

@@ -20,8 +20,8 @@ from pydantic import BaseModel
 from sphinx.addnodes import download_reference
 from sphinx.util.osutil import relative_uri
 
-DOCS = Path(__file__).resolve().parent
-ROOT = DOCS.parent
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 PACKAGE = "langchain_specfuse"
 
 

