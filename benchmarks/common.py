@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 
 from langchain_specfuse import LlamaCppMember, __version__
 from langchain_specfuse.core.options import Settings
-from langchain_specfuse.core.values import Query, Round, Turn
+from langchain_specfuse.core.round import Round
+from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.demo import ENSEMBLES, DemoFile, file_of
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.evaluation.running import on_worker

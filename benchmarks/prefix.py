@@ -19,7 +19,8 @@ from typing import Any
 from common import NOTES, Turns, arguments, demo, on_workers, query, report, text_of
 
 from langchain_specfuse.core.options import Settings
-from langchain_specfuse.core.values import Call, Round, Tool, Turn
+from langchain_specfuse.core.round import Round
+from langchain_specfuse.core.values import Call, Tool, Turn
 from langchain_specfuse.engine import Ensemble
 
 MEASURES = ("members/local", "members/llamacpp", "members/text/words.py")

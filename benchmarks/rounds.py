@@ -38,7 +38,8 @@ from common import (
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.referee import FREE
-from langchain_specfuse.core.values import Constraint, Round, Turn
+from langchain_specfuse.core.round import Round
+from langchain_specfuse.core.values import Constraint, Turn
 from langchain_specfuse.demo import ENSEMBLES
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.members.text.tools import instructions

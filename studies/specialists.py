@@ -37,7 +37,7 @@ from common import question as turns_of
 from skills import ASKED, LORA, Part, part, question, right
 
 from langchain_specfuse.core.options import Method, Settings
-from langchain_specfuse.core.values import Round
+from langchain_specfuse.core.round import Round
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.evaluation.statistics import mcnemar
 

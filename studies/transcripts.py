@@ -28,7 +28,7 @@ from common import answered, question
 from langchain_specfuse import demo_members
 from langchain_specfuse.cli.choices import method_of
 from langchain_specfuse.core.options import Settings
-from langchain_specfuse.core.values import Round
+from langchain_specfuse.core.round import Round
 from langchain_specfuse.demo import ENSEMBLES
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.errors import amount

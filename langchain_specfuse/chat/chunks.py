@@ -12,7 +12,8 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
-from ..core.values import Draft, Effort, Round
+from ..core.round import Round
+from ..core.values import Draft, Effort
 from .call_text import CUT_OFF, REFUSED, STALLED, Piece, Splitter
 from .logprobs import AnswerLogprobs
 from .messages import PROVIDER

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..core.values import Draft, Round
+from ..core.round import Round
+from ..core.values import Draft
 
 LEAST = -9999.0
 """OpenAI's value for a token with almost no probability, because JSON has no infinity."""

@@ -16,7 +16,8 @@ from ..core.member import Probe
 from ..core.options import Settings
 from ..core.referee import FREE, Referee
 from ..core.results import json_value
-from ..core.values import CallFormat, Query, Round, Turn
+from ..core.round import Round
+from ..core.values import CallFormat, Query, Turn
 from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised

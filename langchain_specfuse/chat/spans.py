@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..core.options import Method
-from ..core.values import Effort, Round
+from ..core.round import Round
+from ..core.values import Effort
 from ..errors import EnsembleError, MemberError
 
 Depth = Literal["off", "summary", "rounds", "members"]

@@ -28,7 +28,7 @@ from langchain_core.tracers.langchain import LangChainTracer
 from langchain_core.tracers.schemas import Run
 from langchain_core.utils.uuid import uuid7
 
-from ..core.values import Round
+from ..core.round import Round
 from ..errors import UsageError
 from .spans import EXIT_EVENT, Depth, Span, SpanBuilder, failures_after
 

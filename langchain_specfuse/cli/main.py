@@ -27,7 +27,8 @@ from typing import Any, NoReturn, TextIO
 from .._version import __version__
 from ..chat import options as _options
 from ..chat import output_format as _format
-from ..core.values import Query, Round, Turn
+from ..core.round import Round
+from ..core.values import Query, Turn
 from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
 from ..show.terminal import Paint, departed, legend, pieces, table, visible
 from ..show.trace import Trace

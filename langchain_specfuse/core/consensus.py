@@ -23,6 +23,7 @@ from .panel import Panel
 from .referee import FREE, Referee
 from .replies import is_late
 from .results import RESULTS, Result
+from .round import Round
 from .rounds import (
     Budget,
     Clock,
@@ -32,7 +33,7 @@ from .rounds import (
     replies_to,
     without_failed,
 )
-from .values import Ask, Draft, DraftJob, Query, Replies, Round, Segment
+from .values import Ask, Draft, DraftJob, Query, Replies, Segment
 
 SAMPLED = 0.7
 """The least temperature of a member's second and further samples: without one they would all be the

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .values import Departure, Panelist
+from .round import Departure
+from .values import Panelist
 
 WEIGHT_FLOOR = 0.02
 CLIP = 3.0

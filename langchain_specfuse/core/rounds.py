@@ -22,12 +22,12 @@ from .options import Method, Settings
 from .panel import Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
 from .replies import checked, is_late
+from .round import Departure, Round
 from .values import (
     BUDGET,
     LATE,
     REFUSAL,
     Ask,
-    Departure,
     Draft,
     DraftJob,
     Effort,
@@ -35,7 +35,6 @@ from .values import (
     Query,
     Replies,
     Reply,
-    Round,
     Scored,
     ScoreJob,
     Segment,

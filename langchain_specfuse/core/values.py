@@ -1,17 +1,14 @@
-"""The data of the method, all frozen: what goes into a round, what members are asked, what comes
-out.
+"""The data that the loop and the members exchange: queries, jobs and replies.
 
-Everything here is plain data (text, numbers, tuples, mappings). So a job can be answered in this
-process, in another process or by a server, and one record of a round serves streaming, traces,
-pictures and logs.
+Everything here is frozen and plain (text, numbers, tuples, mappings), so a job can be answered in
+this process, in another process or by a server. ``core.round`` has the record of a finished round.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ..secret_values import cleaned, masked
 
@@ -349,156 +346,3 @@ class Ask:
 
 Reply = Draft | Scored | Failure
 Replies = Mapping[str, Reply]
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """A member that left this answer, and why."""
-
-    member: str
-    kind: str
-    """``exit``: it was voted out; else the kind of its failure."""
-    reason: str
-    round: int
-    cause: BaseException | None = field(default=None, compare=False, repr=False)
-    """The exception that the member raised, if any."""
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One finished round: the record behind streaming, traces, pictures and logs."""
-
-    number: int
-    text: str
-    """The text to stream now. Text that may begin a stop string is held back."""
-    segment: Segment
-    winner: str
-    """The name of the draft that won: its member's name, or that of an additional sample."""
-    drafts: Mapping[str, Draft]
-    scores: Mapping[str, Mapping[str, float]]
-    """verifier -> drafting member -> raw score. Empty when there was nothing to choose between."""
-    votes: Mapping[str, Mapping[str, float]]
-    totals: Mapping[str, float]
-    rewards: Mapping[str, float]
-    weights_before: Mapping[str, float]
-    weights: Mapping[str, float]
-    authors: tuple[str, ...] = ()
-    """The members that drafted the winning segment, the winner first."""
-    forced: str = ""
-    """Text that the constraint leaves no choice about: appended after the segment (in round 1 also
-    before it)."""
-    thoughts: Mapping[str, str] = field(default_factory=dict)
-    """member -> its reasoning, in the round in which it reasoned."""
-    looped: tuple[str, ...] = ()
-    """Members whose drafts only repeated the end of the answer and therefore could not win."""
-    lead: str = ""
-    """The member that leads; empty if all vote as equals."""
-    evidence: Mapping[str, float] = field(default_factory=dict)
-    """member -> the evidence that its draft is better than the lead's, where others than the lead
-    were asked."""
-    late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """phase -> members whose reply was late: the round went on without it."""
-    refusals: Mapping[str, str] = field(default_factory=dict)
-    """member -> its refusal, for members that refused to draft. If the finish is ``refusal``, the
-    refusal of ``member`` is the answer, and ``drafts`` has an empty draft for each of them."""
-    left: tuple[Departure, ...] = ()
-    samples: Mapping[str, str] = field(default_factory=dict)
-    """For additional samples of members: the draft's name, such as ``ann#2`` -> its member."""
-    finish: Finish | None = None
-    stalled: bool = False
-    """The finish is ``length``, but the budget was not used up: no member could continue."""
-    efforts: Mapping[str, Mapping[str, Effort]] = field(default_factory=dict)
-    """phase (``draft``, ``verify``) -> member -> effort."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """phase -> wall-clock seconds between asking and the last reply."""
-    began: Mapping[str, float] = field(default_factory=dict)
-    """phase -> start, in seconds of ``time.time()``."""
-
-    @property
-    def member(self) -> str:
-        """The member that wrote the winning draft."""
-        return self.samples.get(self.winner, self.winner)
-
-    @property
-    def late_members(self) -> tuple[str, ...]:
-        """The members that were late in any phase of this round."""
-        return tuple(dict.fromkeys(name for names in self.late.values() for name in names))
-
-    @property
-    def margin(self) -> float:
-        """The winner's total minus that of the best other draft (1.0 when all drafts coincide)."""
-        others = [total for m, total in self.totals.items() if m in self._others()]
-        return self.totals[self.winner] - max(others) if others else 1.0
-
-    @property
-    def dissent(self) -> float:
-        """The entropy of the totals over the distinct drafts, from 0 (unanimous) to 1 (all drafts
-        equal)."""
-        drafts = {self._content(name): total for name, total in self.totals.items() if total > 0}
-        if len(drafts) < 2:
-            return 0.0
-        whole = math.fsum(drafts.values())
-        shares = [total / whole for total in drafts.values()]
-        return -math.fsum(share * math.log(share) for share in shares) / math.log(len(drafts))
-
-    @property
-    def runner_up(self) -> str | None:
-        """The author of the best draft other than the winning one; None when all drafts
-        coincide."""
-        return max(self._others(), key=lambda name: self.totals.get(name, 0.0), default=None)
-
-    def _others(self) -> list[str]:
-        agreed = self._content(self.winner)
-        return [name for name in self.drafts if self._content(name) != agreed]
-
-    def _content(self, name: str) -> tuple[str, bool]:
-        """What distinguishes drafts. Authors of the winning segment may have spelled the same call
-        differently."""
-        draft = self.drafts[self.winner if name in self.authors else name]
-        return draft.text, draft.ended
-
-    def as_dict(self) -> dict[str, Any]:
-        """The round as plain JSON."""
-        return {
-            "round": self.number,
-            "text": self.text,
-            "segment": self.segment.text,
-            "ended": self.segment.ended,
-            "winner": self.winner,
-            "authors": list(self.authors),
-            "drafts": {
-                m: {"text": d.text, "ended": d.ended, "tokens": len(d.tokens)}
-                for m, d in self.drafts.items()
-            },
-            "scores": {j: dict(row) for j, row in self.scores.items()},
-            "votes": {j: dict(row) for j, row in self.votes.items()},
-            "totals": dict(self.totals),
-            "margin": self.margin,
-            "dissent": self.dissent,
-            "runner_up": self.runner_up,
-            "rewards": dict(self.rewards),
-            "weights_before": dict(self.weights_before),
-            "weights": dict(self.weights),
-            "forced": self.forced,
-            "thoughts": dict(self.thoughts),
-            "looped": list(self.looped),
-            "lead": self.lead,
-            "evidence": dict(self.evidence),
-            "late": {phase: list(names) for phase, names in self.late.items()},
-            "refusals": dict(self.refusals),
-            "left": [
-                {"member": d.member, "kind": d.kind, "reason": d.reason, "round": d.round}
-                for d in self.left
-            ],
-            "samples": dict(self.samples),
-            "finish": self.finish,
-            "stalled": self.stalled,
-            "seconds": dict(self.seconds),
-            "tokens": {
-                phase: {
-                    m: {"read": e.read, "reused": e.reused, "seconds": e.seconds}
-                    for m, e in by.items()
-                }
-                for phase, by in self.efforts.items()
-            },
-        }

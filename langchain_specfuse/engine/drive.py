@@ -20,8 +20,9 @@ from functools import partial
 
 from ..core.member import Member
 from ..core.replies import failure_of, is_late
+from ..core.round import Round
 from ..core.rounds import Loop
-from ..core.values import Ask, DraftJob, Replies, Reply, Round
+from ..core.values import Ask, DraftJob, Replies, Reply
 from ..errors import BusyError, advised, amount
 from .worker import QueuedJob, forked, refuse_fork, worker_for
 

@@ -15,8 +15,9 @@ from ..core.member import Member, Probe
 from ..core.options import Settings
 from ..core.panel import Panel
 from ..core.referee import FREE, Referee
+from ..core.round import Round
 from ..core.rounds import Loop, rounds
-from ..core.values import Panelist, Query, Round
+from ..core.values import Panelist, Query
 from ..errors import MemberError, UsageError, advised, emptied
 from .drive import Admission, Schedule, adrive, drive
 from .worker import QueuedJob, refuse_fork, worker_for

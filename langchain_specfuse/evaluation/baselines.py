@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from ..core.member import Member
 from ..core.options import Settings
-from ..core.values import Query, Round, Turn
+from ..core.round import Round
+from ..core.values import Query, Turn
 from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
 

@@ -20,7 +20,8 @@ from typing import Any, TextIO
 
 from .._version import __version__
 from ..core.member import Member
-from ..core.values import Query, Round
+from ..core.round import Round
+from ..core.values import Query
 from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
 from ..engine.worker import QueuedJob, worker_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..core.values import Departure, Round
+from ..core.round import Departure, Round
 from ..errors import amount
 
 COLOURS = (36, 33, 35, 32, 34, 31)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.values import Round
+from ..core.round import Round
 from ..errors import UsageError, advised, amount
 
 FORMAT = 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.referee import FREE, Referee
+from langchain_specfuse.core.round import Round
 from langchain_specfuse.core.rounds import rounds
 from langchain_specfuse.core.values import (
     Ask,
@@ -18,7 +19,6 @@ from langchain_specfuse.core.values import (
     Panelist,
     Query,
     Reply,
-    Round,
     Scored,
     ScoreJob,
     Turn,

@@ -10,7 +10,8 @@ from langchain_specfuse.core.consensus import answers, voters
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.results import final_number
-from langchain_specfuse.core.values import LATE, Ask, Draft, Failure, Panelist, Round
+from langchain_specfuse.core.round import Round
+from langchain_specfuse.core.values import LATE, Ask, Draft, Failure, Panelist
 from langchain_specfuse.errors import UsageError
 
 from .play import QUERY

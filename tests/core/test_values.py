@@ -8,7 +8,8 @@ import json
 import pytest
 
 from langchain_specfuse.core.options import Settings
-from langchain_specfuse.core.values import Departure, Draft, Effort, Failure, Round, Segment
+from langchain_specfuse.core.round import Departure, Round
+from langchain_specfuse.core.values import Draft, Effort, Failure, Segment
 
 from .play import play, speakers
 

@@ -30,13 +30,13 @@ import pytest
 
 from langchain_specfuse.core.member import Member, Probe
 from langchain_specfuse.core.options import Method, Settings
+from langchain_specfuse.core.round import Round
 from langchain_specfuse.core.values import (
     Candidate,
     Draft,
     DraftJob,
     Failure,
     Query,
-    Round,
     Sampling,
     Scored,
     ScoreJob,

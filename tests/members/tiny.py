@@ -25,6 +25,7 @@ from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.member import Member
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.panel import Panel
+from langchain_specfuse.core.round import Round
 from langchain_specfuse.core.rounds import rounds
 from langchain_specfuse.core.values import (
     Ask,
@@ -35,7 +36,6 @@ from langchain_specfuse.core.values import (
     Panelist,
     Query,
     Reply,
-    Round,
     Sampling,
     Scored,
     ScoreJob,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from langchain_specfuse.core.values import Departure, Draft, Round, Segment
+from langchain_specfuse.core.round import Departure, Round
+from langchain_specfuse.core.values import Draft, Segment
 from langchain_specfuse.errors import MemberError, advised
 from langchain_specfuse.show.terminal import Paint, legend, pieces, table
 
