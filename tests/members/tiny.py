@@ -45,6 +45,8 @@ from langchain_specfuse.core.values import (
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 torch.set_num_threads(1)  # for matrices this small, more threads are slower
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Tests use a GPU where there is one."""
 NEAR = 1e-4
 """In float32, log-probabilities of two right readings lie closer."""
 
@@ -322,7 +324,7 @@ def made(
         rows[tokenizer.eos_token_id] *= END
         if seed % 2:
             rows[_broken(tokenizer)] = 0.0
-    return model, tokenizer
+    return model.to(DEVICE), tokenizer
 
 
 def _broken(tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -360,7 +362,7 @@ def member(
 def greedy(one: TransformersMember, query: Query, count: int) -> list[int]:
     """What ``generate`` makes of the same prompt, without the token that ends it."""
     one.probe()
-    ids = torch.tensor([one.loaded.prompt_ids(query.turns)])
+    ids = torch.tensor([one.loaded.prompt_ids(query.turns)], device=DEVICE)
     made = one.loaded.weights.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -508,7 +510,9 @@ class Wishful(Bare):
         self.wish: Callable[[list[int]], int] = lambda new: sum(new) % len(tokenizer)
 
     def read(self, input_ids: torch.Tensor) -> torch.Tensor:
-        logits = torch.full((*input_ids.shape, self.config.vocab_size), -9.0)
+        logits = torch.full(
+            (*input_ids.shape, self.config.vocab_size), -9.0, device=input_ids.device
+        )
         for row, ids in enumerate(input_ids.tolist()):
             for at in range(max(self.prompt - 1, 0), len(ids)):
                 logits[row, at, self.wish(ids[self.prompt : at + 1])] = 9.0
