@@ -18,9 +18,9 @@ import torch
 import transformers
 from common import NOTES, STORY, arguments, report
 from langchain_core.messages import AIMessageChunk
-from tests.members.tiny import CHATML, tokenizer_of
 
 from langchain_specfuse import SpecFuseChatModel, TransformersMember
+from tests.members.tiny import CHATML, tokenizer_of
 
 MEASURES = ("core", "engine", "members/local", "members/transformers")
 """The parts of the package that decide these figures."""

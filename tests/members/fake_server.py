@@ -163,7 +163,7 @@ class FakeServer:
 @lru_cache(maxsize=1024)  # each new member asks the same
 @torch.inference_mode()
 def _rows(model: Any, ids: tuple[int, ...]) -> Any:
-    return model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    return model(torch.tensor([ids], device=model.device)).logits[0].float().log_softmax(-1)
 
 
 class Refused(Exception):

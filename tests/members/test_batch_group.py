@@ -224,7 +224,7 @@ def test_an_adapter_that_loads_meanwhile_waits_for_the_pass_under_way(tmp_path):
     model, _ = tiny.made("llama", 1)
     adapters = Adapters(model)
     one, other = (str(adapter("llama", tmp_path / f"a{seed}", seed)[0]) for seed in (3, 4))
-    passes = lambda: model(input_ids=torch.tensor([[5, 6, 7]])).logits
+    passes = lambda: model(input_ids=torch.tensor([[5, 6, 7]], device=tiny.DEVICE)).logits
     with torch.inference_mode():
         plain = passes()
         with adapters.reading(held := adapters.get(one, "one")):

@@ -16,7 +16,7 @@ from . import tiny
 from .lora import EVERYWHERE, adapter, saved
 from .tiny import NEAR
 
-IDS = torch.tensor([[5, 9, 30, 7], [8, 2, 40, 11]])
+IDS = torch.tensor([[5, 9, 30, 7], [8, 2, 40, 11]], device=tiny.DEVICE)
 
 
 @pytest.fixture

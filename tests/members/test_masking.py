@@ -106,7 +106,12 @@ def retraced(member, job, draft):
     ids = own.answer_ids(member.name, prompt, job.answer)
     how = replace(job.sampling, repetition_penalty=None)
     for at, token in enumerate(draft.tokens):
-        logits = weights.model(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
+        logits = (
+            weights.model(torch.tensor([ids], device=tiny.DEVICE), use_cache=False)
+            .logits[0, -1]
+            .cpu()
+            .numpy()
+        )
         assert draft.logprobs[at] == pytest.approx(logprobs_of(logits[None], [token])[0], abs=NEAR)
         legal = brute_force(state, len(logits), member.stops)
         assert legal[token]
@@ -114,7 +119,12 @@ def retraced(member, job, draft):
         assert state.put(token)
         ids = [*ids, token]
     if draft.ended and not state.must_end():
-        logits = weights.model(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
+        logits = (
+            weights.model(torch.tensor([ids], device=tiny.DEVICE), use_cache=False)
+            .logits[0, -1]
+            .cpu()
+            .numpy()
+        )
         assert draft.logprobs[-1] == pytest.approx(
             end_logprobs(logits[None], member.stops)[0], abs=NEAR
         )
