@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 
 from ..errors import EnsembleError, MemberError, advised
 from .answer import Answer, continues_loop, lawful
-from .ballot import Ballot
-from .lead import Reading
+from .ballot import Ballot, Reading
 from .options import Method, Settings
 from .panel import Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
@@ -64,7 +63,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         panel, readings = yield from call_for_scores(panel, query, answer, ballot, number, clock)
         # 3. Select. The best draft by weighted vote becomes part of the answer. A lead's is
         #    replaced on evidence only.
-        vote = ballot.counted(readings, panel.weights, panel.lead)
+        vote = ballot.count(readings, panel.weights, panel.lead)
         answer = answer.plus(vote.segment)
         voted = panel
         # 4. Feedback. Members whose drafts were preferred gain weight.
@@ -170,7 +169,7 @@ def stands(panel: Panel, method: Method, reply: Reply, answer: Answer) -> bool:
     looped = method.loop_guard and continues_loop(answer.text, draft.text)
     says_something = bool(draft.text or draft.ended)
     ballot = Ballot(method, {panel.lead: draft}, answer.text, answer.referee)
-    return says_something and not looped and ballot.sure(panel.lead)
+    return says_something and not looped and ballot.is_sure(panel.lead)
 
 
 def is_refused(settings: Settings, clock: Clock, replies: Mapping[str, Any]) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
+from ..core.ballot import largest
 from ..core.consensus import answers
-from ..core.lead import largest
 from ..core.member import Member, Probe
 from ..core.options import Settings
 from ..core.panel import Panel

@@ -23,7 +23,7 @@ def read(**rows):
 def test_the_same_text_with_and_without_an_end_are_two_candidates():
     vote = ballot(a=Draft(" x", True), b=Draft(" x", False))
     assert len(vote.candidates) == 2
-    won = vote.counted(read(a=[-0.5, -1.0]), {"a": 0.5, "b": 0.5})
+    won = vote.count(read(a=[-0.5, -1.0]), {"a": 0.5, "b": 0.5})
     assert (won.winner, won.segment.ended, won.disputed) == ("a", True, True)
 
 
@@ -46,21 +46,21 @@ def test_own_and_scored_log_probabilities_are_matched_to_the_right_drafts():
 
 def test_a_heavier_verifier_decides():
     scores = {"a": [-0.1, -2.0], "b": [-2.0, -0.1]}
-    assert ballot(a=" x", b=" y").counted(read(**scores), {"a": 0.8, "b": 0.2}).winner == "a"
-    assert ballot(a=" x", b=" y").counted(read(**scores), {"a": 0.2, "b": 0.8}).winner == "b"
+    assert ballot(a=" x", b=" y").count(read(**scores), {"a": 0.8, "b": 0.2}).winner == "a"
+    assert ballot(a=" x", b=" y").count(read(**scores), {"a": 0.2, "b": 0.8}).winner == "b"
 
 
 def test_ties_go_to_the_heavier_then_to_the_earlier_member():
     even = {"a": [-1.0, -1.0], "b": [-1.0, -1.0]}
-    assert ballot(a=" x", b=" y").counted(read(**even), {"a": 0.4, "b": 0.6}).winner == "b"
-    assert ballot(a=" x", b=" y").counted(read(**even), {"a": 0.5, "b": 0.5}).winner == "a"
+    assert ballot(a=" x", b=" y").count(read(**even), {"a": 0.4, "b": 0.6}).winner == "b"
+    assert ballot(a=" x", b=" y").count(read(**even), {"a": 0.5, "b": 0.5}).winner == "a"
 
 
 def test_totals_that_differ_only_by_float_rounding_are_a_tie():
     names = "abcdefg"
     row = [-0.1 * k for k in range(7)]
     scores = {name: row[i:] + row[:i] for i, name in enumerate(names)}
-    won = ballot(**{n: f" {n}" for n in names}).counted(read(**scores), dict.fromkeys(names, 1 / 7))
+    won = ballot(**{n: f" {n}" for n in names}).count(read(**scores), dict.fromkeys(names, 1 / 7))
     assert len({round(total, 12) for total in won.totals.values()}) == 1
     assert won.winner == "a"
 
@@ -71,7 +71,7 @@ def test_the_segment_carries_the_tokens_of_all_its_authors_the_winner_first():
         b=" y",
         c=Draft(" x", tokens=(2, 3), logprobs=SURE),
     )
-    segment = vote.counted(read(b=[-0.1, -3.0]), {"a": 0.3, "b": 0.3, "c": 0.4}).segment
+    segment = vote.count(read(b=[-0.1, -3.0]), {"a": 0.3, "b": 0.3, "c": 0.4}).segment
     assert list(segment.tokens.items()) == [("c", (2, 3)), ("a", (1,))]
 
 
@@ -81,7 +81,7 @@ LOOP = "it is so because " * 4
 def test_a_loop_loses_to_any_draft_that_goes_on():
     vote = ballot(LOOP, a="it is so because", b=" Rayleigh scattering")
     assert vote.looped == ("a",)
-    won = vote.counted({}, {"a": 0.9, "b": 0.1})
+    won = vote.count({}, {"a": 0.9, "b": 0.1})
     assert (won.winner, won.totals, won.rewards) == (
         "b",
         {"a": 0.0, "b": 1.0},
@@ -102,5 +102,5 @@ def test_loops_are_eligible_where_there_is_nothing_else_or_without_the_guard():
 def test_an_empty_draft_is_eligible_only_where_all_are_empty_or_it_ends_the_answer():
     assert [c.text for c in ballot(a="", b=" y").eligible] == [" y"]
     assert [c.text for c in ballot(a=Draft("", True), b=" y").eligible] == ["", " y"]
-    won = ballot(a="", b="").counted({}, {"a": 0.5, "b": 0.5})
+    won = ballot(a="", b="").count({}, {"a": 0.5, "b": 0.5})
     assert (won.segment.text, won.disputed) == ("", False)

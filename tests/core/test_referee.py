@@ -138,7 +138,7 @@ def test_equal_values_in_other_words_are_one_draft():
     # y wrote other words: it must score the text that stands for both, and its tokens are not this
     # text's.
     assert [c.text for c in ballot.to_score("y")] == [texts[0][1:], texts[2][1:]]
-    vote = ballot.counted({"x": [[-1.0], [-2.0]]}, {"x": 0.4, "y": 0.3, "z": 0.3})
+    vote = ballot.count({"x": [[-1.0], [-2.0]]}, {"x": 0.4, "y": 0.3, "z": 0.3})
     assert vote.authors == ("x", "y") and dict(vote.segment.tokens) == {"x": (1,)}
     assert vote.totals["x"] == vote.totals["y"]
 
