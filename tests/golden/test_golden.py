@@ -1,0 +1,36 @@
+"""Every scenario gives what ``records/`` says. See the package's docstring."""
+
+from __future__ import annotations
+
+import difflib
+import json
+
+import pytest
+
+from tests.golden import scenarios
+from tests.golden.record import FOLDER, path_of, plain, with_recorded_numbers, written
+
+
+def parameters() -> list[object]:
+    marks = dict.fromkeys(scenarios.beginning_with(["llamacpp"]), pytest.mark.real)
+    return [pytest.param(name, marks=marks.get(name, ())) for name in scenarios.ALL]
+
+
+@pytest.mark.parametrize("name", parameters())
+def test_the_answers_are_those_that_were_recorded(name: str) -> None:
+    path = path_of(name)
+    text = path.read_text(encoding="utf-8")
+    found = plain(scenarios.outcome(name))
+    if found == json.loads(text):
+        return
+    found = written(with_recorded_numbers(found, json.loads(text)))
+    diff = difflib.unified_diff(
+        text.splitlines(), found.splitlines(), f"records/{path.name}", "now", lineterm="", n=4
+    )
+    if lines := list(diff):
+        again = f"If this is intended, record it again: python -m tests.golden {name}"
+        pytest.fail("\n".join([*lines, "", again]), pytrace=False)
+
+
+def test_every_record_has_a_scenario() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(scenarios.ALL)
