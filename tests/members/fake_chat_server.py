@@ -43,9 +43,8 @@ class FakeChatServer:
     def listed(self, path: str) -> Any:
         """What it says about itself; KeyError: it has no such path."""
         ollama = self.kind == "ollama"
-        owner, name = (
-            ("library", "llama3.2:latest") if ollama else ("organization_owner", "my-model")
-        )
+        owner = {"ollama": "library", "sglang": "sglang"}.get(self.kind, "organization_owner")
+        name = "llama3.2:latest" if ollama else "my-model"
         models = (
             [{"id": name, "object": "model", "created": 1, "owned_by": owner}]
             if self.models

@@ -1,9 +1,9 @@
-"""A fake server in this process that behaves as vLLM, SGLang or llama-server, or has OpenAI's
+"""A fake server in this process that behaves as vLLM or llama-server, or has OpenAI's
 completions as their documentation describes them, on tiny random weights.
 
 The numbers are the model's own, so a member's replies can be compared with those of the same
 weights in this process. What real engines get wrong or ignore, it gets wrong and ignores: unknown
-fields, ``echo`` (llama.cpp), nulls, log-probabilities after the temperature (SGLang). ``fault``
+fields, ``echo`` (llama.cpp), nulls. ``fault``
 injects faults.
 """
 
@@ -178,7 +178,8 @@ class Refused(Exception):
 
 
 def _models(server: FakeServer, body: Reply) -> Reply:
-    owner = {"llama.cpp": "llamacpp"}.get(server.engine, server.engine)
+    owners = {"llama.cpp": "llamacpp", "gateway": "vllm"}
+    owner = owners.get(server.engine, server.engine)
     models = [{"id": server.name, "owned_by": owner, "max_model_len": LIMIT}]
     return models if server.forms == {"text"} else {"object": "list", "data": models}
 
@@ -238,6 +239,13 @@ def _spelled(
         "text_offset": offsets,
         **ids,
     }
+
+
+def _gateway(server: FakeServer, body: Reply) -> Reply:
+    """In front of vLLM: passes its list of models on, and refuses what is not OpenAI's."""
+    if "add_special_tokens" in body:
+        raise Refused(400, "unknown field: add_special_tokens")
+    return _completions(server, body)
 
 
 # --- vLLM -----------------------------------------------------------------------------------------
@@ -317,53 +325,6 @@ def _vllm_tokenize(server: FakeServer, body: Reply) -> Reply:
 
 def _vllm_detokenize(server: FakeServer, body: Reply) -> Reply:
     return {"prompt": server.decode(body["tokens"])}
-
-
-# --- SGLang ---------------------------------------------------------------------------------------
-
-
-def _sglang(server: FakeServer, body: Reply) -> Any:
-    many = isinstance(body["input_ids"][0], list)
-    if not many:
-        return _sglang_one(server, body, body["input_ids"], body.get("logprob_start_len", -1))
-    starts = body.get("logprob_start_len") or [-1] * len(body["input_ids"])
-    return [
-        _sglang_one(server, body, ids, start)
-        for ids, start in zip(body["input_ids"], starts, strict=True)
-    ]
-
-
-def _sglang_one(server: FakeServer, body: Reply, ids: Sequence[int], start: int) -> Reply:
-    how = body["sampling_params"]
-    tokens, rows, ended = server.drawn(
-        ids,
-        how["max_new_tokens"],
-        how["temperature"],
-        how.get("sampling_seed", 0),
-        how.get("stop_token_ids") or [],
-    )
-    if how["temperature"] > 0:  # as the real engine: after the temperature
-        rows = [(row / how["temperature"]).log_softmax(-1) for row in rows]
-    wanted = body.get("token_ids_logprob") or []
-    meta = {
-        "finish_reason": {"type": "stop", "matched": tokens[-1]} if ended else {"type": "length"},
-        "cached_tokens": len(ids) - 1,
-        "output_token_logprobs": [
-            [float(row[t]), t, None] for row, t in zip(rows, tokens, strict=True)
-        ],
-        "output_token_ids_logprobs": [
-            [[float(row[one]), one, None] for one in wanted] for row in rows
-        ],
-    }
-    if start >= 0:
-        known = server.rows(ids)
-        rest = [[float(known[at - 1, ids[at]]), ids[at], None] for at in range(start + 1, len(ids))]
-        meta["input_token_logprobs"] = [[None, ids[start], None], *rest]
-    return {"text": "", "output_ids": tokens, "meta_info": meta}
-
-
-def _sglang_detokenize(server: FakeServer, body: Reply) -> Reply:
-    return {"text": server.decode(body["tokens"], body.get("skip_special_tokens") is False)}
 
 
 # --- llama.cpp ------------------------------------------------------------------------------------
@@ -461,12 +422,6 @@ ENGINES: dict[str, dict[str, Answer]] = {
         "/tokenize": _vllm_tokenize,
         "/detokenize": _vllm_detokenize,
     },
-    "sglang": {
-        "/v1/models": _models,
-        "/generate": _sglang,
-        "/v1/tokenize": _vllm_tokenize,
-        "/v1/detokenize": _sglang_detokenize,
-    },
     "llama.cpp": {
         "/v1/models": _models,
         "/props": _llama_props,
@@ -476,6 +431,8 @@ ENGINES: dict[str, dict[str, Answer]] = {
         "/apply-template": _llama_template,
     },
     "completions": {"/v1/models": _models, "/v1/completions": _completions},
+    "sglang": {"/v1/models": _models, "/v1/completions": _completions},
+    "gateway": {"/v1/models": _models, "/v1/completions": _gateway},
 }
 
 

@@ -33,7 +33,7 @@ from tests.torture.texts import broken, places_in
 from . import tiny
 from .fake_server import INST_END, FakeServer
 
-ENGINES = ("vllm", "sglang", "llama.cpp")
+ENGINES = ("vllm", "llama.cpp")
 HURTING = [
     float("nan"), float("inf"), -1e308, 10**30, 10**400, -1, 0, 1.5, 99999, True, None, "", "x", [], {}, "\ud800", [[]],
     [None], {"content": "x"}, "token_id:7", "token_id:-1", "token_id:99999", "nan", "\x00", [1, 2, 3],

@@ -20,7 +20,7 @@ from .fake_chat_server import FakeChatServer
 from .test_chat_model import STORY, talker
 
 Serve = Callable[..., FakeChatServer]
-KINDS = {"ollama": "llama3.2", "lm studio": "my-model"}
+KINDS = {"ollama": "llama3.2", "lm studio": "my-model", "sglang": "my-model"}
 
 
 @pytest.fixture
@@ -58,7 +58,12 @@ class TestContract(MemberContract):
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "chat"), [("ollama", "", "ChatOllama"), ("lm studio", "/v1", "ChatOpenAI")]
+    ("kind", "path", "chat"),
+    [
+        ("ollama", "", "ChatOllama"),
+        ("lm studio", "/v1", "ChatOpenAI"),
+        ("sglang", "/v1", "ChatOpenAI"),
+    ],
 )
 def test_it_is_named_by_its_address_and_model(
     serve: Serve, kind: str, path: str, chat: str
@@ -134,7 +139,7 @@ def test_a_key_is_sent_and_never_shown(serve: Serve, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_what_it_cannot_do_is_refused(serve: Serve, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MemberError, match=message):
+    with pytest.raises((MemberError, UsageError), match=message):
         ServerMember(**({"base_url": serve("ollama").url} | options)).probe()
 
 

@@ -326,7 +326,7 @@ def sent(server):
         yield from [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
 
-@pytest.fixture(scope="module", params=["vllm", "sglang", "llama.cpp"])
+@pytest.fixture(scope="module", params=["vllm", "llama.cpp"])
 def lent(request):
     """A server's tokenizer, with the template that the server renders."""
     model, tokenizer = tiny.cached("llama", 1)
@@ -346,7 +346,7 @@ def test_control_texts_stay_text_where_only_the_server_knows_them(lent, texts):
 
 
 @pytest.mark.parametrize("lends", [False, True], ids=["local tokenizer", "the server's tokenizer"])
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
 @pytest.mark.parametrize("kind", ["bytes", "pieces-bare"])
 def test_a_server_is_sent_no_forged_control_tokens(engine, lends, kind):
     model, tokenizer = tiny.cached("llama", 1, tokenizer=kind)

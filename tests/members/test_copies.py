@@ -55,7 +55,7 @@ def says(member: Any) -> str:
 def served() -> Iterator[ServerMember]:
     model, tokenizer = tiny.cached("llama", 1, chat_template=INST_END)
     server = FakeServer("vllm", model, tokenizer)
-    member = ServerMember(server.url, tokenizer=tokenizer, name="served", seed=3)
+    member = ServerMember(server.url, tokenizer=tokenizer, name="served", system_prompt="Be brief.")
     yield member
     member.unload()
     server.stop()

@@ -12,10 +12,10 @@ LIBRARY = "library"
 """``owned_by`` in Ollama's list of models."""
 
 
-def chat_model_of(client: Client, model: str, owner: str, seed: int) -> Any:
+def chat_model_of(client: Client, model: str, owner: str) -> Any:
     """A chat model that asks this server, with the client's key, authorities and time limit."""
     address = client.address
-    common: dict[str, Any] = {"model": model, "temperature": 0.0, "seed": seed}
+    common: dict[str, Any] = {"model": model, "temperature": 0.0}
     try:
         if owner == LIBRARY or is_ollama(client):
             from langchain_ollama import ChatOllama

@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import httpx2
@@ -50,7 +50,7 @@ class StrayReplyError(MemberError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """A whole reply."""
 
     status: int
@@ -75,19 +75,6 @@ class Address:
     verify: bool | str = True
     """TLS: True checks the certificate, a path names the authorities to trust, False checks
     nothing."""
-
-    def __post_init__(self) -> None:
-        timeout, verify = cast(object, self.timeout_s), cast(object, self.verify)
-        if (
-            isinstance(timeout, bool)
-            or not isinstance(timeout, int | float)
-            or not 0 < timeout < threading.TIMEOUT_MAX
-        ):
-            error = UsageError(f"timeout must be a number of seconds above 0, got {timeout!r}")
-            raise advised(error, "leave it out for 60 seconds per request, including its retries")
-        if not isinstance(verify, bool | str):
-            error = UsageError(f"verify must be True, False or the path of a file, got {verify!r}")
-            raise advised(error, "verify='./ca.pem' trusts the authorities in that file")
 
     @property
     def api(self) -> str:
@@ -165,7 +152,7 @@ class Client:
         deadline = time.monotonic() + self.address.timeout_s
         for attempt in range(RETRIES + 1):
             outcome = self._try(method, path, body, deadline)
-            if isinstance(outcome, Reply) and (
+            if isinstance(outcome, HttpReply) and (
                 outcome.status not in RETRIED or outcome.status in final
             ):
                 return self.parsed(outcome)
@@ -173,7 +160,7 @@ class Client:
             if attempt == RETRIES or time.monotonic() + wait > deadline or self._closed:
                 raise (
                     self._refusal(outcome)
-                    if isinstance(outcome, Reply)
+                    if isinstance(outcome, HttpReply)
                     else self._unreached(outcome, path)
                 )
             log.info("%s: retrying %s in %.1f s", self.member, path, wait)
@@ -182,7 +169,7 @@ class Client:
 
     def _try(
         self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float
-    ) -> Reply | httpx2.TransportError:
+    ) -> HttpReply | httpx2.TransportError:
         """One attempt."""
         self._now.deadline = deadline
         try:
@@ -198,7 +185,7 @@ class Client:
 
     def _reply(
         self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float
-    ) -> Reply:
+    ) -> HttpReply:
         left = self._left()
         timeout = httpx2.Timeout(left, connect=min(CONNECT_S, left))
         trace = {"trace": self._opened}
@@ -216,7 +203,7 @@ class Client:
                     raise MemberError(message, member=self.member)
                 if time.monotonic() > deadline:
                     raise httpx2.ReadTimeout("the reply did not end in time")
-        return Reply(response.status_code, bytes(content), response.headers, response.url.path)
+        return HttpReply(response.status_code, bytes(content), response.headers, response.url.path)
 
     def _left(self) -> float:
         return max(0.001, float(self._now.deadline) - time.monotonic())
@@ -232,7 +219,7 @@ class Client:
             stream.read = lambda size, timeout=None: read(size, self._left())
             self._streams.add(stream)
 
-    def parsed(self, reply: Reply) -> Any:
+    def parsed(self, reply: HttpReply) -> Any:
         """The reply's JSON. Raises if the server sent an error, or something that is not JSON."""
         if reply.status >= 400:
             raise self._refusal(reply)
@@ -244,7 +231,7 @@ class Client:
             # the cause would hold all that was sent
             raise StrayReplyError(message, member=self.member) from None
 
-    def _refusal(self, reply: Reply) -> RefusedError:
+    def _refusal(self, reply: HttpReply) -> RefusedError:
         status, text = reply.status, self._without_key(_message_in(reply))[:SHOWN]
         kind = "not_found" if status == 404 else "error"
         if status == 413 or _is_too_long(text):
@@ -326,16 +313,18 @@ def _trusted(verify: bool | str) -> bool | ssl.SSLContext:
         raise advised(unread, advice) from error
 
 
-def _retry_after(outcome: Reply | httpx2.TransportError) -> float:
+def _retry_after(outcome: HttpReply | httpx2.TransportError) -> float:
     """How long the server asks to be left alone, within bounds."""
+    if not isinstance(outcome, HttpReply):
+        return 0.0
     try:
-        asked = float(outcome.headers.get("retry-after", 0)) if isinstance(outcome, Reply) else 0.0
+        asked = float(outcome.headers.get("retry-after", 0))
     except ValueError:  # a date
         return LONGEST_PAUSE_S
     return min(max(asked, 0.0), LONGEST_PAUSE_S)
 
 
-def _message_in(reply: Reply) -> str:
+def _message_in(reply: HttpReply) -> str:
     """The server's error message, without the JSON around it."""
     try:
         body = json.loads(reply.content)

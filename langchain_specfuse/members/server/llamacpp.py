@@ -19,9 +19,9 @@ from typing import Any
 from ...core.values import Constraint
 from ...errors import MemberError
 from ..text.words import either
+from .dialect import Dialect, Draw, Drawn, Path, Scorer, cached_tokens
 from .http import Client, RefusedError
 from .tokenizers import RemoteTokenizer
-from .tokens import Dialect, Drawn, Path, Request, Scorer, cached_tokens
 
 MOST_LIKELY = 40
 """Where several tokens can end a turn, those among this many likely ones are counted."""
@@ -66,18 +66,18 @@ class LlamaCpp(Dialect):
             ) or self._decode(whole[:1])
         return remote
 
-    def draw(self, request: Request) -> Drawn:
-        fields = _sampling(request) | _guided(request.constraint)
-        reply = self._complete(request.key, request.ids, request.count, fields)
+    def draw(self, draw: Draw) -> Drawn:
+        fields = _sampling(draw) | _guided(draw.constraint)
+        reply = self._complete(draw.key, draw.ids, draw.count, fields)
         ids, rows = reply["tokens"], reply.get("completion_probabilities") or []
-        whole = [row["id"] for row in rows] == ids and request.constraint is None
+        whole = [row["id"] for row in rows] == ids and draw.constraint is None
         known = self.logprobs((row["logprob"] for row in rows), len(ids)) if whole else ()
         size = len(ids) - (reply.get("stop_type") == "eos" and bool(ids))
         # It cannot be given the tokens that end a turn, so it may have gone on after one.
         size = next((at for at, token in enumerate(ids) if token in self.stops), size)
         ended = size < len(ids)
         ended_by = self._end(rows[size]) if ended and whole else 0.0
-        cached = cached_tokens((reply.get("timings") or {}).get("cache_n"), len(request.ids))
+        cached = cached_tokens((reply.get("timings") or {}).get("cache_n"), len(draw.ids))
         return Drawn(tuple(ids[:size]), known[:size] if whole else None, ended, ended_by, cached)
 
     def scorers(self) -> dict[str, Scorer]:
@@ -202,11 +202,11 @@ class Slots:
                 keys.discard(key)
 
 
-def _sampling(request: Request) -> dict[str, Any]:
+def _sampling(draw: Draw) -> dict[str, Any]:
     """How tokens are picked, in the order in which members in this process do it; the server's
     default differs."""
-    how = request.sampling
-    whole = len(request.ids) + request.count
+    how = draw.sampling
+    whole = len(draw.ids) + draw.count
     penalty = (
         {"repeat_penalty": how.repetition_penalty, "repeat_last_n": whole}
         if how.repetition_penalty

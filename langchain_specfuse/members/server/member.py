@@ -1,5 +1,4 @@
-"""ServerMember: a model on a server, over HTTP: vLLM, SGLang, llama.cpp, or one that echoes
-prompts.
+"""ServerMember: a model on a server, over HTTP.
 
 This file finds out which kind of server it is, and turns any error into the failure of one job.
 Servers that only chat, such as Ollama, are asked through a :class:`.ChatModelMember`. Neither torch
@@ -12,23 +11,27 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from threading import TIMEOUT_MAX
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob
-from ...errors import MemberError, UsageError, advised, check_whole_number
+from ...errors import MemberError, UsageError, advised
 from ...secret_values import masked, remember
+from ..arguments import checked
 from ..network import refuse_secrets
 from ..text.templates import Template
 from ..text.words import Words
 from ..threads import each, shown
 from .chat import chat_model_of, is_ollama
 from .completions import Completions
-from .http import Address, Client, StrayReplyError
+from .dialect import Dialect
+from .http import Address, Client, RefusedError, StrayReplyError
 from .llamacpp import LlamaCpp
-from .sglang import SGLang
 from .tokenizers import RemoteTokenizer, local_tokenizer, stops_of
-from .tokens import Dialect, TokenSession
+from .tokens import TokenSession
 from .vllm import VLLM
 
 if TYPE_CHECKING:
@@ -36,21 +39,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("langchain_specfuse")
 
-Engine = Literal["vllm", "sglang", "llama.cpp", "completions"]
-DIALECTS: Mapping[str, type[Dialect]] = {
-    "vllm": VLLM,
-    "sglang": SGLang,
-    "llama.cpp": LlamaCpp,
-    "completions": Completions,
-}
-OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
-"""``owned_by`` in a server's list of models -> the server's engine."""
+DIALECTS: Mapping[str, type[Dialect]] = {"vllm": VLLM, "llamacpp": LlamaCpp}
+"""``owned_by`` in a server's list of models -> how to ask this engine."""
+NOT_UNDERSTOOD = (400, 404, 405, 422)
+"""Statuses of a request that the server does not know or cannot read."""
 _CONNECTION = ("_client", "_session", "_chat", "_ready")
 """Attributes that belong to the connections and are not copied."""
-_OTHERS = (
+_OTHER_SERVERS = (
     "for any other server, pass a chat model: ChatOpenAI(base_url=..., model=...) from "
     "langchain-openai"
 )
+_REMOVED = {
+    "engine": (
+        "leave it out: the server says which engine it is; with tokenizer= any server is asked "
+        "through OpenAI's completions"
+    ),
+    "seed": "pass it to the call: llm.invoke(question, seed=1)",
+    "repetition_penalty": "pass it to the call: llm.invoke(question, repetition_penalty=1.1)",
+}
 
 
 class ServerMember:
@@ -58,27 +64,29 @@ class ServerMember:
 
     >>> member = ServerMember(
     ...     "http://localhost:8000/v1", "Qwen/Qwen2.5-7B-Instruct"
-    ... )  # asks nothing yet
+    ... )  # sends nothing yet
     >>> member.name
     'Qwen2.5-7B-Instruct'
+
+    The first question finds out which engine the server runs. vLLM and llama.cpp are asked through
+    their own interfaces. With ``tokenizer``, any other server is asked through OpenAI's completions
+    if these return the log-probabilities of a prompt. All others, such as Ollama's or LM Studio's,
+    join as a :class:`.ChatModelMember`.
 
     - ``model`` may be left out if the server has only one.
     - ``tokenizer`` is a local folder or hub id (or a tokenizer of transformers) with the model's
       own tokenizer: then text becomes tokens here. Without it the server is asked.
-    - ``engine`` is found out; it may be given: ``"vllm"``, ``"sglang"``, ``"llama.cpp"`` or
-      ``"completions"``. The last is any server whose ``/v1/completions`` returns the
-      log-probabilities of a prompt: it is tried where ``tokenizer`` is given. Any other server,
-      such as Ollama's or LM Studio's, joins as a :class:`.ChatModelMember`.
     - ``api_key_env`` names the environment variable with the API key (``Basic ...`` is sent as it
       is). An address must not hold a key.
     - ``verify`` may name a file with the certificate authorities to trust.
-    - ``timeout`` is that of one HTTP request with its retries: the narrowest of three limits. It
-      should be shorter than ``member_timeout``, unless late members are only skipped.
+    - ``timeout`` is that of one HTTP request with its retries. It should be shorter than
+      ``member_timeout``.
     - ``max_concurrency`` requests are sent at once.
-    - ``system_prompt``, ``seed``, ``chat_template``, ``chat_template_kwargs`` and
-      ``repetition_penalty`` are as those of :class:`.TransformersMember`.
+    - ``system_prompt``, ``chat_template`` and ``chat_template_kwargs`` are as those of
+      :class:`.TransformersMember`.
     """
 
+    @checked(removed=_REMOVED)
     def __init__(
         self,
         base_url: str,
@@ -86,16 +94,24 @@ class ServerMember:
         *,
         name: str | None = None,
         tokenizer: Any = None,
-        engine: Engine | None = None,
         api_key_env: str = "SPECFUSE_API_KEY",
-        timeout: float = 60.0,
-        verify: bool | str = True,
-        max_concurrency: int = 8,
+        timeout: Annotated[
+            float,
+            Field(
+                gt=0,
+                lt=TIMEOUT_MAX,
+                description="leave it out for 60 seconds per request, including its retries",
+            ),
+        ] = 60.0,
+        verify: Annotated[
+            bool | str, Field(description="verify='./ca.pem' trusts the authorities in that file")
+        ] = True,
+        max_concurrency: Annotated[
+            int, Field(ge=1, description="leave it out for 8 requests at once")
+        ] = 8,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         system_prompt: str | None = None,
-        repetition_penalty: float | None = None,
-        seed: int = 0,
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             error = UsageError(
@@ -103,35 +119,15 @@ class ServerMember:
             )
             raise advised(error, "for example ServerMember('http://localhost:8000/v1', 'my-model')")
         refuse_secrets(base_url)
-        if engine is not None and engine not in DIALECTS:
-            known = ", ".join(DIALECTS)
-            raise advised(
-                UsageError(f"engine must be one of {known}, got {engine!r}"),
-                "leave it out: the engine is detected",
-            )
-        check_whole_number(
-            "max_concurrency", max_concurrency, "leave it out for 8 requests at once"
-        )
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise advised(
-                UsageError(f"seed must be a whole number, got {seed!r}"), "for example seed=1"
-            )
         remember(chat_template_kwargs)
         self.address = Address(base_url, api_key_env, timeout, verify)
-        self.model, self.engine, self.tokenizer = model, engine, tokenizer
-        self.name = (
-            name or os.path.basename((model or base_url.split("//")[1]).rstrip("/")) or base_url
-        )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name or _last_part(model or base_url.split("//")[1]) or base_url
         self.max_concurrency = max_concurrency
-        self.chat_template, self.chat_template_kwargs = (
-            chat_template,
-            dict(chat_template_kwargs or {}),
-        )
-        self.system_prompt, self.repetition_penalty, self.seed = (
-            system_prompt,
-            repetition_penalty,
-            seed,
-        )
+        self.chat_template = chat_template
+        self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        self.system_prompt = system_prompt
         self._start_unconnected()
 
     def _start_unconnected(self) -> None:
@@ -161,39 +157,39 @@ class ServerMember:
     @property
     def spec(self) -> dict[str, Any]:
         """Everything that affects this member's output, as plain JSON."""
+        known: dict[str, Any] = {"server": self.address.url, "model": self.model}
         own: dict[str, Any] = {
             "chat_template": self.chat_template,
             "chat_template_kwargs": self.chat_template_kwargs,
-        }
-        own |= {
-            "repetition_penalty": self.repetition_penalty,
-            "seed": self.seed,
             "system_prompt": self.system_prompt,
         }
-        known: dict[str, Any] = {"server": self.address.url, "model": self.model}
         return dict(masked(known | {key: value for key, value in own.items() if value}))
 
     # --- the protocol -----------------------------------------------------------------------------
 
     def probe(self) -> Probe:
-        if self._ready is None:
+        if self._ready is not None:
+            return self._ready
+        self.unload()
+        client = self._client = Client(self.address, self.name, self.max_concurrency)
+        try:
+            self._ready = self._probe(client)
+        except (MemberError, UsageError):
             self.unload()
-            client = self._client = Client(self.address, self.name, self.max_concurrency)
-            try:
-                self._ready = self._probe(client)
-            except BaseException as error:
-                self.unload()
-                if isinstance(error, MemberError | UsageError) or not isinstance(error, Exception):
-                    raise
-                message = (
-                    f"the server at {self.address.url} describes itself in an unexpected "
-                    f"way: {shown(error)}"
-                )
-                odd = MemberError(message, member=self.name)
-                raise advised(
-                    odd, f"check that base_url and engine= match the server; {_OTHERS}"
-                ) from error
-            log.info("%s: %s", self.name, self._ready.detail)
+            raise
+        except Exception as error:
+            self.unload()
+            strange = MemberError(
+                f"the server at {self.address.url} describes itself in an unexpected way: "
+                f"{shown(error)}",
+                member=self.name,
+            )
+            advice = f"check that base_url names a model server; {_OTHER_SERVERS}"
+            raise advised(strange, advice) from error
+        except BaseException:
+            self.unload()
+            raise
+        log.info("%s: %s", self.name, self._ready.detail)
         return self._ready
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
@@ -203,12 +199,12 @@ class ServerMember:
         return self._each("score", jobs)
 
     def forget(self, query_id: str) -> None:
-        if (asked := self._session or self._chat) is not None:
-            asked.forget(query_id)
+        connected = self._session or self._chat
+        if connected is not None:
+            connected.forget(query_id)
 
     def unload(self) -> None:
-        """Close the connections. The next job opens them again, and finds out again what is
-        served."""
+        """Close the connections. The next job opens them again and probes the server again."""
         if self._chat is not None:
             self._chat.unload()
         self._ready = self._session = self._chat = None
@@ -242,129 +238,157 @@ class ServerMember:
     # --- finding out what is served ---------------------------------------------------------------
 
     def _probe(self, client: Client) -> Probe:
-        served, owner = self._served(client)
-        model = self._chosen(served)
-        engine = (
-            self.engine
-            or OWNERS.get(owner)
-            or ("completions" if self.tokenizer is not None else None)
-        )
-        if engine is None and (served or is_ollama(client)):
+        listed = self._listed(client)
+        model = self._chosen([str(entry.get("id")) for entry in listed])
+        owner = next((str(e.get("owned_by")) for e in listed if str(e.get("id")) == model), "")
+        kinds = [DIALECTS[owner]] if owner in DIALECTS else []
+        if self.tokenizer is not None:
+            kinds.append(Completions)
+        if kinds:
+            return self._probe_tokens(self._checked_session(client, model, kinds))
+        if listed or is_ollama(client):
             return self._probe_chat(client, model, owner)
-        session = (
-            self._token_session(DIALECTS[engine](client, model)) if engine is not None else None
+        unknown = MemberError(
+            f"the server at {self.address.url} cannot be a ServerMember: it is of no known kind, "
+            "and lists no models",
+            member=self.name,
+            kind="not_found",
         )
-        if session is None:
-            if engine is not None:
-                raise self._refusal("it offers no tokenizer; pass tokenizer=", _OTHERS)
-            unknown = self._refusal(
-                "it is of no known kind, and lists no models",
-                f"check the server's address; {_OTHERS}",
-            )
-            unknown.kind = "not_found"
-            raise unknown
-        self._session = session
-        session.check()
-        if engine == "completions" and not session.known:
-            why = f"its completions do not score prompts ({'; '.join(session.refused.values())})"
-            raise self._refusal(why, "leave out tokenizer= and engine=: it joins as a chat model")
-        scoring = f"scores by {', '.join(session.known)}" if session.known else "draft-only"
+        raise advised(unknown, f"check the server's address; {_OTHER_SERVERS}")
+
+    def _checked_session(
+        self, client: Client, model: str, kinds: Sequence[type[Dialect]]
+    ) -> TokenSession:
+        """A session in the first of these dialects that the server understands: a gateway may list
+        an engine's models and refuse its requests."""
+        for kind in kinds:
+            try:
+                session = self._token_session(kind(client, model))
+                session.check()
+            except MemberError as error:
+                if kind is kinds[-1] or client.broken or not _is_foreign(error):
+                    raise
+                log.info("%s is not asked as %s: %s", self.name, kind.name, error)
+            else:
+                return session
+        raise AssertionError("the last dialect returns or raises")
+
+    def _probe_tokens(self, session: TokenSession) -> Probe:
         trouble = "; ".join(f"not by {name}: {why}" for name, why in session.refused.items())
-        detail = f"{session.dialect.name} at {self.address.url}, {scoring}" + (
-            f" ({trouble})" if trouble else ""
-        )
+        if type(session.dialect) is Completions and not session.known:
+            why = "; ".join(session.refused.values())
+            advice = "leave out tokenizer=: then it joins as a chat model"
+            raise self._refusal(f"its completions do not score prompts ({why})", advice)
         if not session.known:
             log.warning("%s is draft-only: %s", self.name, trouble)
+        self._session = session
+        scoring = f"scores by {', '.join(session.known)}" if session.known else "draft-only"
+        detail = f"{session.dialect.name} at {self.address.url}, {scoring}"
+        if trouble:
+            detail += f" ({trouble})"
         calls = session.template.own_calls(session.words)
-        return Probe(model, bool(session.known), session.limit, detail, calls)
-
-    def _refusal(self, why: str, advice: str) -> MemberError:
-        error = MemberError(
-            f"the server at {self.address.url} cannot be a ServerMember: {why}", member=self.name
-        )
-        return advised(error, advice)
+        return Probe(session.dialect.model, bool(session.known), session.limit, detail, calls)
 
     def _probe_chat(self, client: Client, model: str, owner: str) -> Probe:
         """Join as a chat model."""
         from ..chat_model import ChatModelMember
 
-        mine = ("chat_template", "chat_template_kwargs", "repetition_penalty")
-        if given := [name for name in mine if getattr(self, name)]:
-            raise self._refusal(f"it only chats, without {given[0]}=", f"leave {given[0]} out")
-        how: dict[str, Any] = {"name": self.name, "system_prompt": self.system_prompt}
-        chat_model = chat_model_of(client, model, owner, self.seed)
-        self._chat = ChatModelMember(chat_model, max_concurrency=self.max_concurrency, **how)
+        for argument in ("chat_template", "chat_template_kwargs"):
+            if getattr(self, argument):
+                raise self._refusal(f"it only chats, without {argument}=", f"leave {argument} out")
+        self._chat = ChatModelMember(
+            chat_model_of(client, model, owner),
+            name=self.name,
+            max_concurrency=self.max_concurrency,
+            system_prompt=self.system_prompt,
+        )
         probe = self._chat.probe()
         return replace(probe, model=model, detail=f"{probe.detail}, at {self.address.url}")
 
-    def _served(self, client: Client) -> tuple[list[str], str]:
-        """The server's models, and who it says that it is."""
+    def _listed(self, client: Client) -> list[Mapping[str, Any]]:
+        """The server's list of models; empty for a gateway without one."""
         try:
-            models = client.models()
+            return client.models()
         except StrayReplyError as error:
             error.kind = "not_found"
-            raise advised(error, f"check the server's address; {_OTHERS}") from None
+            raise advised(error, f"check the server's address; {_OTHER_SERVERS}") from None
         except MemberError as error:
             if error.kind != "not_found":
                 raise
-            models = []  # a gateway without a list
-        return [str(one.get("id")) for one in models], str(
-            models[0].get("owned_by", "")
-        ) if models else ""
+            return []
 
     def _chosen(self, served: Sequence[str]) -> str:
         """The model to ask for; an error if the server does not have it."""
-        wanted = self.model
-        if not served and wanted:
-            return wanted
-        found = [
-            one
-            for one in served
-            if wanted in (None, one, os.path.basename(one), one.removesuffix(":latest"))
+        model = self.model
+        if not served and model:
+            return model
+        fitting = [
+            name
+            for name in served
+            if model in (None, name, os.path.basename(name), name.removesuffix(":latest"))
         ]
-        if len(found) == 1:
-            return found[0]
-        shown = ", ".join(served) or "nothing"
-        message = (
-            f"the server at {self.address.url} serves {shown}; wanted "
-            f"{wanted or 'one model, or a name'}"
+        if len(fitting) == 1:
+            return fitting[0]
+        error = MemberError(
+            f"the server at {self.address.url} serves {', '.join(served) or 'nothing'}; "
+            f"wanted {model or 'one model, or a name'}",
+            member=self.name,
+            kind="not_found",
         )
-        error = MemberError(message, member=self.name, kind="not_found")
         raise advised(
             error, f"name one that is served: {self.address.url}#MODEL, or model= of ServerMember"
         )
 
-    def _token_session(self, dialect: Dialect) -> TokenSession | None:
-        tokenizer = (
-            local_tokenizer(self.tokenizer) if self.tokenizer is not None else dialect.tokenizer()
-        )
+    def _token_session(self, dialect: Dialect) -> TokenSession:
+        if self.tokenizer is not None:
+            tokenizer = local_tokenizer(self.tokenizer)
+        else:
+            tokenizer = dialect.tokenizer()
         if tokenizer is None:
-            return None
-        own = self.chat_template not in (None, "plain")
-        if own and isinstance(tokenizer, RemoteTokenizer) and not tokenizer.takes_templates():
-            error = UsageError(
-                f"the server at {self.address.url} always renders with its own template"
-            )
-            raise advised(
-                error,
-                "name the model's tokenizer (tokenizer=), or start the server with that "
-                "chat_template",
+            raise self._refusal("it offers no tokenizer", f"pass tokenizer=; {_OTHER_SERVERS}")
+        own_template = self.chat_template not in (None, "plain")
+        remote = isinstance(tokenizer, RemoteTokenizer)
+        if own_template and remote and not tokenizer.takes_templates():
+            raise self._refusal(
+                "it always renders with its own template, without chat_template=",
+                "name the model's tokenizer (tokenizer=), or start the server with that template",
             )
         template = Template(tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
-        dialect.stops, dialect.words = (
-            stops_of(tokenizer, template, self.tokenizer),
-            Words(tokenizer, template.answer_parts),
+        dialect.stops = stops_of(tokenizer, template, self.tokenizer)
+        dialect.words = Words(tokenizer, template.answer_parts)
+        return TokenSession(
+            self.name,
+            dialect,
+            dialect.words,
+            template,
+            limit=dialect.limit(),
+            system_prompt=self.system_prompt,
         )
-        how = (self.seed, self.repetition_penalty, self.system_prompt)
-        return TokenSession(self.name, dialect, dialect.words, template, dialect.limit(), *how)
+
+    def _refusal(self, why: str, advice: str) -> UsageError:
+        """This server cannot do what the arguments ask for. Trying again would not help."""
+        error = UsageError(f"the server at {self.address.url} cannot be {self.name}: {why}")
+        return advised(error, advice)
 
     # --- asking -----------------------------------------------------------------------------------
 
     def _each(self, work: Literal["draft", "score"], jobs: Sequence[Any]) -> list[Any]:
         """All jobs at once, so that the engine makes a batch of them."""
         if self._client is not None and self._client.broken:
-            self._ready = None  # another server may be there now: find out again what is served
+            self._ready = None  # another server may be there now
         self.probe()
         if self._chat is not None:
             return list(getattr(self._chat, work)(jobs))
         return each(jobs, getattr(self._session, work), self.name, self.max_concurrency)
+
+
+def _is_foreign(error: MemberError) -> bool:
+    """Whether this error may mean that the server does not know the engine's own requests."""
+    if isinstance(error, RefusedError):
+        return error.status in NOT_UNDERSTOOD
+    return error.kind == "error"
+
+
+def _last_part(name: str) -> str:
+    """The last part of a path or an address."""
+    return os.path.basename(name.rstrip("/"))

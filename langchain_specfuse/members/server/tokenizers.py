@@ -19,7 +19,6 @@ from ...errors import MemberError, UsageError, advised
 from ..network import on_hub
 from ..text.templates import Template, end_of_turn, stop_ids
 from ..threads import SHOWN
-from .http import Client
 
 KEPT_BYTES = 4_000_000
 """Replies for short texts and runs of tokens are cached up to this many bytes, because the same
@@ -256,31 +255,6 @@ class RemoteTokenizer:
             if error.kind == "not_found":  # it renders nothing
                 return ""
             raise
-
-
-def by_endpoints(
-    client: Client, model: str, prefix: str, text_key: str, **decoding: Any
-) -> RemoteTokenizer:
-    """The tokenizer behind ``/tokenize`` and ``/detokenize`` as vLLM and SGLang have them.
-
-    They always recognise special tokens in a text, whatever ``marks`` is, so such text is tokenized
-    in parts.
-    """
-
-    def tokens(fields: Mapping[str, Any]) -> list[int]:
-        return list(client.post(f"{prefix}/tokenize", {"model": model, **fields})["tokens"])
-
-    def decode(ids: list[int]) -> str:
-        return str(
-            client.post(f"{prefix}/detokenize", {"model": model, "tokens": ids, **decoding})[
-                text_key
-            ]
-        )
-
-    def encode(text: str, marks: bool) -> list[int]:
-        return tokens({"prompt": text, "add_special_tokens": False})
-
-    return RemoteTokenizer(encode, decode, lambda body: decode(tokens(body)))
 
 
 # --- a local copy ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """vLLM: token ids in and out of ``/v1/completions``; two scorers.
 
-*Probes*: one token after every beginning of every path, with the log-probabilities of the wanted
-ids alone. These are ordinary prompts, so the prefix cache serves them. *Echo*: the
+*Probes* ask for one token after every beginning of every path, with the log-probabilities of the
+wanted ids alone. These are ordinary prompts, so the prefix cache serves them. *Echo* asks for the
 log-probabilities of a whole prompt. It is exact, but vLLM never reads those from its cache, so it
 is used for short contexts.
 """
@@ -12,12 +12,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...core.values import Constraint
+from ...core.values import Constraint, Sampling
 from ...errors import MemberError
 from ..text.words import either
 from .completions import Completions
-from .tokenizers import RemoteTokenizer, by_endpoints
-from .tokens import Drawn, Path, Request, Scorer, cached_tokens, sampling_fields
+from .dialect import Draw, Drawn, Path, Scorer, cached_tokens
+from .tokenizers import RemoteTokenizer
 
 ECHO_BELOW = 150
 """In a context shorter than this an echo is cheaper than the probes (measured on a CPU: 100 to
@@ -26,72 +26,78 @@ MOST_IDS = 120
 """vLLM reports at most 128 ids in one request."""
 MOST_PROMPTS = 64
 
+Prefix = tuple[int, ...]
+
 
 class VLLM(Completions):
     """One vLLM server."""
 
     name = "vLLM"
 
-    def tokenizer(self) -> RemoteTokenizer | None:
-        return by_endpoints(self.client, self.model, "", "prompt").if_served()
-
-    def draw(self, request: Request) -> Drawn:
-        body = self._body([list(request.ids)], request.count) | sampling_fields(request.sampling)
-        body |= {
-            "stop_token_ids": list(self.stops),
-            "seed": request.sampling.seed,
+    def draw(self, draw: Draw) -> Drawn:
+        body = {
+            **self._body([list(draw.ids)], draw.count),
+            **_sampling_fields(draw.sampling),
             **self._wanted(self.stops),
+            **_guided(draw.constraint),
+            "stop_token_ids": list(self.stops),
+            "seed": draw.sampling.seed,
         }
-        (choice,), usage = self._post(body | _guided(request.constraint), 1)
+        (choice,), usage = self._post(body, 1)
         ids = _ids(choice)
-        known = self.logprobs(choice["logprobs"]["token_logprobs"], len(ids))
+        logprobs = self.logprobs(choice["logprobs"]["token_logprobs"], len(ids))
         ended = choice.get("finish_reason") == "stop" and bool(ids)
-        ended_by = self._end(choice["logprobs"]["top_logprobs"][-1], known[-1]) if ended else 0.0
+        ended_by = 0.0
+        if ended:
+            ended_by = self._end(choice["logprobs"]["top_logprobs"][-1], logprobs[-1])
         size = len(ids) - ended
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        raw = None if request.constraint else known[:size]
         return Drawn(
-            tuple(ids[:size]), raw, ended, ended_by, cached_tokens(cached, len(request.ids))
+            tuple(ids[:size]),
+            None if draw.constraint else logprobs[:size],
+            ended,
+            ended_by,
+            cached_tokens(cached, len(draw.ids)),
         )
 
     def scorers(self) -> dict[str, Scorer]:
         return {"probes": self._by_probes, "echo": self.by_echo}
 
     def scorer(self, known: Mapping[str, Scorer], size: int) -> Scorer:
+        if "probes" not in known:
+            return known["echo"]
         short = "echo" in known and size < ECHO_BELOW
-        return known["echo"] if short or "probes" not in known else known["probes"]
+        return known["echo"] if short else known["probes"]
 
     # --- scoring ----------------------------------------------------------------------------------
 
     def _by_probes(self, key: str, paths: Sequence[Path]) -> list[list[float]]:
-        wanted: dict[tuple[int, ...], set[int]] = {}
+        wanted: dict[Prefix, set[int]] = {}
         for path in paths:
             for at in range(path.start, len(path.ids)):
                 wanted.setdefault(path.ids[:at], set()).add(path.ids[at])
             if path.ended:
                 wanted.setdefault(path.ids, set()).update(self.stops)
-        found: dict[tuple[int, ...], Mapping[str, float]] = {}
-        for part in _parts(wanted):
-            ids = sorted(set().union(*(wanted[prefix] for prefix in part)))
-            body = (
-                self._body([list(prefix) for prefix in part], 1)
-                | self._wanted(ids)
-                | {"temperature": 0.0}
-            )
-            choices, _ = self._post(body, len(part))
-            tops = [choice["logprobs"]["top_logprobs"][0] for choice in choices]
-            found.update(zip(part, tops, strict=True))
-        return [self._along(path, found) for path in paths]
+        logprobs: dict[Prefix, Mapping[str, float]] = {}
+        for prefixes in _requests(wanted):
+            ids = sorted(set().union(*(wanted[prefix] for prefix in prefixes)))
+            prompts = [list(prefix) for prefix in prefixes]
+            body = {**self._body(prompts, 1), **self._wanted(ids), "temperature": 0.0}
+            choices, _ = self._post(body, len(prefixes))
+            for prefix, choice in zip(prefixes, choices, strict=True):
+                logprobs[prefix] = choice["logprobs"]["top_logprobs"][0]
+        return [self._along(path, logprobs) for path in paths]
 
-    def _along(
-        self, path: Path, found: Mapping[tuple[int, ...], Mapping[str, float]]
-    ) -> list[float]:
-        known = [
-            found[path.ids[:at]].get(_named(path.ids[at]))
+    def _along(self, path: Path, logprobs: Mapping[Prefix, Mapping[str, float]]) -> list[float]:
+        """The numbers of one path from those after its beginnings."""
+        row = [
+            logprobs[path.ids[:at]].get(_name_of(path.ids[at]))
             for at in range(path.start, len(path.ids))
         ]
-        end = [either(self._stops_in(found[path.ids]))] if path.ended else []
-        return [*self.logprobs(known, len(path.new)), *end]
+        numbers = list(self.logprobs(row, len(path.new)))
+        if path.ended:
+            numbers.append(either(self._stops_in(logprobs[path.ids])))
+        return numbers
 
     def echoes(self, prompts: Sequence[Sequence[int]]) -> list[list[Any]]:
         body = self._body([list(ids) for ids in prompts], 0) | {"echo": True, "temperature": 0.0}
@@ -99,6 +105,25 @@ class VLLM(Completions):
         for ids, choice in zip(prompts, choices, strict=True):
             self.check_same(_ids(choice), ids)
         return [choice["logprobs"]["token_logprobs"] for choice in choices]
+
+    # --- its tokenizer ----------------------------------------------------------------------------
+
+    def tokenizer(self) -> RemoteTokenizer | None:
+        def encode(text: str, marks: bool) -> list[int]:
+            # vLLM always recognises special tokens, so text that holds some is sent in parts.
+            return self._tokens({"prompt": text, "add_special_tokens": False})
+
+        def render(body: Mapping[str, Any]) -> str:
+            return self._text(self._tokens(body))
+
+        return RemoteTokenizer(encode, self._text, render).if_served()
+
+    def _tokens(self, fields: Mapping[str, Any]) -> list[int]:
+        return list(self.client.post("/tokenize", {"model": self.model, **fields})["tokens"])
+
+    def _text(self, ids: list[int]) -> str:
+        reply = self.client.post("/detokenize", {"model": self.model, "tokens": ids})
+        return str(reply["prompt"])
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -116,14 +141,15 @@ class VLLM(Completions):
     def _wanted(ids: Sequence[int]) -> dict[str, Any]:
         return {"logprob_token_ids": list(ids)} if ids else {}
 
-    def _post(self, body: Mapping[str, Any], wanted: int) -> tuple[list[Any], Mapping[str, Any]]:
+    def _post(self, body: Mapping[str, Any], count: int) -> tuple[list[Any], Mapping[str, Any]]:
+        """The choices of the reply and the usage in it."""
         reply = self.client.post("/v1/completions", body)
         if reply.get("model", self.model) != self.model:
             raise MemberError(
                 f"the server now serves {reply['model']!r} (wanted {self.model!r})",
                 kind="not_found",
             )
-        choices = self.choices(reply, wanted)
+        choices = self.choices(reply, count)
         if any(choice.get("logprobs") is None for choice in choices):
             raise MemberError(
                 f"{self.model} returned a choice without log-probabilities", member=self.model
@@ -131,12 +157,30 @@ class VLLM(Completions):
         return choices, reply.get("usage") or {}
 
     def _stops_in(self, top: Mapping[str, float]) -> Iterator[float]:
-        yield from (top[_named(stop)] for stop in self.stops if _named(stop) in top)
+        for stop in self.stops:
+            if _name_of(stop) in top:
+                yield top[_name_of(stop)]
 
     def _end(self, top: Mapping[str, float], drawn: float) -> float:
-        """The log-probability that any known stop token comes, as in scores; without known ones
-        that of the drawn."""
+        """The log-probability that any known stop token comes, as in scores. Without known stop
+        tokens, that of the drawn token."""
         return either(self._stops_in(top)) if self.stops else drawn
+
+
+def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """All sampling fields, because a server has its own defaults. A penalty of None is the
+    server's."""
+    fields = {
+        "temperature": sampling.temperature,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "top_k": -1 if sampling.top_k is None else sampling.top_k,
+        "min_p": 0.0 if sampling.min_p is None else sampling.min_p,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+    if sampling.repetition_penalty is not None:
+        fields["repetition_penalty"] = sampling.repetition_penalty
+    return fields
 
 
 def _guided(constraint: Constraint | None) -> dict[str, Any]:
@@ -153,7 +197,7 @@ def _guided(constraint: Constraint | None) -> dict[str, Any]:
     return {"structured_outputs": fields[kind]}
 
 
-def _named(token: int) -> str:
+def _name_of(token: int) -> str:
     return f"token_id:{token}"
 
 
@@ -165,15 +209,15 @@ def _ids(choice: Mapping[str, Any]) -> list[int]:
         raise MemberError(f"the server does not name tokens by their ids: {error}") from error
 
 
-def _parts(wanted: Mapping[tuple[int, ...], set[int]]) -> Iterator[list[tuple[int, ...]]]:
+def _requests(wanted: Mapping[Prefix, set[int]]) -> Iterator[list[Prefix]]:
     """The prefixes in groups that one request can hold."""
-    part: list[tuple[int, ...]] = []
+    group: list[Prefix] = []
     ids: set[int] = set()
     for prefix, more in wanted.items():
-        if part and (len(ids | more) > MOST_IDS or len(part) == MOST_PROMPTS):
-            yield part
-            part, ids = [], set()
-        part.append(prefix)
+        if group and (len(ids | more) > MOST_IDS or len(group) == MOST_PROMPTS):
+            yield group
+            group, ids = [], set()
+        group.append(prefix)
         ids = ids | more
-    if part:
-        yield part
+    if group:
+        yield group

@@ -1,0 +1,143 @@
+"""What a member asks of an engine on a server, in token ids. ``vllm``, ``llamacpp`` and
+``completions`` implement it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.values import Constraint, Sampling
+from ...errors import MemberError, amount
+from ..text.words import Words
+from .http import Client
+from .tokenizers import RemoteTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A request to draw tokens after others."""
+
+    key: str
+    """The query's id: its requests should reach the same cache."""
+    ids: Sequence[int]
+    count: int
+    sampling: Sampling
+    constraint: Constraint | None = None
+    """A constraint on the text that begins with the first drawn token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The tokens that an engine drew."""
+
+    tokens: tuple[int, ...]
+    """Without the one that ended the turn."""
+    logprobs: tuple[float, ...] | None
+    """The model's own; None where the engine reports others (after a mask, a temperature or a
+    penalty)."""
+    ended: bool = False
+    ended_by: float = 0.0
+    """The log-probability of the end of the turn."""
+    reused: int | None = None
+    """Tokens of the prompt that were in a cache; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Tokens to score: those from ``start`` on and, if ``ended``, the end of the turn."""
+
+    ids: tuple[int, ...]
+    start: int
+    ended: bool = False
+
+    @property
+    def new(self) -> tuple[int, ...]:
+        return self.ids[self.start :]
+
+
+Scorer = Callable[[str, Sequence[Path]], list[list[float]]]
+"""(query id, paths) -> for each path one log-probability per new token, and one for its end if it
+ends."""
+
+
+class Dialect(ABC):
+    """How to ask one kind of engine."""
+
+    name: str
+
+    def __init__(self, client: Client, model: str) -> None:
+        self.client = client
+        self.model = model
+        self.stops: Sequence[int] = ()
+        """The tokens that end a turn. Set, like ``words``, once there is a tokenizer."""
+        self.words: Words
+
+    @abstractmethod
+    def tokenizer(self) -> RemoteTokenizer | None:
+        """The server's own tokenizer, if it offers one."""
+
+    @abstractmethod
+    def draw(self, draw: Draw) -> Drawn:
+        """Draw tokens."""
+
+    @abstractmethod
+    def scorers(self) -> Mapping[str, Scorer]:
+        """The ways in which the engine may be able to score, the cheapest first. A trial finds out
+        which of them are right."""
+
+    def scorer(self, known: Mapping[str, Scorer], size: int) -> Scorer:
+        """The best of these scorers for a context of this size."""
+        return next(iter(known.values()))
+
+    def limit(self) -> int | None:
+        """The most tokens of prompt and answer together, if the list of models says so."""
+        for entry in self.client.models():
+            if entry.get("id") == self.model:
+                return entry.get("max_model_len")
+        return None
+
+    def forget(self, key: str) -> None:
+        """The query is over."""
+        return
+
+    # --- checks of replies ------------------------------------------------------------------------
+
+    def logprobs(self, values: Iterable[Any], count: int) -> tuple[float, ...]:
+        """The log-probabilities of a reply. Raises unless they are ``count`` numbers."""
+        values = tuple(values)
+        if len(values) != count:
+            message = (
+                f"{self.model} returned {amount(len(values), 'log-probability')} for "
+                f"{amount(count, 'token')}"
+            )
+            raise MemberError(message, member=self.model)
+        for value in values:
+            number = isinstance(value, int | float)
+            if not number or math.isnan(value):
+                message = f"{self.model} returned {value!r} as a log-probability"
+                raise MemberError(message, member=self.model, kind="nan" if number else "error")
+        return tuple(min(0.0, float(value)) for value in values)
+
+    def check_same(self, returned: Sequence[int], asked: Sequence[int]) -> None:
+        """Raise unless the reply is about the tokens that were asked for. Some servers ignore
+        fields that they do not know."""
+        if list(returned) != list(asked):
+            message = (
+                f"{self.model} was asked about the tokens {list(asked)[:8]} and returned "
+                f"{list(returned)[:8]}"
+            )
+            raise MemberError(message, member=self.model)
+
+
+def cached_tokens(count: Any, most: int) -> int | None:
+    """How many of the prompt's tokens were in a cache, if the reply says so.
+
+    >>> cached_tokens(7, 5), cached_tokens(float("inf"), 5)
+    (5, None)
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        return None
+    return min(count, most)
