@@ -208,7 +208,7 @@ def warn_where_votes_decide_nothing(
         return
     _WARNED.add(key)
     advice = (
-        "add a member that can score (one in this process, or a vLLM or SGLang server), "
+        "add a member that can score (one in this process, or a vLLM or llama.cpp server), "
         "perhaps in verifiers=[...]"
     )
     warnings.warn(
