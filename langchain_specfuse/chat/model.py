@@ -10,7 +10,6 @@ import asyncio
 import warnings
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import asdict
 from typing import Any, ClassVar, Self
 
 from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
@@ -415,7 +414,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             "model": chosen["model_name"] or "+".join(names[: len(members)]),
             "members": identities[: len(members)],
             "verifiers": identities[len(members) :],
-            "method": asdict(chosen["method"]),
+            "method": chosen["method"].model_dump(),
             **_without_address({name: chosen[name] for name in sorted(options)}),
             # Not "stop": LangChain writes the call's own stop strings under that name.
             "default_stop": chosen["stop"],

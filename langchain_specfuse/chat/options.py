@@ -14,9 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, Field, SkipValidation, TypeAdapter, ValidationError
 
 from ..core.options import METHODS, Method, Settings
-from ..core.options import options as method_options
 from ..core.results import RESULTS
-from ..core.values import Sampling
 from ..engine.drive import Limits, Schedule
 from ..errors import UsageError, advised, meant
 from ..secret_values import masked
@@ -102,7 +100,9 @@ class CallOptions(BaseModel):
         None, description="seconds for a whole answer, not counting loading"
     )
     member_timeout: Positive | None = Field(
-        None, description="seconds for one reply of one member; see Method.late"
+        None,
+        description="seconds for one reply of one member; a member that takes longer leaves the "
+        "answer",
     )
     max_concurrency: Count = Field(
         256, description="answers under way at once on these members; others wait"
@@ -193,7 +193,7 @@ NOT_SUPPORTED: Mapping[str, tuple[Any, str]] = {
 any other value."""
 
 _RENAMED: Mapping[str, str] = {
-    **{name: f"method=Method({name}=...)" for name in method_options()},
+    **{name: f"method=Method({name}=...)" for name in Method.model_fields},
     **dict.fromkeys(
         ("max_rounds", "max_new_tokens", "max_completion_tokens", "max_length", "num_predict"),
         "max_tokens=...",
@@ -497,9 +497,6 @@ def refuse_broken(text: str) -> None:
 
 # --- what the engine needs ------------------------------------------------------------------------
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
 _DEFAULTS = {
     name: field.get_default(call_default_factory=True)
     for name, field in Options.model_fields.items()
@@ -517,18 +514,8 @@ def settings(chosen: Mapping[str, Any]) -> Settings:
     seed = chosen["seed"]
     if seed is None:  # a new one for each call; greedy answers need none
         seed = secrets.randbelow(2**31) if chosen["temperature"] else 0
-    return Settings(
-        segment_tokens=chosen["segment_tokens"],
-        max_tokens=chosen["max_tokens"],
-        stop=tuple(chosen["stop"] or ()),
-        sampling=Sampling(**{name: chosen[name] for name in _SAMPLING}, seed=int(seed)),
-        method=chosen["method"],
-        lead=chosen["lead"],
-        samples=chosen["samples"],
-        max_calls=chosen["max_calls"],
-        max_cost=chosen["max_cost"],
-        refusals=chosen["refusals"],
-    )
+    known = Settings.model_fields.keys() & chosen.keys()
+    return Settings(**{**{name: chosen[name] for name in known}, "seed": int(seed)})
 
 
 def schedule(chosen: Mapping[str, Any]) -> Schedule:

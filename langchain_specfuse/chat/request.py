@@ -6,7 +6,7 @@ import asyncio
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,7 @@ class Request:
         return cls(
             turns=turns,
             shape=shape,
-            settings=replace(_options.settings(chosen), result=_result(chosen, shape)),
+            settings=_options.settings({**chosen, "result": _result(chosen, shape)}),
             schedule=_options.schedule(chosen),
             ensemble=ensemble,
             writers=writers,
@@ -128,7 +128,7 @@ class Request:
         constrained = text is not None or bool(self.shape.tools)
         if not constrained or self.settings.result not in compared:
             return self.settings
-        return replace(self.settings, result=partial(_meaning, referee, is_json))
+        return self.settings.model_copy(update={"result": partial(_meaning, referee, is_json)})
 
     def _query(self, format: CallFormat) -> Query:
         return Query(uuid.uuid4().hex, self.turns, self.shape.tools, self.shape.constraint(format))

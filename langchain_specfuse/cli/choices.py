@@ -9,12 +9,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 from ..chat import members as registry
 from ..chat import options as _options
-from ..core.options import METHODS, Method
-from ..core.options import options as method_options
+from ..core.options import METHODS, Method, parsed
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised, meant
 from ..show.terminal import visible
@@ -106,7 +105,7 @@ class _Parser(argparse.ArgumentParser):
             return "a key comes from the environment, such as OPENAI_API_KEY or SPECFUSE_API_KEY"
         if ours in flags:
             return f"use {ours}"
-        if key in method_options():
+        if key in Method.model_fields:
             return f"use --method {key}=VALUE"
         if key in _options.Options.model_fields:
             return f"it is not a flag; in Python: SpecFuseChatModel({key}=...)"
@@ -225,10 +224,20 @@ class _MethodArgument(argparse.Action):
         if values != "help":
             namespace.method = [*namespace.method, values]
             return
-        for name, option in method_options().items():
-            wanted = "|".join(map(str, option.choices)).lower() if option.choices else option.wanted
-            print(f"{name}={wanted}\n    {option.help}; robust: {str(option.default).lower()}")
+        for name, field in Method.model_fields.items():
+            print(f"{name}={_values(field.annotation)}")
+            print(f"    {field.description}; robust: {str(field.default).lower()}")
         parser.exit()
+
+
+def _values(annotation: Any) -> str:
+    """What a field of this type may be, in a help text."""
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    types = _types(annotation)
+    if bool in types:
+        return "true|false"
+    return "N|none" if type(None) in types else "N"
 
 
 def method_of(given: Sequence[str]) -> Method:
@@ -241,13 +250,11 @@ def method_of(given: Sequence[str]) -> Method:
     changes: dict[str, Any] = {}
     for one in given:
         key, equals, value = one.partition("=")
-        key, option = (
-            key.strip().replace("-", "_"),
-            method_options().get(key.strip().replace("-", "_")),
-        )
+        key = key.strip().replace("-", "_")
         if equals:
             # an unknown key is refused below
-            changes[key] = option.read(key, value.strip()) if option else value
+            known = key in Method.model_fields
+            changes[key] = parsed(Method, key, value.strip()) if known else value
     return Method.named(names[-1] if names else "robust", **changes)
 
 

@@ -21,7 +21,6 @@ from .answer import Answer, lawful
 from .options import Settings
 from .panel import Panel
 from .referee import FREE, Referee
-from .replies import is_late
 from .results import RESULTS, Result
 from .round import Round
 from .rounds import (
@@ -95,7 +94,9 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     """As :func:`.rounds`: one round, in which a whole answer is agreed."""
     result_of = RESULTS[settings.result] if isinstance(settings.result, str) else settings.result
     assert result_of is not None
-    answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
+    answer = Answer(
+        stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
+    ).started()
     before, clock, drafts = (
         panel,
         Clock(Budget(settings.max_calls, settings.max_cost)),
@@ -109,16 +110,12 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
             voter.member: job_of(query, settings, answer, voter.sample, affordable)
             for voter in asked
         }
-        replies: Replies = yield from replies_to(Ask(jobs, 1, spare=bool(drafts)))
+        replies: Replies = yield from replies_to(Ask(jobs, 1))
         replies = yield from _to_the_end(jobs, replies, answer)
         clock.lap("draft", replies)
         if settings.refusals == "any" and clock.refusals:
             break
-        # A late member only misses its turn, once there is another answer.
-        counted = {
-            name: job for name, job in jobs.items() if not (drafts and is_late(replies[name]))
-        }
-        panel = without_failed(panel, counted, replies, answer, 1, needed=not drafts)
+        panel = without_failed(panel, jobs, replies, answer, 1, needed=not drafts)
         tally.waiting = [
             voter for voter in tally.waiting if voter not in asked and voter.member in panel.weights
         ]
@@ -175,7 +172,7 @@ def _to_the_end(
                 effort=earlier.effort + draft.effort if whole is not reply else draft.effort,
                 thought=earlier.thought or draft.thought,
             )
-        waiting = (yield from replies_to(Ask(asked, 1, spare=True))) if asked else {}
+        waiting = (yield from replies_to(Ask(asked, 1))) if asked else {}
     return found
 
 
@@ -232,7 +229,13 @@ def job_of(
         how = replace(how, temperature=max(how.temperature, SAMPLED), seed=how.seed + sample)
     tokens = answer.tokens_left
     return DraftJob(
-        query, answer.segments, tokens, tokens, how, stop=settings.stop, new_requests=affordable
+        query,
+        answer.segments,
+        tokens,
+        tokens,
+        how,
+        stop=settings.stop_strings,
+        new_requests=affordable,
     )
 
 
@@ -274,7 +277,6 @@ def _round(
         forced=answer.forced,
         thoughts={name: one.thought for name, one in drafts.items() if one.thought},
         lead=panel.lead or "",
-        late=clock.late,
         refusals=clock.refusals,
         left=panel.left[len(before.left) :],
         samples={v.name: v.member for group in groups for v in group if v.sample},

@@ -1,213 +1,205 @@
-"""The options of the method, defined once: checks, the command line and the tables in the docs are
-made from them."""
+"""The options of an answer. Each is defined once, as a field with a type and a description.
+
+Checks, error messages, the flags of the command and the tables in the docs are made from these
+fields, so a new option needs a field here (if the loop or the engine reads it) or in
+``chat.options``, and nothing else.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+import re
+from collections.abc import Callable, Hashable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from ..errors import UsageError, advised, meant
-from .results import Result
+from ..secret_values import masked
+from .results import RESULTS
 from .values import Sampling
 
 ScoreKind = Literal["mean_prob", "mean_logprob", "logprob_per_byte"]
 WeightingKind = Literal["equal", "confidence"]
 RewardKind = Literal["wins", "margins"]
-FeedbackKind = Literal["off", "published"]
 ExitKind = Literal["studentized", "never"]
-LateKind = Literal["exit", "skip"]
+
+Flag: TypeAlias = Annotated[bool, Field(strict=True)]
+Count: TypeAlias = Annotated[int, Field(strict=True, ge=1)]
+WholeNumber: TypeAlias = Annotated[int, Field(strict=True)]
+Positive: TypeAlias = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Nonnegative: TypeAlias = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Share: TypeAlias = Annotated[float, Field(strict=True, gt=0, le=1)]
 
 
-def _option(default: Any, help: str, **limits: Any) -> Any:
-    return field(default=default, metadata={"help": help, **limits})
+# --- errors and texts -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+def refusal(error: ValidationError, notes: Mapping[str, str], *, name: str = "") -> UsageError:
+    """The first error of a pydantic validation as a :class:`.UsageError`: what was expected and
+    what was given.
+
+    ``notes`` has all names that are allowed, each with its meaning, which becomes the error's
+    advice. ``name`` is the name of the value if pydantic does not know it. A ``UsageError`` that a
+    validator raised is returned unchanged. Raise the result ``from None``, because pydantic's error
+    quotes the value, which may be a secret.
+
+    >>> class Size(BaseModel):
+    ...     width: Count
+    >>> try:
+    ...     Size(width=0)
+    ... except ValidationError as error:
+    ...     refusal(error, {"width": "in pixels"})
+    UsageError('width must be greater than or equal to 1, got 0')
+    """
+    first = error.errors(include_url=False)[0]
+    context = first.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, UsageError):
+        return cause
+    name = str(first["loc"][0]) if first["loc"] else name
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        advice = meant(name, notes, f"the options are {', '.join(notes)}")
+        return advised(UsageError(f"there is no option {name!r}"), advice)
+    note = f"{name}: {notes.get(name, '')}"
+    if first["type"] in ("missing", "missing_argument"):
+        return advised(UsageError(f"{name} is missing"), note)
+    expected = first["msg"].partition(", unable to")[0].replace("Input should", "must", 1)
+    if cause is not None:
+        expected = str(cause)
+    value = masked(first["input"])
+    wrong = UsageError(f"{name} {expected}, got {value!r:.200}")
+    choices = re.findall("'([^']*)'", str(context.get("expected", "")))
+    return advised(wrong, meant(value, choices, note))
+
+
+def notes_of(model: type[BaseModel]) -> dict[str, str]:
+    """The descriptions of a model's fields, for :func:`refusal`."""
+    return {name: field.description or "" for name, field in model.model_fields.items()}
+
+
+def parsed(model: type[BaseModel], name: str, text: str) -> Any:
+    """The value that a text on the command line stands for, checked as the field of this name.
+
+    >>> parsed(Method, "loop_guard", "false"), parsed(Method, "margin", "inf")
+    (False, inf)
+    """
+    field = model.model_fields[name]
+    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[(field.annotation, field)])
+    try:
+        if text.lower() == "none":
+            return adapter.validate_python(None)
+        return adapter.validate_strings(text)
+    except ValidationError as error:
+        raise refusal(error, notes_of(model), name=name) from None
+
+
+class Checked(BaseModel):
+    """A frozen pydantic model that raises :class:`.UsageError` for wrong values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise refusal(error, notes_of(type(self))) from None
+
+
+# --- the method -----------------------------------------------------------------------------------
+
+_REMOVED: Mapping[str, str] = {
+    "feedback": "learning_rate=0.0 leaves the voting weights as they are",
+    "late": "leave it out: a member that exceeds member_timeout leaves the answer",
+}
+"""Options of earlier versions, and what to do instead."""
+
+
+class Method(Checked):
     """How drafts become an answer. ``Method()`` is ``"robust"``; :meth:`named` starts from another
     one.
 
     >>> Method(learning_rate=1.0).score
     'mean_logprob'
-    >>> Method.named("specem", exit="studentized").feedback
-    'published'
+    >>> Method.named("specem", exit="studentized").reward
+    'wins'
     >>> Method(reward="margin")
     Traceback (most recent call last):
-    langchain_specfuse.errors.UsageError: reward must be one of 'wins', 'margins', got 'margin'
+    langchain_specfuse.errors.UsageError: reward must be 'wins' or 'margins', got 'margin'
     -> did you mean 'margins'?
     """
 
-    score: ScoreKind = _option("mean_logprob", "how a verifier scores a draft")
-    weighting: WeightingKind = _option(
+    score: ScoreKind = Field("mean_logprob", description="how a verifier scores a draft")
+    weighting: WeightingKind = Field(
         "confidence",
-        "equal: votes count by weight alone; confidence: a verifier that finds no draft probable "
-        "counts less",
+        description="equal: votes count by weight alone; confidence: a verifier that finds no "
+        "draft probable counts less",
     )
-    reward: RewardKind = _option(
+    reward: RewardKind = Field(
         "margins",
-        "what a draft earns its author: wins of comparisons by third parties, or margins over all "
-        "verifiers",
+        description="what a draft earns its author: wins of comparisons by third parties, or "
+        "margins over all verifiers",
     )
-    feedback: FeedbackKind = _option("published", "how rewards change the voting weights")
-    learning_rate: float = _option(3.0, "how fast rewards change the weights", least=0)
-    exit: ExitKind = _option("studentized", "when members that keep losing leave the answer")
-    min_members: int = _option(2, "this many members stay", least=1)
-    loop_guard: bool = _option(True, "pass over drafts that only repeat the end of the answer")
-    sure: float = _option(
+    learning_rate: Nonnegative = Field(
+        3.0, description="how fast rewards change the voting weights; 0: weights stay as they are"
+    )
+    exit: ExitKind = Field(
+        "studentized", description="when members that keep losing leave the answer"
+    )
+    min_members: Count = Field(2, description="this many members stay")
+    loop_guard: Flag = Field(
+        True, description="pass over drafts that only repeat the end of the answer"
+    )
+    sure: Nonnegative = Field(
         0.4,
-        "the lead is sure of a draft if it gives every token of it at least this probability",
-        least=0,
+        description="the lead is sure of a draft if it gives every token of it at least this "
+        "probability",
     )
-    margin: float | None = _option(
+    margin: Annotated[float, Field(strict=True, ge=0)] | None = Field(
         0.5,
-        "a draft replaces the lead's if the verifiers' mean log-probability per token is higher by "
-        "more than this (one verifier's difference counts as at most 2.94); "
+        description="a draft replaces the lead's if the verifiers' mean log-probability per token "
+        "is higher by more than this (one verifier's difference counts as at most 2.94); "
         "inf: the lead's draft always stands; none: nobody leads, all vote",
-        least=0,
-        endless=True,
-    )
-    late: LateKind = _option(
-        "exit", "a member that exceeds member_timeout leaves the answer, or skips the round"
     )
 
-    def __post_init__(self) -> None:
-        for name, option in options().items():
-            option.check(name, getattr(self, name))
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        for name in fields:
+            if name not in cls.model_fields:
+                known = f"the options are {', '.join(cls.model_fields)}"
+                advice = _REMOVED.get(name) or meant(name, cls.model_fields, known)
+                raise advised(UsageError(f"there is no option {name!r} of the method"), advice)
+        return fields
 
     @classmethod
     def named(cls, name: str, **changes: Any) -> Method:
         """One of :data:`METHODS`, with changes."""
         if name not in METHODS:
-            error = UsageError(
-                f"method must be one of {_listed(METHODS)} or a Method, got {name!r:.80}"
-            )
+            names = ", ".join(map(repr, METHODS))
+            error = UsageError(f"method must be one of {names} or a Method, got {name!r:.80}")
             raise advised(error, meant(name, METHODS, "'robust' is the default"))
-        for key in changes:
-            if key not in options():
-                error = UsageError(f"there is no option {key!r} of the method")
-                raise advised(
-                    error, meant(key, options(), f"the options are {', '.join(options())}")
-                )
-        return dataclasses.replace(METHODS[name], **changes)
+        return cls(**{**dict(METHODS[name]), **changes})
 
     @property
     def changes(self) -> dict[str, Any]:
         """The options in which this differs from ``Method()``."""
-        usual = METHODS["robust"]
-        return {
-            name: value
-            for name in options()
-            if (value := getattr(self, name)) != getattr(usual, name)
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of the method: what it may be, and what it is for."""
-
-    type: Any
-    help: str
-    default: Any
-    least: float | None = None
-    endless: bool = False
-    """Whether it may be infinite."""
-    optional: bool = False
-    """Whether it may be None."""
-
-    @property
-    def choices(self) -> tuple[Any, ...]:
-        """All values, where they can be listed."""
-        return (
-            get_args(self.type)
-            if get_origin(self.type) is Literal
-            else (True, False)
-            if self.type is bool
-            else ()
-        )
-
-    @property
-    def wanted(self) -> str:
-        """What the option may be, for an error or a table."""
-        if self.choices:
-            return "True or False" if self.type is bool else f"one of {_listed(self.choices)}"
-        kind = "number" if self.type is float else "whole number"
-        return (
-            f"a {kind} of at least {self.least}"
-            + (", inf" * self.endless)
-            + (" or None" * self.optional)
-        )
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise :class:`.UsageError` if the option cannot be this."""
-        if not self._allows(value):
-            error = UsageError(f"{name} must be {self.wanted}, got {value!r:.80}")
-            raise advised(
-                error, meant(value, self.choices, f"{self.help}; the default is {self.default!r}")
-            )
-
-    def read(self, name: str, text: str) -> Any:
-        """The value that a text on the command line stands for.
-
-        >>> (
-        ...     options()["loop_guard"].read("loop_guard", "false"),
-        ...     options()["margin"].read("margin", "inf"),
-        ... )
-        (False, inf)
-        """
-        words: dict[str, Any] = {"true": True, "false": False, "none": None}
-        value: Any = words.get(text.lower(), text)
-        for number in (int, float) if not self.choices else ():
-            try:
-                value = number(text)
-                break
-            except ValueError:
-                continue
-        self.check(name, value)
-        return value
-
-    def _allows(self, value: Any) -> bool:
-        if value is None:
-            return self.optional
-        if self.choices:
-            return any(
-                value is choice or (isinstance(choice, str) and value == choice)
-                for choice in self.choices
-            )
-        kinds: Any = int | float if self.type is float else int
-        number = isinstance(value, kinds) and not isinstance(value, bool)
-        return (
-            number
-            and (math.isfinite(value) or self.endless)
-            and (self.least is None or value >= self.least)
-        )
-
-
-@cache
-def options() -> Mapping[str, Option]:
-    """Every option of :class:`Method` by name."""
-    hints, found = get_type_hints(Method), {}
-    for one in dataclasses.fields(Method):
-        kind = next(
-            (arg for arg in get_args(hints[one.name]) if arg in (int, float)), hints[one.name]
-        )
-        optional = type(None) in get_args(hints[one.name])
-        found[one.name] = Option(kind, default=one.default, optional=optional, **one.metadata)
-    return found
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(map(repr, names))
+        usual = dict(METHODS["robust"])
+        return {name: value for name, value in self if value != usual[name]}
 
 
 _PUBLISHED: Mapping[str, Any] = {
     "score": "mean_prob",
     "weighting": "equal",
     "reward": "wins",
-    "learning_rate": 1.0,
     "loop_guard": False,
     "min_members": 1,
     "margin": None,
@@ -217,33 +209,169 @@ METHODS: Mapping[str, Method] = {
     # keeps two members, because no other member corrects a lone one that repeats itself
     # (docs/log.md).
     "robust": Method(),
-    "specfuse": Method(**_PUBLISHED, feedback="off"),
-    "specem": Method(**_PUBLISHED, exit="never"),
+    "specfuse": Method(**_PUBLISHED, learning_rate=0.0),
+    "specem": Method(**_PUBLISHED, learning_rate=1.0, exit="never"),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the loop needs to know about one answer besides the question."""
+# --- the settings of an answer --------------------------------------------------------------------
 
-    segment_tokens: int = 10
-    max_tokens: int = 512
-    """Budget of the answer, each segment in its writer's tokens."""
-    stop: tuple[str, ...] = ()
-    sampling: Sampling = Sampling()
-    method: Method = METHODS["robust"]
-    lead: str | None = "auto"
-    """The name of the member that leads; ``"auto"``: the one that is much the largest, if any;
-    None: all are equals."""
-    result: str | Result | None = None
-    """What whole answers are compared by (a key of ``RESULTS`` or a function); None: answers are
-    agreed by segments."""
-    samples: int = 1
-    """Whole answers per member."""
-    max_calls: int | None = None
-    """Requests to members that are billed by request. See :class:`.Budget`."""
-    max_cost: float | None = None
-    """Dollars."""
-    refusals: Literal["outvoted", "any"] = "outvoted"
-    """``outvoted``: the answer is a refusal only if no member drafts and one refuses; ``any``: as
-    soon as one refuses."""
+
+def _method(value: Any) -> Any:
+    """The method with this name, with these options, or the one given."""
+    if isinstance(value, Method):
+        return value
+    if isinstance(value, str):
+        return Method.named(value)
+    if isinstance(value, Mapping):
+        return Method.named(**{"name": "robust", **value})
+    error = UsageError(
+        f"method must be one of {', '.join(map(repr, METHODS))} or a Method, got {value!r:.80}"
+    )
+    raise advised(error, "for example Method(exit='never')")
+
+
+def _stop_strings(value: Any) -> Any:
+    """One stop string or several, as a list without repetitions."""
+    if value is None:
+        return None
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list | tuple) or not all(isinstance(text, str) for text in strings):
+        error = UsageError(f"stop must be a text or a list of texts, got {value!r:.200}")
+        raise advised(error, "for example stop=['\\n\\n', 'Question:']")
+    if "" in strings:
+        error = UsageError(f"a stop string must not be empty, got stop={value!r}")
+        raise advised(error, "leave it out")
+    return list(dict.fromkeys(strings))
+
+
+def _result(value: Any) -> Any:
+    """A key of ``RESULTS`` or a function."""
+    if value is None or callable(value) or (isinstance(value, str) and value in RESULTS):
+        return value
+    names = ", ".join(map(repr, RESULTS))
+    error = UsageError(f"result must be one of {names} or a function, got {value!r:.80}")
+    raise advised(error, "a function takes an answer's text and returns its result, or None")
+
+
+def _prior(value: Any) -> Any:
+    """Voting weights by name."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        error = UsageError(
+            f"prior must be a dict of member names and numbers above 0, got {value!r:.200}"
+        )
+        raise advised(error, "leave it out for equal weights")
+    for name, weight in value.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not 0 < weight < float("inf"):
+            error = UsageError(f"prior of {name!r} must be a number above 0, got {weight!r:.80}")
+            advice = "to keep a member from writing, put it in verifiers= or leave it out"
+            raise advised(error, advice)
+    return dict(value)
+
+
+class Settings(Checked):
+    """What the loop and the engine need to know about an answer besides the question and the
+    members."""
+
+    segment_tokens: Count = Field(10, description="length of a draft in its author's tokens")
+    segment: Literal["draft", "answer"] = Field(
+        "draft",
+        description="what is agreed at a time: a draft of segment_tokens, or a whole answer "
+        "(nothing streams)",
+    )
+    result: Annotated[
+        str | SkipValidation[Callable[[str], Hashable]] | None, BeforeValidator(_result)
+    ] = Field(
+        None,
+        description="with segment='answer': what answers are compared by: number, choice, json, "
+        "text, or a function of the text (default: by the object, choice or call that was asked "
+        "for)",
+    )
+    samples: Count = Field(
+        1,
+        le=100,
+        description="with segment='answer': answers per member, the second and further sampled",
+    )
+    max_tokens: Count = Field(512, description="budget of the answer in tokens")
+    stop: Annotated[list[str] | None, BeforeValidator(_stop_strings)] = Field(
+        None, description="texts that end the answer and are not part of it"
+    )
+    temperature: Nonnegative = Field(0.0, description="0 is greedy and repeatable")
+    top_p: Share | None = Field(
+        None, description="sample from the most probable tokens that together reach this mass"
+    )
+    top_k: Count | None = Field(None, description="sample from this many tokens")
+    min_p: Annotated[float, Field(strict=True, ge=0, le=1)] | None = Field(
+        None, description="leave out tokens below this share of the most probable one"
+    )
+    repetition_penalty: Positive | None = Field(
+        None,
+        description="above 1, tokens that occurred become less probable (default: each member's "
+        "own setting)",
+    )
+    seed: WholeNumber | None = Field(
+        None, description="makes sampling repeatable (default: a new one for each call)"
+    )
+    method: Annotated[Method, BeforeValidator(_method)] = Field(
+        METHODS["robust"],
+        description="robust, specfuse, specem, or a Method with options of its own",
+    )
+    lead: str | None = Field(
+        "auto",
+        description="the member whose draft stands unless another is better; auto: the one with at "
+        "least twice the parameters of every other, if there is one; None: all vote",
+    )
+    prior: Annotated[dict[str, float] | None, BeforeValidator(_prior)] = Field(
+        None, description="initial voting weights by member name (1 for members that are not named)"
+    )
+    timeout: Positive | None = Field(
+        None, description="seconds for a whole answer, not counting loading"
+    )
+    member_timeout: Positive | None = Field(
+        None,
+        description="seconds for one reply of one member; a member that takes longer leaves the "
+        "answer",
+    )
+    max_concurrency: Count = Field(
+        256, description="answers under way at once on these members; others wait"
+    )
+    max_waiting: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+        None,
+        description="refuse a call with BusyError if this many answers are waiting already "
+        "(default: no limit)",
+    )
+    max_calls: Count | None = Field(
+        None,
+        description="start no request to chat models once an answer has made this many (default: "
+        "no limit)",
+    )
+    max_cost: Positive | None = Field(
+        None,
+        description="start no request to chat models once an answer has cost this many dollars; "
+        "each needs a price",
+    )
+    refusals: Literal["outvoted", "any"] = Field(
+        "outvoted",
+        description="when the answer is a refusal: outvoted: only if no member drafts and at least "
+        "one refuses; any: as soon as one refuses",
+    )
+
+    @property
+    def sampling(self) -> Sampling:
+        """How members pick tokens. Without a seed it is 0."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed or 0,
+        )
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The texts that end the answer."""
+        return tuple(self.stop or ())

@@ -20,11 +20,10 @@ from .ballot import Ballot, Reading
 from .options import Method, Settings
 from .panel import Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
-from .replies import checked, is_late
+from .replies import checked
 from .round import Departure, Round
 from .values import (
     BUDGET,
-    LATE,
     REFUSAL,
     Ask,
     Draft,
@@ -48,7 +47,9 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
     """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the
     next item."""
     method = settings.method
-    answer = Answer(stop=settings.stop, budget=settings.max_tokens, referee=referee).started()
+    answer = Answer(
+        stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
+    ).started()
     budget = Budget(settings.max_calls, settings.max_cost)
     for number in range(1, settings.max_tokens + 1):
         before, clock = panel, Clock(budget)
@@ -67,8 +68,7 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         answer = answer.plus(vote.segment)
         voted = panel
         # 4. Feedback. Members whose drafts were preferred gain weight.
-        if method.feedback == "published":  # η = rate / round
-            panel = hedged(panel, vote.rewards, eta=method.learning_rate / number)
+        panel = hedged(panel, vote.rewards, eta=method.learning_rate / number)
         # 5. Exit. Members that keep losing leave for the rest of this answer.
         if method.exit == "studentized" and vote.disputed and drafts.keys() >= set(panel.drafters):
             panel = observed(panel, vote.totals, vote.winner)
@@ -91,7 +91,6 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             looped=ballot.looped,
             lead=voted.lead or "",
             evidence=vote.evidence,
-            late=clock.late,
             refusals=clock.refusals,
             left=panel.left[len(before.left) :],
             finish=answer.finish,
@@ -131,21 +130,18 @@ def call_for_drafts(
         sampling=settings.sampling,
         # A draft that ends early at a stop string has another score, so only a single drafter,
         # whose draft is not put to a vote, may end there.
-        stop=settings.stop if alone else (),
+        stop=settings.stop_strings if alone else (),
         new_requests=not clock.budget.is_spent,
     )
     first = (panel.lead,) if panel.lead else panel.drafters
-    spare = len(first) < len(panel.drafters)
-    replies = yield from replies_to(Ask(dict.fromkeys(first, job), number, spare))
+    replies = yield from replies_to(Ask(dict.fromkeys(first, job), number))
     clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
     if settings.refusals == "any" and clock.refusals:
         others = []
     if others and not stands(panel, settings.method, replies[first[0]], answer):
-        again = [name for name in panel.drafters if name in others or is_late(replies[name])]
-        usable = not isinstance(replies[first[0]], Failure)
         job = replace(job, stop=(), new_requests=not clock.budget.is_spent)
-        more = yield from replies_to(Ask(dict.fromkeys(again, job), number, spare=usable))
+        more = yield from replies_to(Ask(dict.fromkeys(others, job), number))
         clock.lap("draft", more)
         replies |= more
     kinds = {reply.kind if isinstance(reply, Failure) else "" for reply in replies.values()}
@@ -209,7 +205,6 @@ def refused_round(
         weights_before=before.weights,
         weights=weights,
         lead=panel.lead or "",
-        late=clock.late,
         refusals=clock.refusals,
         left=panel.left[len(before.left) :],
         finish="refusal",
@@ -273,9 +268,6 @@ def without_failed(
         for name, failure in failures.items()
         if failure.kind != BUDGET or isinstance(jobs[name], DraftJob) or name not in panel.drafters
     }
-    # another member has replied, so late members only miss this round
-    if len(failures) < len(jobs):
-        failures = {name: failure for name, failure in failures.items() if failure.kind != LATE}
     panel = panel.without(
         [Departure(name, f.kind, f.message, number, f.cause) for name, f in failures.items()]
     )
@@ -340,12 +332,10 @@ class Budget:
 
 
 class Clock:
-    """Wall-clock time, effort, late members and refusals of one round, by phase. Charges costs to
-    the budget."""
+    """Wall-clock time, effort and refusals of one round, by phase. Charges costs to the budget."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self.late: dict[str, tuple[str, ...]] = {}
         self.refusals: dict[str, str] = {}
         """member -> its refusal to draft."""
         self.seconds: dict[str, float] = {}
@@ -375,6 +365,3 @@ class Clock:
         self.efforts[phase] = known | {
             n: known[n] + effort if n in known else effort for n, effort in efforts.items()
         }
-        before = [name for name in self.late.pop(phase, ()) if name not in replies]
-        if late := (*before, *(name for name, reply in replies.items() if is_late(reply))):
-            self.late[phase] = late

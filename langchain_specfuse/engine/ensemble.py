@@ -25,7 +25,7 @@ from .worker import QueuedJob, refuse_fork, worker_for
 
 def loop_of(settings: Settings) -> Callable[..., Loop]:
     """The loop that agrees an answer: segment by segment, or as a whole."""
-    return rounds if settings.result is None else answers
+    return answers if settings.segment == "answer" else rounds
 
 
 def _probed(member: Member) -> Probe:
@@ -190,7 +190,7 @@ class Ensemble:
         loop = loop_of(settings)(
             query, settings, self.panel(probes, settings, prior, query.kinds), referee
         )
-        return drive(loop, query.id, self.members, self._scheduled(schedule, settings))
+        return drive(loop, query.id, self.members, self._scheduled(schedule))
 
     async def arounds(
         self,
@@ -206,13 +206,12 @@ class Ensemble:
         loop = loop_of(settings)(
             query, settings, self.panel(probes, settings, prior, query.kinds), referee
         )
-        driven = adrive(loop, query.id, self.members, self._scheduled(schedule, settings))
+        driven = adrive(loop, query.id, self.members, self._scheduled(schedule))
         try:
             async for item in driven:
                 yield item
         finally:
             await driven.aclose()
 
-    def _scheduled(self, schedule: Schedule | None, settings: Settings | None = None) -> Schedule:
-        skip_late = settings is not None and settings.method.late == "skip"
-        return replace(schedule or Schedule(), admission=self.admission, skip_late=skip_late)
+    def _scheduled(self, schedule: Schedule | None) -> Schedule:
+        return replace(schedule or Schedule(), admission=self.admission)

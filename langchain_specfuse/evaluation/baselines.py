@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ..core.member import Member
 from ..core.options import Settings
@@ -62,5 +61,7 @@ async def _alone(
     member: Member, turns: Sequence[Turn], settings: Settings, schedule: Schedule
 ) -> list[Round]:
     query = Query(f"eval-{uuid.uuid4().hex}", tuple(turns))
-    rounds = Ensemble([member]).arounds(query, replace(settings, lead=None), schedule=schedule)
+    rounds = Ensemble([member]).arounds(
+        query, settings.model_copy(update={"lead": None}), schedule=schedule
+    )
     return [one async for one in rounds]

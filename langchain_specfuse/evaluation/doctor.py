@@ -81,12 +81,12 @@ def ways_of(
 ) -> list[System]:
     """The ways to use the other members: as the lead's correctors, as equals, and for whole
     answers."""
-    led = replace(settings, lead=lead)
+    led = settings.model_copy(update={"lead": lead})
     whole = System(ENSEMBLE, tuple(members), led)
     ways = [whole] if settings.method.margin is not None else []
-    ways.append(System(VOTE, tuple(members), replace(settings, lead=None)))
+    ways.append(System(VOTE, tuple(members), settings.model_copy(update={"lead": None})))
     if task.result:
-        agreed = replace(led, result=task.result)
+        agreed = led.model_copy(update={"segment": "answer", "result": task.result})
         ways.append(System(CONSENSUS, tuple(members), agreed, weights(alone, task.result)))
     return ways
 

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from .._version import __version__
@@ -140,8 +140,8 @@ def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
 async def _answer(
     plan: Plan, system: System, ensemble: Ensemble, key: str, question: Question, seed: int
 ) -> Result:
-    sampling = system.settings.sampling
-    settings = replace(system.settings, sampling=replace(sampling, seed=sampling.seed + seed))
+    base = system.settings.sampling.seed
+    settings = system.settings.model_copy(update={"seed": base + seed})
     query = Query(f"eval-{uuid.uuid4().hex}", question.turns)
     began, since, first = time.time(), time.perf_counter(), None
     rounds: list[Round] = []

@@ -222,12 +222,12 @@ def _busy_s(results: Sequence[Result]) -> float:
 
 
 def _about(plan: Plan) -> dict[str, Any]:
-    systems = {
-        one.name: {**asdict(one), "prior": dict(one.prior) if one.prior else None}
-        for one in plan.systems
-    }
-    for one in systems.values():
-        method = one["settings"]["method"]
+    systems = {}
+    for system in plan.systems:
+        settings = system.settings.model_dump()
+        prior = dict(system.prior) if system.prior else None
+        systems[system.name] = {**asdict(system), "settings": settings, "prior": prior}
+        method = settings["method"]
         # JSON has no infinity
         method["margin"] = "inf" if method["margin"] == math.inf else method["margin"]
     return {

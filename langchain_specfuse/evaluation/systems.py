@@ -3,18 +3,17 @@ changed, by name."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..chat import options
-from ..core.options import Method, Settings
-from ..core.options import options as method_options
+from ..core.options import Method, Settings, parsed
 from ..errors import UsageError, advised
 from .baselines import BASELINES
 from .tasks import digest
 
+LIMITS = {"timeout", "member_timeout", "max_concurrency", "max_waiting"}
+"""Settings that do not change an answer."""
 ENSEMBLE = "ensemble"
 ORACLE = "oracle"
 """The best single member for each question, chosen with the grades at hand."""
@@ -46,9 +45,8 @@ class System:
         from another."""
         who = [[identities[name] for name in names] for names in (self.members, self.verifiers)]
         prior = dict(self.prior) if self.prior and not self.alone else None
-        return digest(
-            [who, asdict(self.settings), prior, *([self.baseline] if self.baseline else [])]
-        )
+        settings = self.settings.model_dump(exclude=LIMITS)
+        return digest([who, settings, prior, *([self.baseline] if self.baseline else [])])
 
 
 CHANGED: Mapping[str, str] = {"vote": "lead=none", "lead-alone": "margin=inf"}
@@ -136,7 +134,7 @@ def changed(whole: System, name: str, changes: str) -> System:
     known = (*system.members, *system.verifiers)
     if system.settings.lead not in system.members:
         led = None if system.settings.lead is None else "auto"
-        system = replace(system, settings=replace(system.settings, lead=led))
+        system = replace(system, settings=system.settings.model_copy(update={"lead": led}))
     return replace(
         system, prior={one: w for one, w in (whole.prior or {}).items() if one in known} or None
     )
@@ -164,33 +162,25 @@ def _with(system: System, key: str, value: str) -> System:
             )
         return replace(system, members=members, verifiers=())
     if key == "method":
-        settings = replace(settings, method=Method.named(value))
-    elif key in method_options():
-        settings = replace(
-            settings, method=replace(method, **{key: method_options()[key].read(key, value)})
-        )
+        settings = settings.model_copy(update={"method": Method.named(value)})
+    elif key in Method.model_fields:
+        changes = {**dict(method), key: parsed(Method, key, value)}
+        settings = settings.model_copy(update={"method": Method(**changes)})
     elif key in SAMPLING:
-        change = options.checked({key: _number(value)}, SAMPLING)
-        settings = replace(settings, sampling=replace(settings.sampling, **change))
+        settings = settings.model_copy(update={key: parsed(Settings, key, value)})
     elif key == "lead":
         if value not in ("auto", "none", *system.members):
             error = UsageError(f"there is no member {value!r}")
             raise advised(error, f"lead is auto, none or one of {', '.join(system.members)}")
-        settings = replace(settings, lead=None if value == "none" else value)
+        settings = settings.model_copy(update={"lead": None if value == "none" else value})
     elif key in OTHERS:
-        settings = replace(
-            settings, **options.checked({key: value if key == "result" else _number(value)}, OTHERS)
-        )
+        changes = {key: parsed(Settings, key, value)}
+        if key == "result":
+            changes["segment"] = "answer"
+        settings = settings.model_copy(update=changes)
     else:
-        known = ("method", "members", "lead", *OTHERS, *method_options(), *SAMPLING)
+        known = ("method", "members", "lead", *OTHERS, *Method.model_fields, *SAMPLING)
         raise advised(
             UsageError(f"there is no option {key!r}"), f"the options are {', '.join(known)}"
         )
     return replace(system, settings=settings)
-
-
-def _number(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -133,20 +133,31 @@ def fields() -> str:
 
 def method() -> str:
     """The options of the method, and their values in the three methods."""
-    from langchain_specfuse.core.options import METHODS, options
+    from langchain_specfuse.core.options import METHODS, Method
 
     rows = [
         (
             f"`{name}`",
-            ", ".join(map(_code, option.choices)) or option.wanted,
-            *(_code(getattr(one, name)) for one in METHODS.values()),
-            _cell(option.help),
+            _values(field.annotation),
+            *(_code(getattr(preset, name)) for preset in METHODS.values()),
+            _cell(field.description or ""),
         )
-        for name, option in options().items()
+        for name, field in Method.model_fields.items()
     ]
     return _lines(
         tables.table(("option", "values", *(f"`{name}`" for name in METHODS), "what it is"), rows)
     )
+
+
+def _values(annotation: Any) -> str:
+    """What a field of this type may be, in words."""
+    if get_origin(annotation) is Literal:
+        return ", ".join(map(_code, get_args(annotation)))
+    types = {annotation, *get_args(annotation)}
+    if bool in types:
+        return "`True`, `False`"
+    words = "a whole number" if int in types else "a number"
+    return f"{words} or `None`" if type(None) in types else words
 
 
 def _code(value: Any) -> str:

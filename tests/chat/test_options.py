@@ -43,7 +43,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"method": {"score": "logits"}},
-        "score must be one of 'mean_prob', 'mean_logprob', 'logprob_per_byte'",
+        "score must be 'mean_prob', 'mean_logprob' or 'logprob_per_byte'",
     ),
     ({"method": {"scores": "mean_prob"}}, "there is no option 'scores' of the method"),
     ({"stop": ["END", ""]}, "a stop string must not be empty"),
@@ -209,7 +209,7 @@ def test_a_method_is_given_by_name_as_an_object_or_as_its_options() -> None:
 
 def test_a_prior_decides_whose_draft_wins() -> None:
     members = [ScriptedMember("left is right", name="a"), ScriptedMember("right is left", name="b")]
-    llm = SpecFuseChatModel(members=members, method=Method(feedback="off"))
+    llm = SpecFuseChatModel(members=members, method=Method(learning_rate=0.0))
     assert llm.invoke("?").text == "left is right"
     assert llm.invoke("?", prior={"b": 3.0}).text == "right is left"
 

@@ -19,7 +19,7 @@ import pytest
 from langchain_specfuse import ScriptedMember, __version__, unload
 from langchain_specfuse.cli.choices import method_of, options_of
 from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, UNREAD, main
-from langchain_specfuse.core.options import METHODS, Method, options
+from langchain_specfuse.core.options import METHODS, Method
 from langchain_specfuse.core.values import DraftJob
 
 TEXT = "The sky is blue because the air scatters short waves of light more strongly than long ones."
@@ -261,7 +261,7 @@ def test_every_command_takes_the_method_and_lists_its_options(command, capsys):
         with pytest.raises(SystemExit, match="0"):
             parser.parse_args(words)
     printed = capsys.readouterr().out
-    assert all(f"{name}=" in printed for name in options()) and "exit codes" in printed
+    assert all(f"{name}=" in printed for name in Method.model_fields) and "exit codes" in printed
     assert method_of(["exit=never", "specem", "min-members=1"]) == Method.named(
         "specem", exit="never", min_members=1
     )

@@ -115,7 +115,7 @@ def test_a_member_that_cannot_end_turns_is_not_asked_about_ends(lead):
         else found
     )
     members = {"a": endless(repeater("x", always(-0.5))), "b": unsure}
-    first = play(members, replace(led(), lead=lead)).rounds[0]
+    first = play(members, led().model_copy(update={"lead": lead})).rounds[0]
     assert first.drafts["b"].ended
     assert first.scores["a"] == {"a": pytest.approx(-0.5), "b": pytest.approx(-1.0)}
 

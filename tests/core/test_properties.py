@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from langchain_specfuse.core.answer import first_stop
 from langchain_specfuse.core.options import Method, Settings
-from langchain_specfuse.core.values import LATE, DraftJob, Failure, Panelist, Scored, ScoreJob
+from langchain_specfuse.core.values import DraftJob, Failure, Panelist, Scored, ScoreJob
 from langchain_specfuse.errors import EnsembleError
 from langchain_specfuse.members.scripted import ScriptedMember
 
@@ -21,14 +21,13 @@ settings = st.builds(
     Settings,
     segment_tokens=st.integers(1, 4),
     max_tokens=st.just(40),
-    stop=st.sampled_from([(), ("good good",), ("w1", " ")]),
+    stop=st.sampled_from([None, ["good good"], ["w1", " "]]),
     lead=st.sampled_from([None, "m0", "m1"]),
     method=st.builds(
         Method,
         score=st.sampled_from(["mean_prob", "mean_logprob", "logprob_per_byte"]),
         weighting=st.sampled_from(["equal", "confidence"]),
         reward=st.sampled_from(["wins", "margins"]),
-        feedback=st.sampled_from(["off", "published"]),
         learning_rate=st.sampled_from([0.0, 1.0, 50.0]),
         exit=st.sampled_from(["studentized", "never"]),
         min_members=st.integers(1, 3),
@@ -127,7 +126,7 @@ def test_every_answer_keeps_the_promises(settings, roles, seed, rate):
         whole = "".join(round.segment.text for round in played.rounds)
         assert whole.startswith(played.text)
         assert (played.text == whole) == (played.rounds[-1].finish != "stop_string")
-        assert not any(word in played.text for word in settings.stop)
+        assert not any(word in played.text for word in settings.stop_strings)
         assert [round.finish for round in played.rounds[:-1]] == [None] * (len(played.rounds) - 1)
         assert len(whole.split()) <= 40
 
@@ -140,7 +139,7 @@ def test_relabelling_members_changes_only_names(settings, roles, seed):
     new = {name: f"z{9 - int(name[1:])}" for name in members}
     other = play(
         {new[name]: member for name, member in members.items()},
-        replace(settings, lead=new.get(settings.lead)),
+        settings.model_copy(update={"lead": new.get(settings.lead)}),
         [replace(member, name=new[member.name]) for member in panel],
     )
     assert other.text == one.text
@@ -149,35 +148,6 @@ def test_relabelling_members_changes_only_names(settings, roles, seed):
         list(r.weights.values()) for r in one.rounds
     ]
     assert other.left == [new[name] for name in one.left]
-
-
-@given(settings, st.integers(0, 10**6), st.integers(2, 4))
-def test_late_members_stay_and_are_not_judged_by_what_they_did_not_say(settings, seed, size):
-    """Whichever members are late, as long as one reply comes in time."""
-    names = [f"m{i}" for i in range(size)]
-    rng = random.Random(seed)
-    plain = {name: babbler(seed + i) for i, name in enumerate(names)}
-
-    def sometimes_late(name):
-        def reply(job, number):
-            answer = plain[name](job, number)
-            return (
-                answer
-                if name == names[number % size] or rng.random() < 0.6
-                else Failure(LATE, "not in time")
-            )
-
-        return reply
-
-    settings = replace(settings, method=replace(settings.method, exit="never"))
-    played = play({name: sometimes_late(name) for name in names}, settings)
-    assert played.error is None and played.left == []
-    for round in played.rounds:
-        assert set(round.weights) == set(names)
-        assert round.winner in round.drafts and not set(round.drafts) & set(
-            round.late.get("draft", ())
-        )
-        assert not set(round.votes) & set(round.late.get("verify", ()))
 
 
 WORDS = ["The", " sky", " is", "\n", "\n\n", " blue", ".", " and", " so on", "END", " E", "N"]
@@ -217,7 +187,7 @@ def test_stop_strings_only_cut(settings, scripts, stop, judged):
             name: stopping(answering(ScriptedMember(script, name=name)))
             for name, script in zip(names, scripts, strict=True)
         }
-        return play(members, replace(settings, stop=stop), panel)
+        return play(members, settings.model_copy(update={"stop": list(stop)}), panel)
 
     plain, stopped = answer(()), answer(tuple(stop))
     at = first_stop(plain.text, stop)

@@ -11,7 +11,6 @@ from langchain_specfuse.core.values import (
     Effort,
     Failure,
     Panelist,
-    Sampling,
     Scored,
     ScoreJob,
 )
@@ -184,9 +183,7 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_every_failure(
 def test_a_job_carries_all_that_is_needed_to_redo_it(drafting):
     """Only a lone drafter is given the stop strings: a draft that ends early would have another
     score."""
-    settings = Settings(
-        segment_tokens=2, max_tokens=20, sampling=Sampling(temperature=0.5, seed=7), stop=("zzz",)
-    )
+    settings = Settings(segment_tokens=2, max_tokens=20, temperature=0.5, seed=7, stop=["zzz"])
     panel = [Panelist(name, drafts=name in drafting) for name in "ab"]
     played = play(speakers(a=GREY, b=BLUE), settings, panel)
     drafts = [

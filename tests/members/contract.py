@@ -138,13 +138,17 @@ class MemberContract:
         settings = Settings(
             segment_tokens=4,
             max_tokens=24,
-            sampling=Sampling(temperature=temperature),
+            temperature=temperature,
             method=Method(margin=math.inf),
         )
         query, other = draft_job().query, ScriptedMember("Something else.", name="other")
         by_itself = list(Ensemble([make_member()]).rounds(query, settings))
         leading = make_member()
-        led = list(Ensemble([leading, other]).rounds(query, replace(settings, lead=leading.name)))
+        led = list(
+            Ensemble([leading, other]).rounds(
+                query, settings.model_copy(update={"lead": leading.name})
+            )
+        )
         assert [round.text for round in led] == [round.text for round in by_itself]
         assert {name for round in led for name in round.drafts} == {
             leading.name

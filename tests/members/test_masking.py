@@ -136,10 +136,8 @@ def retraced(member, job, draft):
 @pytest.mark.parametrize("kind", BOUND)
 def test_every_draft_is_what_a_brute_force_loop_writes(arch, kind):
     member, query, jobs = tiny.member(arch, 1), tiny.query(constraint=BOUND[kind]), []
-    how = (
-        Sampling(temperature=0.8, top_p=0.95, seed=5) if kind in ("schema", "regex") else Sampling()
-    )
-    settings = Settings(max_tokens=40, segment_tokens=5, sampling=how)
+    warm = {"temperature": 0.8, "top_p": 0.95, "seed": 5} if kind in ("schema", "regex") else {}
+    settings = Settings(max_tokens=40, segment_tokens=5, **warm)
     rounds = tiny.answered(
         [member], query, settings, after=lambda a, r: jobs.append((*a.jobs.values(), *r.values()))
     )

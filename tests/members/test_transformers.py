@@ -171,7 +171,7 @@ def test_a_model_without_an_end_of_turn_does_not_prevent_an_answer_from_ending()
 
 # --- sampling -------------------------------------------------------------------------------------
 
-WARM = Sampling(temperature=0.9, top_p=0.95, top_k=50, seed=3)
+WARM = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "seed": 3}
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)
@@ -179,14 +179,12 @@ def test_a_seed_gives_one_answer_whatever_the_segments(arch):
     member, query = tiny.member(arch, 1), tiny.query("Why?")
     texts = {
         tiny.text_of(
-            tiny.answered(
-                [member], query, Settings(segment_tokens=size, max_tokens=20, sampling=WARM)
-            )
+            tiny.answered([member], query, Settings(segment_tokens=size, max_tokens=20, **WARM))
         )
         for size in (1, 3, 10, 32)
     }
     assert len(texts) == 1
-    other = Settings(max_tokens=20, sampling=Sampling(temperature=0.9, seed=4))
+    other = Settings(max_tokens=20, temperature=0.9, seed=4)
     assert tiny.text_of(tiny.answered([member], query, other)) not in texts
 
 
@@ -194,7 +192,7 @@ def test_a_seed_gives_one_answer_whatever_the_segments(arch):
 def test_a_temperature_near_zero_is_greedy(temperature):
     member, query = tiny.member("llama", 1), tiny.query("Why?")
     for filters in ({}, {"top_p": 0.9}, {"top_k": 3, "min_p": 0.1}):
-        cold = Settings(max_tokens=12, sampling=Sampling(temperature=temperature, **filters))
+        cold = Settings(max_tokens=12, temperature=temperature, **filters)
         found = tiny.tokens_of(tiny.answered([member], query, cold), member.name)
         assert found
         assert found == tiny.greedy(member, query, 12)[: len(found)]
