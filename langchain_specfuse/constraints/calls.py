@@ -63,7 +63,7 @@ class CallReader:
         self._enter_call()
 
     def _enter_call(self) -> None:
-        self._scanned = len(self._shape.begin)
+        self._scanned = len(self._format.begin)
         self._depth, self._in_string = 0, False
         self._name: str | None = None
         self._arguments = self._sent = 0
@@ -162,7 +162,7 @@ class CallReader:
         arguments."""
         name = None
         if self._name is None:
-            head = self._head.match(self.rest, len(self._shape.begin))
+            head = self._head.match(self.rest, len(self._format.begin))
             if not head:
                 return
             name = self._name = _loaded_name(head[1])
