@@ -16,7 +16,6 @@ from typing import Any
 
 from .values import (
     KINDS,
-    LATE,
     Draft,
     DraftJob,
     Effort,
@@ -50,21 +49,6 @@ def checked_reply(job: DraftJob | ScoreJob, reply: Any) -> Reply | PrefillPendin
     except BaseException as error:  # the values in a reply may raise anything
         return Failure("error", f"replied with nonsense: {type(error).__name__}")
     return failure or reply
-
-
-def checked(
-    jobs: Mapping[str, DraftJob | ScoreJob], replies: Mapping[str, Reply]
-) -> dict[str, Any]:
-    """The replies to these jobs, each either valid or a failure."""
-    return {
-        name: replies[name] if is_late(replies[name]) else checked_reply(job, replies[name])
-        for name, job in jobs.items()
-    }
-
-
-def is_late(reply: Reply) -> bool:
-    """Whether the member did not fail, but is late."""
-    return isinstance(reply, Failure) and reply.kind == LATE
 
 
 def _wrong(job: DraftJob | ScoreJob, reply: Any) -> Failure | None:
