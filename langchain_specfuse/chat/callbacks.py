@@ -28,8 +28,7 @@ from langchain_core.messages import BaseMessage
 
 from ..errors import SpecFuseError, UsageError, advised
 from ..show.trace import Trace
-from .spans import EXIT_EVENT
-from .tracing import ROUND_EVENT
+from .report import EXIT_EVENT, ROUND_EVENT
 
 
 @dataclass(frozen=True, slots=True)

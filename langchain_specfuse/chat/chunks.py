@@ -17,7 +17,7 @@ from ..core.values import Draft, Effort
 from .call_text import CUT_OFF, REFUSED, STALLED, Piece, Splitter
 from .logprobs import AnswerLogprobs
 from .messages import PROVIDER
-from .spans import AnswerSummary
+from .report import Summary
 
 KNOWS_REFUSALS = hasattr(content, "RefusalContentBlock")
 """Whether langchain-core has a content block for refusals (since 1.7.5). In older versions a
@@ -38,7 +38,7 @@ class AnswerChunks:
 
     def __init__(
         self,
-        members: Sequence[str],
+        summary: Summary,
         model_name: str,
         *,
         v1: bool,
@@ -56,7 +56,7 @@ class AnswerChunks:
         self._seed = seed
         self._splitter = splitter
         self._reasoning = reasoning
-        self._summary = AnswerSummary(members)
+        self._summary = summary
         self._logprobs = AnswerLogprobs() if logprobs else None
         self._released = 0
         self._begun = False
@@ -65,7 +65,8 @@ class AnswerChunks:
         self._prompt = Effort()
 
     def of(self, round: Round) -> Iterator[ChatGenerationChunk]:
-        """The chunks that this round releases: text, then pieces of tool calls, then the end.
+        """The chunks that this round releases: text, then pieces of tool calls, then the end. The
+        summary already contains the round.
 
         Separately: LangChain reads pieces of calls only from a chunk that holds nothing else and is
         not the last.
@@ -154,7 +155,7 @@ class AnswerChunks:
         return tool_call_chunk(name=piece.name, args=piece.arguments, id=piece.id, index=index)
 
     def _count(self, round: Round) -> None:
-        if not self._summary.rounds:
+        if round.number == 1:
             efforts = round.efforts.get("draft", {})
             known = (
                 efforts[name]
@@ -162,7 +163,6 @@ class AnswerChunks:
                 if name in efforts and efforts[name].prompt and name not in self._hosted
             )
             self._prompt = next(known, Effort())
-        self._summary.add(round)
         self._released += len(round.text)
         if self._logprobs:
             self._logprobs.add(round)

@@ -33,17 +33,16 @@ from ..members.chat_model import INPUTS
 from . import members as _members
 from . import messages as _messages
 from . import options as _options
-from . import shape as _shape
+from . import output_format as _formats
 from . import structured as _structured
 from .call_text import Splitter, marked, reason_of
 from .chunks import AnswerChunks
 from .errors import langchain_errors
 from .functions import function_id
 from .options import CallOptions, Options
-from .question import Request, aloaded, loaded, warn_where_votes_decide_nothing
+from .report import Report, RunScope
+from .request import Request, aloaded, loaded, warn_where_votes_decide_nothing
 from .schemas import openai_tools
-from .spans import SpanBuilder
-from .tracing import AnswerTrace, RunScope, prepared
 
 MAX_THREADS = 256
 """A synchronous batch has a thread per question, which only waits; never more than this."""
@@ -128,12 +127,12 @@ class SpecFuseChatModel(Options, BaseChatModel):
         with langchain_errors():
             request = Request.of(messages, self._chosen(stop, kwargs), stop)
             probes = loaded(request.ensemble)
-            format, chunks, trace = self._outputs(
+            format, chunks, report = self._outputs(
                 request, probes, RunScope.of(run_manager, run_scope), kwargs
             )
-            with trace, closing(request.rounds(format)) as rounds:  # type: ignore[type-var]
+            with report, closing(request.rounds(format)) as rounds:  # type: ignore[type-var]
                 for round in rounds:
-                    trace.add(round)
+                    report.add(round)
                     yield from chunks.of(round)
 
     async def _astream(
@@ -150,12 +149,12 @@ class SpecFuseChatModel(Options, BaseChatModel):
                 lambda: Request.of(messages, self._chosen(stop, kwargs), stop)
             )
             probes = await aloaded(request.ensemble)
-            format, chunks, trace = self._outputs(
+            format, chunks, report = self._outputs(
                 request, probes, RunScope.of(run_manager, run_scope), kwargs
             )
-            async with trace, aclosing(await request.arounds(format)) as rounds:  # type: ignore[type-var]
+            async with report, aclosing(await request.arounds(format)) as rounds:  # type: ignore[type-var]
                 async for round in rounds:
-                    await trace.aadd(round)
+                    await report.aadd(round)
                     for chunk in chunks.of(round):
                         yield chunk
 
@@ -173,9 +172,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
         probes: Mapping[str, Probe],
         scope: RunScope,
         call: Mapping[str, Any],
-    ) -> tuple[CallFormat, AnswerChunks, AnswerTrace]:
-        """The format of tool calls, the chunks and the trace. Only the model's own members complete
-        the profile, not those of a call."""
+    ) -> tuple[CallFormat, AnswerChunks, Report]:
+        """The format of tool calls, the chunks and the report. Only the model's own members, not
+        those of a call, complete the profile."""
         if not call.keys() & {"members", "model"}:
             self._learn([probes[name] for name in request.writers])
         format, settings = request.call_format(probes), request.settings
@@ -188,8 +187,15 @@ class SpecFuseChatModel(Options, BaseChatModel):
             lone = [name for name in lone if name not in request.shape.strict]
         splitter = Splitter(format, anywhere=anywhere, fault=fault, lone=lone) if calls else None
         v1 = self.output_version == "v1"
+        report = Report(
+            scope,
+            request.trace,
+            members=request.writers,
+            verifiers=request.verifiers,
+            method=settings.method,
+        )
         chunks = AnswerChunks(
-            request.writers,
+            report.summary,
             request.model_name,
             v1=v1,
             seed=seed,
@@ -199,9 +205,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             hosted=request.hosted,
             unpriced=request.unpriced,
         )
-        whole = request.trace == "members"
-        spans = SpanBuilder(request.writers, request.verifiers, settings.method, whole=whole)
-        return format, chunks, AnswerTrace(scope, request.trace, spans)
+        return format, chunks, report
 
     def _generate(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
@@ -219,13 +223,13 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def stream(
         self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[Any]:
-        config, scope = prepared(CallbackManager, config, self, kwargs)
+        config, scope = RunScope.of_stream(CallbackManager, config, self, kwargs)
         return super().stream(input, config, **kwargs, run_scope=scope)
 
     def astream(
         self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        config, scope = prepared(AsyncCallbackManager, config, self, kwargs)
+        config, scope = RunScope.of_stream(AsyncCallbackManager, config, self, kwargs)
         return super().astream(input, config, **kwargs, run_scope=scope)
 
     def _generate_with_cache(
@@ -334,7 +338,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         chosen = self._chosen(
             stop, {name: value for name, value in kwargs.items() if name != "stop"}
         )
-        _shape.shape_of(chosen, stop)
+        _formats.shape_of(chosen, stop)
         bound: Runnable[Any, AIMessage] = self.bind(**kwargs)
         return bound
 
@@ -369,7 +373,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         """The prompt's length in the first member's tokens, with its chat template if it has
         one."""
         turns = _messages.turns_of(messages)
-        described = _shape.tools_of(openai_tools(tools or []))
+        described = _formats.tools_of(openai_tools(tools or []))
         first = self._first_member()
         if self.custom_get_token_ids is None and hasattr(first, "token_count"):
             return _messages.length(first, turns, described)
@@ -431,7 +435,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain's own takes the serialized form, which leaves out members that are objects.
         kwargs = {name: value for name, value in kwargs.items() if name not in _SAME_ANSWER}
-        params = self._get_invocation_params(stop=stop, **_shape.plain(kwargs))
+        params = self._get_invocation_params(stop=stop, **_formats.plain(kwargs))
         return str(sorted(params.items(), key=lambda item: item[0]))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
@@ -444,6 +448,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         params = super()._get_ls_params(chosen["stop"] or None, **given)
         params["ls_provider"] = _messages.PROVIDER
         params.setdefault("ls_model_name", "+".join(_members.names_of(chosen["members"])))
+        # LangChain adds this to every run. It is here because a stream's events have it, too.
+        params["ls_integration"] = "langchain_chat_model"
         return params
 
     def _resolve_model_profile(self) -> Any:

@@ -21,7 +21,7 @@ from ..secret_values import masked
 from .calibration import calibrated
 from .functions import function_id
 from .members import check_prices, checked_member, names_of
-from .spans import Depth
+from .report import Depth
 
 log = logging.getLogger("langchain_specfuse")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..errors import UsageError, advised
 from .answer import Answer, lawful
@@ -28,6 +29,7 @@ from .rounds import (
     Loop,
     is_refused,
     refused_round,
+    replies_to,
     without_failed,
 )
 from .values import Ask, Draft, DraftJob, Query, Replies, Segment
@@ -108,7 +110,8 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
             voter.member: job_of(query, settings, answer, voter.sample, affordable)
             for voter in asked
         }
-        replies = yield from _whole_answers(jobs, answer)
+        replies: Replies = yield from replies_to(Ask(jobs, 1))
+        replies = yield from _to_the_end(jobs, replies, answer)
         clock.lap("draft", replies)
         if settings.refusals == "any" and clock.refusals:
             break
@@ -131,12 +134,10 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     yield _round(panel, before, answer, drafts, tally, agreed, clock)
 
 
-def _whole_answers(
-    jobs: Mapping[str, DraftJob], answer: Answer
-) -> Generator[Ask, Replies, Replies]:
-    """The replies to these jobs, continued where a draft stopped before text that the constraint
-    forces."""
-    replies = yield Ask(jobs, 1)
+def _to_the_end(
+    jobs: Mapping[str, DraftJob], replies: Replies, answer: Answer
+) -> Generator[Any, Any, Replies]:
+    """The replies, continued where a draft stopped before text that the constraint forces."""
     found, begun = dict(replies), dict.fromkeys(jobs, answer)
     waiting = {
         name: reply for name, reply in found.items() if jobs[name].query.constraint is not None
@@ -171,7 +172,7 @@ def _whole_answers(
                 effort=earlier.effort + draft.effort if whole is not reply else draft.effort,
                 thought=earlier.thought or draft.thought,
             )
-        waiting = (yield Ask(asked, 1)) if asked else {}
+        waiting = (yield from replies_to(Ask(asked, 1))) if asked else {}
     return found
 
 

@@ -15,8 +15,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 from starlette.types import Receive, Scope, Send
 
-from ..chat.spans import EXIT_EVENT
-from ..chat.tracing import ROUND_EVENT
+from ..chat.report import EXIT_EVENT, ROUND_EVENT
 from ..engine.drive import Admission
 from .responses import DONE, ApiError, Completion, api_error, event, to_json
 
