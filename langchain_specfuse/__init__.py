@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .errors import MemberError as MemberError
     from .errors import SpecFuseError as SpecFuseError
     from .errors import UsageError as UsageError
-    from .members.chat_model import ChatModelMember as ChatModelMember
+    from .members.chat_model.member import ChatModelMember as ChatModelMember
     from .members.llamacpp.member import LlamaCppMember as LlamaCppMember
     from .members.ray import RayMember as RayMember
     from .members.scripted import ScriptedMember as ScriptedMember
@@ -51,7 +51,7 @@ _NAMES = {
     "core.options": "METHODS Method",
     "demo": "demo_members",
     "errors": "BusyError EnsembleError MemberError SpecFuseError UsageError",
-    "members.chat_model": "ChatModelMember",
+    "members.chat_model.member": "ChatModelMember",
     "members.llamacpp.member": "LlamaCppMember",
     "members.ray": "RayMember",
     "members.scripted": "ScriptedMember",

@@ -74,13 +74,13 @@ THIRD_PARTY = {
         "evaluation/bank.py",
         "cli/serve.py",
     },
-    "langchain_core": {"chat/", "serve/", "members/chat_model.py", "members/refusals.py"},
+    "langchain_core": {"chat/", "serve/", "members/chat_model/"},
     **{
         key: {"members/server/chat.py"}
         for key in ("langchain_ollama", "langchain_openai", "openai")
     },
-    "langchain": {"members/chat_model.py"},
-    "langsmith": {"members/chat_model.py"},
+    "langchain": {"members/chat_model/"},
+    "langsmith": {"members/chat_model/"},
     "fastapi": {"serve/"},
     "starlette": {"serve/"},
     "prometheus_client": {"serve/"},

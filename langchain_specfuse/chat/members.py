@@ -31,7 +31,8 @@ from ..engine.ensemble import Ensemble
 from ..engine.worker import QueuedJob, refuse_fork, worker_for
 from ..errors import MemberError, SpecFuseError, UsageError, advised, meant
 from ..members import files as _files
-from ..members.chat_model import PROVIDERS, ChatModelMember, name_of
+from ..members.chat_model.member import ChatModelMember
+from ..members.chat_model.names import PROVIDERS, name_of
 from ..members.network import refuse_secrets
 from ..members.ray import PLACEMENT
 from ..secret_values import found_in, is_secret, masked, remember

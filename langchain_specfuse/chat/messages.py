@@ -20,8 +20,8 @@ from langchain_core.messages import (
 
 from ..core.values import Attachment, Call, Tool, Turn
 from ..errors import UsageError, advised
-from ..members.chat_model import INPUTS
-from ..members.refusals import refusal_block
+from ..members.chat_model.member import INPUTS
+from ..members.chat_model.refusals import refusal_block
 from .call_text import read_json
 from .options import refuse_broken
 

@@ -29,7 +29,7 @@ from ..core.values import CallFormat
 from ..engine.ensemble import Ensemble
 from ..engine.worker import note_question
 from ..errors import UsageError, advised
-from ..members.chat_model import INPUTS
+from ..members.chat_model.member import INPUTS
 from . import members as _members
 from . import messages as _messages
 from . import options as _options

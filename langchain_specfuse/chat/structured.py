@@ -19,7 +19,7 @@ from langchain_core.utils.json import parse_partial_json
 
 from ..constraints import validator_of
 from ..errors import UsageError, advised
-from ..members.refusals import refusal_in
+from ..members.chat_model.refusals import refusal_in
 from .call_text import read_json, reason_of
 from .errors import RefusalError
 from .output_format import whole_schema

@@ -29,6 +29,7 @@ _NAMES: Mapping[Any, str] = {
     collections.abc.Callable: "a function",
     BaseException: "an exception",
 }
+_COUNTS: Mapping[int, str] = {2: "two", 3: "three"}
 _BOUNDS: Mapping[str, str] = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
 
 
@@ -143,19 +144,17 @@ def _bounded(annotation: Any, bounds: Mapping[str, Any]) -> str:
     count = bounds.get("min_length")
     if count is not None and count == bounds.get("max_length"):
         (item,) = get_args(annotation)
-        return f"a list of {count}, each {expected(item)}"
+        words = expected(item).removeprefix("a ").replace("number", "numbers")
+        return f"{_COUNTS.get(count, count)} {words}"
     found = [f"{words} {bounds[key]:g}" for key, words in _BOUNDS.items() if key in bounds]
-    kind = expected(annotation)
-    if bounds.get("allow_inf_nan") is False:
-        kind = kind.replace("a number", "a finite number")
-    return " ".join([kind, " and ".join(found)]).strip()
+    return " ".join([expected(annotation), " and ".join(found)]).strip()
 
 
 def _bounds(annotation: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in annotation.__metadata__:
         for bound in getattr(field, "metadata", ()):
-            keys = (*_BOUNDS, "min_length", "max_length", "allow_inf_nan")
+            keys = (*_BOUNDS, "min_length", "max_length")
             found |= {key: getattr(bound, key) for key in keys if hasattr(bound, key)}
     return found
 

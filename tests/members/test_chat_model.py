@@ -44,7 +44,8 @@ from langchain_specfuse.core.values import (
     Turn,
 )
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.members.chat_model import TRIAL_BEGUN, words_of
+from langchain_specfuse.members.chat_model.member import TRIAL_BEGUN
+from langchain_specfuse.members.chat_model.words import words_of
 
 from . import tiny
 from .contract import MemberContract, draft_job, drafted, score_job, scored
@@ -1015,8 +1016,11 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="a member is") as given:
         checked_member(FakeListChatModel)
     assert "make an object of it, FakeListChatModel(...)" in given.value.__notes__[0]
-    with pytest.raises(UsageError, match="a LangChain chat model or its name, got int"):
+    with pytest.raises(
+        UsageError, match="model must be a BaseChatModel or a string, got 3"
+    ) as kind:
         ChatModelMember(3)
+    assert "ChatModelMember('ollama:llama3.2')" in kind.value.__notes__[0]
     for name in ("max_concurrency", "thinking_tokens"):
         with pytest.raises(UsageError, match=f"{name} must be"):
             ChatModelMember(talker(), **{name: 0})

@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -35,7 +34,7 @@ from .tokens import TokenSession
 from .vllm import VLLM
 
 if TYPE_CHECKING:
-    from ..chat_model import ChatModelMember
+    from ..chat_model.member import ChatModelMember
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -99,8 +98,8 @@ class ServerMember:
             float,
             Field(
                 gt=0,
-                lt=TIMEOUT_MAX,
-                description="leave it out for 60 seconds per request, including its retries",
+                lt=1e9,
+                description="in seconds; leave it out for 60 per request, including its retries",
             ),
         ] = 60.0,
         verify: Annotated[
@@ -291,7 +290,7 @@ class ServerMember:
 
     def _probe_chat(self, client: Client, model: str, owner: str) -> Probe:
         """Join as a chat model."""
-        from ..chat_model import ChatModelMember
+        from ..chat_model.member import ChatModelMember
 
         for argument in ("chat_template", "chat_template_kwargs"):
             if getattr(self, argument):

@@ -1,5 +1,4 @@
-"""How thoughts are marked: in a prompt that begins one or leaves it out, and in a text that holds
-one. Pure text."""
+"""The marks around a model's thought: written into prompts, and found in texts."""
 
 from __future__ import annotations
 
@@ -28,13 +27,11 @@ class Marks:
         bare = prompt.rstrip()
         if bare.endswith((self.close.strip(), self.none.strip())):
             return prompt  # the template's own arguments left the thought out
-        if self.opened(prompt):
-            return (
-                prompt
-                if think
-                else bare + f"{self.open}{self.close}".removeprefix(self.open.strip())
-            )
-        return prompt + (self.open if think else self.none)
+        if not self.opened(prompt):
+            return prompt + (self.open if think else self.none)
+        if think:
+            return prompt
+        return bare + f"{self.open}{self.close}".removeprefix(self.open.strip())
 
 
 TAGS = Marks("<think>\n", "\n</think>\n\n", "<think>\n\n</think>\n\n")
@@ -46,12 +43,14 @@ HARMONY = Marks(
 """The channels of gpt-oss."""
 
 
-def parted(text: str, *, whole: bool = False) -> tuple[str, str] | None:
-    """The thought at the beginning of a model's text, and the answer after it. None: it takes more
-    text to tell; not with ``whole``, which says that there is no more.
+def split_thought(text: str, *, whole: bool = False) -> tuple[str, str] | None:
+    """The thought at the beginning of a model's text, and the answer after it. None if more text is
+    needed to tell. ``whole``: there is no more text.
 
-    >>> parted("<think>Hm.</think>\\n\\nSo"), parted("So"), parted("<thi"), parted("<think>Hm.")
-    (('Hm.', 'So'), ('', 'So'), None, None)
+    >>> split_thought("<think>Hm.</think>\\n\\nSo"), split_thought("So")
+    (('Hm.', 'So'), ('', 'So'))
+    >>> split_thought("<thi"), split_thought("<think>Hm.")
+    (None, None)
     """
     begun = text.lstrip()
     for marks in (TAGS, HARMONY):
@@ -59,7 +58,8 @@ def parted(text: str, *, whole: bool = False) -> tuple[str, str] | None:
             if begun.startswith(begin):
                 inside = begun.removeprefix(begin)
                 thought, _, rest = inside.partition(end) if end else ("", "", inside)
-                return (thought.strip(), rest.lstrip()) if rest.strip() or whole else None
+                is_complete = whole or bool(rest.strip())
+                return (thought.strip(), rest.lstrip()) if is_complete else None
             if begin.startswith(begun) and not whole:
                 return None
     return "", text

@@ -35,11 +35,12 @@ def refusal_in(message: AIMessage) -> str | None:
     ... )
     ('No.', None)
     """
-    found = [one for block in message.content_blocks if (one := refusal_block(block)) is not None]
-    if not found:
-        field = message.additional_kwargs.get("refusal")
-        found = [field] if isinstance(field, str) and field else []
-    return "".join(found) if found else None
+    texts = [refusal_block(block) for block in message.content_blocks]
+    refusals = [text for text in texts if text is not None]
+    if refusals:
+        return "".join(refusals)
+    field = message.additional_kwargs.get("refusal")
+    return field if isinstance(field, str) and field else None
 
 
 def refusal_block(block: Any) -> str | None:
@@ -49,7 +50,9 @@ def refusal_block(block: Any) -> str | None:
         return None
     if block.get("type") == "non_standard":
         return refusal_block(block.get("value"))
-    return str(block.get("refusal") or "") if block.get("type") == "refusal" else None
+    if block.get("type") != "refusal":
+        return None
+    return str(block.get("refusal") or "")
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -24,16 +24,18 @@ _SIGN = 40
 repeated whole."""
 
 
-def repeated_words(text: str, said: str) -> int:
+def repeated_words(text: str, reply: str) -> int:
     """How many of the text's last words the reply begins with; 0 if they have fewer than ``TAIL``
     characters.
 
     >>> begun = "ten, nine, eight, seven,"
-    >>> [repeated_words(begun, said) for said in ("six", "eight, seven, six", begun + " six")]
+    >>> [repeated_words(begun, reply) for reply in ("six", "eight, seven, six", begun + " six")]
     [0, 2, 4]
     """
-    found = (len(tail.split()) for tail in _tails(text) if said.lstrip().startswith(tail))
-    return next(found, 0)
+    for tail in _tails(text):
+        if reply.lstrip().startswith(tail):
+            return len(tail.split())
+    return 0
 
 
 def repeatable(text: str, words: int | None) -> list[str]:
@@ -55,19 +57,19 @@ def repeatable(text: str, words: int | None) -> list[str]:
     return [text[at:] for at in _starts(text)[-words:][:1]] + tails
 
 
-def is_undecided(said: str, repeats: Sequence[str]) -> bool:
+def is_undecided(reply: str, repeats: Sequence[str]) -> bool:
     """Whether more of the reply is needed to see which of these texts it repeats, if any, and how
     much white space follows."""
-    said = said.lstrip()
+    reply = reply.lstrip()
     for text in repeats:
-        if said.startswith(text):  # the more likely ones are ruled out
-            return not said[len(text) :].strip()
-        if text.startswith(said):
+        if reply.startswith(text):  # the more likely ones are ruled out
+            return not reply[len(text) :].strip()
+        if text.startswith(reply):
             return True
-    return not said
+    return not reply
 
 
-def joined(text: str, said: str, repeats: Sequence[str] = ()) -> str:
+def joined(text: str, reply: str, repeats: Sequence[str] = ()) -> str:
     """The continuation of a text in a reply: without the repeated text, and with a space where two
     words would run together.
 
@@ -78,24 +80,24 @@ def joined(text: str, said: str, repeats: Sequence[str] = ()) -> str:
     >>> joined("def f():\\n", "    return 1"), joined("def f():\\n", "\\n    return 1")
     ('    return 1', '    return 1')
     """
-    begun, kept = said.lstrip(), text.rstrip()
-    for one in repeats:
-        if one and begun.startswith(one):
-            return _after_white(text[len(kept) :], begun[len(one) :])
+    stripped, kept = reply.lstrip(), text.rstrip()
+    for repeat in repeats:
+        if repeat and stripped.startswith(repeat):
+            return _after_white(text[len(kept) :], stripped[len(repeat) :])
     if len(kept) < len(text):
-        return _after_white(text[len(kept) :], said)
-    glued = said and not is_safe(text + said, len(text)) and said[0] not in ".,;:!?)"
-    return f" {said}" if glued else said
+        return _after_white(text[len(kept) :], reply)
+    runs_together = reply and not is_safe(text + reply, len(text)) and reply[0] not in ".,;:!?)"
+    return f" {reply}" if runs_together else reply
 
 
-def _after_white(white: str, said: str) -> str:
+def _after_white(white: str, reply: str) -> str:
     """The reply without white space that the text already ends with. Models do not see that white
     space, because some providers refuse a message that ends with it."""
-    lead = said[: len(said) - len(said.lstrip())]
+    lead = reply[: len(reply) - len(reply.lstrip())]
     if lead.startswith(white):
-        return said[len(white) :]
+        return reply[len(white) :]
     is_indent = "\n" in white and "\n" not in lead and len(lead) > 1
-    return said if is_indent else said[len(lead) :]
+    return reply if is_indent else reply[len(lead) :]
 
 
 def _starts(text: str) -> list[int]:

@@ -1,0 +1,1 @@
+"""LangChain chat models as members."""

@@ -1,0 +1,482 @@
+"""ChatModelMember: any LangChain chat model, such as Ollama's or a hosted one. Text in, text out.
+
+A draft is read from the model's own stream, which stays open: as long as this member's drafts are
+chosen, its next draft is the next part of that stream. A member that writes alone, or leads and is
+not corrected, therefore gives its own answer in one request. When another draft is chosen, the
+stream is cancelled, and a new one continues the chosen text; a short trial finds out how this model
+does so. It votes by ballot: it sees the drafts under letters, in two orders.
+Paper: members vote by likelihood alone; hosted models do not report the likelihood of a given text.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+import re
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Self
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from pydantic import Field, InstanceOf
+
+from ...core.letters import LETTERS, chosen_letter
+from ...core.member import Probe
+from ...core.values import (
+    BUDGET,
+    REFUSAL,
+    Attachment,
+    Candidate,
+    Constraint,
+    Draft,
+    DraftJob,
+    Effort,
+    Failure,
+    Sampling,
+    Scored,
+    ScoreJob,
+    Segment,
+    Tool,
+    Turn,
+)
+from ...errors import MemberError, advised
+from ...secret_values import masked, remember
+from ..arguments import checked
+from ..text.templates import all_as_text, with_system
+from ..threads import each
+from .continuing import QUOTED, is_undecided, joined, repeatable, repeated_words
+from .names import chat_model_named, key_of, name_of, settings_of
+from .replies import Reply
+from .stream import OpenStream, StreamPart
+from .words import words_of
+
+log = logging.getLogger("langchain_specfuse")
+
+WAYS = ("continue", "instruct")
+"""How a model continues a text: as its own unfinished message, or because a message after it asks
+for the rest."""
+CONTINUE_REQUEST = (
+    "Continue your last message exactly where it stops (after: {!r}). Write only what comes "
+    "next; repeat nothing."
+)
+TRIAL = (Turn("user", "Count the numbers up to ten in words, separated by commas."),)
+TRIAL_BEGUN, TRIAL_NEXT = "ten, nine, eight, seven,", "six"
+"""The text counts down; a model that starts over instead of continuing it counts up."""
+BALLOT = (
+    "Which continuation of the answer is the most correct and helpful one? Reply with its "
+    "letter alone."
+)
+BALLOT_WORDS = 12
+"""A ballot is read up to this many words."""
+DOUBT = 0.1
+"""What a ballot adds to each draft's count, so that no draft gets a probability of zero."""
+INPUTS = {
+    "image": "image_inputs",
+    "file": "pdf_inputs",
+    "audio": "audio_inputs",
+    "video": "video_inputs",
+}
+"""Kinds of attachments -> their keys in a chat model's ``profile``."""
+Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Price = Annotated[
+    Sequence[Dollars],
+    Field(
+        min_length=2,
+        max_length=2,
+        description=(
+            "dollars per million input tokens and per million output tokens: price=(0.4, 1.6)"
+        ),
+    ),
+]
+
+
+class ChatModelMember:
+    """A LangChain chat model as a member, with its own settings, retries and rate limits.
+
+    >>> from langchain_core.language_models import FakeListChatModel
+    >>> ChatModelMember(FakeListChatModel(responses=["Hello!"]), name="fake").name
+    'fake'
+
+    - ``model``: a chat model, or a name that LangChain's ``init_chat_model`` knows, such as
+      ``"ollama:llama3.2"``.
+    - ``max_concurrency``: at most this many questions run at the same time.
+    - ``system_prompt``: replaces the conversation's system prompt for this member.
+    - ``price``: dollars per million input tokens and per million output tokens, for ``max_cost``
+      and the trace.
+    - ``thinking_tokens``: a model that reasons for longer before its first word leaves the answer.
+      A chunk of the stream counts as its words, and as one at least. Reasoning that is not streamed
+      is not counted.
+
+    A ``temperature`` above 0 is passed to the chat model; all other settings are those of the chat
+    model. As the lead, it counts as sure of a draft only if it returns log-probabilities:
+    ``ChatOpenAI(..., logprobs=True)``.
+    """
+
+    @checked()
+    def __init__(
+        self,
+        model: Annotated[
+            InstanceOf[BaseChatModel] | str,
+            Field(description="for example ChatModelMember('ollama:llama3.2')"),
+        ],
+        *,
+        name: str | None = None,
+        max_concurrency: Annotated[
+            int, Field(ge=1, description="leave it out for 8 questions at once")
+        ] = 8,
+        system_prompt: str | None = None,
+        price: Price | None = None,
+        thinking_tokens: Annotated[
+            int,
+            Field(
+                ge=1,
+                description=(
+                    "switch reasoning off in the chat model itself: "
+                    "ChatOllama(..., reasoning=False)"
+                ),
+            ),
+        ] = 4096,
+    ) -> None:
+        self._model_name = model if isinstance(model, str) else None
+        self.model = chat_model_named(model) if isinstance(model, str) else model
+        remember(settings_of(self.model))
+        self._known = dict(self.model._get_ls_params())
+        self._key = key_of(self.model)
+        self.name = name or name_of(self.model)
+        self.max_concurrency = max_concurrency
+        self.system_prompt = system_prompt
+        self.price = price and (price[0], price[1])
+        self.thinking_tokens = thinking_tokens
+        self._way: str | None = None
+        """How it continues a text; empty: it cannot; None: not tried yet."""
+        self._repeats: int | None = 0
+        """How many words of the text it repeats when it continues; None: all of them."""
+        self._unreported = Effort()
+        """The cost of trials that no reply has reported yet."""
+        self._streams: dict[str, OpenStream] = {}
+        """Query id -> its open stream."""
+        self._refusals: dict[str, dict[Sampling, str]] = {}
+        """Query id -> its refusals to draft, by sampling. These drafts are not requested again."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Its arguments, and how its model continues a text, without open streams. A model that was
+        given by name is made again from its name, because most providers' objects cannot be
+        pickled."""
+        state = vars(self) | {"_streams": {}, "_unreported": Effort()}
+        return state if self._model_name is None else state | {"model": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        if self._model_name is not None:
+            self.model = chat_model_named(self._model_name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy that shares the chat model, which may hold clients and locks."""
+        return copy.copy(self)
+
+    is_hosted = True
+    """What it reads and writes is part of an answer's cost."""
+
+    @property
+    def device(self) -> str:
+        return f"chat model {self.name} {id(self.model):x}"
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Everything that affects this member's output, as plain JSON. ``settings`` is a digest of
+        all settings except secrets."""
+        known = {
+            key: self._known.get(f"ls_{key}") for key in ("provider", "model_name", "temperature")
+        }
+        spec = {
+            "chat_model": type(self.model).__name__,
+            "system_prompt": self.system_prompt,
+            "thinking_tokens": self.thinking_tokens,
+            **known,
+            "settings": self._key,
+        }
+        return dict(masked(spec))
+
+    # --- the protocol -----------------------------------------------------------------------------
+
+    def preview(self) -> Probe:
+        profile: Mapping[str, Any] = self.model.profile or {}
+        # The context that ChatOllama or ChatLlamaCpp was told to open comes before all that the
+        # model could read.
+        opened = getattr(self.model, "num_ctx", None) or getattr(self.model, "n_ctx", None)
+        return Probe(
+            str(self._known.get("ls_model_name", self.name)),
+            max_context=opened or profile.get("max_input_tokens"),
+            detail=f"{type(self.model).__name__}, votes by ballot",
+            reasons=profile.get("reasoning_output"),
+            # Where the profile does not say, the provider may refuse.
+            takes=tuple(kind for kind, key in INPUTS.items() if profile.get(key, True)),
+            unsure=tuple(kind for kind, key in INPUTS.items() if profile.get(key) is None),
+        )
+
+    def probe(self) -> Probe:
+        return self.preview()
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
+        return each(jobs, self._draft, self.name, self.max_concurrency)
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
+        return each(jobs, self._ballot, self.name, self.max_concurrency)
+
+    def forget(self, query_id: str) -> None:
+        self._refusals.pop(query_id, None)
+        self._close(query_id)
+
+    def _close(self, query_id: str) -> None:
+        stream = self._streams.pop(query_id, None)
+        if stream is not None:
+            stream.close()
+
+    def unload(self) -> None:
+        """Cancel everything in progress. The next job tests again what the model can do."""
+        for query_id in [*self._streams, *self._refusals]:
+            self.forget(query_id)
+        self._way = None
+
+    # --- drafts -----------------------------------------------------------------------------------
+
+    def _draft(self, job: DraftJob) -> Draft | Failure:
+        began, start = time.time(), time.perf_counter()
+        answer = _text_of(job.answer)
+        refusals = self._refusals.get(job.query.id, {})
+        if job.sampling in refusals:
+            return Failure(REFUSAL, refusals[job.sampling])
+        try:
+            stream = self._stream_for(job, answer)
+        except MemberError as error:
+            spent = self._priced(self._unreported)
+            self._unreported = Effort()
+            return replace(Failure.of(error, str(error)), effort=spent)
+        words_before = stream.words
+        text, ended = stream.draft(answer, min(job.segment_tokens, job.max_tokens), job.max_tokens)
+        thought, stream.thought = stream.thought.strip(), ""
+        effort = replace(
+            self._priced(stream.new_usage() + self._unreported),
+            read=stream.words - words_before,
+            seconds=time.perf_counter() - start,
+            began=began,
+        )
+        self._unreported = Effort()
+        if stream.is_refused_after(answer + text):
+            self._refusals[job.query.id] = {**refusals, job.sampling: stream.refusal}
+            self._close(job.query.id)
+            return Failure(REFUSAL, stream.refusal, effort=effort)
+        tokens = tuple(zlib.crc32(word.encode()) for word in words_of(text)[: job.max_tokens])
+        least = stream.least(answer, text)
+        return Draft(text, ended, tokens, effort=effort, thought=thought, least=least)
+
+    def _stream_for(self, job: DraftJob, answer: str) -> OpenStream:
+        """The query's open stream if it agrees with the answer, else a new one."""
+        stream = self._streams.get(job.query.id)
+        if stream is None or stream.sampling != job.sampling or not stream.agrees_with(answer):
+            self._close(job.query.id)
+            stream = self._streams[job.query.id] = self._opened(job, answer)
+        return stream
+
+    def _opened(self, job: DraftJob, answer: str) -> OpenStream:
+        """A stream of what the model writes next."""
+        query = job.query
+        self._refuse_if_spent(job)
+        messages = self._messages(query.turns, query.tools, query.constraint)
+        options: dict[str, Any] = {}
+        if job.sampling.temperature > 0:
+            options["temperature"] = job.sampling.temperature
+        # The constraint demands the text so far; no member wrote it.
+        is_demanded = query.constraint is not None and not any(
+            segment.tokens for segment in job.answer
+        )
+        if is_demanded or not answer:
+            parts = self._parts(messages, options)
+            sent = _words_in(messages)
+            stream = OpenStream(parts, "", sent, query.constraint, job.sampling)
+            if stream.agrees_with(answer) or stream.finish == REFUSAL:
+                return stream
+            stream.close()
+            self._unreported += stream.new_usage()
+        if self._way is None:
+            self._way = self._find_way()
+        if not self._way:
+            raise self._cannot_continue(answer, is_demanded)
+        parts = self._continued(messages, answer, self._way, options, self._repeats)
+        sent = _words_in(messages) + len(words_of(answer))
+        return OpenStream(parts, answer, sent, query.constraint, job.sampling)
+
+    def _cannot_continue(self, answer: str, is_demanded: bool) -> MemberError:
+        if not is_demanded:
+            error = MemberError(
+                "it cannot continue text that other members wrote", member=self.name
+            )
+            return advised(
+                error,
+                f"let it lead (lead={self.name!r}), or agree on whole answers (segment='answer')",
+            )
+        error = MemberError(
+            f"its reply did not begin with {answer!r:.80}, as answers must, and it cannot continue "
+            "a text",
+            member=self.name,
+        )
+        return advised(error, "add a member that can continue a text, such as a .gguf file")
+
+    def _refuse_if_spent(self, job: DraftJob | ScoreJob) -> None:
+        if not job.new_requests:
+            raise MemberError(
+                "the answer's budget (max_calls, max_cost) is spent", member=self.name, kind=BUDGET
+            )
+
+    def _priced(self, effort: Effort) -> Effort:
+        """The effort with its cost in dollars."""
+        read, written = self.price or (0.0, 0.0)
+        cost = (effort.input_tokens * read + effort.output_tokens * written) / 1e6
+        return replace(effort, cost=cost)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _messages(
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+    ) -> list[BaseMessage]:
+        if self.system_prompt is not None:
+            turns = with_system(turns, self.system_prompt)
+        kinds = {"system": SystemMessage, "assistant": AIMessage}
+        return [
+            kinds.get(turn.role, HumanMessage)(_content(turn.text, turn.attachments))
+            for turn in all_as_text(turns, tools, constraint)
+        ]
+
+    def _parts(
+        self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
+    ) -> Iterator[StreamPart]:
+        return Reply(self.name, self.model, self.thinking_tokens).parts(messages, options)
+
+    def _continued(
+        self,
+        messages: Sequence[BaseMessage],
+        answer: str,
+        way: str,
+        options: Mapping[str, Any],
+        repeats: int | None = None,
+        replies: list[str] | None = None,
+    ) -> Iterator[StreamPart]:
+        """What comes after ``answer``, without the text that the model repeats, and with the space
+        that belongs there. The beginning of the unchanged reply is appended to ``replies``."""
+        kept = answer.rstrip()  # some providers refuse a message that ends with white space
+        messages = [*messages, AIMessage(kept)]
+        if way == "continue":
+            # The field "prefix" is Mistral's and DeepSeek's; others ignore it.
+            messages[-1] = AIMessage(kept, additional_kwargs={"prefix": True})
+        else:
+            messages.append(HumanMessage(CONTINUE_REQUEST.format(kept[-QUOTED:])))
+        parts = self._parts(messages, options)
+        repeated = repeatable(kept, repeats)
+        reply = ""
+        least: float | None = None
+        for part in parts:
+            reply += part.text
+            if part.least is not None:
+                least = part.least if least is None else min(least, part.least)
+            if part.thought or any(part.usage):
+                yield replace(part, text="", finish="")
+            if part.finish or not is_undecided(reply, repeated):
+                if replies is not None:
+                    replies.append(reply)
+                text = joined(answer, reply, repeated)
+                yield replace(part, text=text, thought="", usage=(0, 0), least=least)
+                break
+        yield from parts
+
+    def _find_way(self) -> str:
+        """The first way in which the model continues to count, or "". Greedy decoding is not needed
+        for that."""
+        failure = None
+        for way in WAYS:
+            replies: list[str] = []
+            parts = self._continued(self._messages(TRIAL), TRIAL_BEGUN, way, {}, replies=replies)
+            stream = OpenStream(parts, "")
+            try:
+                text = stream.first_words(2)
+                if stream.finish == REFUSAL:
+                    raise MemberError(f"it refused to count: {stream.refusal}", member=self.name)
+            except MemberError as error:
+                log.info("%s cannot %s: %s", self.name, way, error)
+                failure = error
+                continue
+            self._unreported += stream.new_usage()
+            if re.match(rf"\W*{TRIAL_NEXT}\b", text, re.IGNORECASE):
+                words = repeated_words(TRIAL_BEGUN, "".join(replies))
+                self._repeats = None if words == len(TRIAL_BEGUN.split()) else words
+                log.info("%s can %s a text", self.name, way)
+                return way
+        if failure is not None:  # it may be temporary, such as a rate limit
+            raise failure
+        return ""
+
+    # --- ballots ----------------------------------------------------------------------------------
+
+    def _ballot(self, job: ScoreJob) -> Scored:
+        """One number per draft: the log of its share of two ballots, which list the drafts in
+        opposite orders."""
+        began, start = time.time(), time.perf_counter()
+        self._refuse_if_spent(job)
+        size = len(job.candidates)
+        counts = [DOUBT] * size
+        effort = Effort()
+        orders = [list(range(size)), list(reversed(range(size)))]
+        for order in orders if size > 1 else []:
+            messages = self._ballot_messages(job, order)
+            stream = OpenStream(self._parts(messages, {}), "", _words_in(messages))
+            reply = stream.first_words(BALLOT_WORDS)
+            effort += stream.new_usage()
+            letter = chosen_letter(reply, [f"\0{number}" for number in order])
+            if letter:
+                counts[order[LETTERS.index(letter)]] += 1.0
+        scores = tuple((math.log(count / math.fsum(counts)),) for count in counts)
+        seconds = time.perf_counter() - start
+        return Scored(scores, replace(self._priced(effort), seconds=seconds, began=began))
+
+    def _ballot_messages(self, job: ScoreJob, order: Sequence[int]) -> list[BaseMessage]:
+        """The ballot: the conversation, the answer so far, and the drafts under letters."""
+        turns = "\n\n".join(f"{turn.role}: {turn.text}" for turn in job.query.turns)
+        attachments = [one for turn in job.query.turns for one in turn.attachments]
+        drafts = "\n".join(
+            f"{LETTERS[place]}: {_shown(job.candidates[number])}"
+            for place, number in enumerate(order)
+        )
+        text = (
+            f"{turns}\n\nThe answer so far: {_text_of(job.answer)!r}\n\n"
+            f"Continuations:\n{drafts}\n\n{BALLOT}"
+        )
+        return [HumanMessage(_content(text, attachments))]
+
+
+def _text_of(answer: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in answer)
+
+
+def _words_in(messages: Sequence[BaseMessage]) -> int:
+    return sum(len(words_of(message.text)) for message in messages)
+
+
+def _content(text: str, attachments: Sequence[Attachment]) -> Any:
+    """The content of a message: its attachments first, as providers advise, then the text."""
+    if not attachments:
+        return text
+    blocks: list[Any] = [json.loads(attachment.body) for attachment in attachments]
+    if text:
+        blocks.append({"type": "text", "text": text})
+    return blocks
+
+
+def _shown(candidate: Candidate) -> str:
+    return f"{candidate.text!r}" + (" (and the answer ends)" if candidate.ended else "")

@@ -1,0 +1,96 @@
+"""Chat models by name: made from one, named in answers, and told apart in caches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from contextlib import suppress
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+
+from ...errors import UsageError, advised
+from ...secret_values import masked
+
+PROVIDERS = (
+    "anthropic",
+    "anthropic_bedrock",
+    "azure_ai",
+    "azure_openai",
+    "baseten",
+    "bedrock",
+    "bedrock_converse",
+    "cohere",
+    "deepseek",
+    "fireworks",
+    "google_genai",
+    "google_vertexai",
+    "groq",
+    "huggingface",
+    "ibm",
+    "litellm",
+    "meta",
+    "mistralai",
+    "nvidia",
+    "ollama",
+    "openai",
+    "openrouter",
+    "perplexity",
+    "together",
+    "upstage",
+    "xai",
+)
+"""What may stand before the colon in a name such as ``"ollama:llama3.2"``: the providers of
+``init_chat_model``."""
+
+
+def chat_model_named(name: str) -> BaseChatModel:
+    """The chat model that LangChain creates from a name such as ``"ollama:llama3.2"``."""
+    package = f"langchain-{name.partition(':')[0].replace('_', '-')}"
+    try:
+        from langchain.chat_models import init_chat_model
+    except ModuleNotFoundError as error:
+        missing = UsageError(f"a member named {name!r} needs langchain and {package}")
+        raise advised(missing, f"pip install langchain {package}") from error
+    try:
+        return init_chat_model(name)
+    except ImportError as error:
+        missing = UsageError(f"a member named {name!r} needs {package}, which is not installed")
+        raise advised(missing, f"pip install {package}") from error
+    except Exception as error:
+        refused = UsageError(
+            f"LangChain could not create a chat model from {name!r}: {type(error).__name__}: "
+            f"{error}"
+        )
+        advice = "create it yourself and pass the object: members=[ChatOpenAI(...)]"
+        key = re.search(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN)\b", str(error))
+        if key:
+            advice = f"set the environment variable: export {key[0]}=...; or in Python {advice}"
+        raise advised(refused, advice) from error
+
+
+def name_of(model: BaseChatModel) -> str:
+    """The last part of the model's name, or its class's name."""
+    name = str(model._get_ls_params().get("ls_model_name") or type(model).__name__)
+    return name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def settings_of(model: BaseChatModel) -> dict[str, Any]:
+    """The fields of a chat model that its own class adds to ``BaseChatModel``."""
+    names = sorted(type(model).model_fields.keys() - BaseChatModel.model_fields.keys())
+    return {name: getattr(model, name) for name in names}
+
+
+def key_of(model: BaseChatModel) -> str:
+    """A digest of a chat model's settings. LangChain's own key is not enough: for a ChatOllama it
+    contains only the class. Secrets are left out: they do not change an answer, and a short one
+    could be guessed from the digest."""
+    own: dict[str, Any] = {}
+    for name, value in settings_of(model).items():
+        with suppress(TypeError, ValueError):  # a SecretStr or a client is not JSON
+            own[name] = json.dumps(masked({name: value}), sort_keys=True)
+    kind = type(model)
+    params = masked(model._get_invocation_params())
+    text = json.dumps([kind.__module__, kind.__qualname__, params, own], default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

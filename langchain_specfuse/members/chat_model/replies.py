@@ -1,0 +1,198 @@
+"""Replies and errors of LangChain chat models, in the same form for all providers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessageChunk, BaseMessage
+from langsmith import tracing_context
+
+from ...core.values import REFUSAL
+from ...errors import MemberError, advised
+from ..network import status_of, to_reach
+from ..text.thinking import split_thought
+from ..threads import shown
+from .refusals import REASONS, is_refusal, refusal_in
+from .stream import StreamPart
+from .words import words_of
+
+WITHHELD = "The provider's content filter refused to answer."
+"""The refusal of a reply that a provider withholds without words."""
+_UNREACHED = {"ConnectError", "ConnectionError", "ModelConnectionError", "APIConnectionError"}
+"""Classes of the errors of httpx, Python, langchain-core and the providers' clients."""
+_KINDS = {
+    "ModelTimeoutError": "timeout",
+    "ContextOverflowError": "overflow",
+    "ModelNotFoundError": "not_found",
+}
+"""Classes of langchain-core that mean a failure of a kind."""
+_STATUSES = {404: "not_found", 408: "timeout", 413: "overflow"}
+"""HTTP statuses that mean a failure of a kind."""
+
+
+class Reply:
+    """One reply of a chat model."""
+
+    def __init__(self, member: str, model: BaseChatModel, thinking_tokens: int) -> None:
+        """``member`` is the member's name, for errors."""
+        self._member = member
+        self._model = model
+        self._limit = thinking_tokens
+        self._thought_size = 0
+        """In words; a chunk without text counts as one."""
+        self._begun = False
+        """Whether the text has begun, before which a thought may stand."""
+        self._held = ""
+        """Text that may belong to a thought."""
+        self._finish = ""
+        self._refusal = ""
+
+    def parts(
+        self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
+    ) -> Iterator[StreamPart]:
+        """Ask, and read the stream. The last part says how the reply ended."""
+        # Some chat models, such as ChatOllama, know a setting only as their own field.
+        fields = type(self._model).model_fields
+        own = {name: value for name, value in options.items() if name in fields}
+        rest = {name: value for name, value in options.items() if name not in fields}
+        model = self._model.model_copy(update=own) if own else self._model
+        chunks = model.stream(list(messages), **rest)
+        try:
+            while self._thought_size <= self._limit:
+                with tracing_context(enabled=False):  # the round's own spans show what members do
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    break
+                part = self._part(chunk)
+                if part is not None:
+                    yield part
+        except Exception as error:
+            if not is_refusal(error):
+                raise self._failure(error) from error
+            self._finish = REFUSAL
+            self._refusal = self._refusal or str(error)
+        finally:
+            chunks.close()  # type: ignore[attr-defined]
+        if not self._begun:
+            yield self._thought_alone()
+        if self._finish == REFUSAL:
+            self._refusal = self._refusal or WITHHELD
+        yield StreamPart("", finish=self._finish or "stop", refusal=self._refusal)
+
+    def _part(self, chunk: Any) -> StreamPart | None:
+        """What a chunk adds; None if it is empty."""
+        if self._finish != REFUSAL:  # after a refusal, the last chunk may still say "stop"
+            self._finish = _finish_of(chunk.response_metadata) or self._finish
+        refusal = refusal_in(chunk)
+        if refusal is not None:
+            self._finish = REFUSAL
+            self._refusal += refusal
+        text, thought = str(chunk.text), _thought_in(chunk)
+        if not self._begun:
+            text, thought = self._split(text, thought)
+        usage = chunk.usage_metadata or {}
+        if not text and not thought and not usage:
+            return None
+        counts = (usage.get("input_tokens", 0), usage.get("output_tokens", 0))
+        return StreamPart(text, thought, usage=counts, least=_least_of(chunk.response_metadata))
+
+    def _split(self, text: str, thought: str) -> tuple[str, str]:
+        """Text and thought of a chunk before the text has begun."""
+        size = len(words_of(text + thought))
+        self._held += text
+        tagged, text = split_thought(self._held) or ("", "")
+        self._begun = bool(text)
+        # ChatOpenAI leaves out the reasoning field of other servers: its chunks are empty then.
+        if not self._begun and self._finish != REFUSAL:
+            self._thought_size += max(1, size)
+        return text, thought + tagged
+
+    def _thought_alone(self) -> StreamPart:
+        """The end of a reply whose text has not begun. Raises if a limit is the reason."""
+        thought, text = split_thought(self._held, whole=True) or ("", "")
+        limit = ""
+        if self._finish == "length" and not text:
+            limit = "its own max_tokens"
+        if self._thought_size > self._limit:
+            limit = f"thinking_tokens={self._limit}"
+        if limit:
+            error = MemberError(
+                f"it reasoned up to {limit}, before its first word", member=self._member
+            )
+            raise advised(error, "raise that limit, or lower the chat model's reasoning effort")
+        return StreamPart(text, thought)
+
+    def _failure(self, error: Exception) -> MemberError:
+        """A chat model's error as its member's."""
+        failure = member_error(error, self._member)
+        if status_of(error) != 401:
+            return failure
+        variables = " or ".join(dict.fromkeys(self._model.lc_secrets.values()))
+        where = f"the environment variable {variables}" if variables else "the key"
+        return advised(failure, f"check {where}, or the key that the chat model was given")
+
+
+def member_error(error: Exception, member: str) -> MemberError:
+    """A chat model's error as its member's. If no server was reached, it says which."""
+    kind = _kind_of(error)
+    classes = {one.__name__ for one in type(error).__mro__}
+    failure = MemberError(shown(error), member=member, kind=kind)
+    if kind != "error" or not classes & _UNREACHED:
+        return failure
+    try:
+        address = urlsplit(str(error.request.url))  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):  # httpx raises the latter if there is none
+        return advised(
+            failure, "check the network connection, and the address that the chat model was given"
+        )
+    url = f"{address.scheme}://{address.hostname}"
+    if address.port:
+        url += f":{address.port}"
+    failure = MemberError(f"its server at {url} cannot be reached ({shown(error)})", member=member)
+    return advised(failure, to_reach(url))
+
+
+def _kind_of(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    classes = {one.__name__ for one in type(error).__mro__}
+    for name, kind in _KINDS.items():
+        if name in classes:
+            return kind
+    return _STATUSES.get(status_of(error) or 0, "error")
+
+
+def _thought_in(chunk: AIMessageChunk) -> str:
+    """The reasoning in a chunk. LangChain's blocks lack it if an OpenAI-like server sends it in a
+    separate field."""
+    blocks = [block for block in chunk.content_blocks if block["type"] == "reasoning"]
+    thought = "".join(str(block.get("reasoning", "")) for block in blocks)
+    if thought:
+        return thought
+    for name in ("reasoning_content", "reasoning"):
+        field = chunk.additional_kwargs.get(name)
+        if isinstance(field, str):
+            return field
+    return ""
+
+
+def _finish_of(metadata: Mapping[str, Any]) -> str:
+    """Why a model stopped, in one word for all providers; empty if it has not."""
+    names = ("finish_reason", "stop_reason", "done_reason", "stopReason")
+    reason = next((str(metadata[name]) for name in names if metadata.get(name)), "").lower()
+    if not reason:
+        return ""
+    if reason in ("length", "max_tokens"):
+        return "length"
+    return REFUSAL if reason in REASONS else "stop"  # such as end_turn, eos_token
+
+
+def _least_of(metadata: Mapping[str, Any]) -> float | None:
+    """The lowest log-probability in a chunk, as OpenAI's and Ollama's interfaces give them."""
+    tokens = metadata.get("logprobs") or []
+    if isinstance(tokens, Mapping):
+        tokens = tokens.get("content") or []
+    return min((float(token["logprob"]) for token in tokens), default=None)
