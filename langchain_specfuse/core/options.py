@@ -43,14 +43,21 @@ Share: TypeAlias = Annotated[float, Field(strict=True, gt=0, le=1)]
 # --- errors and texts -----------------------------------------------------------------------------
 
 
-def refusal(error: ValidationError, notes: Mapping[str, str], *, name: str = "") -> UsageError:
+def refusal(
+    error: ValidationError,
+    notes: Mapping[str, str],
+    *,
+    name: str = "",
+    expected: Mapping[str, str] | None = None,
+) -> UsageError:
     """The first error of a pydantic validation as a :class:`.UsageError`: what was expected and
     what was given.
 
     ``notes`` has all names that are allowed, each with its meaning, which becomes the error's
-    advice. ``name`` is the name of the value if pydantic does not know it. A ``UsageError`` that a
-    validator raised is returned unchanged. Raise the result ``from None``, because pydantic's error
-    quotes the value, which may be a secret.
+    advice. ``name`` is the name of the value if pydantic does not know it. ``expected`` may hold
+    what each value must be, in place of pydantic's words. A ``UsageError`` that a validator raised
+    is returned unchanged. Raise the result ``from None``, because pydantic's error quotes the
+    value, which may be a secret.
 
     >>> class Size(BaseModel):
     ...     width: Count
@@ -72,13 +79,22 @@ def refusal(error: ValidationError, notes: Mapping[str, str], *, name: str = "")
     note = f"{name}: {notes.get(name, '')}"
     if first["type"] in ("missing", "missing_argument"):
         return advised(UsageError(f"{name} is missing"), note)
-    expected = first["msg"].partition(", unable to")[0].replace("Input should", "must", 1)
+    rule = first["msg"].partition(", unable to")[0].replace("Input should", "must", 1)
     if cause is not None:
-        expected = str(cause)
-    value = masked(first["input"])
-    wrong = UsageError(f"{name} {expected}, got {value!r:.200}")
+        rule = str(cause)
+    elif expected:
+        rule = f"must be {expected[name]}"
+    value = first["input"]
+    wrong = UsageError(f"{name} {rule}, got {_shown(name, value)}")
     choices = re.findall("'([^']*)'", str(context.get("expected", "")))
     return advised(wrong, meant(value, choices, note))
+
+
+def _shown(name: str, value: Any) -> str:
+    """A value for a message. The representation of an object of another kind may hold a secret."""
+    if value is None or isinstance(value, str | int | float | list | tuple | Mapping):
+        return f"{masked({name: value})[name]!r:.200}"
+    return f"a value of type {type(value).__name__}"
 
 
 def notes_of(model: type[BaseModel]) -> dict[str, str]:

@@ -12,11 +12,97 @@ from typing import Annotated, Any, Literal, ParamSpec, Union, get_args, get_orig
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
+from ..core.options import refusal
 from ..errors import UsageError, advised, meant
-from ..secret_values import is_secret
 
 _P = ParamSpec("_P")
-_PLAIN = (str, bool, int, float, type(None))
+_CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True, hide_input_in_errors=True)
+
+
+def checked(
+    *, removed: Mapping[str, str] | None = None
+) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """Decorate an ``__init__`` so that it raises :class:`.UsageError` for wrong arguments.
+
+    Values are checked strictly: ``"8"`` and ``True`` are not whole numbers. The description of a
+    ``pydantic.Field`` in an annotation becomes the error's advice. ``removed`` holds the names of
+    arguments that earlier versions had, and what to do instead.
+
+    >>> class Example:
+    ...     @checked(removed={"threads": "set OMP_NUM_THREADS"})
+    ...     def __init__(self, *, size: int = 1) -> None:
+    ...         self.size = size
+    >>> Example(size="big")
+    Traceback (most recent call last):
+    langchain_specfuse.errors.UsageError: size must be a whole number, got 'big'
+    -> size: see help(Example)
+    >>> Example(threads=2)
+    Traceback (most recent call last):
+    langchain_specfuse.errors.UsageError: Example has no argument 'threads'
+    -> set OMP_NUM_THREADS
+    """
+
+    def decorate(init: Callable[_P, None]) -> Callable[_P, None]:
+        signature = inspect.signature(init)
+        _, *names = signature.parameters
+        owner = init.__qualname__.split(".")[-2]
+        call: Callable[..., None] = init
+
+        @wraps(init)
+        def arguments(**values: Any) -> dict[str, Any]:
+            return values
+
+        # The body of ``init`` runs outside, because it may raise validation errors of its own.
+        validated = validate_call(config=_CONFIG)(arguments)
+
+        @wraps(init)
+        def checked_init(*args: _P.args, **kwargs: _P.kwargs) -> None:
+            for name in kwargs:
+                if name not in names:
+                    raise _unknown(name, names, owner, removed or {})
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                wrong = UsageError(f"{owner}: {error}")
+                raise advised(wrong, f"its arguments are {', '.join(names)}") from None
+            try:
+                values = validated(**given)
+            except ValidationError as error:
+                raise _refusal(error, init, owner) from None
+            call(**values)
+
+        return checked_init
+
+    return decorate
+
+
+def _unknown(name: str, names: list[str], owner: str, removed: Mapping[str, str]) -> UsageError:
+    error = UsageError(f"{owner} has no argument {name!r}")
+    if name in removed:
+        return advised(error, removed[name])
+    return advised(error, meant(name, names, f"its arguments are {', '.join(names)}"))
+
+
+def _refusal(error: ValidationError, init: Callable[..., None], owner: str) -> UsageError:
+    hints = get_type_hints(init, include_extras=True)
+    notes = {name: _description(hint) or f"see help({owner})" for name, hint in hints.items()}
+    return refusal(error, notes, expected={name: words(hint) for name, hint in hints.items()})
+
+
+def _description(annotation: Any) -> str:
+    """The description of a field in an annotation, also where the value may be None."""
+    for field in getattr(annotation, "__metadata__", ()):
+        description = getattr(field, "description", None)
+        if description:
+            return str(description)
+    for alternative in get_args(annotation):
+        if hasattr(alternative, "__metadata__"):
+            return _description(alternative)
+    return ""
+
+
+# --- annotations in words -------------------------------------------------------------------------
+
 _NAMES: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -29,104 +115,15 @@ _NAMES: Mapping[Any, str] = {
     collections.abc.Callable: "a function",
     BaseException: "an exception",
 }
-_COUNTS: Mapping[int, str] = {2: "two", 3: "three"}
 _BOUNDS: Mapping[str, str] = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
+_COUNTS: Mapping[int, str] = {2: "two", 3: "three"}
 
 
-def checked(
-    *, removed: Mapping[str, str] | None = None
-) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """Decorate an ``__init__`` so that it raises :class:`.UsageError` for wrong arguments.
-
-    Values are checked strictly: ``"8"`` and ``True`` are not whole numbers. ``removed`` holds the
-    names of arguments that earlier versions had, and what to do instead.
-
-    >>> class Example:
-    ...     @checked(removed={"threads": "set OMP_NUM_THREADS"})
-    ...     def __init__(self, *, size: int | Literal["auto"] = "auto") -> None:
-    ...         self.size = size
-    >>> Example(size="big")
-    Traceback (most recent call last):
-    langchain_specfuse.errors.UsageError: size must be a whole number or 'auto', got 'big'
-    >>> Example(threads=2)
-    Traceback (most recent call last):
-    langchain_specfuse.errors.UsageError: Example has no argument 'threads'
-    -> set OMP_NUM_THREADS
-    """
-
-    def decorate(init: Callable[_P, None]) -> Callable[_P, None]:
-        @wraps(init)
-        def arguments(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            return args, kwargs
-
-        # The body of ``init`` runs outside, because it may raise validation errors of its own.
-        validated = validate_call(config=_CONFIG)(arguments)
-
-        @wraps(init)
-        def checked_init(*args: _P.args, **kwargs: _P.kwargs) -> None:
-            try:
-                args, kwargs = validated(*args, **kwargs)
-            except ValidationError as error:
-                given = _by_name(init, args, kwargs)
-                raise _refusal(error, init, given, removed or {}) from None
-            init(*args, **kwargs)
-
-        return checked_init
-
-    return decorate
-
-
-_CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True, hide_input_in_errors=True)
-
-
-def _refusal(
-    error: ValidationError,
-    init: Callable[..., None],
-    given: Mapping[str, Any],
-    removed: Mapping[str, str],
-) -> UsageError:
-    """The first mistake as an error that says what was given and what is expected."""
-    owner = init.__qualname__.split(".")[-2]
-    _, *names = inspect.signature(init).parameters
-    mistakes = error.errors()
-    for mistake in mistakes:
-        if mistake["type"] == "unexpected_keyword_argument":
-            return _unknown(str(mistake["loc"][0]), owner, names, removed)
-    place, kind = mistakes[0]["loc"][0], mistakes[0]["type"]
-    if kind == "unexpected_positional_argument":
-        wrong = UsageError(f"{owner} was given too many arguments without a name")
-        return advised(wrong, f"write their names: {', '.join(f'{name}=' for name in names)}")
-    # Arguments that were given by their place are reported by their place, after ``self``.
-    name = place if isinstance(place, str) else names[place - 1]
-    if kind == "missing_argument":
-        return advised(UsageError(f"{owner} needs the argument {name!r}"), f"{owner}({name}=...)")
-    if kind == "multiple_argument_values":
-        return UsageError(f"{owner} was given the argument {name!r} twice")
-    annotation = get_type_hints(init, include_extras=True)[name]
-    value = _shown(name, given.get(name))
-    refused = UsageError(f"{name} must be {expected(annotation)}, got {value}")
-    description = _description(annotation)
-    return advised(refused, description) if description else refused
-
-
-def _by_name(
-    init: Callable[..., None], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    names = inspect.signature(init).parameters
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def _unknown(name: str, owner: str, names: list[str], removed: Mapping[str, str]) -> UsageError:
-    error = UsageError(f"{owner} has no argument {name!r}")
-    otherwise = f"its arguments are {', '.join(names)}"
-    return advised(error, removed.get(name) or meant(name, names, otherwise))
-
-
-def expected(annotation: Any) -> str:
+def words(annotation: Any) -> str:
     """What an annotation allows, in words.
 
     >>> from pydantic import Field
-    >>> expected(Annotated[int, Field(ge=1)] | Literal["auto"] | None)
+    >>> words(Annotated[int, Field(ge=1)] | Literal["auto"] | None)
     "a whole number of at least 1, 'auto' or None"
     """
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -135,7 +132,9 @@ def expected(annotation: Any) -> str:
     if origin is Literal:
         return _listed([repr(value) for value in inner])
     if origin in (Union, types.UnionType):
-        return _listed([expected(one) for one in inner])
+        return _listed([words(alternative) for alternative in inner])
+    if origin is collections.abc.Mapping and inner[1] is not Any:
+        return f"a dict of {_plural(words(inner[1]))}"
     kind = origin or annotation
     return _NAMES.get(kind) or f"a {getattr(kind, '__name__', kind)}"
 
@@ -144,40 +143,26 @@ def _bounded(annotation: Any, bounds: Mapping[str, Any]) -> str:
     count = bounds.get("min_length")
     if count is not None and count == bounds.get("max_length"):
         (item,) = get_args(annotation)
-        words = expected(item).removeprefix("a ").replace("number", "numbers")
-        return f"{_COUNTS.get(count, count)} {words}"
-    found = [f"{words} {bounds[key]:g}" for key, words in _BOUNDS.items() if key in bounds]
-    return " ".join([expected(annotation), " and ".join(found)]).strip()
+        return f"{_COUNTS.get(count, count)} {_plural(words(item))}"
+    limits = [f"{phrase} {bounds[key]:g}" for key, phrase in _BOUNDS.items() if key in bounds]
+    return " ".join([words(annotation), " and ".join(limits)]).strip()
 
 
 def _bounds(annotation: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """The bounds of the fields in an annotation, as ``ge=1``."""
+    bounds: dict[str, Any] = {}
     for field in annotation.__metadata__:
         for bound in getattr(field, "metadata", ()):
-            keys = (*_BOUNDS, "min_length", "max_length")
-            found |= {key: getattr(bound, key) for key in keys if hasattr(bound, key)}
-    return found
+            for key in (*_BOUNDS, "min_length", "max_length"):
+                if hasattr(bound, key):
+                    bounds[key] = getattr(bound, key)
+    return bounds
 
 
-def _description(annotation: Any) -> str | None:
-    """The description of a field in the annotation, also where it may be None."""
-    for field in getattr(annotation, "__metadata__", ()):
-        if text := getattr(field, "description", None):
-            return str(text)
-    if get_origin(annotation) not in (Union, types.UnionType):
-        return None
-    return next(filter(None, map(_description, get_args(annotation))), None)
+def _plural(phrase: str) -> str:
+    return phrase.removeprefix("a ").replace("number", "numbers")
 
 
-def _listed(words: list[str]) -> str:
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def _shown(name: str, value: Any) -> str:
-    """A value for a message: only plain values, because others may hold secrets."""
-    plain = isinstance(value, _PLAIN)
-    if isinstance(value, list | tuple):
-        plain = all(isinstance(one, _PLAIN) for one in value)
-    if is_secret(name) or not plain:
-        return f"a value of type {type(value).__name__}"
-    return f"{value!r:.80}"
+def _listed(alternatives: list[str]) -> str:
+    *others, last = alternatives
+    return f"{', '.join(others)} or {last}" if others else last

@@ -17,11 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ..core.member import Probe
 from ..core.values import Draft, DraftJob, Failure, Scored, ScoreJob
 from ..errors import MemberError, UsageError, advised, imported
+from .arguments import checked
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -33,6 +36,7 @@ that a job that kills its process does not take others with it."""
 CONNECT_S, PLACING_S, RESTART_S, PAUSE_S = 5.0, 120.0, 60.0, 0.05
 """Limits: to reach the cluster (Ray would try for minutes), to find a place, to be back after a
 death (after that jobs fail at once until a process is back); and the pause between two looks."""
+Amount = Annotated[float, Field(ge=0)]
 _CONNECTING = threading.Lock()
 
 
@@ -51,14 +55,15 @@ class RayMember:
     ``resources`` of one node.
     """
 
+    @checked()
     def __init__(
         self,
         member: Any,
         *,
         cluster: str = "auto",
-        num_cpus: float = 1,
-        num_gpus: float | None = None,
-        resources: Mapping[str, float] | None = None,
+        num_cpus: Amount = 1,
+        num_gpus: Amount | None = None,
+        resources: Mapping[str, Amount] | None = None,
     ) -> None:
         if isinstance(member, RayMember) or not hasattr(type(member), "probe"):
             error = UsageError(
@@ -67,21 +72,12 @@ class RayMember:
             raise advised(
                 error, "for example RayMember(TransformersMember('Qwen/Qwen2.5-7B-Instruct'))"
             )
-        if not isinstance(cluster, str) or not (
-            cluster == "auto" or re.fullmatch(r"[^/\s]+:\d+", cluster)
-        ):
+        if cluster != "auto" and not re.fullmatch(r"[^/\s]+:\d+", cluster):
             error = UsageError(f"cluster must be 'auto' or an address of Ray, got {cluster!r}")
             raise advised(
                 error,
                 "for example '10.0.0.1:6379', from a machine of the cluster (no ray:// client)",
             )
-        amounts = {"num_cpus": num_cpus, "num_gpus": num_gpus or 0, **(resources or {})}
-        if wrong := {
-            name: one
-            for name, one in amounts.items()
-            if not isinstance(one, int | float) or not one >= 0
-        }:
-            raise UsageError(f"amounts must be numbers of at least 0, got {wrong}")
         self.name: str = member.name
         self._member, self.cluster = member, cluster
         self.num_cpus, self.num_gpus, self.resources = num_cpus, num_gpus, dict(resources or {})

@@ -31,6 +31,7 @@ from ..core.values import (
     ScoreJob,
 )
 from ..errors import UsageError, advised
+from .arguments import checked
 from .text.tools import written
 
 log = logging.getLogger("langchain_specfuse")
@@ -79,6 +80,7 @@ class ScriptedMember:
     words.
     """
 
+    @checked()
     def __init__(
         self,
         answer: Any,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -41,9 +42,9 @@ class Example:
         ({"layers": "all"}, ["layers", "whole number or 'auto'", "got 'all'"]),
         ({"timeout": float("nan")}, ["timeout", "number above 0", "got nan"]),
         ({"timeout": True}, ["timeout", "got True"]),
-        ({"price": (1, -1)}, ["price", "two numbers of at least 0", "got (1, -1)", "in dollars"]),
+        ({"price": (1, -1)}, ["price", "two numbers of at least 0", "got -1", "in dollars"]),
         ({"price": (1, 2, 3)}, ["price", "two numbers", "got (1, 2, 3)"]),
-        ({"price": (1, float("inf"))}, ["price", "got (1, inf)"]),
+        ({"price": (1, float("inf"))}, ["price", "got inf"]),
         ({"options": 3}, ["options", "a dict or None", "got 3"]),
         ({"model": 3}, ["model", "a string", "got 3"]),
         ({"threads": 2}, ["Example", "'threads'", "set OMP_NUM_THREADS"]),
@@ -57,15 +58,15 @@ def test_a_wrong_argument_is_refused(arguments: dict[str, Any], words: list[str]
         Example(**{"model": "m", **arguments})
     text = "\n".join([str(error.value), *getattr(error.value, "__notes__", ())])
     assert [word for word in words if word not in text] == []
-    assert error.value.__cause__ is None and error.value.__suppress_context__
+    assert not any("pydantic" in line for line in traceback.format_exception(error.value))
 
 
 def test_arguments_that_are_missing_or_too_many_are_refused() -> None:
-    with pytest.raises(UsageError, match="needs the argument 'model'"):
+    with pytest.raises(UsageError, match="Example: missing a required argument: 'model'"):
         Example()  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="without a name"):
+    with pytest.raises(UsageError, match="Example: too many positional arguments"):
         Example("m", 3)  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="'model' twice"):
+    with pytest.raises(UsageError, match="multiple values for argument 'model'"):
         Example("m", model="m")  # type: ignore[misc]
 
 

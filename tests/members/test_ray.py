@@ -278,7 +278,7 @@ def test_an_address_where_nobody_listens_is_refused_soon(ray: FakeRay) -> None:
         ({"member": RayMember(ScriptedMember("x"))}, "hosts a member"),
         ({"cluster": "ray://host:10001"}, "an address"),
         ({"num_gpus": -1}, "num_gpus"),
-        ({"resources": {"tpu": "one"}}, "tpu"),
+        ({"resources": {"tpu": "one"}}, "resources must be a dict of numbers of at least 0"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
