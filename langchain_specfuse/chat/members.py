@@ -28,7 +28,7 @@ from langchain_core.runnables import Runnable
 
 from ..core.member import Member, Probe
 from ..engine.ensemble import Ensemble
-from ..engine.worker import QueuedJob, refuse_fork, worker_for
+from ..engine.worker import refuse_fork, worker_for
 from ..errors import MemberError, SpecFuseError, UsageError, advised, meant
 from ..members import files as _files
 from ..members.chat_model.member import ChatModelMember
@@ -558,5 +558,5 @@ def unload(*given: Given) -> None:
         free = getattr(member, "unload", None)
         if callable(free):  # on the member's own worker, or it would race with the running batch
             done: Future[Any] = Future()
-            worker_for(member.device).put(QueuedJob(member, "call", free, done.set_result))
+            worker_for(member.device).call(member, free, done.set_result)
             wait([done], timeout=UNLOAD_WAIT_S)

@@ -33,15 +33,15 @@ from ..members.chat_model.member import INPUTS
 from . import members as _members
 from . import messages as _messages
 from . import options as _options
-from . import output_format as _formats
+from . import shape as _shape
 from . import structured as _structured
 from .call_text import Splitter, marked, reason_of
 from .chunks import AnswerChunks
 from .errors import langchain_errors
 from .functions import function_id
 from .options import CallOptions, Options
+from .question import Request, aloaded, loaded, warn_where_votes_decide_nothing
 from .report import Report, RunScope
-from .request import Request, aloaded, loaded, warn_where_votes_decide_nothing
 from .schemas import openai_tools
 
 MAX_THREADS = 256
@@ -338,7 +338,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         chosen = self._chosen(
             stop, {name: value for name, value in kwargs.items() if name != "stop"}
         )
-        _formats.shape_of(chosen, stop)
+        _shape.shape_of(chosen, stop)
         bound: Runnable[Any, AIMessage] = self.bind(**kwargs)
         return bound
 
@@ -373,7 +373,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         """The prompt's length in the first member's tokens, with its chat template if it has
         one."""
         turns = _messages.turns_of(messages)
-        described = _formats.tools_of(openai_tools(tools or []))
+        described = _shape.tools_of(openai_tools(tools or []))
         first = self._first_member()
         if self.custom_get_token_ids is None and hasattr(first, "token_count"):
             return _messages.length(first, turns, described)
@@ -435,7 +435,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain's own takes the serialized form, which leaves out members that are objects.
         kwargs = {name: value for name, value in kwargs.items() if name not in _SAME_ANSWER}
-        params = self._get_invocation_params(stop=stop, **_formats.plain(kwargs))
+        params = self._get_invocation_params(stop=stop, **_shape.plain(kwargs))
         return str(sorted(params.items(), key=lambda item: item[0]))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """``with_structured_output``: a chat model whose answers are objects.
 
-It builds LangChain's runnables and parsers; ``output_format`` decides which answers are allowed.
+It builds LangChain's runnables and parsers; ``shape`` decides which answers are allowed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..errors import UsageError, advised
 from ..members.chat_model.refusals import refusal_in
 from .call_text import read_json, reason_of
 from .errors import RefusalError
-from .output_format import whole_schema
 from .schemas import name_of, reader_of, schema_of
+from .shape import whole_schema
 
 METHODS = ("json_schema", "json_mode", "function_calling")
 

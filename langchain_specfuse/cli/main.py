@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TextIO
 
 from .._version import __version__
 from ..chat import options as _options
-from ..chat import output_format as _format
+from ..chat import shape as _shape
 from ..core.round import Round
 from ..core.values import Query, Turn
 from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
@@ -171,12 +171,12 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     question = _question(given)
     for text in (question, given.system or "", *(given.stop or ())):
         _options.refuse_broken(text)
-    constraint = _format.shape_of(_form(given), settings.stop).constraint()
+    constraint = _shape.shape_of(_form(given), settings.stop).constraint()
     ensemble = choices.ensemble_of(given, stand_ins)
     names = list(ensemble.members)
     turns = [Turn("system", given.system)] if given.system else []
     query = Query(uuid.uuid4().hex, (*turns, Turn("user", question)), constraint=constraint)
-    referee, schedule = _format.referee_of(constraint), _options.schedule(chosen)
+    referee, schedule = _shape.referee_of(constraint), _options.schedule(chosen)
     if not given.quiet:
         say(f"loading {', '.join(names)} ...")
     ensemble.loaded().result()

@@ -62,7 +62,7 @@ class Grammars:
 
 @lru_cache(maxsize=128)
 def grammars_of(constraint: Constraint) -> Grammars:
-    """The grammars of a constraint. Its body was made by ``chat.output_format``, except for what a
+    """The grammars of a constraint. Its body was made by ``chat.shape``, except for what a
     user writes."""
     kind, body = constraint.kind, constraint.body
     if kind == "prose":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..errors import UsageError, advised
 from .answer import Answer, lawful
@@ -29,7 +28,6 @@ from .rounds import (
     Loop,
     is_refused,
     refused_round,
-    replies_to,
     without_failed,
 )
 from .values import Ask, Draft, DraftJob, Query, Replies, Segment
@@ -110,8 +108,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
             voter.member: job_of(query, settings, answer, voter.sample, affordable)
             for voter in asked
         }
-        replies: Replies = yield from replies_to(Ask(jobs, 1))
-        replies = yield from _to_the_end(jobs, replies, answer)
+        replies = yield from _whole_answers(jobs, answer)
         clock.lap("draft", replies)
         if settings.refusals == "any" and clock.refusals:
             break
@@ -134,10 +131,12 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     yield _round(panel, before, answer, drafts, tally, agreed, clock)
 
 
-def _to_the_end(
-    jobs: Mapping[str, DraftJob], replies: Replies, answer: Answer
-) -> Generator[Any, Any, Replies]:
-    """The replies, continued where a draft stopped before text that the constraint forces."""
+def _whole_answers(
+    jobs: Mapping[str, DraftJob], answer: Answer
+) -> Generator[Ask, Replies, Replies]:
+    """The replies to these jobs, continued where a draft stopped before text that the constraint
+    forces."""
+    replies = yield Ask(jobs, 1)
     found, begun = dict(replies), dict.fromkeys(jobs, answer)
     waiting = {
         name: reply for name, reply in found.items() if jobs[name].query.constraint is not None
@@ -172,7 +171,7 @@ def _to_the_end(
                 effort=earlier.effort + draft.effort if whole is not reply else draft.effort,
                 thought=earlier.thought or draft.thought,
             )
-        waiting = (yield from replies_to(Ask(asked, 1))) if asked else {}
+        waiting = (yield Ask(asked, 1)) if asked else {}
     return found
 
 

@@ -1,7 +1,8 @@
 """What a member may reply to a job. Anything else is a failure of that member alone.
 
-The fields of a reply are checked against their annotations in ``values`` before they are used: a
+The worker checks every reply once, with :func:`checked_reply`, before it reads any field of it: a
 member may be anyone's code and may return anything, even objects that raise when they are touched.
+The loop and the driver rely on that. Fields are checked against their annotations in ``values``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 
 from .values import (
     KINDS,
-    LATE,
     Draft,
     DraftJob,
     Effort,
@@ -32,51 +32,48 @@ MOST = 1e11
 """Larger counts, times and costs are refused. As a time, this is a date that Python supports."""
 
 
-def failure_of(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
-    """The reason why this is not a valid reply to this job; None if it is valid. Nonsense from one
-    member must not harm the others."""
+def checked_reply(job: DraftJob | ScoreJob, reply: Any) -> Reply | PrefillPending:
+    """The reply to this job if it is valid, otherwise a failure that says what is wrong with it.
+
+    >>> from langchain_specfuse.core.values import DraftJob, Query, Sampling
+    >>> job = DraftJob(Query("q", ()), (), 10, 100, Sampling())
+    >>> checked_reply(job, Draft(" blue", tokens=(7,), logprobs=(-0.2,))).text
+    ' blue'
+    >>> checked_reply(job, Draft(" blue", logprobs=(0.2,))).message
+    'returned 0.2 as a log-probability (wanted a number of at most 0)'
+    >>> checked_reply(job, None).message
+    'replied with NoneType (wanted Draft)'
+    """
     try:
-        return _nonsense(job, reply)
+        failure = _wrong(job, reply)
     except BaseException as error:  # the values in a reply may raise anything
         return Failure("error", f"replied with nonsense: {type(error).__name__}")
+    return failure or reply
 
 
-def checked(
-    jobs: Mapping[str, DraftJob | ScoreJob], replies: Mapping[str, Reply]
-) -> dict[str, Reply]:
-    """The replies to these jobs, each either valid or a failure."""
-    return {name: failure_of(job, replies[name]) or replies[name] for name, job in jobs.items()}
+def _wrong(job: DraftJob | ScoreJob, reply: Any) -> Failure | None:
+    """The reason why this is not a valid reply to this job; None if it is valid."""
+    # The class and not isinstance, which asks the object what it is.
+    if issubclass(type(reply), PrefillPending):
+        return _wrong_pending(job, reply)
+    if issubclass(type(reply), Failure):
+        return _wrong_field(reply, Failure) or _wrong_kind(reply)
+    if isinstance(job, DraftJob):
+        return _wrong_draft(reply)
+    return _wrong_scores(job, reply)
 
 
-def is_late(reply: Reply) -> bool:
-    """Whether the member did not fail, but is late."""
-    return isinstance(reply, Failure) and reply.kind == LATE
-
-
-def pending_failure(pending: PrefillPending) -> Failure | None:
-    """The reason why this is not a valid report of what is left to read; None if it is valid."""
-    try:
-        return _wrong_field(pending, PrefillPending)
-    except BaseException as error:
-        return Failure("error", f"replied with nonsense: {type(error).__name__}")
-
-
-def _nonsense(job: DraftJob | ScoreJob, reply: Reply) -> Failure | None:
-    wanted = Draft if isinstance(job, DraftJob) else Scored
-    if not isinstance(reply, wanted | Failure):
-        return Failure("error", f"replied with {type(reply).__name__} (wanted {wanted.__name__})")
-    if isinstance(reply, Failure):
-        return _wrong_field(reply, Failure) or _wrong_kind(reply) or reply
-    if (wrong := _wrong_field(reply, wanted)) is not None:
-        return wrong
-    if isinstance(reply, Scored):
-        assert isinstance(job, ScoreJob)
-        return _wrong_rows(job, reply) or _nan(reply.logprobs)
-    return _nan([reply.logprobs or ()])
+def _wrong_pending(job: DraftJob | ScoreJob, pending: PrefillPending) -> Failure | None:
+    if job.prefill_chunks is None:
+        return Failure("error", "did not reply although it was asked to read everything")
+    wrong = _wrong_field(pending, PrefillPending)
+    if wrong is None and pending.left < 0:
+        return Failure("error", f"has {pending.left} tokens left to read")
+    return wrong
 
 
 def _wrong_kind(failure: Failure) -> Failure | None:
-    if failure.kind in KINDS or failure.kind == LATE:
+    if failure.kind in KINDS:
         return None
     known = ", ".join(KINDS)
     return Failure(
@@ -86,6 +83,23 @@ def _wrong_kind(failure: Failure) -> Failure | None:
         failure.cause,
         failure.effort,
     )
+
+
+def _wrong_draft(reply: Any) -> Failure | None:
+    wrong = _wrong_type(reply, Draft) or _wrong_field(reply, Draft)
+    return wrong or _not_a_logprob([reply.logprobs or ()])
+
+
+def _wrong_scores(job: ScoreJob, reply: Any) -> Failure | None:
+    wrong = _wrong_type(reply, Scored) or _wrong_field(reply, Scored)
+    return wrong or _wrong_rows(job, reply) or _not_a_logprob(reply.logprobs)
+
+
+def _wrong_type(reply: Any, expected: type) -> Failure | None:
+    if issubclass(type(reply), expected):
+        return None
+    name = type(reply).__name__
+    return Failure("error", f"replied with {name} (wanted {expected.__name__})")
 
 
 def _wrong_rows(job: ScoreJob, reply: Scored) -> Failure | None:
@@ -99,30 +113,36 @@ def _wrong_rows(job: ScoreJob, reply: Scored) -> Failure | None:
     return None
 
 
-def _nan(rows: Sequence[Sequence[float]]) -> Failure | None:
-    # max may miss a NaN; the sum does not.
-    suspect = [row for row in rows if row and not (max(row) <= ROUNDING and sum(row) <= ROUNDING)]
-    bad = [value for row in suspect for value in row if not value <= ROUNDING]
-    if not bad:
-        return None
-    return Failure("nan", f"returned {bad[0]} as a log-probability (wanted a number of at most 0)")
+def _not_a_logprob(rows: Sequence[Sequence[float]]) -> Failure | None:
+    for row in rows:
+        # max may miss a NaN; the sum does not.
+        if not row or (max(row) <= ROUNDING and sum(row) <= ROUNDING):
+            continue
+        for value in row:
+            if not value <= ROUNDING:
+                wanted = "a number of at most 0"
+                return Failure("nan", f"returned {value} as a log-probability (wanted {wanted})")
+    return None
 
 
 # --- fields ---------------------------------------------------------------------------------------
 
 
-def _wrong_field(reply: Any, of: type) -> Failure | None:
+def _wrong_field(reply: Any, kind: type) -> Failure | None:
     """A failure for the first field, including those of its effort, whose value its annotation does
     not allow."""
-    for name, kind, check in FIELDS[of]:
+    for name, annotation, is_valid in FIELDS[kind]:
         value = getattr(reply, name)
-        if not check(value):
-            what = f"{of.__name__}.{name}"
+        if not is_valid(value):
             return Failure(
-                "error", f"replied with nonsense: {what} is {reprlib.repr(value)} (wanted {kind})"
+                "error",
+                f"replied with nonsense: {kind.__name__}.{name} is {reprlib.repr(value)} "
+                f"(wanted {annotation})",
             )
-        if kind == "Effort" and (wrong := _wrong_field(value, Effort)) is not None:
-            return wrong
+        if annotation == "Effort":
+            wrong = _wrong_field(value, Effort)
+            if wrong is not None:
+                return wrong
     return None
 
 
@@ -143,11 +163,13 @@ def _number(kind: type) -> Callable[[Any], bool]:
 
 
 def _row_of(kind: type) -> Callable[[Any], bool]:
-    # Each type is checked once, because a row may have thousands of numbers.
-    return lambda value: (
-        isinstance(value, (tuple, list))
-        and all(issubclass(one, kind) for one in set(map(type, value)))
-    )
+    def is_row(value: Any) -> bool:
+        if not isinstance(value, (tuple, list)):
+            return False
+        # Each type is checked once, because a row may have thousands of numbers.
+        return all(issubclass(type_, kind) for type_ in set(map(type, value)))
+
+    return is_row
 
 
 def _rows_of(kind: type) -> Callable[[Any], bool]:
@@ -155,8 +177,8 @@ def _rows_of(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, (tuple, list)) and all(map(is_row, value))
 
 
-def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or check(value)
+def _or_none(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_valid(value)
 
 
 CHECKS: Mapping[str, Callable[[Any], bool]] = {
@@ -173,9 +195,9 @@ CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "Effort": lambda value: isinstance(value, Effort),
     "BaseException | None": _or_none(lambda value: isinstance(value, BaseException)),
 }
-"""An annotation of a reply's field -> whether a value is what it says."""
+"""The annotation of a reply's field -> whether a value fits it."""
 FIELDS: Mapping[type, list[tuple[str, str, Callable[[Any], bool]]]] = {
-    kind: [(one.name, str(one.type), CHECKS[str(one.type)]) for one in fields(kind)]
+    kind: [(field.name, str(field.type), CHECKS[str(field.type)]) for field in fields(kind)]
     for kind in (Draft, Scored, Failure, PrefillPending, Effort)
 }
 """For each kind of reply and for efforts: a field's name, its annotation and its check."""

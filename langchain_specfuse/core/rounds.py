@@ -20,7 +20,6 @@ from .ballot import Ballot, Reading
 from .options import Method, Settings
 from .panel import Panel, dismissed, hedged, observed
 from .referee import FREE, Referee
-from .replies import checked
 from .round import Departure, Round
 from .values import (
     BUDGET,
@@ -103,12 +102,6 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
             return
 
 
-def replies_to(ask: Ask) -> Generator[Ask, Replies, dict[str, Reply]]:
-    """The replies to this ``Ask``; an invalid reply becomes a failure."""
-    replies = yield ask
-    return checked(ask.jobs, replies)
-
-
 def call_for_drafts(
     panel: Panel,
     query: Query,
@@ -134,16 +127,16 @@ def call_for_drafts(
         new_requests=not clock.budget.is_spent,
     )
     first = (panel.lead,) if panel.lead else panel.drafters
-    replies = yield from replies_to(Ask(dict.fromkeys(first, job), number))
+    replies = yield Ask(dict.fromkeys(first, job), number)
     clock.lap("draft", replies)
     others = [name for name in panel.drafters if name not in replies]
     if settings.refusals == "any" and clock.refusals:
         others = []
     if others and not stands(panel, settings.method, replies[first[0]], answer):
         job = replace(job, stop=(), new_requests=not clock.budget.is_spent)
-        more = yield from replies_to(Ask(dict.fromkeys(others, job), number))
+        more = yield Ask(dict.fromkeys(others, job), number)
         clock.lap("draft", more)
-        replies |= more
+        replies = {**replies, **more}
     kinds = {reply.kind if isinstance(reply, Failure) else "" for reply in replies.values()}
     ends = {"overflow", BUDGET}
     if number > 1 and kinds & ends and kinds <= {*ends, REFUSAL}:
@@ -238,7 +231,7 @@ def call_for_scores(
         )
         for name in panel.verifiers
     }
-    replies = yield from replies_to(Ask(jobs, number))
+    replies = yield Ask(jobs, number)
     clock.lap("verify", replies)
     panel = without_failed(panel, jobs, replies, answer, number)
     scored = {name: reply for name in panel.verifiers if isinstance(reply := replies[name], Scored)}

@@ -286,17 +286,15 @@ REFUSAL = "refusal"
 round, but stays in the answer."""
 KINDS = ("error", "timeout", "nan", "overflow", "not_found", BUDGET, REFUSAL)
 """How a member can fail."""
-LATE = "late"
-"""Not a failure: the round continues without the member's reply, and the member stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Returned instead of a reply. The member leaves the answer; if the kind is ``late`` or
-    ``refusal``, it only misses this round."""
+    """Returned instead of a reply. The member leaves the answer; after a ``refusal`` it only misses
+    this round."""
 
     kind: str
-    """One of ``KINDS``, or ``late``."""
+    """One of ``KINDS``."""
     message: str
     cause: BaseException | None = field(default=None, compare=False, repr=False)
     effort: Effort = field(default=Effort(), compare=False, repr=False)
@@ -335,13 +333,10 @@ class PrefillPending:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What the loop wants from members next. It expects ``{member: reply}`` for exactly these
-    members."""
+    members, with valid replies (see :func:`.checked_reply`)."""
 
     jobs: Mapping[str, DraftJob | ScoreJob]
     round: int
-    spare: bool = False
-    """True: the loop can continue even if all of these are late. False: at least one reply is
-    needed."""
 
 
 Reply = Draft | Scored | Failure

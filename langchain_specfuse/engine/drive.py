@@ -14,12 +14,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from ..core.member import Member
-from ..core.replies import failure_of, is_late
 from ..core.round import Round
 from ..core.rounds import Loop
 from ..core.values import Ask, DraftJob, Replies, Reply
@@ -28,6 +27,7 @@ from .worker import QueuedJob, forked, refuse_fork, worker_for
 
 log = logging.getLogger("langchain_specfuse")
 
+_MISSING = object()
 HINT_S = 1.0
 """The wait that a refused call is advised per answer ahead of it: a fixed guess, as answers differ
 in length."""
@@ -140,10 +140,7 @@ class Schedule:
     timeout: float | None = None
     """Seconds for the whole answer, after which TimeoutError is raised."""
     member_timeout: float | None = None
-    """Seconds for one reply of one member."""
-    skip_late: bool = False
-    """A member that exceeds ``member_timeout`` skips the round (True) or leaves the answer
-    (False)."""
+    """Seconds for one reply of one member, which leaves the answer if it exceeds them."""
     limits: Limits = Limits()
     admission: Admission = field(default_factory=Admission)
 
@@ -164,8 +161,9 @@ class Run:
         self._members = members
         self._schedule = schedule
         self._sink = sink
-        self._begun = False
         self._over = False
+        self._asked: dict[tuple[str, str], None] = {}
+        """(member, query id) of all jobs: what the members may keep something for."""
 
     def start(self) -> None:
         """Begin, now or when it is this answer's turn."""
@@ -178,13 +176,11 @@ class Run:
             if forked():
                 return  # it continues in the parent process
             try:
-                if self._begun:
-                    self._forget(list(self._members))
+                self._forget(self._members)
             finally:  # or the others would wait for this answer
                 self._schedule.admission.leave(self)
 
     def _begin(self) -> None:
-        self._begun = True
         if not self._over:
             self._advance(None)
 
@@ -205,6 +201,7 @@ class Run:
             self._end(error)
 
     def _ask(self, ask: Ask) -> None:
+        """Queue the jobs of an ``Ask``; the thread that delivers the last reply goes on."""
         replies = ReplyCollector(ask)
 
         def deliver(name: str, reply: Reply) -> None:
@@ -212,21 +209,22 @@ class Run:
             if complete is not None and not self._over:
                 self._advance(complete)
 
-        def wanted() -> bool:
-            return not (replies.over or self._over)
-
-        tasks: dict[str, list[QueuedJob]] = {}
-        limit_s, keep_waiting = self._schedule.member_timeout, self._schedule.skip_late
+        by_device: dict[str, list[QueuedJob]] = {}
         for name, job in ask.jobs.items():
             member = self._members[name]
-            work = "draft" if isinstance(job, DraftJob) else "score"
-            task = QueuedJob(
-                member, work, job, partial(deliver, name), wanted, limit_s, keep_waiting
+            self._asked.setdefault((name, job.query.id))
+            queued = QueuedJob(
+                member,
+                "draft" if isinstance(job, DraftJob) else "score",
+                job,
+                partial(deliver, name),
+                wanted=lambda: not self._over,
+                timeout_s=self._schedule.member_timeout,
             )
-            tasks.setdefault(member.device, []).append(task)
-        for device, mine in tasks.items():
+            by_device.setdefault(member.device, []).append(queued)
+        for device, jobs in by_device.items():
             # together, or the first would be taken alone, without its batch group
-            worker_for(device).put(*mine)
+            worker_for(device).put(*jobs)
 
     def _end(self, last: BaseException | None) -> None:
         try:
@@ -234,48 +232,38 @@ class Run:
         finally:
             self._sink(last)
 
-    def _forget(self, names: list[str]) -> None:
-        # Through the queue, or it would race with the batch that is running.
-        for name in names:
+    def _forget(self, names: Collection[str]) -> None:
+        """Let these members free what they keep for this answer: everything for every query that
+        they were asked."""
+        for key in self._asked.copy():
+            name, query_id = key
+            if name not in names or self._asked.pop(key, _MISSING) is _MISSING:
+                continue
             member = self._members[name]
             try:
-                worker_for(member.device).put(
-                    QueuedJob(
-                        member, "call", partial(member.forget, self._query_id), lambda _: None
-                    )
-                )
+                # Through the queue, or it would race with the batch that is running.
+                worker_for(member.device).call(member, partial(member.forget, query_id))
             except Exception:  # a member is code of others; the others forget all the same
                 log.exception("%s cannot forget an answer that is over", name)
 
 
 class ReplyCollector:
-    """The replies to one ``Ask``. A late reply can never be taken for one to a later ``Ask``."""
+    """The replies to one ``Ask``, which arrive on several threads."""
 
     def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+        self._names = list(ask.jobs)
         self._replies: dict[str, Reply] = {}
         self._lock = threading.Lock()
-        self.over = False
 
     def add(self, name: str, reply: Reply) -> Replies | None:
-        """Add a reply, or a note that it is late. Returns all replies, once, as soon as they
-        suffice."""
+        """Add a reply. Returns all replies, in the order of the jobs, once the last has come."""
         with self._lock:
-            # the note may come after the reply
-            if self.over or (is_late(reply) and name in self._replies):
+            if name in self._replies:
                 return None
             self._replies[name] = reply
-            self.over = len(self._replies) == len(self._ask.jobs) and self._suffice()
-            return {name: self._replies[name] for name in self._ask.jobs} if self.over else None
-
-    def _suffice(self) -> bool:
-        """Late members are waited for while no member has answered and the loop cannot continue
-        without them."""
-        if self._ask.spare or not any(is_late(reply) for reply in self._replies.values()):
-            return True
-        return any(
-            failure_of(self._ask.jobs[name], reply) is None for name, reply in self._replies.items()
-        )
+            if len(self._replies) < len(self._names):
+                return None
+            return {name: self._replies[name] for name in self._names}
 
 
 class AnswerLate(TimeoutError):

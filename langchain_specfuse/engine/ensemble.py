@@ -20,7 +20,7 @@ from ..core.rounds import Loop, rounds
 from ..core.values import Panelist, Query
 from ..errors import MemberError, UsageError, advised, emptied
 from .drive import Admission, Schedule, adrive, drive
-from .worker import QueuedJob, refuse_fork, worker_for
+from .worker import refuse_fork, worker_for
 
 
 def loop_of(settings: Settings) -> Callable[..., Loop]:
@@ -98,7 +98,7 @@ class Ensemble:
 
     def _begin(self) -> None:
         if not self._loading:
-            worker_for("loading").put(QueuedJob(self, "call", self._load, lambda _: None))
+            worker_for("loading").call(self, self._load)
             # last, so that an interrupt before it does not leave a load that never begins
             self._loading = True
 

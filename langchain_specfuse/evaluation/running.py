@@ -24,7 +24,7 @@ from ..core.round import Round
 from ..core.values import Query
 from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
-from ..engine.worker import QueuedJob, worker_for
+from ..engine.worker import worker_for
 from ..errors import SpecFuseError, UsageError, amount
 from ..show.terminal import visible
 from .baselines import answered
@@ -133,7 +133,7 @@ def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
             done.set_exception(error)
 
     done.set_running_or_notify_cancel()
-    worker_for(member.device).put(QueuedJob(member, "call", work, lambda _: None))
+    worker_for(member.device).call(member, work)
     return done
 
 

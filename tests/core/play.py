@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.panel import Panel
 from langchain_specfuse.core.referee import FREE, Referee
+from langchain_specfuse.core.replies import checked_reply
 from langchain_specfuse.core.round import Round
 from langchain_specfuse.core.rounds import rounds
 from langchain_specfuse.core.values import (
@@ -81,7 +82,8 @@ def play(
             else:
                 played.asks.append(item)
                 replies = {
-                    name: answerers[name](job, item.round) for name, job in item.jobs.items()
+                    name: checked_reply(job, answerers[name](job, item.round))
+                    for name, job in item.jobs.items()
                 }
     except StopIteration:
         return played

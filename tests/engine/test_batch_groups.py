@@ -9,7 +9,7 @@ import pytest
 from langchain_specfuse.core.member import BatchGroup, batch_group_of
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.engine.worker import QueuedJob, Worker, worker_for
+from langchain_specfuse.engine.worker import QueuedJob, Worker
 from langchain_specfuse.members.scripted import ScriptedMember
 
 from .conftest import BLUE, GREY, fresh_device, query, until
@@ -93,7 +93,6 @@ def test_jobs_of_a_group_are_one_batch_with_replies_to_the_right_member(worker, 
     assert sorted(replies) == [
         (m, j, f"{m}{j}") for m, j in [("a", 1), ("a", 4), ("b", 3), ("b", 9), ("c", 2)]
     ]
-    assert list(worker.batches) == [("a+c+b", "draft", 4), ("b", "score", 1)]
 
 
 def test_jobs_of_one_member_go_to_the_member_itself(worker, trio):
@@ -104,11 +103,12 @@ def test_jobs_of_one_member_go_to_the_member_itself(worker, trio):
 
 
 def test_members_with_another_group_or_none_are_batches_of_their_own(worker, trio):
-    _, a, b, _ = trio
+    group, a, b, _ = trio
     other, alone = Member("x", Group()), Member("y", None)
     replies = put(worker, *((m, "draft", 0) for m in (a, other, alone, b)))
     assert until(lambda: len(replies) == 4)
-    assert list(worker.batches) == [("a+b", "draft", 2), ("x", "draft", 1), ("y", "draft", 1)]
+    assert group.calls == [[("a", 0), ("b", 0)]]
+    assert (other.alone, alone.alone) == ([[0]], [[0]])
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), SystemExit(1), MemoryError()], ids=repr)
@@ -130,7 +130,7 @@ def test_while_a_group_hangs_none_of_its_members_is_called(worker, trio):
     assert until(lambda: len(hanging) == 2)
     assert {reply.kind for _, _, reply in hanging} == {"timeout"}
     late = put(worker, (c, "draft", 3), timeout_s=0.05)
-    worker.put(QueuedJob(c, "call", lambda: called.append(True), lambda _: None))
+    worker.call(c, lambda: called.append(True))
     other = put(worker, (Member("x", None), "draft", 5))
     assert until(lambda: late and other)
     assert late[0][2].kind == "timeout" and other == [("x", 5, "x5")] and not called and not c.alone
@@ -143,10 +143,15 @@ def test_while_a_group_hangs_none_of_its_members_is_called(worker, trio):
 class Scripts:
     """Scripted members as a group: every job is answered by its own member."""
 
+    def __init__(self):
+        self.batches = []
+
     def draft(self, jobs):
+        self.batches.append([member.name for member, _ in jobs])
         return [member.draft([job])[0] for member, job in jobs]
 
     def score(self, jobs):
+        self.batches.append([member.name for member, _ in jobs])
         return [member.score([job])[0] for member, job in jobs]
 
 
@@ -157,7 +162,6 @@ def test_same_answer_in_a_group_whose_first_jobs_are_one_batch_too():
     ]
     truth = "".join(one.text for one in Ensemble(apart).rounds(query(), Settings(segment_tokens=4)))
     device, group = fresh_device(), Scripts()
-    worker = worker_for(device)
     shared = [
         ScriptedMember(text, name=f"m{k}", device=device) for k, text in enumerate((BLUE, GREY))
     ]
@@ -168,5 +172,5 @@ def test_same_answer_in_a_group_whose_first_jobs_are_one_batch_too():
         "".join(one.text for one in Ensemble(shared).rounds(query(), Settings(segment_tokens=4)))
         == truth
     )
-    batches = {(names, size) for names, work, size in worker.batches if work in ("draft", "score")}
-    assert batches == {("m0+m1", 2)}
+    assert [member.draft_calls for member in shared] == [len(group.batches) // 2] * 2
+    assert set(map(tuple, group.batches)) == {("m0", "m1")}

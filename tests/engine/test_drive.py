@@ -13,9 +13,8 @@ import pytest
 
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.options import Method, Settings
-from langchain_specfuse.core.values import LATE, Ask, Draft, DraftJob, Failure, Sampling
 from langchain_specfuse.engine import Ensemble, drive
-from langchain_specfuse.engine.drive import ReplyCollector, Schedule
+from langchain_specfuse.engine.drive import Schedule
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.members.scripted import ScriptedMember
 
@@ -87,33 +86,6 @@ def test_same_answer_alone_or_in_a_crowd_of_threads_or_tasks(device, settings):
     assert [found[k] for k in range(20)] == alone
     assert [facts(rounds) for rounds in asyncio.run(all_of_them())] == alone
     assert len({str(rounds) for rounds in alone}) == 20
-
-
-# --- the replies to one ask -----------------------------------------------------------------------
-
-TOO_LATE, ILL, NONSENSE = (
-    Failure(LATE, "late"),
-    Failure("error", "ill"),
-    Draft("x", logprobs=(1.0,)),
-)
-HELLO, WORLD = Draft("hello"), Draft("world")
-
-
-def collecting(spare=False):
-    return ReplyCollector(
-        Ask(dict.fromkeys("ab", DraftJob(query(), (), 5, 5, Sampling())), 1, spare)
-    )
-
-
-@pytest.mark.parametrize(
-    ("other", "last"), [(TOO_LATE, HELLO), (ILL, HELLO), (NONSENSE, HELLO), (ILL, ILL)]
-)
-def test_a_late_member_is_waited_for_until_there_is_a_valid_reply_or_none_can_come(other, last):
-    replies = collecting()
-    assert (
-        replies.add("b", other) is None and replies.add("a", TOO_LATE) is None and not replies.over
-    )
-    assert replies.add("a", last) == {"a": last, "b": other}
 
 
 # --- members and loops that fail ------------------------------------------------------------------

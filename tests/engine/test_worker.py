@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from langchain_specfuse.core.values import LATE, Failure
+from langchain_specfuse.core.values import Failure
 from langchain_specfuse.engine import worker as worker_module
 from langchain_specfuse.engine.worker import QueuedJob, Worker, worker_for
 
@@ -25,15 +25,23 @@ class Doubler:
     name = "doubler"
 
     def __init__(self, closed=False):
-        self.sizes, self.gate, self.running = [], threading.Event(), 0
+        self.batches = []
+        """(work, size) of every batch."""
+        self.gate, self.running = threading.Event(), 0
         if not closed:
             self.gate.set()
 
     def draft(self, jobs):
+        return self.doubled("draft", jobs)
+
+    def score(self, jobs):
+        return self.doubled("score", jobs)
+
+    def doubled(self, work, jobs):
         self.running += 1
         try:
             assert self.running == 1
-            self.sizes.append(len(jobs))
+            self.batches.append((work, len(jobs)))
             self.gate.wait(2 * PATIENCE_S)
             for job in jobs:
                 if isinstance(job, BaseException):
@@ -41,8 +49,6 @@ class Doubler:
             return [job * 2 for job in jobs]
         finally:
             self.running -= 1
-
-    score = draft
 
 
 def ask(worker, member, *jobs, work="draft", **options):
@@ -63,18 +69,14 @@ def hanging(worker, timeout_s=0.03, **options):
 def test_tasks_that_wait_together_are_one_batch_with_replies_in_order(device):
     worker, member = Worker(device), Doubler(closed=True)
     first = ask(worker, member, 1)
-    assert until(lambda: member.sizes)
+    assert until(lambda: member.batches)
     rest = [ask(worker, member, k) for k in range(2, 9)]
     scores = ask(worker, member, 10, 11, work="score")
     member.gate.set()
     assert until(lambda: len(scores) == 2)
     assert [first, *rest] == [[k * 2] for k in range(1, 9)]
     assert scores == [20, 22]
-    assert list(worker.batches) == [
-        ("doubler", "draft", 1),
-        ("doubler", "draft", 7),
-        ("doubler", "score", 2),
-    ]
+    assert member.batches == [("draft", 1), ("draft", 7), ("score", 2)]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_a_hanging_member_fails_at_its_limit_and_the_worker_goes_on_without_it(d
     back = ask(worker, member, 5)
     assert until(lambda: back == [10])
     # the job that failed while it hung was never done
-    assert (len(late), member.sizes) == (1, [1, 1])
+    assert (len(late), member.batches) == (1, [("draft", 1)] * 2)
 
 
 class ManualTimer:
@@ -150,7 +152,7 @@ def test_no_task_waits_twice_for_the_same_call(device, timers):
     """The time for which the call has lasted counts for tasks that come later."""
     worker, member = Worker(device), Doubler(closed=True)
     ask(worker, member, 1, timeout_s=600)
-    assert until(lambda: member.sizes)
+    assert until(lambda: member.batches)
     timers[0].expire()
     again = ask(worker, member, 2, timeout_s=600)
     assert until(lambda: len(timers) == 2)
@@ -165,7 +167,7 @@ def test_a_batch_that_waits_fails_at_its_limit_though_its_first_task_is_no_longe
 ):
     worker, member = Worker(device), Doubler(closed=True)
     ask(worker, member, 1, timeout_s=600)
-    assert until(lambda: member.sizes)
+    assert until(lambda: member.batches)
     timers[0].expire()
     wanted, replies = [True], []
     first = QueuedJob(member, "draft", 2, replies.append, lambda: bool(wanted), timeout_s=600)
@@ -179,39 +181,44 @@ def test_a_batch_that_waits_fails_at_its_limit_though_its_first_task_is_no_longe
     member.gate.set()
 
 
-def test_a_member_that_may_be_late_delivers_when_it_returns(device):
-    worker = Worker(device)
-    member, replies = hanging(worker, keep_waiting=True)
-    assert replies == [Failure(LATE, "did not answer within member_timeout=0.03 s")]
-    other = ask(worker, Doubler(), 2)
-    assert until(lambda: other == [4])
-    member.gate.set()
-    assert until(lambda: replies[1:] == [2])
-
-
-def test_jobs_for_a_late_member_do_not_pile_up(device):
-    """While it hangs, jobs that are no longer wanted are dropped; when it returns, it does only the
-    last one."""
+def test_unwanted_jobs_do_not_pile_up_behind_a_hanging_member(device):
+    """Of the jobs that wait for its return, it does those that are still wanted."""
     worker = Worker(device)
     current, replies = [0], []
     member, _ = hanging(worker)
     for number in range(1, 30):
         current[0] = number
         wanted = lambda number=number: current[0] == number
-        worker.put(
-            QueuedJob(member, "draft", number, replies.append, wanted, 0.03, keep_waiting=True)
-        )
-        assert until(lambda: len(replies) == number)  # noqa: B023
-    assert {failure.kind for failure in replies} == {LATE}
+        worker.put(QueuedJob(member, "draft", number, replies.append, wanted))
     member.gate.set()
-    assert until(lambda: replies[29:] == [58])
-    assert member.sizes == [1, 1]
+    assert until(lambda: replies == [58])
+    assert member.batches == [("draft", 1)] * 2
+
+
+def test_the_end_of_one_wait_does_not_end_a_later_wait(device, timers):
+    """A job waits for a hanging call, and then for another one of the same member."""
+    worker, member = Worker(device), Doubler(closed=True)
+    ask(worker, member, 1, timeout_s=600)
+    assert until(lambda: member.batches)
+    timers[0].expire()
+    drafts = ask(worker, member, 2, timeout_s=600)
+    scores = ask(worker, member, 3, timeout_s=600, work="score")
+    assert until(lambda: len(timers) == 3)
+    first_gate, member.gate = member.gate, threading.Event()
+    first_gate.set()
+    assert until(lambda: len(timers) == 4)
+    timers[3].expire()
+    assert drafts == [Failure("timeout", "did not answer within member_timeout=600 s")]
+    assert until(lambda: len(timers) == 5)
+    timers[2].expire()
+    member.gate.set()
+    assert until(lambda: scores == [6])
 
 
 def test_calls_for_a_hanging_member_wait_until_it_returns(device):
     worker, seen = Worker(device), []
     member, _ = hanging(worker)
-    worker.put(QueuedJob(member, "call", lambda: seen.append(member.running), lambda _: None))
+    worker.call(member, lambda: seen.append(member.running))
     other = ask(worker, Doubler(), 1)
     assert until(lambda: other)
     assert seen == []
@@ -285,9 +292,9 @@ def test_a_device_has_one_worker_at_a_time_however_often_it_falls_idle(device, m
 # --- finalizers and the end -----------------------------------------------------------------------
 
 
-def test_a_closed_worker_drops_tasks_and_late_replies_and_lets_the_running_batch_end(device):
+def test_a_closed_worker_drops_jobs_and_late_replies_and_lets_the_running_batch_end(device):
     worker, member = Worker(device), Doubler(closed=True)
-    slow, late = hanging(worker, keep_waiting=True)
+    slow, late = hanging(worker)
     running = ask(worker, member, 1)
     assert until(lambda: member.running)
     waiting = ask(worker, member, 2)
@@ -297,4 +304,4 @@ def test_a_closed_worker_drops_tasks_and_late_replies_and_lets_the_running_batch
     after = ask(worker, member, 3)
     slow.gate.set()
     assert until(lambda: not our_threads())
-    assert (running, waiting, after, member.sizes, len(late)) == ([], [], [], [1], 1)
+    assert (running, waiting, after, len(member.batches), len(late)) == ([], [], [], 1, 1)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from langchain_specfuse import EnsembleError, Method, SpecFuseCallbackHandler, SpecFuseChatModel
-from langchain_specfuse.core.replies import failure_of
+from langchain_specfuse.core.replies import checked_reply
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob
 from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.transformers.member import TransformersMember
@@ -170,7 +170,7 @@ def test_nan_in_one_text_is_a_failure_of_that_query_alone(bad):
     )
     Poisoned(member, bad)
     first, *others = member.draft(asked)
-    assert failure_of(asked[0], first).kind == "nan"
+    assert checked_reply(asked[0], first).kind == "nan"
     assert same(asked[1:], others, tiny.member("llama", 1))
 
 

@@ -22,7 +22,7 @@ from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised
 from . import options as _options
-from . import output_format as _formats
+from . import shape as _shape
 from .errors import loading_errors
 from .members import ensemble_for, id_of
 from .messages import turns_of
@@ -34,7 +34,7 @@ class Request:
     """One question with everything that was chosen for it."""
 
     turns: tuple[Turn, ...]
-    shape: _formats.Shape
+    shape: _shape.Shape
     settings: Settings
     schedule: Schedule
     ensemble: Ensemble
@@ -51,7 +51,7 @@ class Request:
         cls, messages: Sequence[BaseMessage], chosen: Mapping[str, Any], stop: Sequence[str] | None
     ) -> Request:
         """The question with these options. ``stop`` is the call's own. Loads nothing."""
-        turns, shape = turns_of(messages), _formats.shape_of(chosen, stop or ())
+        turns, shape = turns_of(messages), _shape.shape_of(chosen, stop or ())
         ensemble = ensemble_for(chosen["members"], chosen["verifiers"])
         writers = list(ensemble.members)[: len(chosen["members"])]
         return cls(
@@ -89,11 +89,11 @@ class Request:
         """How tool calls are written: the writers' own format if they have one in common."""
         formats = {probes[name].calls for name in self.writers} - {None}
         own = formats.pop() if len(formats) == 1 else None
-        return own or _formats.COMMON
+        return own or _shape.COMMON
 
     def rounds(self, format: CallFormat) -> Iterator[Round]:
         query = self._query(format)
-        referee = _formats.referee_of(query.constraint)
+        referee = _shape.referee_of(query.constraint)
         return self.ensemble.rounds(
             query,
             self._settings(referee),
@@ -107,7 +107,7 @@ class Request:
         thread."""
         query = self._query(format)
         referee = (
-            await asyncio.to_thread(_formats.referee_of, query.constraint)
+            await asyncio.to_thread(_shape.referee_of, query.constraint)
             if query.constraint
             else FREE
         )
@@ -134,7 +134,7 @@ class Request:
         return Query(uuid.uuid4().hex, self.turns, self.shape.tools, self.shape.constraint(format))
 
 
-def _result(chosen: Mapping[str, Any], shape: _formats.Shape) -> Any:
+def _result(chosen: Mapping[str, Any], shape: _shape.Shape) -> Any:
     """What whole answers are compared by; None: answers are agreed by segments."""
     if chosen["segment"] != "answer":
         extra = {"result": chosen["result"] is not None, "samples": chosen["samples"] > 1}

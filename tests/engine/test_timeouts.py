@@ -1,0 +1,141 @@
+"""Members that exceed ``member_timeout`` leave the answer; the others finish it, and nobody waits
+for them twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+
+import pytest
+
+from langchain_specfuse.core.options import Settings
+from langchain_specfuse.engine import Ensemble
+from langchain_specfuse.engine.drive import Schedule
+from langchain_specfuse.errors import EnsembleError
+from langchain_specfuse.members.scripted import ScriptedMember
+
+from .conftest import (
+    BLUE,
+    PATIENCE_S,
+    SHORT,
+    Gated,
+    collected,
+    facts,
+    fresh_device,
+    open_queries,
+    query,
+    text,
+    until,
+)
+
+pytestmark = pytest.mark.usefixtures("limits_expire_when_members_hang")
+GREY = "The sky is grey because of the heavy clouds above us all today."
+"""As many words as BLUE: whichever draft wins a round, no word of the answer is lost or doubled."""
+LIMIT = Schedule(member_timeout=600)
+REAL_TIMER = threading.Timer
+
+
+def is_whole(answer):
+    """Whether every word stands at its place in one of the two scripts."""
+    words = answer.split()
+    return len(words) == 13 and all(
+        word in both for word, *both in zip(words, BLUE.split(), GREY.split(), strict=True)
+    )
+
+
+def departures(rounds):
+    return [(gone.member, gone.kind, gone.round) for round in rounds for gone in round.left]
+
+
+def answer(ensemble, way):
+    """The rounds of an answer, by threads or by asyncio."""
+    if way == "sync":
+        return list(ensemble.rounds(query(), SHORT, schedule=LIMIT))
+    return asyncio.run(collected(ensemble, query(), SHORT, schedule=LIMIT))
+
+
+def trio(hung, shared=False):
+    """The hanging member with two that work, on one device or each on its own."""
+    devices = [fresh_device()] * 3 if shared else [fresh_device() for _ in range(3)]
+    hung.device = devices[0]
+    blue = ScriptedMember(BLUE, name="b", device=devices[1])
+    grey = ScriptedMember(GREY, name="c", device=devices[2])
+    return Ensemble([hung, blue, grey])
+
+
+def release(hung):
+    """It returns, and forgets."""
+    hung.gate.set()
+    assert until(lambda: not hung.open_queries)
+    assert hung.overlaps == 0
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one device", "three devices"])
+@pytest.mark.parametrize("work", ["draft", "score"])
+def test_a_member_that_exceeds_its_limit_leaves_and_the_others_finish(work, shared):
+    found = []
+    for way in ("sync", "async"):
+        hung = Gated(GREY, gated_call=2, gated_work=work, name="a")
+        rounds = answer(trio(hung, shared), way)
+        ((name, kind, number),) = departures(rounds)
+        assert (name, kind) == ("a", "timeout")
+        assert rounds[number - 1].left[0].reason == "did not answer within member_timeout=600 s"
+        assert is_whole(text(rounds)) and len(rounds) > number
+        assert all("a" not in round.weights for round in rounds[number - 1 :])
+        release(hung)
+        found.append(facts(rounds))
+    assert found[0] == found[1]
+
+
+def test_a_lone_member_that_hangs_is_an_error_and_answers_again_when_it_has_returned(device):
+    hung = Gated(BLUE, name="a", device=device)
+    ensemble = Ensemble([hung])
+    for _ in range(2):  # the second time it still hangs
+        with pytest.raises(EnsembleError, match=r"member_timeout=600|still busy"):
+            answer(ensemble, "sync")
+    release(hung)
+    assert text(answer(ensemble, "sync")) == BLUE
+
+
+# --- with real time limits ------------------------------------------------------------------------
+
+
+class Moody(ScriptedMember):
+    """Sometimes takes longer than its limit."""
+
+    dice = random.Random(5)
+
+    def draft(self, jobs):
+        time.sleep(self.dice.choice([0] * 12 + [0.012]))
+        return super().draft(jobs)
+
+    def score(self, jobs):
+        time.sleep(self.dice.choice([0] * 12 + [0.012]))
+        return super().score(jobs)
+
+
+@pytest.mark.parametrize("second", [BLUE, GREY], ids=["twins", "others"])
+def test_whichever_members_time_out_no_word_is_lost(monkeypatch, second):
+    monkeypatch.setattr(threading, "Timer", REAL_TIMER)
+    moody = [Moody(BLUE, name="a", device=fresh_device()), Moody(second, name="b")]
+    members = [*moody, ScriptedMember(BLUE, name="c", device=fresh_device())]
+    ensemble = Ensemble(members)
+
+    async def crowd():
+        limit = Schedule(member_timeout=0.005)
+        settings = Settings(segment_tokens=2, lead=None)
+        return await asyncio.gather(
+            *(collected(ensemble, query(), settings, schedule=limit) for _ in range(20)),
+            return_exceptions=True,
+        )
+
+    answers = asyncio.run(crowd())
+    # On a busy machine all members may time out.
+    whole = [rounds for rounds in answers if not isinstance(rounds, EnsembleError)]
+    assert any(kind == "timeout" for rounds in whole for _, kind, _ in departures(rounds))
+    for rounds in whole:
+        assert is_whole(text(rounds))
+        assert second == GREY or text(rounds) == BLUE
+    assert until(lambda: not open_queries(members), PATIENCE_S)
