@@ -1,5 +1,7 @@
-"""Handlers for the events of an answer: rounds, changes of the voting weights and exits as typed,
-frozen records; and :class:`TraceCallbackHandler`, which keeps them as traces.
+"""Callback handlers for the events of an answer.
+
+:class:`SpecFuseCallbackHandler` gets rounds, changes of the voting weights and exits as typed,
+frozen records. :class:`TraceCallbackHandler` records rounds as traces.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
     >>> llm = SpecFuseChatModel(
@@ -18,53 +20,26 @@ Other LangChain handlers get the same data as custom events, ``specfuse_round`` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 
+from ..core.round import RoundData
 from ..errors import SpecFuseError, UsageError, advised
 from ..show.trace import Trace
 from .report import EXIT_EVENT, ROUND_EVENT
 
 
-@dataclass(frozen=True, slots=True)
-class RoundEvent:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEvent(RoundData):
     """One finished round, as plain data. ``docs/reference/events.md`` explains every field."""
 
     run_id: UUID
-    number: int
-    text: str
-    segment: str
-    ended: bool
-    winner: str
-    authors: Sequence[str]
-    margin: float
-    dissent: float
-    runner_up: str | None
-    drafts: Mapping[str, Mapping[str, Any]]
-    scores: Mapping[str, Mapping[str, float]]
-    votes: Mapping[str, Mapping[str, float]]
-    totals: Mapping[str, float]
-    rewards: Mapping[str, float]
-    weights_before: Mapping[str, float]
-    weights: Mapping[str, float]
-    forced: str
-    thoughts: Mapping[str, str]
-    looped: Sequence[str]
-    lead: str
-    evidence: Mapping[str, float]
-    late: Mapping[str, Sequence[str]]
-    refusals: Mapping[str, str]
-    left: Sequence[Mapping[str, Any]]
-    samples: Mapping[str, str]
-    finish: Literal["stop", "stop_string", "length", "refusal"] | None
-    stalled: bool
-    seconds: Mapping[str, float]
-    tokens: Mapping[str, Mapping[str, Mapping[str, float]]]
+    """The run of the chat model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,41 +67,39 @@ class ExitEvent:
     """The weights of the members that stay."""
 
 
-Event = RoundEvent | WeightsEvent | ExitEvent
 OnRound = Callable[[RoundEvent], object] | None
 OnWeights = Callable[[WeightsEvent], object] | None
 OnExit = Callable[[ExitEvent], object] | None
+Event = RoundEvent | WeightsEvent | ExitEvent
 _METHODS = {RoundEvent: "on_round", WeightsEvent: "on_weights", ExitEvent: "on_exit"}
 
 
 def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
-    """The typed records of a custom event; none for events that are not ours."""
+    """The typed records of a custom event; none for events of others."""
     if name == ROUND_EVENT:
-        yield RoundEvent(
-            run_id, data["round"], **{key: value for key, value in data.items() if key != "round"}
-        )
-        if data["weights"] != data["weights_before"]:
-            yield WeightsEvent(run_id, data["round"], data["weights_before"], data["weights"])
+        fields = {"number" if key == "round" else key: value for key, value in data.items()}
+        event = RoundEvent(run_id=run_id, **fields)
+        yield event
+        if event.weights != event.weights_before:
+            yield WeightsEvent(run_id, event.number, event.weights_before, event.weights)
     elif name == EXIT_EVENT:
         yield ExitEvent(run_id=run_id, **data)
 
 
 class _Listener:
-    """Calls a method, or a function given in its place, for every round, change of weights and
-    exit."""
+    """What both handlers share: a method for each kind of event, or a function in its place."""
 
     def __init__(
         self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None
     ) -> None:
-        given = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
-        for name, function in given.items():
+        functions = {"on_round": on_round, "on_weights": on_weights, "on_exit": on_exit}
+        for name, function in functions.items():
+            if function is None:
+                continue
             if inspect.iscoroutinefunction(function) and not isinstance(self, AsyncCallbackHandler):
                 error = UsageError(f"{name} must be a plain function, got a coroutine function")
                 raise advised(error, "use AsyncSpecFuseCallbackHandler")
-        # In the place of the methods below.
-        vars(self).update(
-            {name: function for name, function in given.items() if function is not None}
-        )
+            setattr(self, name, function)  # replaces the method below
 
     def on_round(self, event: RoundEvent) -> Any:
         """A segment was agreed."""
@@ -148,8 +121,8 @@ class SpecFuseCallbackHandler(_Listener, BaseCallbackHandler):
 
 
 class AsyncSpecFuseCallbackHandler(_Listener, AsyncCallbackHandler):
-    """The same for asyncio: its functions and methods may be coroutines. It works in synchronous
-    calls too."""
+    """The same for asyncio: functions and methods may be coroutine functions. It works in
+    synchronous calls too."""
 
     async def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         for event in typed_events(name, data, run_id):
@@ -159,7 +132,7 @@ class AsyncSpecFuseCallbackHandler(_Listener, AsyncCallbackHandler):
 
 
 class TraceCallbackHandler(BaseCallbackHandler):
-    """Keeps a :class:`Trace` of every answer.
+    """Records a :class:`Trace` of every answer.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel, TraceCallbackHandler
     >>> llm = SpecFuseChatModel(
@@ -170,9 +143,10 @@ class TraceCallbackHandler(BaseCallbackHandler):
     >>> recorder.trace
     <Trace of 1 round by a, b: 'Blue.'>
 
-    ``recorder.trace`` is the trace of the latest answer, ``recorder.traces`` has the last ``kept``
-    ones by the run id of the chat model, so that a server that records every answer does not grow
-    without end. The trace of an answer that failed has its ``error``.
+    ``recorder.trace`` is the trace of the latest answer. ``recorder.traces`` has the last ``kept``
+    traces by the run id of the chat model. Older ones are dropped, so that the memory of a server
+    that records every answer does not grow without end. The trace of an answer that failed has its
+    ``error``.
     """
 
     def __init__(self, *, kept: int = 100) -> None:

@@ -1,4 +1,4 @@
-"""A trace: the rounds of one answer as plain JSON, collected, saved, loaded and shown."""
+"""A trace: the rounds of one answer as plain JSON. It can be saved, loaded and shown."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.round import Round
+from ..core.round import Round, RoundData
 from ..errors import UsageError, advised, amount
 
 FORMAT = 1
 """Increased when an old page could not show a new file."""
 SUFFIXES = (".html", ".htm", ".json", ".jsonl")
 ADVICE = "give a file that Trace.save or langchain-specfuse --json has written"
-NEEDED = {"round": int, "text": str, "winner": str, "drafts": Mapping}
-"""What every round has; files of older versions have little else."""
+REQUIRED = {"round": int, "text": str, "winner": str, "drafts": Mapping}
+"""The keys that every round has. Files of older versions have few others."""
 
 
 class Trace:
-    """What happened in one answer: add its rounds, save it as a page or as JSON, or show it in a
-    notebook.
+    """What happened in one answer. Add its rounds, then save it as a page or as JSON, or show it in
+    a notebook.
 
     >>> from langchain_specfuse import Trace
     >>> even, drafts = {"ann": 1.0}, {"ann": {"text": "Blue.", "ended": True, "tokens": 1}}
@@ -41,15 +41,15 @@ class Trace:
     >>> trace
     <Trace of 1 round by ann: 'Blue.'>
 
-    A round is a :class:`~langchain_specfuse.core.values.Round`, the data of a ``specfuse_round``
-    event, or a line of ``langchain-specfuse --json``. ``trace.save("run.html")`` writes one page
-    that needs nothing else, ``trace.save("run.json")`` what ``Trace.load`` reads. In a notebook a
-    trace shows itself.
+    A round is the data of a ``specfuse_round`` event, a line of ``langchain-specfuse --json``, a
+    :class:`~langchain_specfuse.core.round.Round` or its ``data()``. ``trace.save("run.html")``
+    writes a page that loads nothing from elsewhere, ``trace.save("run.json")`` a file for
+    ``Trace.load``. In a notebook a trace shows itself.
     """
 
     def __init__(
         self,
-        rounds: Iterable[Round | Mapping[str, Any]] = (),
+        rounds: Iterable[Round | RoundData | Mapping[str, Any]] = (),
         *,
         question: str = "",
         members: Sequence[str] = (),
@@ -59,48 +59,48 @@ class Trace:
         self.error = error
         """Why the answer broke off, if it did."""
         self.rounds: list[dict[str, Any]] = []
-        self._named = tuple(members)
-        for item in rounds:
-            self.add(item)
+        self._members = tuple(members)
+        for round in rounds:
+            self.add(round)
 
-    def add(self, round: Round | Mapping[str, Any]) -> None:
+    def add(self, round: Round | RoundData | Mapping[str, Any]) -> None:
         """Add the next round of the same answer."""
-        data = _checked(round.as_dict() if isinstance(round, Round) else round)
+        data = _checked(round.as_dict() if isinstance(round, Round | RoundData) else round)
         if self.rounds and data["round"] <= self.rounds[-1]["round"]:
             order = f"round {data['round']} came after round {self.rounds[-1]['round']}"
-            raise advised(
-                UsageError(f"{order}: a trace holds one answer"),
-                "begin a new Trace for another answer",
-            )
+            error = UsageError(f"{order}: a trace holds one answer")
+            raise advised(error, "begin a new Trace for another answer")
         self.rounds.append(data)
 
     @property
     def members(self) -> list[str]:
         """All members that wrote or voted: as given, then in the order of their appearance."""
-        names = list(self._named)
-        for item in self.rounds:
-            left = [departure["member"] for departure in item.get("left", ())]
-            names += [
-                *item.get("weights_before", ()),
-                *item.get("weights", ()),
-                *item["drafts"],
-                *left,
-            ]
-            names += item.get("votes", ())
+        names = list(self._members)
+        for round in self.rounds:
+            names += round.get("weights_before", ())
+            names += round.get("weights", ())
+            names += round["drafts"]
+            names += [departure["member"] for departure in round.get("left", ())]
+            names += round.get("votes", ())
         return list(dict.fromkeys(names))
 
     @property
     def answer(self) -> str:
         """The agreed text."""
-        return "".join(item["text"] for item in self.rounds)
+        return "".join(round["text"] for round in self.rounds)
 
     def as_dict(self) -> dict[str, Any]:
         """The trace as plain JSON."""
-        about = {"question": self.question, "members": self.members, "error": self.error}
-        return {"specfuse": FORMAT, **about, "rounds": self.rounds}
+        return {
+            "specfuse": FORMAT,
+            "question": self.question,
+            "members": self.members,
+            "error": self.error,
+            "rounds": self.rounds,
+        }
 
     def html(self) -> str:
-        """The page: one file that loads nothing from elsewhere."""
+        """A page in one file that loads nothing from elsewhere."""
         from .page import page
 
         return page(self.as_dict())
@@ -109,30 +109,29 @@ class Trace:
         """Write a page (``.html``) or JSON (``.json``, or ``.jsonl``: one round per line),
         completely or not at all."""
         file = Path(path)
-        kind = file.suffix.lower()
-        if kind not in SUFFIXES:
-            wrong = UsageError(f"cannot save a trace as {str(file)!r}")
-            raise advised(wrong, f"end its name in {', '.join(SUFFIXES)}")
-        if kind == ".jsonl" and not self.rounds:
-            empty = UsageError(
-                f"cannot save a trace without rounds as {str(file)!r}: the file would be empty"
-            )
-            raise advised(
-                empty, "save it as .json or .html, which also hold the question and the error"
-            )
-        if kind == ".jsonl":
-            text = "".join(json.dumps(item, allow_nan=False) + "\n" for item in self.rounds)
-        else:
-            text = (
-                json.dumps(self.as_dict(), allow_nan=False) + "\n"
-                if kind == ".json"
-                else self.html()
-            )
+        text = self._written_as(file.suffix.lower(), str(file))
         try:
             _replace(file, text)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            unsaved = UsageError(f"cannot write {str(file)!r}: {error}")
-            raise advised(unsaved, "name a file in an existing folder") from error
+            unwritten = UsageError(f"cannot write {str(file)!r}: {error}")
+            raise advised(unwritten, "name a file in an existing folder") from error
+
+    def _written_as(self, suffix: str, name: str) -> str:
+        """The content of a file with this suffix."""
+        if suffix not in SUFFIXES:
+            error = UsageError(f"cannot save a trace as {name!r}")
+            raise advised(error, f"end its name in {', '.join(SUFFIXES)}")
+        if suffix in (".html", ".htm"):
+            return self.html()
+        if suffix == ".json":
+            return json.dumps(self.as_dict(), allow_nan=False) + "\n"
+        if not self.rounds:
+            error = UsageError(
+                f"cannot save a trace without rounds as {name!r}: the file would be empty"
+            )
+            advice = "save it as .json or .html, which also hold the question and the error"
+            raise advised(error, advice)
+        return "".join(json.dumps(round, allow_nan=False) + "\n" for round in self.rounds)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -141,24 +140,21 @@ class Trace:
         file = Path(path)
         try:
             raw = file.read_bytes()
-            # some shells redirect in UTF-16
-            return cls(**_arguments(raw.decode(json.detect_encoding(raw))))
+            text = raw.decode(json.detect_encoding(raw))  # some shells redirect in UTF-16
+            return cls(**_arguments(text))
         except OSError as error:
-            raise advised(
-                UsageError(f"cannot read {str(file)!r}: {error.strerror or error}"), ADVICE
-            ) from error
+            unread = UsageError(f"cannot read {str(file)!r}: {error.strerror or error}")
+            raise advised(unread, ADVICE) from error
         # also invalid UTF-8 or JSON, and our own UsageError
         except (ValueError, TypeError, RecursionError) as error:
-            raise advised(
-                UsageError(f"{str(file)!r} contains no trace: {error}"), ADVICE
-            ) from error
+            unread = UsageError(f"{str(file)!r} contains no trace: {error}")
+            raise advised(unread, ADVICE) from error
 
     def __repr__(self) -> str:
+        rounds = amount(len(self.rounds), "round")
+        members = ", ".join(self.members) or "no member"
         answer = self.answer if len(self.answer) <= 40 else self.answer[:39] + "…"
-        return (
-            f"<Trace of {amount(len(self.rounds), 'round')} by "
-            f"{', '.join(self.members) or 'no member'}: {answer!r}>"
-        )
+        return f"<Trace of {rounds} by {members}: {answer!r}>"
 
     def _repr_html_(self) -> str:
         from .page import frame
@@ -178,11 +174,8 @@ def _arguments(text: str) -> dict[str, Any]:
     if isinstance(whole, dict) and "rounds" in whole:
         if whole.get("specfuse", FORMAT) != FORMAT:
             raise UsageError(f"it has format {whole['specfuse']!r}, this version reads {FORMAT}")
-        return {
-            name: whole[name]
-            for name in ("rounds", "question", "members", "error")
-            if name in whole
-        }
+        names = ("rounds", "question", "members", "error")
+        return {name: whole[name] for name in names if name in whole}
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         raise UsageError("it is empty")
@@ -191,12 +184,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 def _checked(data: Any) -> dict[str, Any]:
     """A copy of a round's plain data that the page can rely on."""
-    good = isinstance(data, Mapping) and all(
-        isinstance(data.get(name), kind) for name, kind in NEEDED.items()
-    )
-    if not good or not all(
-        isinstance(one, Mapping) and "text" in one for one in data["drafts"].values()
-    ):
+    if not _is_round(data):
         raise UsageError(
             f"this is not a round: {data!r:.120}, expected the result of `Round.as_dict()`"
         )
@@ -206,12 +194,20 @@ def _checked(data: Any) -> dict[str, Any]:
         raise UsageError(f"round {data['round']} is not JSON: {error}") from error
 
 
+def _is_round(data: Any) -> bool:
+    if not isinstance(data, Mapping):
+        return False
+    if not all(isinstance(data.get(key), kind) for key, kind in REQUIRED.items()):
+        return False
+    return all(isinstance(draft, Mapping) and "text" in draft for draft in data["drafts"].values())
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write beside the file, then move there: readers see the old file or the new one, never a
-    part."""
+    """Write beside the file, then move there. Readers see the old file or the new one, never a
+    part of it."""
     file = file.resolve()
     part = file.with_name(f".specfuse-{os.getpid()}-{threading.get_ident()}.part")
     try:

@@ -56,6 +56,16 @@ def test_typed_events_report_rounds_weights_and_exits_in_order() -> None:
         rounds[0].winner = "b"
 
 
+def test_events_and_traces_have_the_same_data() -> None:
+    recorder = TraceCallbackHandler()
+    events: list[RoundEvent] = []
+    handler = SpecFuseCallbackHandler(on_round=events.append)
+    failing_ensemble().invoke("Count.", {"callbacks": [recorder, handler]})
+    assert Trace(events).rounds == recorder.trace.rounds == [event.as_dict() for event in events]
+    events[0].as_dict()["drafts"].clear()
+    assert events[0].drafts, "what as_dict returns is a copy"
+
+
 def test_a_change_of_weights_is_an_event(ensemble: Any) -> None:
     weights: list[WeightsEvent] = []
     handler = SpecFuseCallbackHandler(on_weights=weights.append)
