@@ -1,7 +1,7 @@
-"""What an answer must look like: masks for members, and a referee for the loop.
+"""Constraints on the form of an answer: token masks for members, and a referee for the loop.
 
-It works on texts, bytes and vocabularies, without models, torch or LangChain. llguidance reads the
-grammars; the extra ``langchain-specfuse[structured]`` installs it.
+Everything here works on texts, bytes and vocabularies, without models, torch or LangChain.
+llguidance compiles the grammars; the extra ``langchain-specfuse[structured]`` installs it.
 """
 
 from .calls import CallReader, canonical, format_in, scanned, trigger

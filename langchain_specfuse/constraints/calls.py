@@ -1,7 +1,6 @@
-"""Tool calls in the text of an answer: the one reader that separates them from free text, and the
-rule for when two calls are the same.
+"""Read tool calls from the text of an answer, and decide when two calls are the same.
 
-:class:`CallFormat` says how calls are written; the grammar says which calls are allowed.
+:class:`CallFormat` describes how calls are written; the grammar decides which calls are allowed.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ _OUTSIDE, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """What a piece of text adds to a call: its name where its arguments begin, and the arguments as
-    they come."""
+    """A new part of a call. The first part has the call's name, every part some of its
+    arguments."""
 
     index: int
     name: str | None
@@ -31,7 +30,7 @@ class CallPiece:
 class CallReader:
     """Reads an answer piece by piece: free text first, then calls, one after the other.
 
-    ``anywhere``: a call may follow free text; otherwise the answer begins with a call or holds
+    ``anywhere``: a call may follow free text; otherwise the answer begins with a call or contains
     none.
 
     >>> reader = CallReader(CallFormat(begin="<call>", end="</call>"), anywhere=True)
@@ -75,8 +74,7 @@ class CallReader:
 
     @property
     def inside(self) -> bool:
-        """In a call: its beginning is written, its end is not. After a call there can only be
-        another call."""
+        """Whether a call has begun and is not complete. Only another call may follow a call."""
         return self._place in ("body", "end") or (self._place == "after" and self.rest != "")
 
     @property
@@ -87,7 +85,7 @@ class CallReader:
 
     @property
     def is_open(self) -> bool:
-        """In a call whose name has been read."""
+        """Whether the name of an unfinished call has been read."""
         return self._place in ("body", "end") and self._name is not None
 
     def feed(self, text: str) -> tuple[str, list[CallPiece]]:
@@ -113,21 +111,29 @@ class CallReader:
             if self._trigger.startswith(self.rest):
                 return ""
             self._place = "text"
-        at, held = (None, 0) if self._place == "text" else search(self.rest, self._trigger)
-        if at is not None:
+        start: int | None = None
+        partial = 0
+        if self._place == "prose":
+            start, partial = search(self.rest, self._trigger)
+        elif self._place == "start":
+            start = 0
+        if start is None:
+            prose = self._cut(len(self.rest) - partial)
+        else:
             self._place = "body"
-        prose = self._cut(len(self.rest) - held if at is None else at)
+            prose = self._cut(start)
         self.prose = self._at
         return prose
 
     def _in_calls(self, pieces: list[CallPiece]) -> bool:
-        """Read the next part of a call; False if it is not there yet."""
+        """Read the next part of a call. Returns False if it has not arrived yet."""
         form = self._format
         if self._place == "body":
-            whole = self._scan()
-            self._send(pieces, whole)
-            self._place = "end" if whole else "body"
-            return whole
+            complete = self._scan()
+            self._send(pieces, complete)
+            if complete:
+                self._place = "end"
+            return complete
         if (
             self._place == "end"
             and self._name is not None
@@ -152,13 +158,13 @@ class CallReader:
 
     def _scan(self) -> bool:
         """Scan the JSON of a call as far as it has arrived. Returns whether it is complete."""
-        self._scanned, self._depth, self._in_string, whole = scanned(
+        self._scanned, self._depth, self._in_string, complete = scanned(
             self.rest, self._scanned, self._depth, self._in_string
         )
-        return whole
+        return complete
 
-    def _send(self, pieces: list[CallPiece], whole: bool) -> None:
-        """Add the new part of the call: the name once all of the head is there, then the
+    def _send(self, pieces: list[CallPiece], complete: bool) -> None:
+        """Add the new part of the call: the name once the whole head has arrived, then the
         arguments."""
         name = None
         if self._name is None:
@@ -167,8 +173,9 @@ class CallReader:
                 return
             name = self._name = _loaded_name(head[1])
             self._arguments = self._sent = head.end()
-        end = self._scanned - 1 if whole else len(self.rest)
-        arguments, self._sent = self.rest[self._sent : end], end
+        end = self._scanned - 1 if complete else len(self.rest)
+        arguments = self.rest[self._sent : end]
+        self._sent = end
         if name is not None or arguments:
             pieces.append(CallPiece(len(self.calls), name, arguments))
 
@@ -182,7 +189,7 @@ def scanned(text: str, at: int, depth: int, in_string: bool) -> tuple[int, int, 
     """
     while found := (_IN_STRING if in_string else _OUTSIDE).search(text, at):
         mark = found[0]
-        if mark == "\\" and found.end() == len(text):  # what it escapes comes later
+        if mark == "\\" and found.end() == len(text):  # the escaped character comes later
             return found.start(), depth, in_string, False
         at = found.end() + (mark == "\\")
         if mark == '"':
@@ -197,7 +204,8 @@ def scanned(text: str, at: int, depth: int, in_string: bool) -> tuple[int, int, 
 
 
 def search(text: AnyStr, begin: AnyStr) -> tuple[int | None, int]:
-    """Where ``begin`` stands in the text; if nowhere, how much of it the text ends with.
+    """Find ``begin`` in the text. Returns its position, or None and how many of its characters the
+    text ends with.
 
     >>> search("a <b", "<b>"), search("a <b>", "<b>")
     ((None, 2), (2, 0))
@@ -205,12 +213,15 @@ def search(text: AnyStr, begin: AnyStr) -> tuple[int | None, int]:
     at = text.find(begin)
     if at >= 0:
         return at, 0
-    sizes = range(min(len(begin) - 1, len(text)), 0, -1)
-    return None, next((size for size in sizes if text.endswith(begin[:size])), 0)
+    longest = min(len(begin) - 1, len(text))
+    for size in range(longest, 0, -1):
+        if text.endswith(begin[:size]):
+            return None, size
+    return None, 0
 
 
 def canonical(call: Call) -> str:
-    """The same text for calls that mean the same.
+    """A text that is the same for equivalent calls.
 
     >>> canonical(Call("f", '{"b": 1.0, "a": "é"}')) == canonical(
     ...     Call("f", '{"a":"\\\\u00e9","b":1}')

@@ -1,5 +1,4 @@
-"""Constraints compiled for one tokenizer's vocabulary, and the states that members advance, fork
-and mask with."""
+"""Compile constraints for a tokenizer's vocabulary, and track the state of a text under them."""
 
 from __future__ import annotations
 
@@ -16,30 +15,33 @@ from .rules import Rule, grammars_of, reason
 from .vocabulary import Mask, Tokens, llguidance, words_of
 
 LONGEST_FORCED = 20_000
-"""How far forced text is followed, because a grammar without an end would force text forever."""
+"""The limit of forced text in bytes, because a grammar without an end would force text forever."""
 KEPT = 64
-"""So many grammars are kept for each vocabulary."""
+"""How many grammars are cached for each vocabulary."""
 _BYTES = Tokens(())
 
 
 class State:
-    """Where one text stands under a constraint, for one vocabulary. Mutable; forks are independent
-    of each other."""
+    """The state of one text under a constraint, for one vocabulary.
+
+    It is mutable; a fork is independent of the original.
+    """
 
     def __init__(self, tokens: Tokens, parts: Sequence[_Ruled | _Free]) -> None:
         self._tokens = tokens
         self._parts = list(parts)
-        """One for each grammar that the text still fits; what one of them allows is allowed."""
+        """One for each grammar that the text still matches. Whatever one of them allows is
+        allowed."""
 
     def fork(self) -> State:
         return State(self._tokens, [part.fork() for part in self._parts])
 
     def fits(self, data: bytes) -> int:
-        """How many of these bytes may follow. Does not move."""
+        """How many of these bytes may follow. The state does not change."""
         return max(part.fits(data) for part in self._parts)
 
     def advance(self, text: str | bytes) -> int:
-        """Move over the longest legal beginning of the text. Returns its length in bytes."""
+        """Advance over the longest legal beginning of the text. Returns its length in bytes."""
         data = text.encode() if isinstance(text, str) else text
         if len(self._parts) > 1:
             fits = [part.fits(data) for part in self._parts]
@@ -52,14 +54,14 @@ class State:
         return moved[0][1]
 
     def put(self, token: int) -> bool:
-        """Move over one token of the vocabulary. False, and nothing has moved, if it may not come
-        here."""
+        """Advance over one token of the vocabulary. Returns False, without a change, if the token
+        is not allowed here."""
         if self._tokens.stops(token):
             return self.may_end()
         if not 0 <= token < len(self._tokens.words):
             return False
         data = self._tokens.words[token]
-        if not data:  # a special token has no text, and nothing forbids it in free text
+        if not data:  # a special token has no text and is allowed in free text only
             return any(isinstance(part, _Free) for part in self._parts)
         if self.fits(data) < len(data):
             return False
@@ -67,26 +69,34 @@ class State:
         return True
 
     def mask(self) -> Mask | None:
-        """One bit per token that may come next, 32 to a word; None: every token. Ends only where
-        the text may end."""
-        mask: Mask | None = None
+        """The tokens that may come next, one bit per token, 32 to a word; None if all may.
+
+        Tokens that end the turn are included only where the text may end.
+        """
+        masks: list[Mask] = []
         for part in self._parts:
-            more = part.mask()
-            if more is None:
+            allowed = part.mask()
+            if allowed is None:
                 return None
-            mask = more if mask is None else mask | more
-        assert mask is not None
-        return mask | self._tokens.stop_mask if self.may_end() else mask
+            masks.append(allowed)
+        if self.may_end():
+            masks.append(self._tokens.stop_mask)
+        union = masks[0]
+        for allowed in masks[1:]:
+            union = union | allowed
+        return union
 
     def forced(self) -> bytes:
-        """What must come next: everything up to the next choice, or to where the text may end."""
-        return b"" if self.may_end() else shared_start([part.forced() for part in self._parts])
+        """The text that must come next, up to the next choice or to where the text may end."""
+        if self.may_end():
+            return b""
+        return shared_start([part.forced() for part in self._parts])
 
     def may_end(self) -> bool:
         return any(part.may_end() for part in self._parts)
 
     def must_end(self) -> bool:
-        """Whether the text may end and nothing may follow."""
+        """Whether the text may end and may not continue."""
         return self.may_end() and not self.follows()
 
     def follows(self) -> bytes:
@@ -95,18 +105,18 @@ class State:
 
     @property
     def in_call(self) -> bool:
-        """Inside a tool call, from its beginning to its end."""
+        """Whether the text ends inside a tool call."""
         return any(part.in_call for part in self._parts)
 
 
 def shared_start(texts: Sequence[AnyStr]) -> AnyStr:
-    """What all texts begin with."""
-    first, last = min(texts), max(texts)
-    size = next(
-        (at for at in range(min(len(first), len(last))) if first[at] != last[at]),
-        min(len(first), len(last)),
-    )
-    return first[:size]
+    """The longest common beginning of the texts."""
+    first = min(texts)
+    last = max(texts)
+    for position, (left, right) in enumerate(zip(first, last, strict=False)):
+        if left != right:
+            return first[:position]
+    return first
 
 
 # --- one grammar ----------------------------------------------------------------------------------
@@ -120,9 +130,9 @@ def _byte_matcher(lark: str) -> Any:
 class _Compiled:
     """One grammar for one vocabulary.
 
-    Two matchers of llguidance: one over bytes answers everything but masks, since no tokenizer's
-    habits matter to it; one over tokens makes masks. That one runs without forcing: otherwise it
-    would allow, of forced text, only what its own way of tokenizing makes of it.
+    It uses two matchers of llguidance. The one over bytes answers everything but masks, and does
+    not depend on how a tokenizer splits text. The one over tokens makes masks; it runs without
+    forcing, because otherwise it would allow only its own tokenization of a forced text.
     """
 
     def __init__(self, rule: Rule, tokens: Tokens) -> None:
@@ -139,12 +149,9 @@ class _Compiled:
 
     def start(self) -> _Ruled:
         form = self.rule.calls
+        reader = CallReader(_bytewise(form), anywhere=False) if form else None
         with self._lock:
-            return _Ruled(
-                self,
-                self._bytes.deep_copy(),
-                CallReader(_bytewise(form), anywhere=False) if form else None,
-            )
+            return _Ruled(self, self._bytes.deep_copy(), reader)
 
     def masker(self) -> Any:
         with self._lock:
@@ -155,14 +162,9 @@ class _Compiled:
 
 
 def _bytewise(form: CallFormat) -> CallFormat:
-    """The format with a character for each of its bytes, for a reader of texts that tokens cut
-    inside characters."""
-    return CallFormat(
-        *(
-            getattr(form, name).encode().decode("latin-1")
-            for name in CallFormat.__dataclass_fields__
-        )
-    )
+    """The format with one character per byte, for texts that tokens may cut inside a character."""
+    names = CallFormat.__dataclass_fields__
+    return CallFormat(*(getattr(form, name).encode().decode("latin-1") for name in names))
 
 
 class _Ruled:
@@ -174,13 +176,13 @@ class _Ruled:
         self._reader = reader
         self._masker: Any = None
         self._unread = b""
-        """What the masker has not read yet: it is needed only where a token is drawn."""
+        """Text that the masker has not read yet. It reads only when a mask is needed."""
 
     def fork(self) -> _Ruled:
-        other = _Ruled(
-            self._grammar, self._matcher.deep_copy(), self._reader.fork() if self._reader else None
-        )
-        other._masker = self._masker.deep_copy() if self._masker else None
+        reader = self._reader.fork() if self._reader else None
+        other = _Ruled(self._grammar, self._matcher.deep_copy(), reader)
+        if self._masker:
+            other._masker = self._masker.deep_copy()
         other._unread = self._unread
         return other
 
@@ -198,16 +200,17 @@ class _Ruled:
         import numpy as np
 
         size = len(self._grammar.tokens.words)
-        masker = self._masker = self._masker or self._grammar.masker()
+        if self._masker is None:
+            self._masker = self._grammar.masker()
+        masker = self._masker
         moved = masker.try_consume_tokens([size + byte for byte in self._unread])
         if moved != len(self._unread):
             raise RuntimeError(
                 f"the mask lost its text after {moved} of {self._unread!r}: {masker.get_error()}"
             )
         self._unread = b""
-        words: Mask = np.frombuffer(masker.compute_bitmask(), dtype=np.int32)[
-            : -(-size // 32)
-        ].copy()
+        bits = np.frombuffer(masker.compute_bitmask(), dtype=np.int32)
+        words: Mask = bits[: -(-size // 32)].copy()
         if masker.is_error():
             raise RuntimeError(f"no mask could be made: {masker.get_error()}")
         if size % 32:
@@ -215,12 +218,16 @@ class _Ruled:
         return words
 
     def forced(self) -> bytes:
-        ahead, found = self._matcher, b""
-        while len(found) < LONGEST_FORCED and (more := _forced_bytes(ahead)):
-            found += more
-            ahead = ahead.deep_copy()
-            ahead.try_consume_tokens(list(more))
-        return found
+        matcher = self._matcher
+        text = b""
+        while len(text) < LONGEST_FORCED:
+            forced = _forced_bytes(matcher)
+            if not forced:
+                break
+            text += forced
+            matcher = matcher.deep_copy()
+            matcher.try_consume_tokens(list(forced))
+        return text
 
     def may_end(self) -> bool:
         return bool(self._matcher.is_accepting())
@@ -234,24 +241,29 @@ class _Ruled:
 
 
 def _forced_bytes(matcher: Any) -> bytes:
-    """What must come next, maybe not all of it."""
+    """A beginning of the text that must come next."""
     if matcher.is_accepting():
         return b""
     forced = bytes(matcher.compute_ff_bytes())
-    return forced or (following if len(following := _following(matcher)) == 1 else b"")
+    if forced:
+        return forced
+    following = _following(matcher)
+    return following if len(following) == 1 else b""
 
 
 def _following(matcher: Any) -> bytes:
+    """Every byte that may come next."""
     import numpy as np
 
-    bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-    return bytes(np.flatnonzero(np.unpackbits(bits, bitorder="little")[:256]).astype(np.uint8))
+    words = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    bits = np.unpackbits(words, bitorder="little")[:256]
+    return bytes(np.flatnonzero(bits).astype(np.uint8))
 
 
 class _Free:
-    """Free text, which may hold calls: from where one begins, the calls' grammar decides.
+    """Free text that may contain calls. From the beginning of a call, the calls' grammar decides.
 
-    A token may cross the place where a call begins; then it must continue as the grammar says.
+    A token may extend over the beginning of a call; the rest of it must match the grammar.
     """
 
     in_call = False
@@ -270,7 +282,9 @@ class _Free:
 
     def fits(self, data: bytes) -> int:
         at, _ = self._search(data)
-        return len(data) if at is None else at + self._begun().fits(data[at:])
+        if at is None:
+            return len(data)
+        return at + self._begun().fits(data[at:])
 
     def eat(self, data: bytes) -> tuple[_Ruled | _Free, int]:
         at, self._seen = self._search(data)
@@ -280,22 +294,24 @@ class _Free:
         return call, at + count
 
     def _search(self, data: bytes) -> tuple[int | None, int]:
-        """Where in the data a call has begun (None: nowhere), and how much of a beginning it ends
-        with."""
+        """Where the data continues a call that has begun in it (None: no call begins), and how many
+        bytes of a beginning it ends with."""
         if self._calls is None:
             return None, 0
         at, seen = search(self._begin[: self._seen] + data, self._begin)
-        return None if at is None else at + len(self._begin) - self._seen, seen
+        if at is None:
+            return None, seen
+        return at + len(self._begin) - self._seen, seen
 
     def _begun(self) -> _Ruled:
         assert self._calls is not None
         return self._calls.start().eat(self._begin)[0]
 
     def mask(self) -> Mask | None:
-        words, crossing = (
-            self._tokens.words,
-            self._tokens.crossing(self._begin, self._seen) if self._calls else [],
-        )
+        if self._calls is None:
+            return None
+        words = self._tokens.words
+        crossing = self._tokens.crossing(self._begin, self._seen)
         wrong = [token for token in crossing if self.fits(words[token]) < len(words[token])]
         return self._tokens.all_but(wrong) if wrong else None
 
@@ -309,7 +325,7 @@ class _Free:
         return bytes(range(256))
 
 
-# --- what is compiled -----------------------------------------------------------------------------
+# --- constraints and vocabularies -----------------------------------------------------------------
 
 
 class Grammar:
@@ -324,13 +340,12 @@ class Grammar:
     def start(self) -> State:
         """The state at the beginning of a text."""
         if not self._prose:
-            return State(self._tokens, [one.start() for one in self._compiled])
-        calls = [
-            (trigger(one.rule.calls).encode(), one) for one in self._compiled if one.rule.calls
-        ]
-        return State(
-            self._tokens, [_Free(self._tokens, *calls[0]) if calls else _Free(self._tokens)]
-        )
+            return State(self._tokens, [grammar.start() for grammar in self._compiled])
+        for grammar in self._compiled:
+            if grammar.rule.calls:
+                begin = trigger(grammar.rule.calls).encode()
+                return State(self._tokens, [_Free(self._tokens, begin, grammar)])
+        return State(self._tokens, [_Free(self._tokens)])
 
 
 class Vocabulary:
@@ -348,13 +363,15 @@ _LOCK = threading.Lock()
 
 
 def vocabulary(tokenizer: Any, size: int, stop_ids: Sequence[int]) -> Vocabulary:
-    """The vocabulary of a member's tokenizer. ``size``: how many logits its model has. Made once
-    per tokenizer."""
+    """The vocabulary of a member's tokenizer, made once per tokenizer.
+
+    ``size``: the number of logits of its model.
+    """
     key = (size, tuple(sorted(stop_ids)))
     with _LOCK:
         try:
             found = _VOCABULARIES.setdefault(tokenizer, {})
-        except TypeError:  # it cannot be remembered
+        except TypeError:  # the tokenizer is not hashable
             found = {}
         if key not in found:
             found[key] = Vocabulary(words_of(tokenizer, size, stop_ids), stop_ids)

@@ -1,5 +1,5 @@
-"""The loop's referee: a grammar over plain bytes that checks whole texts. It is independent of
-tokenizers and members."""
+"""The referee of the loop, which checks whole texts with a grammar over plain bytes. It does not
+depend on tokenizers or members."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from .rules import grammars_of, reader_for
 from .schema import LeftOut
 
 REMEMBERED = 16
-"""So many texts are kept with their places: the last answers, each with its drafts."""
+"""How many recent texts are cached with their states."""
 _SPACE = " \t\r\n"
 
 
 def referee_for(constraint: Constraint | None) -> Referee:
-    """Who judges the answers to a query with this constraint; ``FREE`` for None."""
+    """The referee of a query with this constraint; ``FREE`` for None."""
     return FREE if constraint is None else Ruling(constraint)
 
 
 def check(constraint: Constraint) -> None:
-    """``UsageError`` if the constraint is unknown or impossible, or a grammar cannot express it."""
-    for one in left_out(constraint):
-        raise one.error()
+    """Raise ``UsageError`` if the constraint is unknown or impossible, or if no grammar can express
+    all of it."""
+    parts = left_out(constraint)
+    if parts:
+        raise parts[0].error()
 
 
 def left_out(constraint: Constraint) -> tuple[LeftOut, ...]:
-    """The parts of its schemas that no grammar enforces. ``UsageError`` if the constraint is
+    """The parts of its schemas that no grammar enforces. Raises ``UsageError`` if the constraint is
     unknown or impossible."""
     start = bytewise().grammar(constraint).start()
     if not start.may_end() and not start.follows():
@@ -61,15 +63,15 @@ def bytewise() -> Vocabulary:
 
 
 class _Place(NamedTuple):
-    """Where one text stands, in the grammar and among its calls. Never moved, only forked."""
+    """The state of one text in the grammar and among its calls. It is forked and never changed."""
 
     state: State
     calls: CallReader | None
 
 
 class Ruling(Referee):
-    """A referee under a constraint. Keeps the places of the last texts, so that a growing answer is
-    read once."""
+    """A referee with a constraint. It caches the states of recent texts, so that it reads each part
+    of a growing answer once."""
 
     def __init__(self, constraint: Constraint) -> None:
         grammars = grammars_of(constraint)
@@ -88,23 +90,27 @@ class Ruling(Referee):
         legal = draft if count == len(data) else data[:count].decode("utf-8", "ignore")
         if count < len(data) and self._escapes and (len(legal) - len(legal.rstrip("\\"))) % 2:
             legal = legal[:-1]  # half an escape
-        return len(legal) if place.calls is None else self._new_calls(answer, legal, place.calls)
+        if place.calls is None:
+            return len(legal)
+        return self._new_calls(answer, legal, place.calls)
 
     def _new_calls(self, answer: str, draft: str, before: CallReader) -> int:
-        """How much of a legal draft comes before a call that the answer has already, which small
-        models repeat without end. Text that only begins another call after a finished one does not
-        count: a line break does not mean that a call follows."""
+        """How much of a legal draft to keep.
+
+        The draft is cut before a call that the answer already contains, because small models repeat
+        calls without end. Text after a finished call that may begin another one is cut, too: a line
+        break does not mean that a call follows.
+        """
         after = before.fork()
         after.feed(draft)
         known = set(map(canonical, before.calls))
-        end = 0
-        for call, at in zip(
-            after.calls[len(before.calls) :], after.ends[len(before.calls) :], strict=True
-        ):
+        count = len(before.calls)
+        kept = 0
+        for call, end in zip(after.calls[count:], after.ends[count:], strict=True):
             if canonical(call) in known:
-                return end
+                return kept
             known.add(canonical(call))
-            end = at - len(answer)
+            kept = end - len(answer)
         tail = (answer + draft)[after.ends[-1] :] if after.calls else ""
         only_begins = self._begin.startswith(tail) and len(tail) <= len(draft)
         return len(draft) - len(tail) if only_begins else len(draft)
@@ -147,11 +153,10 @@ class Ruling(Referee):
         after = before.fork()
         after.feed(draft)
         new = after.calls[len(before.calls) :]
-        return (
-            ((answer + draft)[before.prose : after.prose], tuple(map(canonical, new)), after.rest)
-            if new
-            else draft
-        )
+        if not new:
+            return draft
+        prose = (answer + draft)[before.prose : after.prose]
+        return prose, tuple(map(canonical, new)), after.rest
 
     def prose(self, answer: str) -> int:
         if not self._prose:
@@ -165,16 +170,19 @@ class Ruling(Referee):
             return 0
         with self._lock:
             calls = self._at(answer).calls
-        return len(answer) if calls is None or calls.undecided else calls.prose
+        if calls is None or calls.undecided:
+            return len(answer)
+        return calls.prose
 
     def _at(self, answer: str) -> _Place:
         if answer in self._places:
             self._places.move_to_end(answer)
             return self._places[answer]
-        begun = max((text for text in self._places if answer.startswith(text)), key=len, default="")
-        state, calls = self._places.get(begun, self._start)
-        state, calls = state.fork(), calls.fork() if calls else None
-        new = answer[len(begun) :]
+        known = max((text for text in self._places if answer.startswith(text)), key=len, default="")
+        place = self._places.get(known, self._start)
+        state = place.state.fork()
+        calls = place.calls.fork() if place.calls else None
+        new = answer[len(known) :]
         data = new.encode("utf-8", "surrogatepass")
         moved = state.advance(data)
         if moved < len(data):

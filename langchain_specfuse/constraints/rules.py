@@ -1,4 +1,5 @@
-"""Constraints as grammars in llguidance's Lark. ``UsageError`` where a constraint cannot work."""
+"""Translate constraints into grammars in llguidance's Lark. A constraint that cannot work raises
+``UsageError``."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 from ..core.values import CallFormat, Constraint
 from ..errors import UsageError, advised
 from .calls import CallReader, dumped, format_in
-from .schema import LeftOut, Prepared, prepared
+from .schema import LeftOut, RewrittenSchema, rewrite
 from .vocabulary import llguidance
 
 SPELLING = {
@@ -21,7 +22,7 @@ SPELLING = {
     "whitespace_flexible": False,
     "json_allowed_escapes": 'nrbtf\\"',
 }
-"""JSON has one spelling: members cannot fill an answer with white space, and equal strings are
+"""JSON has one spelling, so members cannot fill an answer with white space, and equal strings are
 equal text. ``u`` is not among the escapes, because half of one at the end of a draft would have to
 become an unintended character."""
 _FENCE = re.compile(r"\A\s*(?:```\w*(?:\s|\Z)|`{1,2}\Z)")
@@ -34,24 +35,24 @@ class Rule:
 
     lark: str
     json: bool = False
-    """All that it allows is JSON, or calls, which hold JSON."""
+    """Whether it allows only JSON, or calls, which contain JSON."""
     calls: CallFormat | None = None
-    """How the calls that it allows are written."""
+    """The format of the calls that it allows."""
     left_out: tuple[LeftOut, ...] = ()
     """The parts of its schemas that it does not enforce."""
 
 
 @dataclass(frozen=True)
 class Grammars:
-    """What a constraint allows: a text of one of the grammars, or (``prose``) any text, in which
-    calls may begin."""
+    """What a constraint allows: a text that matches one of the grammars or, with ``prose``, any
+    text that may contain calls."""
 
     rules: tuple[Rule, ...]
     prose: bool = False
 
     @property
     def calls(self) -> CallFormat | None:
-        """How calls are written; None if there can be none."""
+        """The format of calls; None if there can be none."""
         return next((rule.calls for rule in self.rules if rule.calls), None)
 
     @property
@@ -62,8 +63,8 @@ class Grammars:
 
 @lru_cache(maxsize=128)
 def grammars_of(constraint: Constraint) -> Grammars:
-    """The grammars of a constraint. Its body was made by ``chat.shape``, except for what a
-    user writes."""
+    """The grammars of a constraint. The chat model builds the constraint's body; patterns, choices
+    and grammars in it come from the user."""
     kind, body = constraint.kind, constraint.body
     if kind == "prose":
         return Grammars((), prose=True)
@@ -87,9 +88,11 @@ def grammars_of(constraint: Constraint) -> Grammars:
 
 
 def reader_for(constraint: Constraint | None) -> CallReader | None:
-    """A reader for answers under this constraint; None if they cannot hold calls."""
-    grammars = grammars_of(constraint) if constraint else None
-    if grammars is None or grammars.calls is None:
+    """A reader for answers under this constraint; None if they cannot contain calls."""
+    if constraint is None:
+        return None
+    grammars = grammars_of(constraint)
+    if grammars.calls is None:
         return None
     return CallReader(grammars.calls, anywhere=grammars.prose)
 
@@ -99,7 +102,7 @@ def _any_of(parts: Sequence[Sequence[str]]) -> Grammars:
     rules = tuple(dict.fromkeys(rule for grammars in alternatives for rule in grammars.rules))
     if not any(grammars.prose for grammars in alternatives):
         return Grammars(rules)
-    # Prose allows whatever the others do, except that a call in it must be one.
+    # Prose allows everything that the others allow. Only the rules for calls remain in it.
     return Grammars(tuple(rule for rule in rules if rule.calls), prose=True)
 
 
@@ -107,13 +110,13 @@ def _any_of(parts: Sequence[Sequence[str]]) -> Grammars:
 
 
 def _json(schema: Any) -> Rule:
-    ready = _prepared(schema, "schema")
-    return Rule(f"start: {_embedded(ready.schema)}", json=True, left_out=ready.left_out)
+    rewritten = _rewritten(schema, "schema")
+    return Rule(f"start: {_embedded(rewritten.schema)}", json=True, left_out=rewritten.left_out)
 
 
-def _prepared(schema: Any, where: str) -> Prepared:
+def _rewritten(schema: Any, where: str) -> RewrittenSchema:
     try:
-        return prepared(schema, where, error_of)
+        return rewrite(schema, where, error_of)
     except RecursionError:
         raise advised(
             UsageError(f"{where} is nested too deep"), "make the schema flatter"
@@ -128,7 +131,7 @@ def error_of(schema: Any) -> str:
     """Why llguidance refuses this schema; empty if it does not."""
     try:
         return reason(llguidance().LLMatcher.validate_grammar(f"start: {_embedded(schema)}"))
-    # it panics where it cuts what it quotes in the middle of a character
+    # It panics if it shortens a quotation in the middle of a character.
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
@@ -136,21 +139,21 @@ def error_of(schema: Any) -> str:
 
 
 def reason(error: str) -> str:
-    """llguidance's message without the place in the grammar that we wrote, and without the state of
-    its parser."""
+    """llguidance's message, without our grammar and without the state of its parser."""
     text = error.split("\n <state>")[0].rpartition("failed to compile JSON schema: ")[2]
     return re.sub(r"\n +\d+ \| start: %json .*", "", text, flags=re.DOTALL).strip()
 
 
 def _calls(body: Mapping[str, Any]) -> Rule:
-    form, bodies = format_in(body), []
+    form = format_in(body)
+    bodies: list[str] = []
     left_out: list[LeftOut] = []
     for tool in body["tools"]:
         name = tool["name"]
-        ready = _prepared(arguments_schema(tool["parameters"]), f"{name}.parameters")
-        left_out += ready.left_out
+        rewritten = _rewritten(arguments_schema(tool["parameters"]), f"{name}.parameters")
+        left_out += rewritten.left_out
         head = f"{{{dumped(form.name_key)}: {dumped(name)}, {dumped(form.arguments_key)}: "
-        bodies.append(f"{dumped(head)} {_embedded(ready.schema)} {dumped('}')}")
+        bodies.append(f"{dumped(head)} {_embedded(rewritten.schema)} {dumped('}')}")
     begin, end, between = (
         dumped(text) if text else "" for text in (form.begin, form.end, form.between)
     )
@@ -160,19 +163,17 @@ def _calls(body: Mapping[str, Any]) -> Rule:
 
 
 def arguments_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments: always of an object, and one that names nothing allows
-    nothing."""
-    if (
-        set(schema) <= {"type", "title", "description", "$schema"}
-        and schema.get("type", "object") == "object"
-    ):
+    """The schema of a tool's arguments: always an object, and without properties if the tool's
+    schema names none."""
+    names_nothing = set(schema) <= {"type", "title", "description", "$schema"}
+    if names_nothing and schema.get("type", "object") == "object":
         return {"type": "object", "properties": {}}
     return {"type": "object", **schema}
 
 
 def respaced(constraint: Constraint | None, answer: str, draft: str) -> str:
-    """The draft of a member that no mask held, spaced as the grammar wants it and without the fence
-    that many models put around JSON; unchanged if it need not be JSON.
+    """A draft that was written without masks, with the spaces that the grammar demands and without
+    the code fence that many models put around JSON; unchanged if it need not be JSON.
 
     >>> respaced(Constraint("json"), "{", '\\n  "a":[1,2],\\n  "b c" : " , "')
     '"a": [1, 2], "b c": " , "'
@@ -208,7 +209,7 @@ def _pattern_rule(pattern: str) -> Rule:
 
 
 def _whole_pattern(pattern: str) -> str:
-    """The whole answer is matched anyway, so that anchors say nothing."""
+    """The pattern without anchors: it is matched against the whole answer anyway."""
     pattern = pattern.removeprefix("^")
     if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2 == 1:
         return pattern[:-1]
@@ -216,19 +217,17 @@ def _whole_pattern(pattern: str) -> str:
 
 
 def _regex(pattern: str) -> str:
-    # A slash ends it, and one that is escaped already must not leave its backslash to the escape
-    # put there.
-    slashless = re.sub(
-        r"\\(.)|/",
-        lambda found: r"\x2f" if found[1] in (None, "/") else found[0],
-        pattern,
-        flags=re.S,
-    )
+    # A slash would end the expression, so each one is replaced, together with the backslash of one
+    # that is escaped already.
+    def without_slash(match: re.Match[str]) -> str:
+        return r"\x2f" if match[1] in (None, "/") else match[0]
+
+    slashless = re.sub(r"\\(.)|/", without_slash, pattern, flags=re.DOTALL)
     return f"/(?:{slashless})/"
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([^\w\s]|\s)", lambda found: f"\\x{{{ord(found[0]):x}}}", text)
+    return re.sub(r"([^\w\s]|\s)", lambda match: f"\\x{{{ord(match[0]):x}}}", text)
 
 
 def _from_gbnf(text: str) -> str:
@@ -237,6 +236,6 @@ def _from_gbnf(text: str) -> str:
 
     try:
         return str(gbnf_to_lark(text))
-    except Exception as error:  # llguidance has no class for it
+    except Exception as error:  # llguidance has no class of its own for this error
         wrong = UsageError(f"the grammar cannot be read: {error}")
         raise advised(wrong, 'write rules of GBNF, for example root ::= "yes" | "no"') from error

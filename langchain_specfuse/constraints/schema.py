@@ -1,9 +1,9 @@
-"""JSON schemas, rewritten so that llguidance's own JSON compiler enforces them.
+"""Rewrite JSON schemas so that llguidance's JSON compiler enforces them.
 
-Parts that no grammar can express are left out of the rewritten schema and listed, so that the
-caller can refuse the schema, or check finished values against the whole schema (``validation``).
-Leaving out a part only allows more values: every value that the schema and its closed objects allow
-can be written.
+Parts that no grammar can express are left out of the rewritten schema and listed. The caller can
+refuse the schema, or check finished values against the whole schema (``validation``). Leaving out a
+part only allows more values: every value that the schema and its closed objects allow can still be
+written.
 
 llguidance alone enforces 238 of the 240 schemas of ``tests/constraints/schemas.py`` (table in
 ``docs/log.md``). This module rewrites, weakens or refuses the schemas that it gets wrong, refuses,
@@ -27,6 +27,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -47,16 +48,20 @@ OF_TYPE = {
     "string": _set("minLength maxLength pattern format"),
     "number": _set("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf"),
 }
-"""The keywords that say something about one type of value."""
+"""The keywords that apply to one type of value."""
 COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
 KEYWORDS = frozenset(("type", "enum", "const", "nullable", *COMBINING)).union(*OF_TYPE.values())
+WITH_SCHEMAS = _set(
+    "properties patternProperties additionalProperties items prefixItems additionalItems"
+).union(COMBINING)
+"""The keywords whose values are schemas."""
 ANNOTATIONS = _set(
     "title description default examples example deprecated readOnly writeOnly $comment $schema $id "
     "$anchor $defs "
     "definitions discriminator strict xml externalDocs contentMediaType contentEncoding "
     "contentSchema"
 )
-"""They do not change which values are valid; nor does anything that begins with ``x-``."""
+"""Keywords that do not change which values are valid. Nor do those that begin with ``x-``."""
 LARGEST = 9 * 10**18
 """llguidance counts in 64 bits."""
 EXACT = 2**53
@@ -86,9 +91,9 @@ FORMATS = {
     "uri": r"https?://[A-Za-z0-9](?:[A-Za-z0-9.-]{0,60}[A-Za-z0-9])?(?::[1-9][0-9]{0,3})?(?:/[A-Za-z0-9._~/-]*)?"
     r"(?:\?[A-Za-z0-9._~=&-]*)?(?:#[A-Za-z0-9._~-]*)?",
 }
-"""Of 600 random values of llguidance's own formats pydantic refuses 2 dates, 83 times, 103
-date-times and 177 durations (leap days, leap seconds, 20 digits); its URIs are no ``HttpUrl`` and
-its e-mail addresses no ``EmailStr``."""
+"""Patterns that replace llguidance's own formats. Of 600 random values of those, pydantic refuses
+2 dates, 83 times, 103 date-times and 177 durations (leap days, leap seconds, 20 digits); the URIs
+are not valid as ``HttpUrl``, nor the e-mail addresses as ``EmailStr``."""
 _SAME_FORMAT = {
     **dict.fromkeys(
         ("ipv4network", "ipv4interface", "ipvanyaddress", "ipvanynetwork", "ipvanyinterface"),
@@ -96,7 +101,7 @@ _SAME_FORMAT = {
     ),
     **dict.fromkeys(("ipv6network", "ipv6interface"), "ipv6"),
 }
-"""pydantic's names; a single address is a network, and has an interface."""
+"""pydantic's names -> JSON schema's. A single address is also a network and an interface."""
 _KNOWN_FORMATS = _set("hostname ipv4 ipv6 uuid")
 _SUBJECTS = _set(
     "password binary byte base64 base64url path file-path directory-path json-string regex color "
@@ -120,40 +125,39 @@ class LeftOut(NamedTuple):
         return advised(UsageError(self.message), self.advice)
 
 
-class Prepared(NamedTuple):
+class RewrittenSchema(NamedTuple):
     """A schema for llguidance."""
 
     schema: Any
     left_out: tuple[LeftOut, ...]
-    """The parts in the order of the given schema; empty if nothing was left out."""
+    """The parts in the order of the original schema; empty if nothing was left out."""
 
 
-def prepared(schema: Any, where: str, error_of: Callable[[Any], str]) -> Prepared:
-    """The schema for llguidance. ``UsageError`` if it is impossible, or not a schema.
+def rewrite(schema: Any, where: str, error_of: Callable[[Any], str]) -> RewrittenSchema:
+    """The schema for llguidance. Raises ``UsageError`` if no value can satisfy it, or if it is not
+    a schema.
 
     ``error_of`` returns llguidance's error for a schema, or "".
     """
     rewriter = _Rewriter(schema, where, error_of)
-    root, definitions = rewriter.schema(schema, where), rewriter.definitions
+    root = rewriter.schema(schema, where)
+    definitions = rewriter.definitions
     if isinstance(root, bool):
         root = {"anyOf": [root]}
     if error_of({**root, "$defs": definitions}):
         rewriter.weaken()
     if error := error_of({**root, "$defs": definitions}):
         raise rewriter.refused(error, where)
-    finite: set[str] = set()
-    while more := {
-        name for name, one in definitions.items() if name not in finite and _ends(one, finite)
-    }:
-        finite |= more
-    endless = [name for name in definitions if name not in finite]
-    if endless := [*([] if _ends(root, finite) else [where]), *endless]:
+    finite = _finite(definitions)
+    endless = [] if _ends(root, finite) else [where]
+    endless += [name for name in definitions if name not in finite]
+    if endless:
         raise _impossible(
             f"{endless[0]} is impossible: it refers to itself without end, so no value is ever "
             "complete"
         )
-    left_out = {one.path: one for one in reversed(rewriter.left_out)}
-    return Prepared({**root, "$defs": definitions}, tuple(reversed(left_out.values())))
+    left_out = {part.path: part for part in reversed(rewriter.left_out)}
+    return RewrittenSchema({**root, "$defs": definitions}, tuple(reversed(left_out.values())))
 
 
 def _impossible(message: str) -> UsageError:
@@ -169,8 +173,8 @@ def _unsupported(
 class _Rewriter:
     """Rewrites one schema and collects the definitions that it refers to.
 
-    ``is_part``: the schema is one of several that hold for the same value, so that its objects may
-    not be closed.
+    ``is_part``: the schema is one of several that apply to the same value, so its objects must stay
+    open.
     """
 
     def __init__(self, root: Any, where: str, error_of: Callable[[Any], str]) -> None:
@@ -208,10 +212,10 @@ class _Rewriter:
         return {"anyOf": [found, {"type": "null"}]} if nullable else found
 
     def _known(self, given: dict[str, Any], path: str) -> dict[str, Any]:
-        """The keywords that say which values are valid."""
+        """The keywords that decide which values are valid."""
         words = {
-            word: one
-            for word, one in given.items()
+            word: value
+            for word, value in given.items()
             if word not in ANNOTATIONS and not word.startswith("x-")
         }
         unknown = {word: words.pop(word) for word in sorted(words.keys() - KEYWORDS)}
@@ -219,7 +223,7 @@ class _Rewriter:
             place = f"{path}.{word:.80}"
             self._leave_out(place, f"{place} is not supported: a grammar cannot express it")
         if unknown and isinstance(words.get("properties"), dict):
-            # The object is closed, so properties that only a condition names must be allowed here.
+            # The object will be closed, so allow the properties that only a condition names.
             names = self._conditional(unknown, path)
             words["properties"] = {**words["properties"], **names, **words["properties"]}
         return words
@@ -227,19 +231,18 @@ class _Rewriter:
     def _conditional(self, words: dict[str, Any], path: str) -> dict[str, bool]:
         """The names of the properties in conditional schemas."""
         names: dict[str, bool] = {}
-        for one in _conditions(words):
-            self._name_all(one, path, names, names, set())
+        for condition in _conditions(words):
+            self._name_all(condition, path, names, names, set())
         return names
 
     def refused(self, error: str, where: str) -> UsageError:
-        """What to raise for llguidance's error, with the path of the innermost schema that causes
-        it."""
-        for path, one in self._rewritten:
-            found = self._error_of({**one, "$defs": self.definitions})
-            # "required property 'a' is ..."
-            inner = "is unsatisfiable" in error and "Unsatisfiable" in found
-            if found and (inner or found in error):
-                where, error = path, found
+        """The exception for llguidance's error. It names the innermost schema that causes it."""
+        for path, schema in self._rewritten:
+            own_error = self._error_of({**schema, "$defs": self.definitions})
+            # "required property 'a' is unsatisfiable"
+            inner = "is unsatisfiable" in error and "Unsatisfiable" in own_error
+            if own_error and (inner or own_error in error):
+                where, error = path, own_error
                 break
         _, unsatisfiable, why = error.partition("Unsatisfiable schema: ")
         if unsatisfiable:
@@ -258,12 +261,13 @@ class _Rewriter:
         Schemas without inner schemas come first: through a reference, one of them can make an
         earlier schema fail.
         """
-        leaves = [one for one in self._rewritten if not _holds_others(one[1])]
+        leaves = [item for item in self._rewritten if not _holds_others(item[1])]
         for path, found in (*leaves, *self._rewritten):
             error = self._refusal(found)
             if not error:
                 continue
-            kept = next((one for one in self._weaker(found) if not self._refusal(one)), None)
+            accepted = (weaker for weaker in self._weaker(found) if not self._refusal(weaker))
+            kept = next(accepted, None)
             if kept is None:
                 continue
             if "patternProperties" in found.keys() - kept.keys():
@@ -288,13 +292,16 @@ class _Rewriter:
         kind = {"type": found["type"]} if "type" in found else {}
         if self._refusal(kind):
             kind = {}
-        others = {word: one for word, one in found.items() if word != "type"}
-        inner = {word: one for word, one in others.items() if _holds_others({word: one})}
-        yield kind | {
-            word: one for word, one in others.items() if not self._refusal({**kind, word: one})
+        others = {word: value for word, value in found.items() if word != "type"}
+        inner = {word: value for word, value in others.items() if _holds_others({word: value})}
+        accepted = {
+            word: value
+            for word, value in others.items()
+            if not self._refusal({**kind, word: value})
         }
-        for word in sorted(others, key=lambda word: word in inner):
-            yield kind | {key: one for key, one in others.items() if key != word}
+        yield kind | accepted
+        for dropped in sorted(others, key=lambda word: word in inner):
+            yield kind | {word: value for word, value in others.items() if word != dropped}
         yield kind | inner
         parts = _list(found.get("allOf"))
         for size in range(len(parts) - 1, 0, -1):
@@ -302,21 +309,20 @@ class _Rewriter:
         yield kind
         yield {}
 
-    # --- schemas that hold together ---------------------------------------------------------------
+    # --- references and combinations --------------------------------------------------------------
 
     def _combined(self, words: dict[str, Any], path: str, is_part: bool) -> Any:
-        """References and combinations. Their parts hold together with the keywords beside them, so
-        that no part may be closed alone: first come the names of all properties, in their order,
-        which close the whole."""
+        """References and combinations.
+
+        Their parts apply together with the keywords beside them, so no part may be closed alone.
+        The first part names all properties, in their order, and closes the whole object.
+        """
         parts: list[Any] = []
         if len(words) > 1 or len(_list(words.get("allOf"))) > 1:
             names: dict[str, bool] = {}
             required: dict[str, bool] = {}
-            if (
-                not is_part
-                and not self._name_all(words, path, names, required, set())
-                and (names or required)
-            ):
+            closed = not is_part and not self._name_all(words, path, names, required, set())
+            if closed and (names or required):
                 parts.append({"properties": {**names, **required}, "additionalProperties": False})
             is_part = True
         if own := {word: value for word, value in words.items() if word not in COMBINING}:
@@ -327,17 +333,13 @@ class _Rewriter:
             parts += self._listed(words["allOf"], f"{path}.allOf", is_part)
         if "anyOf" in words:
             # pydantic's Decimal is a number, or a string whose pattern has a look-ahead, which
-            # llguidance refuses
-            readable = [one for one in _list(words["anyOf"]) if not self._is_unreadable(one)]
-            parts.append(
-                {"anyOf": self._listed(readable or words["anyOf"], f"{path}.anyOf", is_part)}
-            )
-        if "oneOf" in words and (tag := self._tag(_list(words["oneOf"]), path)):
-            parts.append(
-                {"anyOf": [self._tagged(one, tag, path, is_part) for one in words["oneOf"]]}
-            )
-        elif "oneOf" in words:
-            parts.append({"anyOf": self._exclusive(words["oneOf"], f"{path}.oneOf", is_part)})
+            # llguidance refuses.
+            schemas = _list(words["anyOf"])
+            readable = [schema for schema in schemas if not self._is_unreadable(schema)]
+            alternatives = self._listed(readable or words["anyOf"], f"{path}.anyOf", is_part)
+            parts.append({"anyOf": alternatives})
+        if "oneOf" in words:
+            parts.append({"anyOf": self._one_of(words["oneOf"], path, is_part)})
         return parts[0] if len(parts) == 1 else {"allOf": parts}
 
     def _listed(self, given: Any, path: str, is_part: bool) -> list[Any]:
@@ -347,36 +349,52 @@ class _Rewriter:
             )
         return [self.schema(one, f"{path}[{at}]", is_part) for at, one in enumerate(given)]
 
+    def _one_of(self, given: Any, path: str, is_part: bool) -> list[Any]:
+        tag = self._tag(_list(given), path)
+        if tag:
+            return [self._tagged(schema, tag, path, is_part) for schema in given]
+        return self._exclusive(given, f"{path}.oneOf", is_part)
+
     def _tag(self, alternatives: list[Any], path: str) -> str:
         """The property whose constants distinguish the alternatives ("" if there is none)."""
-        schemas = [
-            self._target(one["$ref"], path) if _is_reference(one) else one for one in alternatives
-        ]
-        described = [one.get("properties") if isinstance(one, dict) else None for one in schemas]
-        properties = [one for one in described if isinstance(one, dict)]
-        for name in properties[0] if properties and len(properties) == len(schemas) else ():
-            values = [_constants(one.get(name)) for one in properties]
+        properties: list[dict[str, Any]] = []
+        for schema in alternatives:
+            if _is_reference(schema):
+                schema = self._target(schema["$ref"], path)
+            inner = schema.get("properties") if isinstance(schema, dict) else None
+            if not isinstance(inner, dict):
+                return ""
+            properties.append(inner)
+        for name in properties[0] if properties else ():
+            values = [_constants(inner.get(name)) for inner in properties]
             if all(values) and len(frozenset().union(*values)) == sum(map(len, values)):
                 return str(name)
         return ""
 
-    def _tagged(self, one: Any, tag: str, path: str, is_part: bool) -> Any:
-        """An alternative that must have its tag: pydantic wants to read it, even if it has a
+    def _tagged(self, schema: Any, tag: str, path: str, is_part: bool) -> Any:
+        """An alternative with a required tag, because pydantic reads the tag even if it has a
         default."""
-        if _is_reference(one):
-            return {"$ref": self._reference(one["$ref"], path, is_part, tag)}
-        return self.schema({**one, "required": [*_list(one.get("required")), tag]}, path, is_part)
+        if _is_reference(schema):
+            return {"$ref": self._reference(schema["$ref"], path, is_part, tag)}
+        required = [*_list(schema.get("required")), tag]
+        return self.schema({**schema, "required": required}, path, is_part)
 
     def _exclusive(self, given: Any, path: str, is_part: bool) -> list[Any]:
-        """Alternatives of which no value satisfies two. Checked against the open ones: closed ones
-        may exclude each other where the given ones do not."""
-        found, opened = self._listed(given, path, is_part), self._listed(given, path, True)
-        for one, other in (
-            (found[i], opened[j]) for i in range(len(found)) for j in range(len(found)) if i != j
-        ):
-            # Beside another keyword llguidance looks behind references to see whether alternatives
-            # exclude each other.
-            pair = {"oneOf": [one, other], "required": [], "$defs": self.definitions}
+        """The alternatives of a ``oneOf``, which is left out if a value could satisfy two of them.
+
+        Each one is compared with the open form of the others: closed objects may exclude each other
+        although the original ones do not.
+        """
+        found = self._listed(given, path, is_part)
+        opened = self._listed(given, path, True)
+        for first, second in permutations(range(len(found)), 2):
+            # With another keyword beside them, llguidance follows references to see whether
+            # alternatives exclude each other.
+            pair = {
+                "oneOf": [found[first], opened[second]],
+                "required": [],
+                "$defs": self.definitions,
+            }
             if "oneOf constraints are not supported" in self._error_of(pair):
                 self._leave_out(
                     path,
@@ -388,10 +406,9 @@ class _Rewriter:
 
     def _is_unreadable(self, schema: Any) -> bool:
         pattern = schema.get("pattern") if isinstance(schema, dict) else None
-        return (
-            isinstance(pattern, str)
-            and self._error_of({"type": "string", "pattern": pattern}) != ""
-        )
+        if not isinstance(pattern, str):
+            return False
+        return self._error_of({"type": "string", "pattern": pattern}) != ""
 
     def _name_all(
         self,
@@ -401,20 +418,24 @@ class _Rewriter:
         required: dict[str, bool],
         seen: set[str],
     ) -> bool:
-        """Add the properties of all parts; True if one part says itself what other properties may
-        be."""
+        """Add the properties of all parts. Returns whether a part has keywords of its own for other
+        properties."""
         if not isinstance(words, dict):
             return False
         names |= dict.fromkeys(_strings(words.get("properties")), True)
         required |= dict.fromkeys(_strings(words.get("required")), True)
-        inner = [one for word in ("allOf", "anyOf", "oneOf") for one in _list(words.get(word))]
-        inner += _conditions(words)
+        parts: list[Any] = []
         if "$ref" in words and str(words["$ref"]) not in seen:
             seen.add(str(words["$ref"]))
-            inner.insert(0, self._target(words["$ref"], path))
-        says = bool(words.keys() & {"additionalProperties", "patternProperties", "propertyNames"})
-        says |= words.get("unevaluatedProperties", False) is not False
-        return says or any(self._name_all(one, path, names, required, seen) for one in inner)
+            parts.append(self._target(words["$ref"], path))
+        for word in ("allOf", "anyOf", "oneOf"):
+            parts += _list(words.get(word))
+        parts += _conditions(words)
+        if words.keys() & {"additionalProperties", "patternProperties", "propertyNames"}:
+            return True
+        if words.get("unevaluatedProperties", False) is not False:
+            return True
+        return any(self._name_all(part, path, names, required, seen) for part in parts)
 
     # --- schemas of one value ---------------------------------------------------------------------
 
@@ -423,8 +444,11 @@ class _Rewriter:
         keywords."""
         if words.keys() & {"enum", "const"}:
             return self._constant(words, path)
-        kinds = words.get("type") or [kind for kind, its in OF_TYPE.items() if its & words.keys()]
-        kinds = kinds[0] if isinstance(kinds, list) and len(kinds) == 1 else kinds
+        kinds = words.get("type")
+        if not kinds:
+            kinds = [kind for kind, keywords in OF_TYPE.items() if keywords & words.keys()]
+        if isinstance(kinds, list) and len(kinds) == 1:
+            kinds = kinds[0]
         if isinstance(kinds, list) and kinds and all(isinstance(kind, str) for kind in kinds):
             return {"anyOf": [self._typed(_of_kind(words, kind), path, is_part) for kind in kinds]}
         found = {**words, "type": kinds} if kinds else dict(words)
@@ -440,7 +464,7 @@ class _Rewriter:
         return found
 
     def _constant(self, words: dict[str, Any], path: str) -> dict[str, Any]:
-        words = {word: one for word, one in words.items() if word != "format"}
+        words = {word: value for word, value in words.items() if word != "format"}
         for word in sorted(words.keys() & (OF_TYPE["object"] | OF_TYPE["array"])):
             self._leave_out(
                 f"{path}.{word}",
@@ -448,7 +472,9 @@ class _Rewriter:
                 f"remove the values that {word} forbids from the enum",
             )
             del words[word]
-        values = [*_list(words.get("enum")), *([words["const"]] if "const" in words else [])]
+        values = list(_list(words.get("enum")))
+        if "const" in words:
+            values.append(words["const"])
         inexact = [value for value in values if not _exact(value)]
         if not inexact:
             return words
@@ -458,36 +484,37 @@ class _Rewriter:
             "written",
             "write numbers beyond 2**53 as strings, and leave control characters out",
         )
-        rest = {word: one for word, one in words.items() if word not in ("enum", "const")}
+        rest = {word: value for word, value in words.items() if word not in ("enum", "const")}
         exact = [value for value in values if _exact(value)]
-        kinds = dict.fromkeys(_type_of(value) for value in inexact)
         allowed: list[dict[str, Any]] = [{"enum": exact}] if exact else []
-        return {**rest, "anyOf": [*allowed, *({"type": kind} for kind in kinds)]}
+        allowed += [{"type": kind} for kind in dict.fromkeys(map(_type_of, inexact))]
+        return {**rest, "anyOf": allowed}
 
     def _object(self, found: dict[str, Any], path: str, is_part: bool) -> None:
         unevaluated = found.pop("unevaluatedProperties", True)
         if unevaluated is not True and not (is_part and unevaluated is False):
             found.setdefault("additionalProperties", unevaluated)
         for word in ("properties", "patternProperties"):
-            if isinstance(inner := found.get(word), dict):
+            inner = found.get(word)
+            if isinstance(inner, dict):
                 found[word] = {
-                    name: self.schema(one, f"{path}.{word}.{name}") for name, one in inner.items()
+                    name: self.schema(schema, f"{path}.{word}.{name}")
+                    for name, schema in inner.items()
                 }
         if "additionalProperties" in found:
             others = found["additionalProperties"]
             found["additionalProperties"] = self.schema(others, f"{path}.additionalProperties")
         if "propertyNames" in found:
             self._property_names(found, path)
-        says = found.keys() & {"additionalProperties", "patternProperties"}
-        if not is_part and not says and isinstance(found.get("properties"), dict):
-            required = [
-                name for name in _strings(found.get("required")) if name not in found["properties"]
-            ]
-            found["properties"] |= dict.fromkeys(required, True)
+        decided = found.keys() & {"additionalProperties", "patternProperties"}
+        if not is_part and not decided and isinstance(found.get("properties"), dict):
+            for name in _strings(found.get("required")):
+                found["properties"].setdefault(name, True)
             found["additionalProperties"] = False
-        low, needed = found.get("minProperties", 0), len(_list(found.get("required")))
+        low = found.get("minProperties", 0)
+        required = len(_list(found.get("required")))
         is_open = found.get("additionalProperties") is not False or "patternProperties" in found
-        if is_open and isinstance(low, int) and low - needed > 1:
+        if is_open and isinstance(low, int) and low - required > 1:
             self._leave_out(
                 f"{path}.minProperties",
                 f"{path}.minProperties {low} is not supported: the same key could be written twice",
@@ -499,26 +526,24 @@ class _Rewriter:
         names = found.pop("propertyNames")
         if isinstance(names, dict) and "$ref" in names:  # an enum class
             names = self._target(names["$ref"], path)
-        names = (
-            {}
-            if names is True
-            else self._known(names, path)
-            if isinstance(names, dict)
-            else {"enum": []}
-        )
+        if names is True:
+            names = {}
+        elif isinstance(names, dict):
+            names = self._known(names, path)
+        else:
+            names = {"enum": []}
         values = found.get("additionalProperties", True)
         if str(names.get("format")) in FORMATS:
             names["pattern"] = f"^(?:{FORMATS[names.pop('format')]})$"
         if names.keys() <= {"type"}:
             return
-        if not found.keys() & {"patternProperties"} and names.keys() <= {"type", "enum", "const"}:
+        listed = names.keys() <= {"type", "enum", "const"}
+        matched = names.keys() <= {"type", "pattern"}
+        if listed and "patternProperties" not in found:
+            properties = found.get("properties", {})
             allowed = _strings(names.get("enum", [names.get("const")]))
-            given = found.get("properties", {})
-            found["properties"] = {name: given.get(name, values) for name in allowed}
-        elif not found.keys() & {"patternProperties", "properties"} and names.keys() <= {
-            "type",
-            "pattern",
-        }:
+            found["properties"] = {name: properties.get(name, values) for name in allowed}
+        elif matched and not found.keys() & {"patternProperties", "properties"}:
             found["patternProperties"] = {names["pattern"]: values}
         else:
             self._leave_out(
@@ -537,10 +562,11 @@ class _Rewriter:
                 "use a list instead of a set, and remove duplicates yourself",
             )
         for word in ("items", "additionalItems", "prefixItems"):
-            if inner := _list(found.get(word)):  # items may be a list in drafts up to 2019
+            inner = found.get(word)
+            if isinstance(inner, list) and inner:  # items may be a list in drafts up to 2019
                 found[word] = self._listed(inner, f"{path}.{word}", False)
-            elif isinstance(found.get(word), dict):
-                found[word] = self.schema(found[word], f"{path}.{word}")
+            elif isinstance(inner, dict):
+                found[word] = self.schema(inner, f"{path}.{word}")
 
     def _format(self, found: dict[str, Any], path: str) -> None:
         format = str(found.pop("format"))
@@ -559,7 +585,8 @@ class _Rewriter:
     def _bound(self, found: dict[str, Any], path: str) -> None:
         """Narrow the bounds of numbers to the range that llguidance supports."""
         for word in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
-            bound, inwards = found.get(word), 1 if "inimum" in word else -1
+            bound = found.get(word)
+            inwards = 1 if "inimum" in word else -1
             if isinstance(bound, bool) or not isinstance(bound, int | float):
                 continue
             if bound * inwards > LARGEST:
@@ -584,7 +611,9 @@ class _Rewriter:
             name = re.sub(r"\W", "_", reference.rpartition("/")[2]) or "root"
             while name in self.definitions:
                 name += "_"
-            self._names[reference, is_part, tag], self.definitions[name] = name, True
+            # Both before the definition is rewritten, because it may refer to itself.
+            self._names[reference, is_part, tag] = name
+            self.definitions[name] = True
             self.definitions[name] = self.schema(target, reference, is_part)
         return f"#/$defs/{self._names[reference, is_part, tag]}"
 
@@ -611,12 +640,13 @@ def _is_reference(schema: Any) -> bool:
 
 def _constants(schema: Any) -> frozenset[str]:
     """The only values that a schema allows."""
-    values = (
-        schema.get("enum", [schema["const"]] if "const" in schema else [])
-        if isinstance(schema, dict)
-        else []
-    )
-    return frozenset(map(json.dumps, _list(values)))
+    if not isinstance(schema, dict):
+        return frozenset()
+    if "enum" in schema:
+        return frozenset(map(json.dumps, _list(schema["enum"])))
+    if "const" in schema:
+        return frozenset({json.dumps(schema["const"])})
+    return frozenset()
 
 
 def _list(value: Any) -> list[Any]:
@@ -624,24 +654,24 @@ def _list(value: Any) -> list[Any]:
 
 
 def _strings(value: Any) -> list[str]:
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list | dict) else []
+    if not isinstance(value, list | dict):
+        return []
+    return [item for item in value if isinstance(item, str)]
 
 
 def _conditions(words: dict[str, Any]) -> list[Any]:
     """The conditional schemas among these keywords. No grammar can express them."""
     found = [words[word] for word in ("if", "then", "else") if word in words]
     for word in ("dependentSchemas", "dependencies"):
-        if isinstance(by_name := words.get(word), dict):
+        by_name = words.get(word)
+        if isinstance(by_name, dict):
             found += by_name.values()
     return found
 
 
 def _holds_others(schema: Any) -> bool:
     """Whether a schema contains or refers to other schemas."""
-    inner = (*COMBINING, "properties", "patternProperties", "additionalProperties")
-    return isinstance(schema, dict) and not schema.keys().isdisjoint(
-        (*inner, "items", "prefixItems", "additionalItems")
-    )
+    return isinstance(schema, dict) and not schema.keys().isdisjoint(WITH_SCHEMAS)
 
 
 def _type_of(value: Any) -> str:
@@ -656,46 +686,65 @@ def _type_of(value: Any) -> str:
 
 
 def _of_kind(words: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """The keywords that say something about values of this type."""
-    others = [its for name, its in OF_TYPE.items() if name != kind.replace("integer", "number")]
-    return {word: one for word, one in words.items() if not any(word in its for its in others)} | {
-        "type": kind
-    }
+    """The keywords that apply to values of this type."""
+    own = "number" if kind == "integer" else kind
+    others: set[str] = set()
+    for name, keywords in OF_TYPE.items():
+        if name != own:
+            others |= keywords
+    return {word: value for word, value in words.items() if word not in others} | {"type": kind}
 
 
 def _exact(value: Any) -> bool:
-    if isinstance(value, dict | list):
-        return all(map(_exact, [*value, *value.values()] if isinstance(value, dict) else value))
+    """Whether llguidance writes this constant unchanged."""
+    if isinstance(value, dict):
+        return all(map(_exact, value)) and all(map(_exact, value.values()))
+    if isinstance(value, list):
+        return all(map(_exact, value))
     if isinstance(value, str):
         return not _UNWRITABLE.search(value)
     return not isinstance(value, int | float) or abs(value) <= EXACT
 
 
-# --- what can be finished -------------------------------------------------------------------------
+# --- schemas without end --------------------------------------------------------------------------
+
+
+def _finite(definitions: dict[str, Any]) -> set[str]:
+    """The names of the definitions of which some value can be completed."""
+    finite: set[str] = set()
+    while True:
+        more = {
+            name
+            for name, schema in definitions.items()
+            if name not in finite and _ends(schema, finite)
+        }
+        if not more:
+            return finite
+        finite |= more
 
 
 def _ends(schema: Any, finite: set[str]) -> bool:
-    """Whether some value is ever complete, if those of the definitions in ``finite`` are."""
+    """Whether some value of the schema can be completed, if values of the definitions in ``finite``
+    can."""
     if not isinstance(schema, dict):
         return schema is True
     if "$ref" in schema:
         return schema["$ref"].rpartition("/")[2] in finite
-    parts = [all(_ends(one, finite) for one in schema.get("allOf", ()))]
-    parts += [
-        any(_ends(one, finite) for one in schema[word])
-        for word in ("anyOf", "oneOf")
-        if word in schema
-    ]
+    needed = list(schema.get("allOf", ()))
     if schema.get("type") == "object":
-        named, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-        parts += [
-            _ends(named.get(name, others), finite) for name in _strings(schema.get("required"))
-        ]
+        properties = schema.get("properties", {})
+        others = schema.get("additionalProperties", True)
+        needed += [properties.get(name, others) for name in _strings(schema.get("required"))]
     if schema.get("type") == "array":
         first = _list(schema.get("prefixItems", schema.get("items")))
-        others = schema.get("items", True) if not isinstance(schema.get("items"), list) else True
         low = schema.get("minItems", 0)
-        parts += [_ends(one, finite) for one in first[:low]] + [
-            low <= len(first) or _ends(others, finite)
-        ]
-    return all(parts)
+        needed += first[:low]
+        items = schema.get("items", True)
+        if low > len(first) and not isinstance(items, list):
+            needed.append(items)
+    if not all(_ends(part, finite) for part in needed):
+        return False
+    for word in ("anyOf", "oneOf"):
+        if word in schema and not any(_ends(part, finite) for part in schema[word]):
+            return False
+    return True

@@ -1,8 +1,8 @@
-"""Checks finished values against their whole JSON schema, including what no grammar can express.
+"""Check finished values against their whole JSON schema, including what no grammar can express.
 
-``jsonschema`` does the work, because another implementation of ``if``, ``contains`` and
-``$dynamicRef`` would be wrong somewhere. The extra ``langchain-specfuse[structured]`` installs it,
-and it is imported when it is first needed.
+``jsonschema`` does the work, because a second implementation of ``if``, ``contains`` and
+``$dynamicRef`` would have errors of its own. The extra ``langchain-specfuse[structured]`` installs
+it, and it is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -48,19 +48,20 @@ class Validator:
     def fault(self, value: Any) -> str:
         """What is wrong with this value; empty if it is valid."""
         try:
-            found = self._best_match(self._judge.iter_errors(value))
+            violation = self._best_match(self._judge.iter_errors(value))
         # The meta-schema does not follow every reference, so a check may raise anything.
         except Exception as error:
             return f"it cannot be checked: {type(error).__name__}: {error!s:.200}"
-        if found is None:
+        if violation is None:
             return ""
-        place = found.json_path.removeprefix("$").removeprefix(".")
-        return f"{place}: {found.message:.300}" if place else f"{found.message:.300}"
+        message = f"{violation.message:.300}"
+        place = violation.json_path.removeprefix("$").removeprefix(".")
+        return f"{place}: {message}" if place else message
 
 
 @lru_cache(maxsize=256)
 def validator_of(schema: str, where: str) -> Validator:
-    """The validator of this schema, given as text."""
+    """The validator of this schema, which is JSON text."""
     try:
         return Validator(json.loads(schema), where)
     except RecursionError as error:
@@ -69,7 +70,8 @@ def validator_of(schema: str, where: str) -> Validator:
 
 
 def _draft(library: Any, schema: Any, where: str) -> Any:
-    """The validator class of the schema's draft. ``UsageError`` if it is not valid in any."""
+    """The validator class of the schema's draft. Raises ``UsageError`` if the schema is not valid
+    in any."""
     declared = library.validators.validator_for(schema, default=None)
     names = DRAFTS[:1] if "$defs" in schema else DRAFTS  # older drafts ignore $defs
     drafts = [declared] if declared else [getattr(library, name) for name in names]
@@ -103,18 +105,20 @@ def _lenient(draft: Any) -> Any:
 
 def _unless_null(check: Callable[..., Any]) -> Callable[..., Any]:
     def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if instance is not None or schema.get("nullable") is not True:
-            yield from check(validator, value, instance, schema) or ()
+        if instance is None and schema.get("nullable") is True:
+            return
+        yield from check(validator, value, instance, schema) or ()
 
     return checked
 
 
 def _multiple_of(validator: Any, divisor: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """Calculates with decimal numbers, as the grammars do: 0.3 is three times 0.1."""
-    if validator.is_type(instance, "number"):
-        quotient = Fraction(str(instance)) / Fraction(str(divisor))
-        if quotient.denominator != 1:
-            yield _error(f"{instance!r} is not a multiple of {divisor!r}")
+    """Calculate with decimal numbers, as the grammars do: 0.3 is three times 0.1."""
+    if not validator.is_type(instance, "number"):
+        return
+    quotient = Fraction(str(instance)) / Fraction(str(divisor))
+    if quotient.denominator != 1:
+        yield _error(f"{instance!r} is not a multiple of {divisor!r}")
 
 
 # --- patterns -------------------------------------------------------------------------------------
@@ -123,23 +127,26 @@ def _multiple_of(validator: Any, divisor: Any, instance: Any, schema: Any) -> It
 def _patterns(schema: Any) -> Iterator[str]:
     """All patterns in a schema, at any depth."""
     if isinstance(schema, list):
-        for one in schema:
-            yield from _patterns(one)
+        for item in schema:
+            yield from _patterns(item)
     if not isinstance(schema, dict):
         return
     if isinstance(schema.get("pattern"), str):
         yield schema["pattern"]
     if isinstance(schema.get("patternProperties"), dict):
         yield from schema["patternProperties"]
-    for word, one in schema.items():
-        if word not in _DATA:
-            yield from _patterns(one)
+    for keyword, inner in schema.items():
+        if keyword not in _DATA:
+            yield from _patterns(inner)
 
 
 @lru_cache(maxsize=256)
 def _reader(pattern: str) -> Callable[[str], Any]:
-    """A function that says whether a text contains this pattern. It uses a grammar, which takes
-    linear time and means the same as while drafting, or ``re`` if no grammar can express it."""
+    """A function that returns whether a text contains this pattern.
+
+    It uses the grammar that drafts must match, which takes linear time, or ``re`` if no grammar can
+    express the pattern.
+    """
     schema = {"type": "string", "pattern": pattern}
     error = error_of(schema)
     if error and "nsatisfiable" not in error:
@@ -148,12 +155,12 @@ def _reader(pattern: str) -> Callable[[str], Any]:
         return lambda text: False
     grammar = bytewise().grammar(Constraint("json_schema", json.dumps(schema)))
 
-    def found(text: str) -> bool:
+    def contains(text: str) -> bool:
         data = json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")
         state = grammar.start()
         return state.advance(data) == len(data) and state.may_end()
 
-    return found
+    return contains
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
@@ -179,7 +186,9 @@ def _additional_properties(
         return
     patterns = schema.get("patternProperties", {})
     for name, value in instance.items():
-        if name in schema.get("properties", {}) or any(_reader(one)(name) for one in patterns):
+        if name in schema.get("properties", {}):
+            continue
+        if any(_reader(pattern)(name) for pattern in patterns):
             continue
         if allowed is False:
             yield _error(f"there is no property {name!r}")

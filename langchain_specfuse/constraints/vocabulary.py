@@ -1,9 +1,9 @@
-"""The bytes that each token of a tokenizer stands for, and what masks need to know of them."""
+"""The bytes of each token of a tokenizer, and masks over its tokens."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from importlib import import_module
@@ -19,19 +19,19 @@ Mask: TypeAlias = "NDArray[np.int32]"
 """One bit per token, 32 to a word, the lowest first."""
 
 _FRAME = "x"
-"""Decoded after this, a token keeps the space that some decoders take from the beginning of a
+"""Tokens are decoded after this text, because some decoders remove a space from the beginning of a
 text."""
 
 
 def llguidance() -> Any:
-    """The library that reads the grammars. It belongs to an extra and is imported when the first
-    one is read."""
+    """The library that compiles grammars. It belongs to an extra, and is imported with the first
+    grammar."""
     return imported("llguidance", "a tool or an output format", "structured")
 
 
 def preload(library: str) -> None:
-    """Import the library now if it is installed. Importing reads files, which must not happen later
-    on an event loop, where tools may be bound."""
+    """Import the library now if it is installed. Importing reads files, which would later block an
+    event loop on which tools are bound."""
     with suppress(ImportError):
         import_module(library)
 
@@ -53,8 +53,8 @@ class Tokens:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """llguidance's form of the vocabulary, with a token for each byte behind it, so that any
-        text can be read."""
+        """llguidance's form of the vocabulary, followed by a token for each byte, so that it can
+        read any text."""
         library = llguidance()
         return library.LLTokenizer(library.TokenizerWrapper(_Table(self.words)))
 
@@ -72,31 +72,35 @@ class Tokens:
         return mask & ~self._bits(tokens)
 
     def _bits(self, tokens: Sequence[int]) -> Mask:
-        import numpy as np  # here: without a constraint it may be missing
+        import numpy as np  # not needed, and maybe not installed, without a constraint
 
         bits = np.zeros(-(-len(self.words) // 32) * 32, dtype=np.uint8)
         bits[list(tokens)] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def crossing(self, begin: bytes, seen: int) -> list[int]:
-        """The tokens that finish ``begin``, of which ``seen`` bytes are written, and go on after
-        it."""
+        """The tokens that complete ``begin`` and continue after it, if ``seen`` bytes of it are
+        already written."""
         with self._lock:
             if (begin, seen) not in self._crossing:
-                # What is written may end with several beginnings of it, as "<<" does before "<<|".
-                sizes = [size for size in range(1, seen + 1) if begin[:seen].endswith(begin[:size])]
-                rests = tuple(begin[size:] for size in sizes)
-                self._crossing[begin, seen] = [
-                    token
-                    for token, word in enumerate(self.words)
-                    if begin in word[:-1]
-                    or any(word.startswith(rest) and word != rest for rest in rests)
-                ]
+                self._crossing[begin, seen] = self._find_crossing(begin, seen)
             return self._crossing[begin, seen]
+
+    def _find_crossing(self, begin: bytes, seen: int) -> list[int]:
+        # The text may end with several beginnings of it, as "<<" does before "<<|".
+        sizes = [size for size in range(1, seen + 1) if begin[:seen].endswith(begin[:size])]
+        rests = [begin[size:] for size in sizes]
+
+        def crosses(word: bytes) -> bool:
+            if begin in word[:-1]:
+                return True
+            return any(word.startswith(rest) and word != rest for rest in rests)
+
+        return [token for token, word in enumerate(self.words) if crosses(word)]
 
 
 class _Table:
-    """A vocabulary as llguidance wants to be given one."""
+    """A vocabulary with the interface that llguidance expects."""
 
     def __init__(self, words: Sequence[bytes]) -> None:
         self._size = len(words)
@@ -106,39 +110,42 @@ class _Table:
         self.special_token_ids = [self.eos_token_id]
 
     def __call__(self, text: bytes | str) -> list[int]:
-        return [self._size + byte for byte in (text if isinstance(text, bytes) else text.encode())]
+        data = text.encode() if isinstance(text, str) else text
+        return [self._size + byte for byte in data]
 
 
 # --- reading a tokenizer --------------------------------------------------------------------------
 
 
 def words_of(tokenizer: Any, size: int, silent: Collection[int] = ()) -> list[bytes]:
-    """The bytes of each token; none for special tokens, for those in ``silent`` and for rows
+    """The bytes of each token; empty for special tokens, for those in ``silent`` and for rows
     without a token."""
-    if hasattr(tokenizer, "token_bytes"):  # it knows them
-        return [b"" if at in silent else word for at, word in enumerate(tokenizer.token_bytes())]
-    count, added = min(size, len(tokenizer)), getattr(tokenizer, "added_tokens_decoder", {})
-    quiet = {
-        *silent,
-        *tokenizer.all_special_ids,
-        *(at for at, token in added.items() if token.special),
-    }
-    quiet |= {
-        at
-        for at, name in enumerate(tokenizer.convert_ids_to_tokens(list(range(count))))
-        if name is None
-    }
+    if hasattr(tokenizer, "token_bytes"):
+        words = enumerate(tokenizer.token_bytes())
+        return [b"" if token in silent else word for token, word in words]
+    count = min(size, len(tokenizer))
+    empty = {*silent, *tokenizer.all_special_ids}
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    empty |= {token for token, description in added.items() if description.special}
+    names = tokenizer.convert_ids_to_tokens(list(range(count)))
+    empty |= {token for token, name in enumerate(names) if name is None}
+    decode = _decoder(tokenizer)
+    found = [b"" if token in empty else decode([token]) for token in range(count)]
+    return found + [b""] * (size - count)
+
+
+def _decoder(tokenizer: Any) -> Callable[[list[int]], bytes]:
     try:
-        read = (
-            llguidance().LLTokenizer(tokenizer.backend_tokenizer.to_str(), slices=[]).decode_bytes
-        )
-    except (AttributeError, ValueError):  # of a kind that llguidance does not read
+        serialized = tokenizer.backend_tokenizer.to_str()
+        decode: Callable[[list[int]], bytes]
+        decode = llguidance().LLTokenizer(serialized, slices=[]).decode_bytes
+    except (AttributeError, ValueError):  # a kind of tokenizer that llguidance cannot read
         frame = tokenizer(_FRAME, add_special_tokens=False)["input_ids"]
-        read = partial(_decoded, tokenizer, frame, tokenizer.decode(frame))
-    return [b"" if at in quiet else read([at]) for at in range(count)] + [b""] * (size - count)
+        return partial(_decoded, tokenizer, frame, tokenizer.decode(frame))
+    return decode
 
 
 def _decoded(tokenizer: Any, frame: list[int], before: str, tokens: list[int]) -> bytes:
-    """What decoding shows. Half characters are not shown and not used."""
+    """The bytes of the decoded text; empty for half a character, which decoding does not show."""
     text = tokenizer.decode([*frame, *tokens])[len(before) :]
     return b"" if "\ufffd" in text else text.encode()
