@@ -1,4 +1,4 @@
-"""An ensemble as an HTTP endpoint that speaks OpenAI's chat completions protocol."""
+"""Serve an ensemble over HTTP with OpenAI's chat completions protocol."""
 
 from .app import app_of
 from .requests import Limits

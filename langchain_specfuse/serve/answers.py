@@ -1,5 +1,5 @@
-"""One answer as an HTTP response: streamed or whole, cancelled when its client disconnects, and
-counted."""
+"""Send one answer as an HTTP response, streamed or whole, and count it. The answer is cancelled
+when its client disconnects."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from .responses import DONE, ApiError, Completion, api_error, event, to_json
 log = logging.getLogger("langchain_specfuse.serve")
 
 GRACE_S = 5.0
-"""The chat model ends a late answer; this much later the response ends, even if its client does not
+"""The chat model ends a late answer. The response ends this much later, even if its client does not
 read."""
 RETRY_S = 5
+"""The ``retry-after`` of requests while members load or the server stops."""
 BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _STREAM = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -55,8 +56,7 @@ class AnswerResponse(Response):
         error: BaseException | None = None
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        # the server's time for a graceful stop is over: there is none to wait, either
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # the time for a graceful stop is over
             error = ApiError(
                 503, "the server is stopping\n-> ask again", code="closing", retry_after_s=RETRY_S
             )
@@ -65,7 +65,8 @@ class AnswerResponse(Response):
         if error is None or answering.done():
             await asyncio.wait({answering, leaving})
             if not answering.cancelled():
-                outcome, error = self._completion.finish or "stop", answering.exception()
+                outcome = self._completion.finish or "stop"
+                error = answering.exception()
         if error is not None:
             outcome = await self._fail(error, send)
         seconds = time.monotonic() - self._began
@@ -81,21 +82,18 @@ class AnswerResponse(Response):
                 if parts and self._stream:
                     await self._send(b"".join(map(event, parts)), send)
             if self._stream:
-                await self._send(
-                    b"".join(map(event, self._completion.closing())) + DONE, send, last=True
-                )
-            else:
-                headers = {"x-request-id": self._completion.id}
-                whole = Response(
-                    to_json(self._completion.whole()),
-                    headers=headers,
-                    media_type="application/json",
-                )
-                await whole(scope, receive, send)
+                last = b"".join(map(event, self._completion.closing())) + DONE
+                await self._send(last, send, last=True)
+                return
+            body = to_json(self._completion.whole())
+            headers = {"x-request-id": self._completion.id}
+            await Response(body, headers=headers, media_type="application/json")(
+                scope, receive, send
+            )
 
     async def _send(self, data: bytes, send: Send, *, last: bool = False) -> None:
-        """Send events. Nothing is sent before the first one, so that an earlier error has a status
-        of its own."""
+        """Send events. The headers are sent with the first one, so that an earlier error has a
+        status of its own."""
         if not self._streaming:
             self._streaming = True
             headers = {"x-request-id": self._completion.id, **_STREAM}
@@ -104,10 +102,10 @@ class AnswerResponse(Response):
         await send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _fail(self, error: BaseException, send: Send) -> str:
-        """Raise the error as a response if nothing has been sent, else send it as the last event.
-        Returns its code."""
+        """Raise the error as a response if nothing has been sent, otherwise send it as the last
+        event. Returns its code."""
         failure = api_error(error)
-        # Exceptions may quote the question, so they are logged in full at the level "debug" only.
+        # Exceptions may quote the question. Only the level "debug" logs them in full.
         level = logging.INFO if failure.status < 500 else logging.WARNING
         log.log(
             level, "answer %s: %s (%s)", self._completion.id, failure.code, type(error).__name__
@@ -129,8 +127,8 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class Metrics(BaseCallbackHandler):
-    """Prometheus metrics of one endpoint: numbers and names of members, never a text. Rounds and
-    exits are counted from the chat model's events."""
+    """Prometheus metrics of one endpoint. They contain numbers and names of members, and no text.
+    Rounds and exits are counted from the chat model's events."""
 
     run_inline = True
 
@@ -178,11 +176,15 @@ class Metrics(BaseCallbackHandler):
     def answered(
         self, outcome: str, seconds: float, usage: Mapping[str, Any], summary: Mapping[str, Any]
     ) -> None:
-        """An answer has ended, one way or another."""
+        """Count an answer that has ended in any way."""
         self.answers.labels(outcome).inc()
         self.answer_s.observe(seconds)
-        own = {"prompt": usage.get("prompt_tokens", 0), "answer": usage.get("completion_tokens", 0)}
-        for kind, count in {**own, **summary.get("tokens", {})}.items():
+        tokens = {
+            "prompt": usage.get("prompt_tokens", 0),
+            "answer": usage.get("completion_tokens", 0),
+            **summary.get("tokens", {}),
+        }
+        for kind, count in tokens.items():
             self.tokens.labels(kind).inc(count)
         for member, weight in summary.get("weights", {}).items():
             self.weight.labels(member).observe(weight)

@@ -1,4 +1,4 @@
-"""The endpoint as a FastAPI app: its routes, and who may use them."""
+"""The endpoint as a FastAPI app: its routes and its access control."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def app_of(
 ) -> FastAPI:
     """The app that answers with this chat model.
 
-    ``model``: the name that clients ask for. ``api_keys``: a request must carry one of these, if
-    there are any. ``hosts``: the host names that requests may use, if there are any; they stop DNS
-    rebinding where there is no key. ``page``: show a page at ``/`` that asks and shows each round:
-    drafts, scores, votes, weights and reasoning.
+    ``model``: the name that clients ask for. ``api_keys``: if there are any, a request must carry
+    one of them. ``hosts``: if there are any, a request must use one of these host names, which
+    prevents DNS rebinding where there is no key. ``page``: serve a page at ``/`` that asks
+    questions and shows the drafts, scores, votes, weights and reasoning of each round.
 
     >>> from langchain_specfuse import ScriptedMember
     >>> app = app_of(SpecFuseChatModel(members=[ScriptedMember("Blue.")]))
@@ -76,20 +76,20 @@ def app_of(
         if not ensemble.ready:
             loading = f"members are loading\n-> try again in about {RETRY_S} s"
             raise ApiError(503, loading, code="loading", retry_after_s=RETRY_S)
-        asked = read_request(await read_body(request, limits), model, limits)
-        handlers: list[Any] = [metrics, recorder] if recorder else [metrics]
+        chat_request = read_request(await read_body(request, limits), model, limits)
+        handlers: list[Any] = [metrics]
+        completion = Completion(model, with_usage=chat_request.include_usage)
+        if recorder:
+            handlers.append(recorder)
+            completion = Rounds(model, recorder)
+        options = {**defaults, **chat_request.options, **bounds}
         try:
-            chunks = llm.astream(
-                asked.messages, {"callbacks": handlers}, **{**defaults, **asked.options, **bounds}
-            )
+            chunks = llm.astream(chat_request.messages, {"callbacks": handlers}, **options)
         except UsageError as error:
             raise api_error(error) from None
-        completion = (
-            Rounds(model, recorder)
-            if recorder
-            else Completion(model, with_usage=asked.include_usage)
+        return AnswerResponse(
+            chunks, completion, metrics, stream=chat_request.stream, timeout=timeout
         )
-        return AnswerResponse(chunks, completion, metrics, stream=asked.stream, timeout=timeout)
 
     @app.post("/v1/chat/completions", dependencies=guarded)
     async def completions(request: Request) -> Response:
@@ -127,11 +127,9 @@ def app_of(
     @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         ensemble.load()
-        return (
-            JSONResponse({"status": "ready"})
-            if ensemble.ready
-            else JSONResponse({"status": "loading"}, 503)
-        )
+        if ensemble.ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "loading"}, 503)
 
     @app.exception_handler(ApiError)
     async def refuse(request: Request, error: ApiError) -> Response:
@@ -140,17 +138,17 @@ def app_of(
 
     @app.exception_handler(HTTPException)
     async def no_such_path(request: Request, error: HTTPException) -> Response:
-        path, allowed = request.url.path, (error.headers or {}).get("Allow")
-        there = f"{allowed} {path:.80}" if allowed else "POST /v1/chat/completions"
-        message = f"there is no {request.method} {path!r:.80}\n-> use {there}"
+        path = request.url.path
+        allowed = (error.headers or {}).get("Allow")
+        existing = f"{allowed} {path:.80}" if allowed else "POST /v1/chat/completions"
+        message = f"there is no {request.method} {path!r:.80}\n-> use {existing}"
         return await refuse(request, ApiError(error.status_code, message, code="unknown_url"))
 
     return app
 
 
 def _guard(api_keys: Sequence[str], hosts: Sequence[str]) -> Callable[[Request], Awaitable[None]]:
-    """Refuses requests without a key, and those that reached this machine under another host
-    name."""
+    """A check that refuses requests without a valid key or with another host name."""
     digests = [sha256(key.encode()).digest() for key in api_keys]
 
     async def check(request: Request) -> None:
@@ -162,10 +160,10 @@ def _guard(api_keys: Sequence[str], hosts: Sequence[str]) -> Callable[[Request],
             )
             raise ApiError(403, message, code="unknown_host")
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        # headers are bytes, decoded as Latin-1
-        given = sha256(key.strip().encode("latin-1")).digest()
-        # all of them, each in constant time
-        matches = [hmac.compare_digest(given, digest) for digest in digests]
+        # Headers are bytes that were decoded as Latin-1.
+        own = sha256(key.strip().encode("latin-1")).digest()
+        # Compare with all keys, each in constant time.
+        matches = [hmac.compare_digest(own, digest) for digest in digests]
         if digests and not (any(matches) and scheme.lower() == "bearer"):
             message = "the API key is missing or wrong\n-> send it as Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key")

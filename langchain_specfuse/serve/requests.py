@@ -1,7 +1,7 @@
-"""The body of a request, read strictly: LangChain messages and options of the chat model.
+"""Read the body of a request strictly, into LangChain messages and options of the chat model.
 
-A client chooses how its answer is sampled and what it looks like, never which members answer. An
-option that would change the answer and cannot be honoured is refused, not ignored.
+A client may choose how its answer is sampled and formatted, but not which members answer. An option
+that would change the answer and is not supported is refused, not ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .responses import ApiError, invalid
 
 BODY_TIMEOUT_S = 30.0
 MAX_FORMAT_BYTES = 128 * 1024
-"""Of tools and formats together, as JSON: compiling them costs more than reading them."""
+"""The limit for tools and formats together, as JSON. Compiling them costs more than reading
+them."""
 FORMATS = (
     "tools",
     "tool_choice",
@@ -59,8 +60,8 @@ EXAMPLE = f"for example {_USER}"
 
 
 class Limits(BaseModel, frozen=True, extra="forbid"):
-    """The bounds of an endpoint; a request beyond them is refused with a reason. How many answers
-    are under way at once is the chat model's own ``max_concurrency``."""
+    """The limits of an endpoint. A request beyond them is refused with a reason. The number of
+    answers at once is limited by the chat model's ``max_concurrency``."""
 
     max_waiting: int = Field(
         default=64, strict=True, ge=0, description="requests that may wait; more get a 429"
@@ -79,7 +80,7 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
 async def read_body(request: Request, limits: Limits) -> Any:
     """The body as plain data, with bounds on its size and on the time it takes to arrive."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # a web page may send other types to other sites without asking
+    if kind != "application/json":  # a web page may send other types to any site without asking
         message = (
             f"the body is of type {kind!r:.80}\n-> send it with content-type: application/json"
         )
@@ -124,7 +125,7 @@ class ChatRequest:
 
 
 class _Fields(BaseModel):
-    """The options that the chat model does not check."""
+    """The fields that the chat model does not validate."""
 
     messages: list[Any] = Field(min_length=1)
     stream: bool = Field(False, strict=True)
@@ -137,39 +138,43 @@ USED = {"model", "max_tokens", "max_completion_tokens", *_Fields.model_fields, *
 
 
 def read_request(body: Any, model: str, limits: Limits) -> ChatRequest:
-    """The request in this body; :class:`ApiError` if something is wrong with it."""
+    """The request in this body. Raises :class:`ApiError` if something is wrong with it."""
     if not isinstance(body, dict):
         raise invalid(
             f"the body must be a JSON object, got {body!r:.80}",
             'with at least "model" and "messages"',
         )
-    given = {name: value for name, value in body.items() if value is not None}
-    _refuse_unknown(given)
-    refuse_other_model(given.get("model"), model)
+    sent = {name: value for name, value in body.items() if value is not None}
+    _refuse_unknown(sent)
+    refuse_other_model(sent.get("model"), model)
     try:
-        fields = _Fields.model_validate(given)
+        fields = _Fields.model_validate(sent)
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
         advice = f"for example [{_USER}]" if name == "messages" else "leave it out"
         raise invalid(
-            f"{name} cannot be {given.get(name)!r:.80}: {_reason(error)}", advice, param=name
+            f"{name} cannot be {sent.get(name)!r:.80}: {_reason(error)}", advice, param=name
         ) from None
-    messages = [_message(one, f"messages[{place}]") for place, one in enumerate(fields.messages)]
+    messages = [
+        _message(message, f"messages[{index}]") for index, message in enumerate(fields.messages)
+    ]
     usage = fields.stream_options.get("include_usage", False)
-    return ChatRequest(messages, _options(given, limits), fields.stream, usage)
+    return ChatRequest(messages, _options(sent, limits), fields.stream, usage)
 
 
-def refuse_other_model(asked: Any, model: str) -> None:
-    if asked != model:
-        message = "model is missing" if asked is None else f"there is no model {asked!r:.80}"
-        message = f"{message}\n-> the model is {model!r}; GET /v1/models lists it"
-        raise ApiError(
-            400 if asked is None else 404, message, code="model_not_found", param="model"
-        )
+def refuse_other_model(name: Any, model: str) -> None:
+    if name == model:
+        return
+    if name is None:
+        status, reason = 400, "model is missing"
+    else:
+        status, reason = 404, f"there is no model {name!r:.80}"
+    message = f"{reason}\n-> the model is {model!r}; GET /v1/models lists it"
+    raise ApiError(status, message, code="model_not_found", param="model")
 
 
-def _refuse_unknown(given: dict[str, Any]) -> None:
-    for name, value in given.items():
+def _refuse_unknown(sent: dict[str, Any]) -> None:
+    for name, value in sent.items():
         if name not in USED | IGNORED | NEUTRAL.keys():
             advice = meant(name, USED, f"the options are {', '.join(sorted(USED))}")
             raise invalid(
@@ -188,31 +193,24 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
             )
 
 
-def _message(given: Any, where: str) -> BaseMessage:
-    """LangChain's message. What may stand in its content is checked by the chat model."""
-    role = given.get("role") if isinstance(given, dict) else None
+def _message(message: Any, where: str) -> BaseMessage:
+    """LangChain's message. The chat model validates its content."""
+    role = message.get("role") if isinstance(message, dict) else None
     if role not in list(MESSAGES):
         raise invalid(
-            f"{where} needs a role, one of {', '.join(MESSAGES)}; got {given!r:.80}",
+            f"{where} needs a role, one of {', '.join(MESSAGES)}; got {message!r:.80}",
             EXAMPLE,
             param=where,
         )
     fields = {
-        name: given[name]
+        name: message[name]
         for name in ("content", "name", "tool_call_id")
-        if given.get(name) is not None
+        if message.get(name) is not None
     }
-    parts = fields.get("content")
-    for part in parts if role == "user" and isinstance(parts, list) else ():
-        # Chat models of some providers load an image's address themselves: a client could reach
-        # this host's network.
-        if isinstance(part, dict) and part.get("type") != "text":
-            message = (
-                f"{where} has a part of type {part.get('type')!r:.80}; the endpoint takes text"
-            )
-            raise invalid(message, "describe images and files in words", param=where)
+    if role == "user":
+        _refuse_media(fields.get("content"), where)
     try:
-        calls = [_call(one) for one in given.get("tool_calls") or ()]
+        calls = [_call(call) for call in message.get("tool_calls") or ()]
         if role == "assistant" and calls:
             valid = [call for call in calls if call["type"] == "tool_call"]
             broken = [call for call in calls if call not in valid]
@@ -220,15 +218,27 @@ def _message(given: Any, where: str) -> BaseMessage:
         return MESSAGES[role](**fields)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise invalid(
-            f"{where} cannot be {given!r:.80}: {_reason(error):.200}", EXAMPLE, param=where
+            f"{where} cannot be {message!r:.80}: {_reason(error):.200}", EXAMPLE, param=where
         ) from None
 
 
-def _call(given: Any) -> dict[str, Any]:
-    """LangChain's tool call; an invalid one if its arguments are not a JSON object, because it was
-    made all the same."""
-    text = given["function"].get("arguments") or "{}"
-    call = {"name": given["function"]["name"], "id": given.get("id", "")}
+def _refuse_media(content: Any, where: str) -> None:
+    """Refuse parts that are not text. Chat models of some providers fetch an image's address
+    themselves, so that a client could reach this host's network."""
+    if not isinstance(content, list):
+        return
+    for part in content:
+        if isinstance(part, dict) and part.get("type") != "text":
+            kind = part.get("type")
+            message = f"{where} has a part of type {kind!r:.80}; the endpoint takes text"
+            raise invalid(message, "describe images and files in words", param=where)
+
+
+def _call(tool_call: Any) -> dict[str, Any]:
+    """LangChain's tool call. If its arguments are not a JSON object, it becomes an invalid tool
+    call, because the model did make it."""
+    text = tool_call["function"].get("arguments") or "{}"
+    call = {"name": tool_call["function"]["name"], "id": tool_call.get("id", "")}
     try:
         arguments = read_json(text)
     except (ValueError, RecursionError):
@@ -239,32 +249,38 @@ def _call(given: Any) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    first: Any = error.errors()[0] if isinstance(error, ValidationError) else None
-    return f"{first['loc'][0]}: {first['msg']}" if first and first["loc"] else repr(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        if first["loc"]:
+            return f"{first['loc'][0]}: {first['msg']}"
+    return repr(error)
 
 
-def _options(given: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    options = {name: given[name] for name in OPTIONS if name in given}
+def _options(sent: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    options = {name: sent[name] for name in OPTIONS if name in sent}
     size = len(json.dumps({name: options[name] for name in FORMATS if name in options}))
     if size > MAX_FORMAT_BYTES:
         message = f"tools and formats take {size} bytes as JSON; the limit is {MAX_FORMAT_BYTES}"
         raise invalid(message, "send fewer tools, or a smaller schema", code="shape_too_large")
-    for tool in options["tools"] if isinstance(options.get("tools"), list) else ():
-        # OpenAI does not need parameters
+    _add_parameters(options.get("tools"))
+    # OpenAI has two names for the same option.
+    name = "max_completion_tokens" if "max_completion_tokens" in sent else "max_tokens"
+    budget = sent.get(name)
+    if budget is None:
+        return options
+    if sent.get("max_tokens", budget) != budget:
+        raise invalid(f"max_tokens and {name} differ", "leave max_tokens out", param="max_tokens")
+    if isinstance(budget, int) and budget > limits.max_answer_tokens:
+        message = f"{name} is {budget}; the limit is {limits.max_answer_tokens}"
+        raise invalid(message, "ask for less", param=name)
+    options["max_tokens"] = budget
+    return options
+
+
+def _add_parameters(tools: Any) -> None:
+    """Add empty parameters to the tools that have none, as OpenAI allows."""
+    if not isinstance(tools, list):
+        return
+    for tool in tools:
         if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
             tool["function"].setdefault("parameters", {"type": "object", "properties": {}})
-    # OpenAI has two names
-    name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
-    if (budget := given.get(name)) is not None:
-        if given.get("max_tokens", budget) != budget:
-            raise invalid(
-                f"max_tokens and {name} differ", "leave max_tokens out", param="max_tokens"
-            )
-        if isinstance(budget, int) and budget > limits.max_answer_tokens:
-            raise invalid(
-                f"{name} is {budget}; the limit is {limits.max_answer_tokens}",
-                "ask for less",
-                param=name,
-            )
-        options["max_tokens"] = budget
-    return options

@@ -1,4 +1,4 @@
-"""What a client receives, in OpenAI's JSON: a completion, the events of a stream, or an error."""
+"""Responses in OpenAI's JSON: a completion, the events of a stream, or an error."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def to_json(value: Mapping[str, Any]) -> bytes:
 
 
 def event(value: Mapping[str, Any]) -> bytes:
-    """A server-sent event. It fits on one line, because JSON escapes line breaks."""
+    """A server-sent event. It is one line, because JSON escapes line breaks."""
     return b"data: " + to_json(value) + b"\n\n"
 
 
 class Completion:
-    """One answer, built from the chat model's chunks: as events of a stream, or as a whole.
+    """One answer, built from the chat model's chunks: the events of a stream, or the whole.
 
     >>> completion = Completion("specfuse")
     >>> [event["choices"][0]["delta"] for event in completion.add(AIMessageChunk("The sky"))]
@@ -46,16 +46,16 @@ class Completion:
         self._created = int(time.time())
         self.chunks: list[AIMessageChunk] = []
         self._role = {"role": "assistant"}
-        """Only in the first event."""
+        """The role, until the first event has been sent."""
+        # These are set by the last chunks.
         self.finish: str | None = None
         self.logprobs: dict[str, Any] | None = None
-        """Known at the end."""
         self.usage: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
-        """The ensemble's own account of the answer: rounds, weights, shares."""
+        """The ensemble's summary of the answer: rounds, weights, shares."""
 
     def add(self, chunk: AIMessageChunk) -> list[dict[str, Any]]:
-        """Add a chunk. Returns its event for a stream; none if the chunk adds nothing to the
+        """Add a chunk. Returns its event for a stream, or nothing if the chunk adds nothing to the
         message."""
         self.chunks.append(chunk)
         self._read_metadata(chunk)
@@ -65,21 +65,13 @@ class Completion:
         if thought := chunk.additional_kwargs.get("reasoning_content"):
             delta["reasoning_content"] = thought
         if chunk.tool_call_chunks:
-            # The name and the id come in the first piece of a call.
-            delta["tool_calls"] = [
-                {"index": piece["index"], **_call(piece)}
-                if piece["name"]
-                else {"index": piece["index"], "function": {"arguments": piece["args"] or ""}}
-                for piece in chunk.tool_call_chunks
-            ]
+            delta["tool_calls"] = [_call_delta(piece) for piece in chunk.tool_call_chunks]
         return [self._event(delta)] if delta else []
 
     def closing(self) -> Iterator[dict[str, Any]]:
         """The last events of a stream."""
-        yield {
-            **self._event({"content": ""} if self._role else {}, self.finish),
-            "specfuse": self.summary,
-        }
+        delta = {"content": ""} if self._role else {}
+        yield {**self._event(delta, self.finish), "specfuse": self.summary}
         if self._with_usage:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": self.usage}
 
@@ -113,8 +105,10 @@ class Completion:
             "finish_reason": finish,
         }
         self._role = {}
-        body = {"choices": [choice], "usage": None} if self._with_usage else {"choices": [choice]}
-        return {**self._head("chat.completion.chunk"), **body}
+        body = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        if self._with_usage:
+            body["usage"] = None
+        return body
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
@@ -139,7 +133,7 @@ class Completion:
 
 
 class Rounds(Completion):
-    """The same answer as its rounds: an event for each, or the trace as a whole."""
+    """The rounds of one answer: an event for each, or the whole trace."""
 
     def __init__(self, model: str, recorder: TraceCallbackHandler) -> None:
         super().__init__(model)
@@ -147,7 +141,7 @@ class Rounds(Completion):
         self._sent = 0
 
     def add(self, chunk: AIMessageChunk) -> list[dict[str, Any]]:
-        """Add a chunk. Returns the rounds that are new."""
+        """Add a chunk. Returns the new rounds."""
         super().add(chunk)
         new = self._recorder.trace.rounds[self._sent :]
         self._sent += len(new)
@@ -166,12 +160,22 @@ def _public(round: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _exits(exits: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Members that left. The reason of a failure is left out: it may quote what the member
-    raised."""
-    return [
-        {key: one[key] for key in one if key != "reason" or one.get("kind") == "exit"}
-        for one in exits
-    ]
+    """The members that left. The reason of a failure is left out, because it may quote what the
+    member raised."""
+    public = []
+    for departure in exits:
+        shown = dict(departure)
+        if shown.get("kind") != "exit":
+            shown.pop("reason", None)
+        public.append(shown)
+    return public
+
+
+def _call_delta(piece: Mapping[str, Any]) -> dict[str, Any]:
+    """A piece of a tool call. The first piece has the name and the id."""
+    if piece["name"]:
+        return {"index": piece["index"], **_call(piece)}
+    return {"index": piece["index"], "function": {"arguments": piece["args"] or ""}}
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +200,7 @@ class ApiError(Exception):
         self.status = status
         self.code = code
         self.param = param
-        # else clients retry after 5xx
+        # Without this header, clients retry after every status of 500 or more.
         self.headers = {"content-type": "application/json", "x-should-retry": "false"}
         if retry_after_s is not None:
             self.headers |= {"x-should-retry": "true", "retry-after": str(retry_after_s)}
@@ -205,11 +209,9 @@ class ApiError(Exception):
 
     @property
     def body(self) -> bytes:
-        kind = (
-            "server_error"
-            if self.status >= 500
-            else _ERROR_TYPES.get(self.status, "invalid_request_error")
-        )
+        kind = _ERROR_TYPES.get(self.status, "invalid_request_error")
+        if self.status >= 500:
+            kind = "server_error"
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         # ASCII, because a message may quote invalid text
         return json.dumps({"error": error}).encode()
@@ -218,19 +220,19 @@ class ApiError(Exception):
 def invalid(
     message: str, advice: str, *, param: str | None = None, code: str = "invalid_value"
 ) -> ApiError:
-    """The client's mistake, and how to correct it."""
+    """An error that the client made, with advice on how to correct it."""
     return ApiError(400, f"{message}\n-> {advice}", code=code, param=param)
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The error response for an exception. A member's own message is left out: it may quote a
-    question or a path."""
+    """The error response for an exception. A member's own message is left out, because it may quote
+    a question or a path."""
     message = "\n".join([str(error), *getattr(error, "__notes__", ())])
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLongError):
-        # LangChain recognises "prompt is too long"; not every version of OpenAI's client passes the
-        # code on.
+        # LangChain recognises "prompt is too long". Not every version of OpenAI's client passes
+        # the code on.
         return ApiError(
             400, f"prompt is too long: {message}", code="context_length_exceeded", param="messages"
         )
@@ -241,24 +243,18 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, RecursionError):
         return invalid("the body is nested too deep", "send a flatter schema", code="body_too_deep")
     if isinstance(error, TimeoutError):
-        return ApiError(
-            504,
-            "the answer took too long\n-> ask for a shorter one with max_tokens",
-            code="timeout",
-        )
+        late = "the answer took too long\n-> ask for a shorter one with max_tokens"
+        return ApiError(504, late, code="timeout")
     if isinstance(error, BusyError):
         seconds = math.ceil(error.retry_after_s)
         busy = f"too many requests are waiting\n-> try again in about {seconds} s"
         return ApiError(429, busy, code="rate_limit_exceeded", retry_after_s=seconds)
     if isinstance(error, EnsembleError):
-        failed = ", ".join(f"{one.member} ({one.kind})" for one in error.failures) or "all members"
-        return ApiError(
-            500, f"no member is left to finish the answer; failed: {failed}", code="members_failed"
-        )
+        failures = [f"{failure.member} ({failure.kind})" for failure in error.failures]
+        failed = ", ".join(failures) or "all members"
+        message = f"no member is left to finish the answer; failed: {failed}"
+        return ApiError(500, message, code="members_failed")
     if isinstance(error, MemberError):
-        return ApiError(
-            500,
-            f"a member failed: {error.member or 'unknown'} ({error.kind})",
-            code="member_failed",
-        )
+        message = f"a member failed: {error.member or 'unknown'} ({error.kind})"
+        return ApiError(500, message, code="member_failed")
     return ApiError(500, "internal error", code="internal_error")

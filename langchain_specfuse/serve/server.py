@@ -1,4 +1,4 @@
-"""The port: a listening socket, and uvicorn on it with a graceful stop."""
+"""Open a port, and run uvicorn on it with a graceful stop."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import uvicorn
 from ..errors import UsageError, advised
 
 MAX_CONNECTIONS = 1024
-"""Requests on further connections get a 503 from uvicorn."""
+"""uvicorn answers requests on further connections with a 503."""
 
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens there."""
+    """A socket that listens on this address."""
     try:
         if not 0 <= port < 65536:  # create_server would leave a socket open
             raise OverflowError("a port is a number from 0 to 65535")
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ][0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family = addresses[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError, UnicodeError) as error:
         wrong = UsageError(f"cannot listen on --host {host} --port {port}: {error}")
@@ -40,16 +39,18 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _is_wrong_host(error: Exception) -> bool:
-    """Whether the host, not the port, is why nothing can listen there."""
+    """Whether the host is wrong, not the port."""
     if isinstance(error, socket.gaierror | UnicodeError):
         return True
     return isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL
 
 
 class Server(uvicorn.Server):
-    """uvicorn, stopped gracefully by the first signal and at once by the second, always with
-    exit code 0: uvicorn itself raises the signal again after a graceful stop, which looks like a
-    crash."""
+    """uvicorn, which stops gracefully after the first signal and at once after the second.
+
+    The exit code is 0 both times. uvicorn itself raises the signal again after a graceful stop,
+    which looks like a crash.
+    """
 
     on_stop: Callable[[], None] | None = None
 
@@ -62,13 +63,13 @@ class Server(uvicorn.Server):
 
 
 def server_of(app: Any, *, grace_s: int = 30) -> Server:
-    """A server for this app. Answers under way have ``grace_s`` seconds to end once it stops."""
+    """A server for this app. When it stops, answers have ``grace_s`` seconds to finish."""
     return Server(
         uvicorn.Config(
             app,
             http="h11",
             ws="none",
-            log_config=None,  # uvicorn's own would close the log handlers of the program around it
+            log_config=None,  # uvicorn's own closes the log handlers of the surrounding program
             log_level="warning",
             access_log=False,
             server_header=False,
