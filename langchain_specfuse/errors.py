@@ -79,48 +79,51 @@ class EnsembleError(SpecFuseError):
 
 
 def emptied(error: _E) -> _E:
-    """The same error without the local variables of the frames that it passed.
+    """The same error without the local variables of its frames.
 
-    A forward pass that fails has tensors in its frames, and an error that is kept (in a trace)
-    keeps its frames.
+    A failed forward pass has tensors in its frames, and an error that is kept in a trace would keep
+    them in memory.
     """
-    one: BaseException | None = error
+    current: BaseException | None = error
     seen: set[int] = set()
     # An error from other code may raise even when its cause or truth value is read.
     with suppress(BaseException):
-        while one is not None and id(one) not in seen:
-            seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
-            one = one.__cause__ if one.__cause__ is not None else one.__context__
+        while current is not None and id(current) not in seen:
+            seen.add(id(current))
+            traceback.clear_frames(current.__traceback__)
+            if current.__cause__ is not None:
+                current = current.__cause__
+            else:
+                current = current.__context__
     return error
 
 
 def amount(count: int, noun: str) -> str:
-    """A number of things, for a message.
+    """A number with its noun, for a message.
 
     >>> amount(1, "answer"), amount(2, "reply")
     ('1 answer', '2 replies')
     """
     if count == 1:
         return f"1 {noun}"
-    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
+    if noun.endswith("y"):
+        return f"{count} {noun[:-1]}ies"
+    return f"{count} {noun}s"
 
 
 def meant(name: object, known: Iterable[object], otherwise: str, cutoff: float = 0.75) -> str:
-    """Advice about a name that is not known: which of these was probably meant, if one of them is
-    close.
+    """Advice about an unknown name: the known name that was probably meant, if one is similar.
 
     >>> meant("serch", ["search", "say"], "there are search, say")
     "did you mean 'search'?"
     """
-    near = get_close_matches(
-        str(name), [one for one in known if isinstance(one, str)], n=1, cutoff=cutoff
-    )
-    return f"did you mean {near[0]!r}?" if near else otherwise
+    names = [candidate for candidate in known if isinstance(candidate, str)]
+    similar = get_close_matches(str(name), names, n=1, cutoff=cutoff)
+    return f"did you mean {similar[0]!r}?" if similar else otherwise
 
 
 def imported(module: str, what: str, extra: str) -> Any:
-    """The module of an extra, or an error that says how to install it."""
+    """Import a module of an extra. The error for a missing one has the command that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

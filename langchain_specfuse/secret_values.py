@@ -1,8 +1,8 @@
-"""Hides keys, tokens and passwords in errors, log lines and descriptions of members.
+"""Hide keys, tokens and passwords in errors, log lines and descriptions of members.
 
 A value is secret because of its name (``api_key``, ``Authorization``), its type (``SecretStr``) or
-its place in a URL, or because it is an environment variable with such a name. After
-:func:`remember` was called with it, it is replaced wherever it appears as text.
+its place in a URL, or because it is an environment variable with such a name. After a call of
+:func:`remember`, the secrets in its argument are replaced wherever they appear as text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SPECIAL_TOKENS = frozenset(
         *("image", "audio", "video", "turn"),
     }
 )
-"""``eos_token`` and the like are texts of a tokenizer, not secrets."""
+"""Names such as ``eos_token`` refer to texts of a tokenizer, not to secrets."""
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
 """The shell's variables for working directories, whose names look like those of passwords."""
 _PLAIN_HEADERS = frozenset(
@@ -49,10 +49,10 @@ _PLAIN_HEADERS = frozenset(
         "x-title",
     }
 )
-"""Headers that say who asks, and how. Their values are words that other texts contain too."""
+"""Headers that are not secret. Their values are words that other texts contain too."""
 _NAMES = frozenset({"name", "model", "model_name", "adapter", "base"})
-"""A value of such a name tells models apart, in the keys of caches. It is not compared with the
-environment, where ``MODEL_KEY`` may hold the name of a model."""
+"""Values with these names distinguish models in the keys of caches. They are not compared with the
+environment, where ``MODEL_KEY`` may contain the name of a model."""
 _IN_QUERIES = frozenset({"sig", "signature", "code"})
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _USER = re.compile(r"(?<=//)[^/\s@'\"]+(?=@)|\b[\w.+-]+:[^\s/@'\"]+(?=@\w)")
@@ -84,19 +84,24 @@ def found_in(value: Any, *, secret: bool = False, depth: int = 0) -> Iterator[st
     """All secrets in a value, at any depth: in mappings, lists, URLs and ``SecretStr``."""
     if depth > DEEPEST:
         return
-    if callable(reveal := getattr(value, "get_secret_value", None)):
-        value, secret = reveal(), True
+    reveal = getattr(value, "get_secret_value", None)
+    if callable(reveal):
+        value = reveal()
+        secret = True
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if isinstance(value, str):
-        yield from _in_text(value) if not secret else (value,)
+        if secret:
+            yield value
+        else:
+            yield from _in_text(value)
     elif isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, inner in value.items():
             hidden = is_secret(key) or (secret and str(key).lower() not in _PLAIN_HEADERS)
-            yield from found_in(one, secret=hidden, depth=depth + 1)
+            yield from found_in(inner, secret=hidden, depth=depth + 1)
     elif isinstance(value, list | tuple | set | frozenset):
-        for one in value:
-            yield from found_in(one, secret=secret, depth=depth + 1)
+        for inner in value:
+            yield from found_in(inner, secret=secret, depth=depth + 1)
     elif secret and isinstance(value, int | float) and not isinstance(value, bool):
         yield str(value)
 
@@ -107,9 +112,10 @@ def _in_text(text: str) -> Iterator[str]:
         return
     try:
         url = urlsplit(text)
-        if secret := url.password or url.username:
-            yield secret
-    except ValueError:  # no URL
+        user = url.password or url.username
+        if user:
+            yield user
+    except ValueError:  # not a URL
         return
     for name, value in _PARAMETER.findall(text):
         if is_secret(name) or name.lower() in _IN_QUERIES:
@@ -118,7 +124,7 @@ def _in_text(text: str) -> Iterator[str]:
 
 def remember(value: Any) -> None:
     """Hide the secrets in this value from now on, also in this package's logs."""
-    import logging  # here, because the core must not depend on it and its threads
+    import logging  # not at the top: the core must not import it
 
     logging.getLogger("langchain_specfuse").addFilter(_hide_in)
     for secret in found_in(value):
@@ -130,8 +136,8 @@ def remember(value: Any) -> None:
 
 
 def _is_telling(secret: str) -> bool:
-    """Whether this can be hidden in every text. ``ollama`` or ``none``, used in place of a missing
-    key, cannot, because they are also ordinary words."""
+    """Whether this can be hidden in every text. Ordinary words cannot, such as ``ollama`` or
+    ``none`` in place of a missing key."""
     mixed = any(map(str.isalpha, secret)) and any(map(str.isdigit, secret))
     return len(secret) >= 8 or (len(secret) >= 4 and mixed)
 
@@ -145,13 +151,13 @@ def masked(value: Any) -> Any:
     return _masked(value, _known(), 0)
 
 
-def _given() -> list[str]:
-    """The secrets among arguments, the longest first, because one may be part of another."""
+def _from_arguments() -> list[str]:
+    """The secrets among arguments. The longest come first, because one may contain another."""
     return sorted(_KNOWN, key=len, reverse=True)
 
 
 def _known() -> list[str]:
-    """All known secrets, those of the environment too, the longest first."""
+    """All known secrets, with those of the environment, the longest first."""
     names = [name for name in os.environ if is_secret(name) and name not in _FOLDERS]
     environment = filter(_is_telling, [os.environ.get(name, "") for name in names])
     return sorted({*_KNOWN, *environment}, key=len, reverse=True)
@@ -163,23 +169,24 @@ def _masked(value: Any, known: list[str], depth: int) -> Any:
     if depth > DEEPEST:
         return HIDDEN
     if isinstance(value, Mapping):
-        return {key: _masked_item(key, one, known, depth + 1) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        kept = [_masked(one, known, depth + 1) for one in value]
-        return tuple(kept) if isinstance(value, tuple) else kept
+        return {key: _masked_item(key, inner, known, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked(inner, known, depth + 1) for inner in value]
+    if isinstance(value, tuple):
+        return tuple(_masked(inner, known, depth + 1) for inner in value)
     return value
 
 
 def _masked_item(key: Any, value: Any, known: list[str], depth: int) -> Any:
-    if is_secret(key) and _tells(value):
+    if is_secret(key) and _has_content(value):
         return HIDDEN
     if key in _NAMES and isinstance(value, str):
-        return _masked(value, _given(), depth)
+        return _masked(value, _from_arguments(), depth)
     return _masked(value, known, depth)
 
 
-def _tells(value: Any) -> bool:
-    """Whether there is anything to hide: ``token=True`` only says that there is a token."""
+def _has_content(value: Any) -> bool:
+    """Whether there is anything to hide: ``token=True`` only means that there is a token."""
     return value is not None and not isinstance(value, bool)
 
 
@@ -205,19 +212,20 @@ def cleaned(error: _E) -> _E:
     waiting: list[BaseException] = [error]
     seen: set[int] = set()
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        current = waiting.pop()
+        if id(current) in seen:
             continue
-        seen.add(id(one))
-        _clean(one, known)
-        more = [one.__cause__, one.__context__, *getattr(one, "failures", ())]
-        more += getattr(one, "exceptions", ())
+        seen.add(id(current))
+        _clean(current, known)
+        more = [current.__cause__, current.__context__]
+        more += getattr(current, "failures", ())
+        more += getattr(current, "exceptions", ())
         waiting += [other for other in more if isinstance(other, BaseException)]
     return error
 
 
 def _clean(error: BaseException, known: list[str]) -> None:
-    args = tuple(_masked(one, known, 0) for one in error.args)
+    args = tuple(_masked(argument, known, 0) for argument in error.args)
     if args != error.args:
         error.args = args
     for name, value in vars(error).items():
@@ -229,7 +237,7 @@ def _clean(error: BaseException, known: list[str]) -> None:
 
 
 def _hide_in(record: logging.LogRecord) -> bool:
-    """A logging filter that replaces secrets in a record and keeps the record."""
+    """A logging filter that replaces the secrets in a record and rejects no record."""
     message = record.getMessage()
     hidden = masked(message)
     if hidden != message:

@@ -1,1 +1,1 @@
-"""Pictures of a run, made from its rounds alone."""
+"""Show a run in a terminal, in a notebook or as an HTML page, from its rounds alone."""

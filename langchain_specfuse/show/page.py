@@ -1,9 +1,9 @@
-"""One HTML page of a trace that needs nothing else: no network, no other file.
+"""Make one self-contained HTML page of a trace: it needs no network and no other file.
 
-A model's text may hold anything. In the page it occurs only as JSON in a block that is not
-executed, with everything but plain ASCII and every ``<``, ``>`` and ``&`` escaped; the script shows
-it as text nodes. A content security policy allows the page's own style and scripts by their hashes,
-and nothing else. The live page may also ask its own server.
+A model's text may contain anything. The page has it only as JSON in a block that is not executed,
+in plain ASCII with every ``<``, ``>`` and ``&`` escaped; the script shows it as text nodes. A
+content security policy allows nothing but the page's own style and scripts, by their hashes. The
+live page may also send requests to its own server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .terminal import visible
 from .trace import Trace
 
 SCRIPTS = ("plot.js", "round.js", "page.js")
-"""In the order in which they run; the last one draws the page."""
+"""In the order in which they run. The last one draws the page."""
 TITLE = "A run of langchain-specfuse"
 _PLACEHOLDER = re.compile(r"\{\{([a-z]+)\}\}")
 _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
@@ -29,15 +29,14 @@ _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
 
 def page(trace: Mapping[str, Any]) -> str:
     """The page of ``Trace.as_dict()``."""
-    title, answer = (
-        trace["question"].strip() or TITLE,
-        "".join(item["text"] for item in trace["rounds"]),
-    )
+    title = trace["question"].strip() or TITLE
+    answer = "".join(round["text"] for round in trace["rounds"])
     return _filled(ask="", title=_text(title), run=_data(trace), answer=_text(answer))
 
 
 def live() -> str:
-    """The live page, which asks its own server. It contains the template of a saved run's page."""
+    """The live page, which sends questions to its own server. It contains the template of a saved
+    run's page."""
     saved = f'<script type="application/json" id="shell">{_data(_filled(ask=""))}</script>\n'
     blank = {
         "title": "One answer from several models",
@@ -57,8 +56,9 @@ def frame(page: str, height: str = "46rem") -> str:
 
 
 def _filled(scripts: Sequence[str] = SCRIPTS, *, connect: str = "'none'", **parts: str) -> str:
-    """The page with these parts; places of others stay."""
-    style, code = _part("page.css"), [_part(name) for name in scripts]
+    """The page with these parts. Placeholders of other parts stay."""
+    style = _part("page.css")
+    code = [_part(name) for name in scripts]
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, code))}"
     )
@@ -81,5 +81,5 @@ def _data(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """For the title, and for readers without JavaScript."""
+    """Text as HTML, for the title and for readers without JavaScript."""
     return escape(visible(text)).encode("ascii", "xmlcharrefreplace").decode()

@@ -1,4 +1,4 @@
-"""A run on a terminal: who wrote what, in colour, and a table of the rounds."""
+"""Show a run in a terminal: the text in its authors' colours, and a table of the rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ FINISHED = {
 }
 STALLED = "no member could continue it"
 MAX_WEIGHTS = 5
-"""With more members than this a row shows only its author's weight."""
+"""With more members than this, a row shows only its author's weight."""
+SEGMENT = 2
+"""The column of the segment, which becomes narrower if a line is too long."""
+MIN_SEGMENT = 12
+NUMBERS = (0, 3, 4, 6)
+"""The columns that are aligned to the right."""
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 _CONTROLS |= dict.fromkeys(range(127, 160), 0xFFFD)
 # Embeddings, overrides and isolates reorder what follows them on the line.
@@ -26,8 +31,8 @@ _CONTROLS |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xF
 
 
 class Paint:
-    """A colour per member. Every piece resets its colour, so the terminal stays clean whenever the
-    program ends.
+    """A colour per member. Every piece of text resets its colour, so that the terminal is clean
+    whenever the program ends.
 
     >>> Paint(["a", "b"], on=True).by("b", "text")
     '\\x1b[33mtext\\x1b[0m'
@@ -41,11 +46,14 @@ class Paint:
         self._codes = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(self.names)}
 
     def by(self, name: str, text: str) -> str:
-        """The text in the member's colour; dim for forced text, which has no author."""
-        return self.coded(self._codes.get(name, BOLD) if name else DIM, text)
+        """The text in the member's colour. Forced text has no author and is dim."""
+        code = self._codes.get(name, BOLD) if name else DIM
+        return self.coded(code, text)
 
     def coded(self, code: int, text: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self.on and text else text
+        if not self.on or not text:
+            return text
+        return f"\x1b[{code}m{text}\x1b[0m"
 
 
 def visible(text: str, margin: str = "") -> str:
@@ -66,19 +74,22 @@ def one_line(text: str) -> str:
 
 
 def pieces(item: Round) -> list[tuple[str, str]]:
-    """The text of a round in pieces with their authors: forced text around the segment has the
+    """The text of a round in pieces with their authors. Forced text around the segment has the
     author ""."""
-    text, segment, forced = item.text, item.segment.text, item.forced
-    for at in range(len(forced) + 1) if forced else ():
-        end = at + len(segment)
-        if text[at:end] == segment and text[:at] + text[end:] == forced:
-            parts = [("", text[:at]), (item.member, segment), ("", text[end:])]
+    text = item.text
+    segment = item.segment.text
+    if not item.forced:
+        return [(item.member, text)]
+    for start in range(len(item.forced) + 1):
+        end = start + len(segment)
+        if text[start:end] == segment and text[:start] + text[end:] == item.forced:
+            parts = [("", text[:start]), (item.member, segment), ("", text[end:])]
             return [(name, part) for name, part in parts if part]
     return [(item.member, text)]
 
 
 def legend(paint: Paint) -> str:
-    """The members in their colours; without colours, their names only."""
+    """The members in their colours, or only their names if there are no colours."""
     mark = "■ " if paint.on else ""
     return "  ".join(paint.by(name, f"{mark}{one_line(name)}") for name in paint.names)
 
@@ -88,16 +99,19 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
     weights = "weights" if len(paint.names) <= MAX_WEIGHTS else "weight"
     head = ["#", "author", "segment", "total", "margin", weights, "seconds"]
     rows = [_row(item, paint.names) for item in rounds]
-    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
-    widths[2] = max(12, min(widths[2], width - sum(widths) + widths[2] - 2 * (len(head) - 1)))
+    columns = zip(head, *rows, strict=True)
+    widths = [max(len(cell) for cell in column) for column in columns]
+    spaces = 2 * (len(head) - 1)
+    free = width - spaces - (sum(widths) - widths[SEGMENT])
+    widths[SEGMENT] = max(MIN_SEGMENT, min(widths[SEGMENT], free))
     lines = [paint.coded(BOLD, _line(head, widths))]
     for item, row in zip(rounds, rows, strict=True):
         lines.append(paint.by(item.member, _line(row, widths)))
         if item.looped:
             lines.append(_note(paint, DIM, f"loops, not eligible: {', '.join(item.looped)}"))
         if item.evidence:
-            asked = ", ".join(f"{name} {value:+.2f}" for name, value in item.evidence.items())
-            unsure = f"{item.lead} was unsure; evidence for others: {asked}"
+            evidence = ", ".join(f"{name} {value:+.2f}" for name, value in item.evidence.items())
+            unsure = f"{item.lead} was unsure; evidence for others: {evidence}"
             lines.append(_note(paint, DIM, unsure))
         for phase, late in item.late.items():
             lines.append(_note(paint, DIM, f"late in {phase}: {', '.join(late)}"))
@@ -112,46 +126,50 @@ def _note(paint: Paint, code: int, text: str) -> str:
 
 
 def departed(left: Departure) -> list[str]:
-    """Lines that say which member left, why, and what to do about it, if that is known."""
-    return [
-        f"{left.member} left ({left.kind}): {left.reason}",
-        *getattr(left.cause, "__notes__", ()),
-    ]
+    """Lines that say which member left and why, and what to do about it if that is known."""
+    advice = getattr(left.cause, "__notes__", ())
+    return [f"{left.member} left ({left.kind}): {left.reason}", *advice]
 
 
 def _row(item: Round, names: Sequence[str]) -> list[str]:
-    total = item.totals.get(item.winner)
-    disputed = total is not None and item.margin < 1.0
+    segment = repr(item.segment.text)
+    if item.segment.ended:
+        segment += " ■"
+    total = margin = "-"
+    if item.winner in item.totals and item.margin < 1.0:  # there was a vote
+        total = f"{item.totals[item.winner]:.3f}"
+        margin = f"+{item.margin:.3f}"
+    weights = {name: f"{weight:.2f}" for name, weight in item.weights.items()}
     shown = names if len(names) <= MAX_WEIGHTS else [item.member]
     return [
         str(item.number),
         item.winner,
-        repr(item.segment.text) + (" ■" if item.segment.ended else ""),
-        f"{total:.3f}" if disputed else "-",
-        f"+{item.margin:.3f}" if disputed else "-",
-        " ".join(f"{item.weights[name]:.2f}" if name in item.weights else "-   " for name in shown),
+        segment,
+        total,
+        margin,
+        " ".join(weights.get(name, "-   ") for name in shown),
         f"{sum(item.seconds.values()):.2f}",
     ]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     shown = []
-    for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        flat = one_line(cell)
-        cut = flat if len(flat) <= width else flat[: width - 1] + "…"
-        shown.append(cut.rjust(width) if at in (0, 3, 4, 6) else cut.ljust(width))
+    for column, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        text = one_line(cell)
+        if len(text) > width:
+            text = text[: width - 1] + "…"
+        shown.append(text.rjust(width) if column in NUMBERS else text.ljust(width))
     return "  ".join(shown).rstrip()
 
 
 def _summary(rounds: Sequence[Round], paint: Paint) -> str:
     wins = Counter(item.member for item in rounds)
-    tokens = sum(
-        max((len(ids) for ids in item.segment.tokens.values()), default=0) for item in rounds
-    )
+    tokens = 0
+    for item in rounds:
+        tokens += max((len(ids) for ids in item.segment.tokens.values()), default=0)
     seconds = sum(sum(item.seconds.values()) for item in rounds)
-    shares = ", ".join(
-        paint.by(name, f"{one_line(name)} {wins[name]}") for name in paint.names if wins[name]
-    )
+    authors = [name for name in paint.names if wins[name]]
+    shares = ", ".join(paint.by(name, f"{one_line(name)} {wins[name]}") for name in authors)
     ending = FINISHED.get(rounds[-1].finish or "", "it is incomplete")
     if rounds[-1].stalled:
         ending = STALLED
