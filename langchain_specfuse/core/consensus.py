@@ -171,7 +171,7 @@ def _whole_answers(
                 effort=earlier.effort + draft.effort if whole is not reply else draft.effort,
                 thought=earlier.thought or draft.thought,
             )
-        waiting = (yield Ask(asked, 1)) if asked else {}
+        waiting = dict((yield Ask(asked, 1))) if asked else {}
     return found
 
 
