@@ -15,7 +15,6 @@ from pydantic import BaseModel, Field, SkipValidation, TypeAdapter, ValidationEr
 
 from ..core.options import METHODS, Method, Settings
 from ..core.results import RESULTS
-from ..engine.drive import Limits, Schedule
 from ..errors import UsageError, advised, meant
 from ..secret_values import masked
 from .calibration import calibrated
@@ -516,11 +515,3 @@ def settings(chosen: Mapping[str, Any]) -> Settings:
         seed = secrets.randbelow(2**31) if chosen["temperature"] else 0
     known = Settings.model_fields.keys() & chosen.keys()
     return Settings(**{**{name: chosen[name] for name in known}, "seed": int(seed)})
-
-
-def schedule(chosen: Mapping[str, Any]) -> Schedule:
-    """The time limits of an answer with these options, and when it may begin."""
-    limits = Limits(chosen["max_concurrency"], chosen.get("max_waiting"))
-    return Schedule(
-        timeout=chosen["timeout"], member_timeout=chosen["member_timeout"], limits=limits
-    )

@@ -18,7 +18,6 @@ from ..core.referee import FREE, Referee
 from ..core.results import json_value
 from ..core.round import Round
 from ..core.values import CallFormat, Query, Turn
-from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised
 from . import options as _options
@@ -36,11 +35,9 @@ class Request:
     turns: tuple[Turn, ...]
     shape: _shape.Shape
     settings: Settings
-    schedule: Schedule
     ensemble: Ensemble
     writers: Sequence[str]
     """The names of the members that write."""
-    prior: Mapping[str, float] | None
     model_name: str
     trace: Depth
     reasoning: bool
@@ -58,10 +55,8 @@ class Request:
             turns=turns,
             shape=shape,
             settings=_options.settings({**chosen, "result": _result(chosen, shape)}),
-            schedule=_options.schedule(chosen),
             ensemble=ensemble,
             writers=writers,
-            prior=chosen["prior"],
             model_name=chosen["model_name"] or "+".join(writers),
             trace=chosen["trace"],
             reasoning=chosen["reasoning"],
@@ -98,8 +93,6 @@ class Request:
             query,
             self._settings(referee),
             referee=referee,
-            prior=self.prior,
-            schedule=self.schedule,
         )
 
     async def arounds(self, format: CallFormat) -> AsyncIterator[Round]:
@@ -115,8 +108,6 @@ class Request:
             query,
             self._settings(referee),
             referee=referee,
-            prior=self.prior,
-            schedule=self.schedule,
         )
 
     def _settings(self, referee: Referee) -> Settings:

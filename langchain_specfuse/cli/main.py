@@ -176,11 +176,11 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     names = list(ensemble.members)
     turns = [Turn("system", given.system)] if given.system else []
     query = Query(uuid.uuid4().hex, (*turns, Turn("user", question)), constraint=constraint)
-    referee, schedule = _shape.referee_of(constraint), _options.schedule(chosen)
+    referee = _shape.referee_of(constraint)
     if not given.quiet:
         say(f"loading {', '.join(names)} ...")
     ensemble.loaded().result()
-    rounds = ensemble.rounds(query, settings, referee=referee, schedule=schedule)
+    rounds = ensemble.rounds(query, settings, referee=referee)
     trace = Trace(question=question, members=names)
     try:
         with closing(rounds):  # type: ignore[type-var]

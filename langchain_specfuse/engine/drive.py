@@ -1,8 +1,8 @@
-"""Drives the loop: a :class:`Run` advances it from the workers' threads; ``drive`` and ``adrive``
-read its rounds.
+"""Drives one answer: :class:`Admission` decides when it may begin, a :class:`Run` advances its loop
+from the workers' threads, and ``drive`` and ``adrive`` hand its rounds to the caller.
 
-The thread that delivers the last reply to an ``Ask`` advances that query, so its next jobs are
-queued before the worker forms its next batch: queries stay in step. The caller's thread only reads
+The thread that delivers the last reply to an ``Ask`` advances that answer, so its next jobs are
+queued before the worker forms its next batch: answers stay in step. The caller's thread only reads
 a queue. Closing the iterator, for any reason, cancels the run and frees its caches within one
 round.
 """
@@ -15,10 +15,11 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from ..core.member import Member
+from ..core.options import Settings
 from ..core.round import Round
 from ..core.rounds import Loop
 from ..core.values import Ask, DraftJob, Replies, Reply
@@ -27,43 +28,35 @@ from .worker import QueuedJob, forked, refuse_fork, worker_for
 
 log = logging.getLogger("langchain_specfuse")
 
-_MISSING = object()
 HINT_S = 1.0
 """The wait that a refused call is advised per answer ahead of it: a fixed guess, as answers differ
 in length."""
 
-Sink = Callable[[Round | BaseException | None], None]
-"""Takes the rounds, then None; or an error instead."""
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How many answers one call allows."""
-
-    max_concurrency: int | None = None
-    """It begins when fewer answers than this are under way. None: no limit."""
-    max_waiting: int | None = None
-    """It is refused if it must wait and this many are waiting already. None: never refused."""
+# --- when an answer may begin ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
-    who: Hashable
-    limits: Limits
+class _Entry:
+    """An answer that asks to begin."""
+
+    key: Hashable
+    max_concurrency: int
     start: Callable[[], object]
 
 
 class Admission:
-    """The answers under way, and those that wait for their turn, first come first served."""
+    """The answers under way on one ensemble, and those that wait for their turn, first come first
+    served."""
 
     def __init__(self) -> None:
         # Re-entrant, because a finalizer that cancels an answer may be called anywhere, also in
         # here.
         self._lock = threading.RLock()
         self._under_way: set[Hashable] = set()
-        self._waiting: list[_Waiting] = []
-        self._admitted: list[_Waiting] = []
-        """Counted as running, but not started yet: others may arrive while one is started."""
+        self._waiting: list[_Entry] = []
+        self._admitted: list[_Entry] = []
+        """Counted as under way, but not started yet: others may arrive while one is started."""
         self._starting = False
 
     @property
@@ -74,75 +67,74 @@ class Admission:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def enter(self, who: Hashable, limits: Limits, start: Callable[[], object]) -> None:
-        """Call ``start`` once, now or when it is their turn. :class:`.BusyError` if too many are
-        waiting."""
+    def enter(self, key: Hashable, settings: Settings, start: Callable[[], object]) -> None:
+        """Call ``start`` once, now or as soon as fewer than ``max_concurrency`` answers are under
+        way.
+
+        Raises :class:`.BusyError` if the answer would have to wait while ``max_waiting`` others
+        wait already.
+        """
+        entry = _Entry(key, settings.max_concurrency, start)
         with self._lock:
             before = len(self._waiting)
-            must_wait = before > 0 or not self._fits(limits)
-            if must_wait and limits.max_waiting is not None and before >= limits.max_waiting:
-                raise self._busy(limits, before)
-            self._waiting.append(_Waiting(who, limits, start))
+            must_wait = before > 0 or not self._fits(entry)
+            if must_wait and settings.max_waiting is not None and before >= settings.max_waiting:
+                raise self._busy(settings, before)
+            self._waiting.append(entry)
             self._admit()
         self._start_admitted()
 
-    def leave(self, who: Hashable) -> None:
-        """Their answer is over, or no longer wanted."""
+    def leave(self, key: Hashable) -> None:
+        """Note that an answer is over, or that nobody waits for it any more."""
         with self._lock:
-            self._waiting = [one for one in self._waiting if one.who != who]
-            self._admitted = [one for one in self._admitted if one.who != who]
-            self._under_way.discard(who)
+            self._waiting = [entry for entry in self._waiting if entry.key != key]
+            self._admitted = [entry for entry in self._admitted if entry.key != key]
+            self._under_way.discard(key)
             self._admit()
         self._start_admitted()
 
     def _admit(self) -> None:
-        """Admit all answers whose turn it is: from now on they count as running."""
-        while self._waiting and self._fits(self._waiting[0].limits):
+        """Admit all answers whose turn it is: from now on they count as under way."""
+        while self._waiting and self._fits(self._waiting[0]):
             first = self._waiting.pop(0)
-            self._under_way.add(first.who)
+            self._under_way.add(first.key)
             self._admitted.append(first)
 
     def _start_admitted(self) -> None:
-        """Start all admitted answers. One loop does this for all threads, because an answer that
+        """Start all admitted answers. One thread does this for all others, because an answer that
         ends immediately makes room for another."""
         while True:
-            mine = False
+            is_starter = False
             try:  # begins before the flag is set, so that an interrupt anywhere takes it back
                 with self._lock:
                     if self._starting or not self._admitted:
                         return
-                    mine = self._starting = True
+                    is_starter = self._starting = True
                     first = self._admitted.pop(0)
                 first.start()
             finally:
-                if mine:
+                if is_starter:
                     self._starting = False
 
-    def _fits(self, limits: Limits) -> bool:
-        return limits.max_concurrency is None or len(self._under_way) < limits.max_concurrency
+    def _fits(self, entry: _Entry) -> bool:
+        return len(self._under_way) < entry.max_concurrency
 
-    def _busy(self, limits: Limits, before: int) -> BusyError:
-        hint = HINT_S * (1 + before / (limits.max_concurrency or 1))
-        state = (
-            f"{amount(len(self._under_way), 'answer')} under way "
-            f"(max_concurrency={limits.max_concurrency})"
-        )
+    def _busy(self, settings: Settings, before: int) -> BusyError:
+        hint = HINT_S * (1 + before / settings.max_concurrency)
+        under_way = amount(len(self._under_way), "answer")
         error = BusyError(
-            f"{state} and {before} waiting (max_waiting={limits.max_waiting})", retry_after_s=hint
+            f"{under_way} under way (max_concurrency={settings.max_concurrency}) and {before} "
+            f"waiting (max_waiting={settings.max_waiting})",
+            retry_after_s=hint,
         )
         return advised(error, f"ask again in about {hint:.1f} s, or raise max_waiting=")
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Time limits of one answer, and when it may begin."""
+# --- one answer under way -------------------------------------------------------------------------
 
-    timeout: float | None = None
-    """Seconds for the whole answer, after which TimeoutError is raised."""
-    member_timeout: float | None = None
-    """Seconds for one reply of one member, which leaves the answer if it exceeds them."""
-    limits: Limits = Limits()
-    admission: Admission = field(default_factory=Admission)
+Sink = Callable[[Round | BaseException | None], None]
+"""Takes the rounds, then None; or an error instead."""
+_ABSENT = object()
 
 
 class Run:
@@ -151,34 +143,35 @@ class Run:
     def __init__(
         self,
         loop: Loop,
-        query_id: str,
         members: Mapping[str, Member],
-        schedule: Schedule,
+        settings: Settings,
+        admission: Admission,
         sink: Sink,
     ) -> None:
         self._loop = loop
-        self._query_id = query_id
         self._members = members
-        self._schedule = schedule
+        self._settings = settings
+        self._admission = admission
         self._sink = sink
         self._over = False
         self._asked: dict[tuple[str, str], None] = {}
-        """(member, query id) of all jobs: what the members may keep something for."""
+        """(member, query id) of every job: what members may keep something for."""
 
     def start(self) -> None:
         """Begin, now or when it is this answer's turn."""
-        self._schedule.admission.enter(self, self._schedule.limits, self._begin)
+        self._admission.enter(self, self._settings, self._begin)
 
     def cancel(self) -> None:
         """Drop all later replies and free every member's caches. Harmless when the run is over."""
-        if not self._over:
-            self._over = True
-            if forked():
-                return  # it continues in the parent process
-            try:
-                self._forget(self._members)
-            finally:  # or the others would wait for this answer
-                self._schedule.admission.leave(self)
+        if self._over:
+            return
+        self._over = True
+        if forked():
+            return  # it continues in the parent process
+        try:
+            self._forget(self._members)
+        finally:  # or the others would wait for this answer
+            self._admission.leave(self)
 
     def _begin(self) -> None:
         if not self._over:
@@ -201,8 +194,9 @@ class Run:
             self._end(error)
 
     def _ask(self, ask: Ask) -> None:
-        """Queue the jobs of an ``Ask``; the thread that delivers the last reply goes on."""
-        replies = ReplyCollector(ask)
+        """Queue the jobs of an ``Ask``. The thread that delivers the last reply advances the
+        loop."""
+        replies = _Replies(ask)
 
         def deliver(name: str, reply: Reply) -> None:
             complete = replies.add(name, reply)
@@ -212,14 +206,15 @@ class Run:
         by_device: dict[str, list[QueuedJob]] = {}
         for name, job in ask.jobs.items():
             member = self._members[name]
-            self._asked.setdefault((name, job.query.id))
+            # Noted before the job is queued: a cancel in between drops the job.
+            self._asked[name, job.query.id] = None
             queued = QueuedJob(
                 member,
                 "draft" if isinstance(job, DraftJob) else "score",
                 job,
                 partial(deliver, name),
                 wanted=lambda: not self._over,
-                timeout_s=self._schedule.member_timeout,
+                timeout_s=self._settings.member_timeout,
             )
             by_device.setdefault(member.device, []).append(queued)
         for device, jobs in by_device.items():
@@ -233,11 +228,13 @@ class Run:
             self._sink(last)
 
     def _forget(self, names: Collection[str]) -> None:
-        """Let these members free what they keep for this answer: everything for every query that
-        they were asked."""
+        """Let these members free what they keep for this answer, whichever queries it asked."""
+        if not names:
+            return
+        # A copy, because another thread may cancel the run or ask on meanwhile.
         for key in self._asked.copy():
             name, query_id = key
-            if name not in names or self._asked.pop(key, _MISSING) is _MISSING:
+            if name not in names or self._asked.pop(key, _ABSENT) is _ABSENT:
                 continue
             member = self._members[name]
             try:
@@ -247,7 +244,7 @@ class Run:
                 log.exception("%s cannot forget an answer that is over", name)
 
 
-class ReplyCollector:
+class _Replies:
     """The replies to one ``Ask``, which arrive on several threads."""
 
     def __init__(self, ask: Ask) -> None:
@@ -256,7 +253,7 @@ class ReplyCollector:
         self._lock = threading.Lock()
 
     def add(self, name: str, reply: Reply) -> Replies | None:
-        """Add a reply. Returns all replies, in the order of the jobs, once the last has come."""
+        """Add a reply. Returns all replies, in the order of the jobs, with the last one."""
         with self._lock:
             if name in self._replies:
                 return None
@@ -266,16 +263,19 @@ class ReplyCollector:
             return {name: self._replies[name] for name in self._names}
 
 
+# --- for the caller -------------------------------------------------------------------------------
+
+
 class AnswerLate(TimeoutError):
     """The answer took too long. ``text`` is what had been agreed until then."""
 
-    def __init__(self, message: str, text: str) -> None:
-        super().__init__(message)
+    def __init__(self, timeout: float, text: str) -> None:
+        super().__init__(f"the answer was not complete within timeout={timeout:g} s")
         self.text = text
 
 
 class _Deadline:
-    """The time limit of the whole answer."""
+    """The time limit of the whole answer, and the text that has been agreed so far."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -283,21 +283,22 @@ class _Deadline:
         self.agreed = ""
 
     def left_s(self) -> float | None:
-        return None if self._end is None else max(self._end - time.monotonic(), 0.0)
+        if self._end is None:
+            return None
+        return max(self._end - time.monotonic(), 0.0)
 
-    def error(self) -> TimeoutError:
-        return AnswerLate(
-            f"the answer was not complete within timeout={self._timeout:g} s", self.agreed
-        )
+    def error(self) -> AnswerLate:
+        assert self._timeout is not None
+        return AnswerLate(self._timeout, self.agreed)
 
 
 def drive(
-    loop: Loop, query_id: str, members: Mapping[str, Member], schedule: Schedule | None = None
+    loop: Loop, members: Mapping[str, Member], settings: Settings, admission: Admission
 ) -> Iterator[Round]:
-    """The rounds of one answer, as they are agreed."""
-    schedule = schedule or Schedule()
+    """The rounds of one answer, as they are agreed. ``settings`` has its time limits, and how many
+    answers may be under way with it."""
     news: queue.SimpleQueue[Round | BaseException | None] = queue.SimpleQueue()
-    deadline = _Deadline(schedule.timeout)
+    deadline = _Deadline(settings.timeout)
 
     def next_item() -> Round | BaseException | None:
         refuse_fork()  # a forked child has no worker that would put anything in
@@ -306,7 +307,7 @@ def drive(
         except queue.Empty:
             raise deadline.error() from None
 
-    run = Run(loop, query_id, members, schedule, news.put)
+    run = Run(loop, members, settings, admission, news.put)
     try:
         run.start()
         while (item := next_item()) is not None:
@@ -319,13 +320,12 @@ def drive(
 
 
 async def adrive(
-    loop: Loop, query_id: str, members: Mapping[str, Member], schedule: Schedule | None = None
+    loop: Loop, members: Mapping[str, Member], settings: Settings, admission: Admission
 ) -> AsyncGenerator[Round, None]:
     """``drive`` for asyncio."""
-    schedule = schedule or Schedule()
     news: asyncio.Queue[Round | BaseException | None] = asyncio.Queue()
     event_loop = asyncio.get_running_loop()
-    deadline = _Deadline(schedule.timeout)
+    deadline = _Deadline(settings.timeout)
 
     def post(item: Round | BaseException | None) -> None:
         try:
@@ -339,7 +339,7 @@ async def adrive(
         except TimeoutError:
             raise deadline.error() from None
 
-    run = Run(loop, query_id, members, schedule, post)
+    run = Run(loop, members, settings, admission, post)
     try:
         run.start()
         while (item := await next_item()) is not None:

@@ -16,7 +16,6 @@ from ..core.member import Member
 from ..core.options import Settings
 from ..core.round import Round
 from ..core.values import Query, Turn
-from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
 
 BASELINES = ("surest", "synthesis")
@@ -30,13 +29,11 @@ Some of these answers may be wrong. Write the best answer to the question, in th
 
 
 async def answered(
-    kind: str, ensemble: Ensemble, turns: Sequence[Turn], settings: Settings, schedule: Schedule
+    kind: str, ensemble: Ensemble, turns: Sequence[Turn], settings: Settings
 ) -> tuple[str, list[Round]]:
     """The answer, and the rounds of everything that was asked for it."""
     members = ensemble.members
-    alone = {
-        name: await _alone(member, turns, settings, schedule) for name, member in members.items()
-    }
+    alone = {name: await _alone(member, turns, settings) for name, member in members.items()}
     everything = [one for rounds in alone.values() for one in rounds]
     texts = {name: "".join(one.text for one in rounds) for name, rounds in alone.items()}
     if kind == "surest":
@@ -46,7 +43,7 @@ async def answered(
     )
     last = Turn("user", SYNTHESIS.format(question=turns[-1].text, answers=listed))
     lead = settings.lead if settings.lead in members else next(iter(members))
-    written = await _alone(members[str(lead)], (*turns[:-1], last), settings, schedule)
+    written = await _alone(members[str(lead)], (*turns[:-1], last), settings)
     return "".join(one.text for one in written), [*everything, *written]
 
 
@@ -57,11 +54,9 @@ def confidence(rounds: Sequence[Round]) -> float:
     return math.fsum(known) / len(known) if known else -math.inf
 
 
-async def _alone(
-    member: Member, turns: Sequence[Turn], settings: Settings, schedule: Schedule
-) -> list[Round]:
+async def _alone(member: Member, turns: Sequence[Turn], settings: Settings) -> list[Round]:
     query = Query(f"eval-{uuid.uuid4().hex}", tuple(turns))
     rounds = Ensemble([member]).arounds(
-        query, settings.model_copy(update={"lead": None}), schedule=schedule
+        query, settings.model_copy(update={"lead": None, "prior": None})
     )
     return [one async for one in rounds]

@@ -22,7 +22,6 @@ from .._version import __version__
 from ..core.member import Member
 from ..core.round import Round
 from ..core.values import Query
-from ..engine.drive import Schedule
 from ..engine.ensemble import Ensemble
 from ..engine.worker import worker_for
 from ..errors import SpecFuseError, UsageError, amount
@@ -146,16 +145,12 @@ async def _answer(
     began, since, first = time.time(), time.perf_counter(), None
     rounds: list[Round] = []
     error = ""
-    schedule = Schedule(timeout=plan.timeout)
+    settings = settings.model_copy(update={"timeout": plan.timeout, "prior": system.prior})
     try:
         if system.baseline:
-            answer, rounds = await answered(
-                system.baseline, ensemble, question.turns, settings, schedule
-            )
+            answer, rounds = await answered(system.baseline, ensemble, question.turns, settings)
         else:
-            async with aclosing(
-                ensemble.arounds(query, settings, prior=system.prior, schedule=schedule)
-            ) as agreed:  # type: ignore[type-var]
+            async with aclosing(ensemble.arounds(query, settings)) as agreed:  # type: ignore[type-var]
                 async for round in agreed:
                     rounds.append(round)
                     if first is None and round.text:

@@ -10,19 +10,27 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from langchain_specfuse import BusyError
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.engine.drive import Admission, Limits, Schedule
+from langchain_specfuse.engine.drive import Admission
 
-from .conftest import BLUE, PATIENCE_S, SHORT, Gated, collected, query, text, until
-
-ONE, TWO, EIGHT = Limits(1), Limits(2), Limits(8)
+from .conftest import BLUE, PATIENCE_S, Gated, collected, query, text, until
 
 
-def entering(admission, *names, limits=TWO):
+def limited(max_concurrency, max_waiting=None, **settings):
+    return Settings(
+        segment_tokens=2, max_concurrency=max_concurrency, max_waiting=max_waiting, **settings
+    )
+
+
+ONE, TWO, EIGHT = limited(1), limited(2), limited(8)
+
+
+def entering(admission, *names, settings=TWO):
     """These ask to begin; the list returned has those that have."""
     begun = []
     for name in names:
-        admission.enter(name, limits, lambda name=name: begun.append(name))
+        admission.enter(name, settings, lambda name=name: begun.append(name))
     return begun
 
 
@@ -40,7 +48,7 @@ def test_answers_beyond_the_limit_follow_in_their_order():
 
 def test_a_call_with_a_lower_limit_is_not_starved_by_later_calls_with_a_higher_one():
     admission, order = Admission(), []
-    entering(admission, *range(8), limits=EIGHT)
+    entering(admission, *range(8), settings=EIGHT)
     admission.enter("low", ONE, lambda: order.append("low"))
     for number in range(8):
         admission.enter(f"later {number}", EIGHT, lambda number=number: order.append(number))
@@ -51,8 +59,8 @@ def test_a_call_with_a_lower_limit_is_not_starved_by_later_calls_with_a_higher_o
 
 
 def test_a_call_with_too_many_before_it_is_refused_with_a_hint():
-    admission, short = Admission(), Limits(2, max_waiting=3)
-    entering(admission, *"abcde", limits=short)
+    admission, short = Admission(), limited(2, max_waiting=3)
+    entering(admission, *"abcde", settings=short)
     message = r"2 answers under way \(max_concurrency=2\) and 3 waiting \(max_waiting=3\)"
     with pytest.raises(BusyError, match=message) as raised:
         admission.enter("f", short, lambda: pytest.fail("it was refused"))
@@ -60,7 +68,7 @@ def test_a_call_with_too_many_before_it_is_refused_with_a_hint():
     assert raised.value.retry_after_s == 1 + 3 / 2
     assert "ask again in about" in raised.value.__notes__[0]
     admission.leave("a")
-    assert entering(admission, "g", limits=short) == []
+    assert entering(admission, "g", settings=short) == []
     assert (admission.under_way, admission.waiting) == (2, 3)
 
 
@@ -71,7 +79,7 @@ def test_an_answer_that_cannot_begin_does_not_block_the_others():
     admission = Admission()
     admission.enter("first", ONE, lambda: None)
     admission.enter("broken", ONE, broken)
-    begun = entering(admission, "next", limits=ONE)
+    begun = entering(admission, "next", settings=ONE)
     with pytest.raises(KeyboardInterrupt):
         admission.leave("first")
     admission.leave("broken")
@@ -79,7 +87,7 @@ def test_an_answer_that_cannot_begin_does_not_block_the_others():
 
 
 def test_calls_that_fit_are_never_refused_while_others_are_being_started():
-    admission, none_may_wait = Admission(), Limits(20, max_waiting=0)
+    admission, none_may_wait = Admission(), limited(20, max_waiting=0)
     starting, gate, begun = threading.Event(), threading.Event(), []
 
     def slow():
@@ -116,10 +124,6 @@ def gated(device):
     return member, Ensemble([member])
 
 
-def limited(*limits, **schedule):
-    return Schedule(limits=Limits(*limits), **schedule)
-
-
 def test_answers_that_wait_are_the_same_and_never_too_many(device):
     member, ensemble = gated(device)
     member.gate.set()
@@ -128,9 +132,7 @@ def test_answers_that_wait_are_the_same_and_never_too_many(device):
     member.draft = lambda jobs: (under_way.append(ensemble.admission.under_way), draft(jobs))[1]
 
     async def crowd():
-        return await asyncio.gather(
-            *(collected(ensemble, query(), SHORT, schedule=limited(4)) for _ in range(40))
-        )
+        return await asyncio.gather(*(collected(ensemble, query(), limited(4)) for _ in range(40)))
 
     assert {text(rounds) for rounds in asyncio.run(crowd())} == {BLUE}
     assert max(under_way) == 4
@@ -141,16 +143,16 @@ def test_refused_cancelled_and_timed_out_calls_reach_no_member_and_the_others_go
     member, ensemble = gated(device)
 
     async def four():
-        first = asyncio.create_task(collected(ensemble, query(), SHORT, schedule=limited(1)))
+        first = asyncio.create_task(collected(ensemble, query(), limited(1)))
         await asyncio.to_thread(member.inside.wait)
         with pytest.raises(BusyError):
-            await collected(ensemble, query(), SHORT, schedule=limited(1, 0))
-        second = asyncio.create_task(collected(ensemble, query(), SHORT, schedule=limited(1)))
+            await collected(ensemble, query(), limited(1, 0))
+        second = asyncio.create_task(collected(ensemble, query(), limited(1)))
         while not ensemble.admission.waiting:
             await asyncio.sleep(0)
         second.cancel()
         with pytest.raises(TimeoutError):
-            await collected(ensemble, query(), SHORT, schedule=limited(1, timeout=0.01))
+            await collected(ensemble, query(), limited(1, timeout=0.01))
         assert ensemble.admission.waiting == 0
         member.gate.set()
         return await first

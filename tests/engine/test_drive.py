@@ -14,7 +14,7 @@ import pytest
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.engine import Ensemble, drive
-from langchain_specfuse.engine.drive import Schedule
+from langchain_specfuse.engine.drive import Admission
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.members.scripted import ScriptedMember
 
@@ -118,11 +118,15 @@ def test_an_error_inside_the_loop_reaches_the_caller_unchanged(error, device):
         yield
 
     with pytest.raises(type(error)) as raised:
-        list(drive(broken(), "q", {"a": ScriptedMember(BLUE, device=device)}))
+        list(drive(broken(), {"a": ScriptedMember(BLUE, device=device)}, SHORT, Admission()))
     assert raised.value is error
 
 
 # --- time limits and cancelling -------------------------------------------------------------------
+
+
+def within(timeout):
+    return Settings(segment_tokens=2, timeout=timeout)
 
 
 def test_an_answer_that_exceeds_its_time_limit_raises_with_the_agreed_text(device):
@@ -131,11 +135,11 @@ def test_an_answer_that_exceeds_its_time_limit_raises_with_the_agreed_text(devic
     with pytest.raises(
         TimeoutError, match=r"the answer was not complete within timeout=1 s"
     ) as raised:
-        agreed.extend(r.text for r in ensemble.rounds(query(), SHORT, schedule=Schedule(timeout=1)))
+        agreed.extend(r.text for r in ensemble.rounds(query(), within(1)))
     # On a busy machine the first round may not be done in time.
     assert raised.value.text == "".join(agreed) and raised.value.text in ("", "The sky")
     with pytest.raises(TimeoutError, match=r"the answer was not complete within timeout=0.01 s"):
-        asyncio.run(collected(ensemble, query(), SHORT, schedule=Schedule(timeout=0.01)))
+        asyncio.run(collected(ensemble, query(), within(0.01)))
     member.gate.set()
     assert until(lambda: not member.open_queries)
 

@@ -12,14 +12,12 @@ import pytest
 
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.engine.drive import Schedule
 from langchain_specfuse.errors import EnsembleError
 from langchain_specfuse.members.scripted import ScriptedMember
 
 from .conftest import (
     BLUE,
     PATIENCE_S,
-    SHORT,
     Gated,
     collected,
     facts,
@@ -33,7 +31,7 @@ from .conftest import (
 pytestmark = pytest.mark.usefixtures("limits_expire_when_members_hang")
 GREY = "The sky is grey because of the heavy clouds above us all today."
 """As many words as BLUE: whichever draft wins a round, no word of the answer is lost or doubled."""
-LIMIT = Schedule(member_timeout=600)
+LIMITED = Settings(segment_tokens=2, member_timeout=600)
 REAL_TIMER = threading.Timer
 
 
@@ -52,8 +50,8 @@ def departures(rounds):
 def answer(ensemble, way):
     """The rounds of an answer, by threads or by asyncio."""
     if way == "sync":
-        return list(ensemble.rounds(query(), SHORT, schedule=LIMIT))
-    return asyncio.run(collected(ensemble, query(), SHORT, schedule=LIMIT))
+        return list(ensemble.rounds(query(), LIMITED))
+    return asyncio.run(collected(ensemble, query(), LIMITED))
 
 
 def trio(hung, shared=False):
@@ -124,10 +122,9 @@ def test_whichever_members_time_out_no_word_is_lost(monkeypatch, second):
     ensemble = Ensemble(members)
 
     async def crowd():
-        limit = Schedule(member_timeout=0.005)
-        settings = Settings(segment_tokens=2, lead=None)
+        settings = Settings(segment_tokens=2, lead=None, member_timeout=0.005)
         return await asyncio.gather(
-            *(collected(ensemble, query(), settings, schedule=limit) for _ in range(20)),
+            *(collected(ensemble, query(), settings) for _ in range(20)),
             return_exceptions=True,
         )
 
