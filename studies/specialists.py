@@ -39,7 +39,7 @@ from skills import ASKED, LORA, Part, part, question, right
 from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.round import Round
 from langchain_specfuse.engine import Ensemble
-from langchain_specfuse.evaluation.statistics import mcnemar
+from langchain_specfuse.evaluation.comparison import two_sided
 
 LEADS_BY = 4
 ALONE = "alone: "
@@ -144,7 +144,7 @@ def table(worlds: Mapping[str, Any]) -> None:
         print(
             f"{way:24} {marks(way).count('1')} of {len(ours)} right; ours wins {wins}, loses "
             f"{losses}, "
-            f"p = {mcnemar(wins, losses):.3g}"
+            f"p = {two_sided(wins, losses):.3g}"
         )
 
 

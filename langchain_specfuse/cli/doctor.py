@@ -1,5 +1,4 @@
-"""``langchain-specfuse doctor``: are these members good together, and which weights should they
-have?"""
+"""``langchain-specfuse doctor``: are these members healthy, who leads, and do the others help?"""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ def parser() -> argparse.ArgumentParser:
     made = new_parser(
         "doctor",
         "Are these members good together? Loads each, checks templates, stop tokens, scores and "
-        "seams, measures each "
-        "alone and together, and says which helps and which to leave out.",
+        "seams, measures each alone and together, and says which helps and which to leave out.",
     )
     made.add_argument(
         "--prompts",
@@ -41,8 +39,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--profile",
         metavar="FILE",
-        help="also write the calibration (who leads, "
-        "what helps), for "
+        help="also write the calibration (who leads, what helps), for "
         "SpecFuseChatModel(calibration=FILE)",
     )
     add_common(made)
@@ -50,13 +47,43 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
-    """Diagnose; whether all is well."""
+    """Diagnose. Returns whether all is well."""
     from ..evaluation import Results, jsonl
     from ..evaluation.doctor import diagnosed, own_task, refuse_few
     from ..evaluation.running import Progress
-    from ..evaluation.statistics import numpy
 
-    numpy()
+    _check(given)
+    task = own_task()
+    if given.prompts:
+        task = jsonl(given.prompts, given.checker, allow_code=given.allow_code)
+    refuse_few(task)
+    options = options_of(given, max_tokens=task.max_tokens, seed=0)
+    members = ensemble_of(given, stand_ins).members
+    folder = Path(given.out)
+    if not given.quiet:
+        say(f"{amount(len(task.questions), 'prompt')}, results in {folder}")
+    with Results(folder) as results:
+        diagnosis = diagnosed(
+            task,
+            members,
+            settings(options),
+            results,
+            watch=None if given.quiet else Progress(sys.stderr),
+            at_once=options["max_concurrency"],
+        )
+    content = diagnosis.as_dict()
+    (folder / "doctor.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if given.profile and diagnosis.calibration:
+        diagnosis.calibration.save(given.profile)
+    elif given.profile:
+        say(f"{given.profile} is not written: it needs two members that load")
+    print(json.dumps(content) if given.json else text(diagnosis), file=out)
+    bad = any(finding.verdict == "bad" for finding in diagnosis.findings)
+    return not bad and any(not graded.error for graded in diagnosis.results)
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Refuse arguments that the doctor cannot use, before any member is loaded."""
     for name in ("verifiers", "lead"):
         if getattr(given, name) not in (None, [], "auto"):
             raise advised(
@@ -72,44 +99,22 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
             f"--profile {given.profile}: there is no folder {Path(given.profile).parent}"
         )
         raise advised(error, "make the folder, or name a file in another one")
-    task = own_task()
-    if given.prompts:
-        task = jsonl(given.prompts, given.checker, allow_code=given.allow_code)
-    refuse_few(task)
-    options = options_of(given, max_tokens=task.max_tokens, seed=0)
-    members = ensemble_of(given, stand_ins).members
-    folder = Path(given.out)
-    if not given.quiet:
-        say(f"{amount(len(task.questions), 'prompt')}, results in {folder}")
-    bounds = {"at_once": options["max_concurrency"], "timeout": options["timeout"]}
-    with Results(folder) as results:
-        seen = None if given.quiet else Progress(sys.stderr)
-        diagnosis = diagnosed(task, members, settings(options), results, seen=seen, **bounds)
-    (folder / "doctor.json").write_text(
-        json.dumps(diagnosis.as_dict(), indent=1) + "\n", encoding="utf-8"
-    )
-    if given.profile and diagnosis.calibration:
-        diagnosis.calibration.save(given.profile)
-    elif given.profile:
-        say(f"{given.profile} is not written: it needs two members that load")
-    print(json.dumps(diagnosis.as_dict()) if given.json else text(diagnosis), file=out)
-    bad = any(finding.verdict == "bad" for finding in diagnosis.findings)
-    return not bad and any(not result.error for result in diagnosis.results)
 
 
 def text(diagnosis: Any) -> str:
-    """The diagnosis for people."""
+    """The diagnosis as text."""
     from ..evaluation import table
     from ..show.terminal import one_line, visible
 
     lines = ["Members"]
     for name in dict.fromkeys(finding.member for finding in diagnosis.findings):
         lines.append(f"  {one_line(name)}")
-        for one in diagnosis.findings:
-            if one.member == name:
-                said = visible(f"{one.check}: {one.text}", margin="      ")
-                lines.append(f"    {MARKS[one.verdict]} {said}")
-    lines += ["", table(diagnosis.report, conclusions=False)] if diagnosis.report else []
+        for finding in diagnosis.findings:
+            if finding.member == name:
+                line = visible(f"{finding.check}: {finding.text}", margin="      ")
+                lines.append(f"    {MARKS[finding.verdict]} {line}")
+    if diagnosis.report:
+        lines += ["", table(diagnosis.report, conclusions=False)]
     lines += ["", "Advice"]
     lines += [f"  - {visible(line, margin='    ')}" for line in diagnosis.advice]
     return "\n".join(lines)

@@ -1,5 +1,4 @@
-"""``langchain-specfuse eval``: members alone, the ensemble and its variants on a task, and what
-that shows."""
+"""``langchain-specfuse eval``: is the ensemble better on these questions than each member alone?"""
 
 from __future__ import annotations
 
@@ -8,9 +7,10 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ..chat.options import settings
+from ..core.options import Settings
 from ..errors import UsageError, advised, amount
 from .choices import (
     CODES,
@@ -24,15 +24,19 @@ from .choices import (
     whole,
 )
 
+if TYPE_CHECKING:
+    from ..evaluation import System
+
 CHECKERS = "exact, number, contains, regex, choice, or FILE.py:FUNCTION"
+SYSTEMS = ("singles", "ensemble", "synthesis")
 
 
 def parser() -> argparse.ArgumentParser:
     made = new_parser(
         "eval",
-        "Does the ensemble help on these questions? Runs every member alone, the ensemble, and "
-        "whatever else --systems "
-        "names. Stop it at any time; started again, it continues.",
+        "Does the ensemble help on these questions? Asks every member alone and the ensemble, and "
+        "compares them: wins, losses, exact p, cost. Stop it at any time; started again, it "
+        "continues.",
         f"for example: {PROGRAM} eval questions.jsonl --checker contains --members A B C. {CODES}",
     )
     made.add_argument(
@@ -41,12 +45,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--checker", metavar="C", help=f"{CHECKERS}, for lines that name none")
     add_allow_code(made)
     made.add_argument("--limit", type=whole, metavar="N", help="only the first N questions")
-    systems = (
-        "singles, ensemble (both by default), a member, surest, synthesis, vote, lead-alone, "
-        "NAME:key=value,..."
-    )
     made.add_argument(
-        "--systems", nargs="+", metavar="S", default=["singles", "ensemble"], help=systems
+        "--systems",
+        nargs="+",
+        metavar="S",
+        default=["singles", "ensemble"],
+        help="what answers: singles (each member alone), ensemble (both by default), synthesis "
+        "(each member alone, then the lead writes one answer from theirs)",
     )
     made.add_argument(
         "--seeds",
@@ -59,15 +64,27 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--out", metavar="DIR", help="folder of results and reports (default: specfuse-eval/FILE)"
     )
-    made.add_argument(
-        "--record",
-        metavar="FILE",
-        help="keep all replies of the members in this "
-        "file, and compute only "
-        "those that it does not have",
-    )
+    made.add_argument("--record", action=_Removed, nargs="*", help=argparse.SUPPRESS)
     add_common(made)
     return made
+
+
+class _Removed(argparse.Action):
+    """Refuses ``--record``, a flag of earlier versions."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        error = UsageError(f"{parser.prog} has no --record any more")
+        advice = (
+            "leave it out: a stopped run continues by itself; studies/compare.py in the repository "
+            "keeps every reply of the members"
+        )
+        raise advised(error, advice)
 
 
 def add_allow_code(made: argparse.ArgumentParser) -> None:
@@ -88,52 +105,71 @@ def add_common(made: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
-    """Evaluate; whether any question could be answered."""
-    from ..evaluation import Plan, Results, chosen, jsonl, summary, table
+    """Evaluate. Returns whether any question could be answered."""
+    from ..evaluation import Plan, Results, jsonl, summary, table
     from ..evaluation import run as evaluate
-    from ..evaluation.bank import Bank, banked
-    from ..evaluation.running import Progress, identity
-    from ..evaluation.statistics import numpy
+    from ..evaluation.running import Progress
 
-    numpy()
     if given.limit is not None and given.limit < 1:
         raise advised(
             UsageError(f"--limit must be at least 1, got {given.limit}"),
             "leave it out for all questions",
         )
+    _check_systems(given.systems)
     task = jsonl(given.task, given.checker, allow_code=given.allow_code).first(given.limit)
     options = options_of(given, max_tokens=task.max_tokens, seed=0)
-    members = ensemble_of(given, stand_ins).members
-    names, writing = list(members), len(members) - len(given.verifiers or ())
-    systems = chosen(given.systems, names[:writing], settings(options), names[writing:])
-    if len(set(given.seeds)) > 1 and not any(
-        system.settings.sampling.temperature for system in systems
-    ):
+    seeds = tuple(dict.fromkeys(given.seeds))
+    if len(seeds) > 1 and not options["temperature"]:
         raise advised(
             UsageError("several seeds, but nothing is sampled"),
             "add --temperature, or give one seed",
         )
-    seeds, at_once = tuple(dict.fromkeys(given.seeds)), options["max_concurrency"]
-    if given.record:
-        members = banked(
-            members, Bank(given.record), {name: identity(one) for name, one in members.items()}
-        )
-    plan = Plan(task, tuple(systems), members, seeds, at_once, options["timeout"])
+    members = ensemble_of(given, stand_ins).members
+    names, writers = list(members), len(members) - len(given.verifiers or ())
+    systems = _systems(given.systems, names[:writers], names[writers:], settings(options))
+    plan = Plan(task, systems, members, seeds, options["max_concurrency"])
     folder = Path(given.out or f"specfuse-eval/{task.name}")
     if not given.quiet:
-        what = (
-            f"{amount(len(task.questions), 'question')} of {task.name}, "
-            f"{amount(len(systems), 'system')}"
-        )
-        say(f"{what}, results in {folder}")
+        questions = amount(len(task.questions), "question")
+        count = amount(len(systems), "system")
+        say(f"{questions} of {task.name}, {count}, results in {folder}")
     with Results(folder) as results:
-        seen = None if given.quiet else Progress(sys.stderr)
-        found = evaluate(plan, results, seen=seen)
-    report = summary(plan, found)
-    (folder / "report.json").write_text(
-        json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8"
-    )
-    print(json.dumps(report.as_dict()) if given.json else table(report), file=out)
+        watch = None if given.quiet else Progress(sys.stderr)
+        answers = evaluate(plan, results, watch=watch)
+    report = summary(plan, answers)
+    content = report.as_dict()
+    (folder / "report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(content) if given.json else table(report), file=out)
     if not given.quiet:
         say(f"every answer with its grade: {results.path}")
-    return any(not result.error for result in found)
+    return any(not graded.error for graded in answers)
+
+
+def _check_systems(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in SYSTEMS:
+            error = UsageError(f"--systems must be among {', '.join(SYSTEMS)}, got {name!r}")
+            advice = (
+                "change the ensemble with --lead, --method and others; studies/compare.py in the "
+                "repository compares other systems"
+            )
+            raise advised(error, advice)
+
+
+def _systems(
+    names: Sequence[str], members: Sequence[str], verifiers: Sequence[str], settings: Settings
+) -> tuple[System, ...]:
+    """The systems that ``--systems`` names."""
+    from ..evaluation import System, alone_and_together
+
+    systems = [
+        system
+        for system in alone_and_together(members, settings, verifiers)
+        if ("singles" if system.alone else "ensemble") in names
+    ]
+    if "synthesis" in names:
+        if len(members) < 2:
+            error = UsageError(f"--systems synthesis needs two members, got {len(members)}")
+            raise advised(error, "leave synthesis out, or name another member")
+        systems.append(System("synthesis", tuple(members), settings, synthesis=True))
+    return tuple(systems)

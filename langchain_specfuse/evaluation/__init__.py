@@ -1,32 +1,53 @@
-"""Does the ensemble help, on your own questions? Tasks, systems, a run that can be stopped,
-statistics, reports.
+"""Measure on your own questions whether an ensemble is better than each of its members.
 
-A :class:`Task` and some :class:`System` make a :class:`Plan`; :func:`run` finds its
-:class:`Result`, :func:`summary` makes a :class:`Report` of them, and :func:`table` shows that.
-``docs/how-to/evaluate.md`` does all of it in twenty lines. The commands ``eval`` and ``doctor`` are
-made of this.
+A :class:`Task` holds questions and a checker. A :class:`Plan` says which :class:`System` (a member
+alone, or several together) answers it. :func:`run` asks the questions, grades the answers and
+stores each :class:`Graded` answer in :class:`Results`, so that an interrupted run continues.
+:func:`summary` compares the systems, and :func:`table` prints that.
+
+``docs/how-to/evaluate.md`` has an example of twenty lines. The commands ``eval`` and ``doctor`` use
+these functions.
 """
 
+from typing import NoReturn
+
+from ..errors import advised
 from .checkers import Grade, Question
-from .report import table
-from .results import Result, Results
-from .running import Plan, run
-from .summary import Report, summary
-from .systems import System, chosen
+from .comparison import Comparison, Interval
+from .report import Report, Row, summary, table
+from .results import Graded, Results
+from .running import Plan, System, alone_and_together, run
 from .tasks import Task, jsonl
 
 __all__ = [
+    "Comparison",
     "Grade",
+    "Graded",
+    "Interval",
     "Plan",
     "Question",
     "Report",
-    "Result",
     "Results",
+    "Row",
     "System",
     "Task",
-    "chosen",
+    "alone_and_together",
     "jsonl",
     "run",
     "summary",
     "table",
 ]
+
+_REMOVED = {
+    "Result": "it is called Graded",
+    "chosen": "alone_and_together() makes each member alone and the ensemble; "
+    "studies/compare.py in the repository compares other systems",
+}
+"""Names of earlier versions -> what to use instead."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _REMOVED:
+        error = ImportError(f"langchain_specfuse.evaluation has no {name!r} any more")
+        raise advised(error, _REMOVED[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

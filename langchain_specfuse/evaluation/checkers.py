@@ -48,122 +48,126 @@ class Grade:
 
     score: float
     note: str = ""
-    """Why it is wrong, for people."""
+    """Why the answer is wrong."""
 
 
 Checker: TypeAlias = Callable[[Question, str], Grade]
 
 
 def _references(question: Question) -> list[str]:
-    """The right answers: one reference, or any of a list."""
-    given = question.reference if isinstance(question.reference, list) else [question.reference]
-    if not given or any(one is None or not str(one).strip() for one in given):
+    """The right answers: the reference, or each of a list."""
+    reference = question.reference
+    references = reference if isinstance(reference, list) else [reference]
+    if not references or any(item is None or not str(item).strip() for item in references):
         error = UsageError(
-            f"question {question.id!r} has no reference, or an empty one: "
-            f"{question.reference!r:.60}"
+            f"question {question.id!r} has no reference, or an empty one: {reference!r:.60}"
         )
         raise advised(error, 'every line needs one, such as {"input": "2 + 2?", "reference": "4"}')
-    return [str(one) for one in given]
+    return [str(item) for item in references]
 
 
 def _grade(right: bool, note: str) -> Grade:
     return Grade(1.0) if right else Grade(0.0, note)
 
 
+# --- texts ----------------------------------------------------------------------------------------
+
+
 def exact(question: Question, answer: str) -> Grade:
-    """Right: the answer is the reference, letter by letter, without the white space around it."""
-    return _grade(
-        answer.strip() in [one.strip() for one in _references(question)],
-        f"said {answer.strip()!r:.60}",
-    )
+    """Right if the answer is the reference, letter by letter, without the white space around it."""
+    text = answer.strip()
+    right = text in [reference.strip() for reference in _references(question)]
+    return _grade(right, f"answered {text!r:.60}")
 
 
 def contains(question: Question, answer: str) -> Grade:
-    """Right: the answer contains the reference, in any case, as whole words ("42" does not contain
+    """Right if the answer contains the reference as whole words, in any case ("42" does not contain
     "4")."""
-    patterns = [rf"(?<!\w){re.escape(one.strip())}(?!\w)" for one in _references(question)]
-    return _grade(
-        any(re.search(one, answer, re.I) for one in patterns), f"not in {answer.strip()!r:.60}"
-    )
+    text = answer.strip()
+    patterns = [rf"(?<!\w){re.escape(item.strip())}(?!\w)" for item in _references(question)]
+    right = any(re.search(pattern, answer, re.I) for pattern in patterns)
+    return _grade(right, f"not in {text!r:.60}")
 
 
 def regex(question: Question, answer: str) -> Grade:
-    """Right: the reference, a regular expression, matches somewhere in the answer."""
+    """Right if the reference, a regular expression, matches somewhere in the answer."""
     try:
-        return _grade(any(re.search(one, answer) for one in _references(question)), "no match")
+        right = any(re.search(pattern, answer) for pattern in _references(question))
     except re.error as error:
-        wrong = UsageError(f"the reference of {question.id!r} is not a regular expression: {error}")
-        raise advised(wrong, "checker 'contains' takes plain text") from error
+        broken = UsageError(
+            f"the reference of {question.id!r} is not a regular expression: {error}"
+        )
+        raise advised(broken, "checker 'contains' takes plain text") from error
+    return _grade(right, "no match")
 
 
 # --- numbers --------------------------------------------------------------------------------------
 
 
 def number(question: Question, answer: str) -> Grade:
-    """Right: the answer's number is the reference's. The number is that after ``####``, else in
+    """Right if the answer's number is the reference's: the number after ``####``, else in
     ``\\boxed{}``, else the last one."""
-    said = final_number(answer)
-    wanted = [value for one in _references(question) if (value := final_number(one)) is not None]
-    if not wanted:
+    numbers = [final_number(reference) for reference in _references(question)]
+    right = [value for value in numbers if value is not None]
+    if not right:
         error = UsageError(
             f"the reference of {question.id!r} contains no number: {question.reference!r:.60}"
         )
         raise advised(error, "checker 'number' needs one; 'contains' takes any text")
-    return _grade(
-        said is not None and said in wanted, "no number" if said is None else f"said {said}"
-    )
+    value = final_number(answer)
+    if value is None:
+        return Grade(0.0, "no number")
+    return _grade(value in right, f"answered {value}")
 
 
 # --- choices --------------------------------------------------------------------------------------
 
 
 def choice(question: Question, answer: str) -> Grade:
-    """Right: the answer chooses the reference: a letter ("B", "(b)", "the answer is B") or the text
-    of a choice."""
+    """Right if the answer chooses the reference: by its letter ("B", "(b)", "the answer is B") or
+    by the text of the choice."""
     choices = _choices(question)
-    said = chosen_letter(answer, choices)
-    wanted = {_letter(question, one, choices) for one in _references(question)}
-    return _grade(said in wanted, f"chose {said or 'nothing'}")
+    right = {_letter(question, reference, choices) for reference in _references(question)}
+    letter = chosen_letter(answer, choices)
+    return _grade(letter in right, f"chose {letter or 'nothing'}")
 
 
 def _choices(question: Question) -> list[str]:
-    if (given := question.facts.get("choices")) is None:
+    choices = question.facts.get("choices")
+    if choices is None:
         return []
     if (
-        not isinstance(given, list)
-        or not 2 <= len(given) <= 26
-        or not all(isinstance(one, str | int) for one in given)
+        not isinstance(choices, list)
+        or not 2 <= len(choices) <= 26
+        or not all(isinstance(text, str | int) for text in choices)
     ):
         error = UsageError(
-            f"the choices of {question.id!r} must be a list of 2 to 26 texts, got {given!r:.80}"
+            f"the choices of {question.id!r} must be a list of 2 to 26 texts, got {choices!r:.80}"
         )
         raise advised(
             error,
             '"choices": ["carrot", "banana"]; leave them out if the question names the letters',
         )
-    return [str(one) for one in given]
+    return [str(text) for text in choices]
 
 
 def _letter(question: Question, reference: str, choices: Sequence[str]) -> str:
-    """The letter of this reference, which is a letter or the text of a choice."""
+    """The letter of a reference, which is a letter or the text of a choice."""
     letters = LETTERS[: len(choices) or 10]
     letter = reference.strip().strip("().").upper()
     if len(letter) == 1 and letter in letters:
         return letter
-    same = [
-        at
-        for at, text in enumerate(choices)
-        if text.strip().casefold() == reference.strip().casefold()
-    ]
-    if not same:
-        wanted = f"a letter from A to {letters[-1]}" + (
-            ", or one of the choices" if choices else ""
-        )
-        error = UsageError(
-            f"the reference of {question.id!r} must be {wanted}, got {reference!r:.60}"
-        )
-        raise advised(error, "no answer could choose it, so every answer would be wrong")
-    return letters[same[0]]
+    text = reference.strip().casefold()
+    for position, candidate in enumerate(choices):
+        if candidate.strip().casefold() == text:
+            return letters[position]
+    expected = f"a letter from A to {letters[-1]}"
+    if choices:
+        expected += ", or one of the choices"
+    error = UsageError(
+        f"the reference of {question.id!r} must be {expected}, got {reference!r:.60}"
+    )
+    raise advised(error, "no answer could choose it, so every answer would be wrong")
 
 
 CHECKERS: Mapping[str, Checker] = MappingProxyType(
@@ -171,13 +175,13 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
 )
 
 
-# --- the user's own -------------------------------------------------------------------------------
+# --- the user's own functions ---------------------------------------------------------------------
 
 ARGUMENTS = ("answer", "reference", "question", "inputs", "outputs", "reference_outputs")
 
 
 def checker_named(name: str) -> tuple[Checker, str]:
-    """The checker of this name or of ``FILE.py:FUNCTION``, and a mark that changes with it."""
+    """The checker with this name, or of ``FILE.py:FUNCTION``, and a text that changes with it."""
     if name in CHECKERS:
         return CHECKERS[name], f"{name} 1"
     if ":" in name:
@@ -189,7 +193,7 @@ def checker_named(name: str) -> tuple[Checker, str]:
 
 
 def from_file(name: str) -> tuple[Checker, str]:
-    """The function of ``path/to/file.py:function`` as a checker, and a mark that changes with the
+    """The function of ``path/to/file.py:function`` as a checker, and a text that changes with the
     file."""
     path, _, attribute = name.rpartition(":")
     if not path.endswith(".py") or not attribute.isidentifier():
@@ -198,15 +202,15 @@ def from_file(name: str) -> tuple[Checker, str]:
     try:
         source, module = Path(path).read_text(errors="replace"), _module(path)
     except Exception as error:
-        wrong = UsageError(
+        unusable = UsageError(
             f"the checker's file {path} cannot be used: {type(error).__name__}: {error}"
         )
-        raise advised(wrong, f"python {path} must run without an error") from error
+        raise advised(unusable, f"python {path} must run without an error") from error
     function = getattr(module, attribute, None)
     if not callable(function) or inspect.isclass(function):
         raise advised(
             UsageError(f"{path} has no function {attribute!r}"),
-            "FILE.py:FUNCTION names one of the file",
+            "FILE.py:FUNCTION names a function of the file",
         )
     return from_function(function), f"{attribute} {source}"
 
@@ -218,55 +222,67 @@ def _module(path: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look there for the names in annotations
-    if (folder := str(Path(path).resolve().parent)) not in sys.path:
-        # last, so that it hides nothing installed, and for good: functions import later
+    folder = str(Path(path).resolve().parent)
+    if folder not in sys.path:
+        # at the end, so that it hides nothing installed; for good, because functions import later
         sys.path.append(folder)
     spec.loader.exec_module(module)
     return module
 
 
 def from_function(function: Callable[..., Any]) -> Checker:
-    """A user's function as a checker. Its parameters' names say what it gets: any of ``answer``,
-    ``reference`` and ``question``, or of ``inputs``, ``outputs`` and ``reference_outputs``, as
-    LangSmith's evaluators have them.
+    """A user's function as a checker.
+
+    The names of its parameters say what it gets: any of ``answer``, ``reference`` and ``question``,
+    or of ``inputs``, ``outputs`` and ``reference_outputs``, as LangSmith's evaluators have them.
 
     >>> check = from_function(lambda outputs, reference_outputs: outputs == reference_outputs)
     >>> check(Question("1", (Turn("user", "2 + 2?"),), "4"), "4").score
     1.0
     """
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = [
-        one for one in inspect.signature(function).parameters.values() if one.kind not in variadic
-    ]
-    wanted = [one.name for one in parameters if one.name in ARGUMENTS]
-    needed = [one for one in parameters if one.default is one.empty]
-    if not wanted or any(
-        one.name not in ARGUMENTS or one.kind is one.POSITIONAL_ONLY for one in needed
-    ):
-        names = ", ".join(str(one) for one in inspect.signature(function).parameters.values())
-        error = UsageError(
-            f"a checker's parameters must be among {', '.join(ARGUMENTS)}, got ({names})"
-        )
-        raise advised(
-            error, "name them so; they are passed by name, so none may be positional-only"
-        )
+    names = _argument_names(function)
 
     def check(question: Question, answer: str) -> Grade:
         reference = question.reference
+        if isinstance(reference, Mapping):
+            reference_outputs = dict(reference)
+        else:
+            reference_outputs = {"output": reference}
         values = {
             "question": question,
             "answer": answer,
             "reference": reference,
             "inputs": {"input": question.text, **question.facts},
             "outputs": {"output": answer},
-            "reference_outputs": dict(reference)
-            if isinstance(reference, Mapping)
-            else {"output": reference},
+            "reference_outputs": reference_outputs,
         }
-        result = function(**{name: values[name] for name in wanted})
-        return as_grade(asyncio.run(result) if inspect.iscoroutine(result) else result)
+        result = function(**{name: values[name] for name in names})
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+        return as_grade(result)
 
     return check
+
+
+def _argument_names(function: Callable[..., Any]) -> list[str]:
+    """Those of ``ARGUMENTS`` that the function takes; an error if it needs others or takes none."""
+    parameters = inspect.signature(function).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [parameter for parameter in parameters if parameter.kind not in variadic]
+    names = [parameter.name for parameter in named if parameter.name in ARGUMENTS]
+    required = [parameter for parameter in named if parameter.default is parameter.empty]
+    unusable = [
+        parameter
+        for parameter in required
+        if parameter.name not in ARGUMENTS or parameter.kind is parameter.POSITIONAL_ONLY
+    ]
+    if names and not unusable:
+        return names
+    signature = ", ".join(map(str, parameters))
+    error = UsageError(
+        f"a checker's parameters must be among {', '.join(ARGUMENTS)}, got ({signature})"
+    )
+    raise advised(error, "name them so; they are passed by name, so none may be positional-only")
 
 
 def as_grade(result: Any) -> Grade:

@@ -1,5 +1,5 @@
-"""Are these members good together? Checks each, measures each alone, finds out who leads and
-whether the others help.
+"""Are these members good together? Checks the health of each, finds out who leads, and compares
+each way to use the others with the lead alone.
 
 Every conclusion carries its uncertainty, and "cannot tell" is one of them.
 """
@@ -16,35 +16,31 @@ from ..chat.calibration import Calibration, Tried
 from ..core.member import Member
 from ..core.options import Settings
 from ..errors import UsageError, advised, amount
-from .checks import BAD, Finding, examine, load
+from .comparison import GAP, Comparison, by_system, mean, scores_of
 from .gate import tried, weights
-from .report import points_range
-from .results import Result, Results
-from .running import AT_ONCE, Plan, Seen, run
-from .statistics import difference, needed
-from .summary import Report, common, differences, grouped, scores_of, summary
-from .systems import ENSEMBLE, System, singles
+from .health import BAD, GOOD, WATCH, Finding, examine, load
+from .report import Report, summary
+from .results import Graded, Results
+from .running import AT_ONCE, ENSEMBLE, Plan, System, Watch, run
 from .tasks import Task, jsonl
 
 FEWEST = 20
-ALIKE = 0.05
-"""A gain that is certainly smaller than this does not matter."""
+"""Questions."""
 VOTE, CONSENSUS = "vote", "consensus"
 QUESTIONS = Path(__file__).with_name("doctor.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the doctor found, measured and advises."""
+    """What the doctor measured, and its advice."""
 
     findings: tuple[Finding, ...]
     report: Report | None
     """None: no member could be loaded."""
     verdict: str
-    """``ensemble``, ``alone``, ``cannot tell``, or ``none``: there is no ensemble to advise
-    about."""
+    """``ensemble``, ``alone``, ``cannot tell``, or ``none``: fewer than two members work."""
     advice: tuple[str, ...]
-    results: tuple[Result, ...] = ()
+    results: tuple[Graded, ...] = ()
     calibration: Calibration | None = None
     """What a chat model needs of it."""
 
@@ -60,35 +56,15 @@ class Diagnosis:
 
 
 def own_task() -> Task:
-    """The doctor's own questions: short ones of many kinds, whose answers can be checked by
-    rule."""
+    """The doctor's own questions: short ones of many kinds, whose answers a rule can check."""
     return replace(jsonl(QUESTIONS), max_tokens=48)
 
 
 def refuse_few(task: Task) -> None:
-    """Refuse questions too few to conclude anything from."""
+    """Refuse too few questions to conclude anything from."""
     if len(task.questions) < FEWEST:
         error = UsageError(f"the doctor needs at least {FEWEST} prompts, got {len(task.questions)}")
         raise advised(error, "more prompts give more certainty; or use the built-in ones")
-
-
-def ways_of(
-    members: Sequence[str],
-    lead: str,
-    settings: Settings,
-    task: Task,
-    alone: Mapping[str, Sequence[Result]],
-) -> list[System]:
-    """The ways to use the other members: as the lead's correctors, as equals, and for whole
-    answers."""
-    led = settings.model_copy(update={"lead": lead})
-    whole = System(ENSEMBLE, tuple(members), led)
-    ways = [whole] if settings.method.margin is not None else []
-    ways.append(System(VOTE, tuple(members), settings.model_copy(update={"lead": None})))
-    if task.result:
-        agreed = led.model_copy(update={"segment": "answer", "result": task.result})
-        ways.append(System(CONSENSUS, tuple(members), agreed, weights(alone, task.result)))
-    return ways
 
 
 def diagnosed(
@@ -97,52 +73,97 @@ def diagnosed(
     settings: Settings,
     results: Results,
     *,
-    seen: Seen | None = None,
+    watch: Watch | None = None,
     at_once: int = AT_ONCE,
-    timeout: float | None = None,
 ) -> Diagnosis:
-    """Check, measure and advise. ``results`` keeps what was measured, so that a stopped run
+    """Check, measure and advise. ``results`` stores the answers, so that an interrupted run
     continues."""
     refuse_few(task)
+    findings, healthy = _examined(members)
+    if not healthy:
+        return Diagnosis(tuple(findings), None, "none", ("No member could be loaded.",))
+
+    def asked(systems: Sequence[System]) -> tuple[Plan, list[Graded]]:
+        plan = Plan(task, tuple(systems), healthy, at_once=at_once)
+        return plan, run(plan, results, watch=watch)
+
+    singles = [System(name, (name,), settings) for name in healthy]
+    _, answers = asked(singles)
+    alone = by_system(answers)
+    findings += [_endings(name, alone[name]) for name in healthy]
+    lead = max(healthy, key=lambda name: _rank(alone[name]))
+    ways: list[System] = []
+    if len(healthy) > 1:
+        ways = ways_of(list(healthy), lead, settings, task, alone)
+    plan, answers = asked([*singles, *ways])
+    report = summary(plan, answers)
+    comparisons = [one for one in report.comparisons if one.other == lead]
+    calibration = None
+    if ways:
+        attempts = [tried(one, len(ways)) for one in comparisons]
+        scores = {name: mean(scores_of(alone[name]).values()) for name in healthy}
+        calibration = calibrated(ways, attempts, lead, scores, len(task.questions))
+    verdict, advice = advise(calibration, comparisons)
+    bad = sorted({finding.member for finding in findings if finding.verdict == BAD})
+    fixes = [f"Fix {name} first, or leave it out: a check failed." for name in bad]
+    return Diagnosis(
+        tuple(findings), report, verdict, (*fixes, *advice), tuple(answers), calibration
+    )
+
+
+def _examined(members: Mapping[str, Member]) -> tuple[list[Finding], dict[str, Member]]:
+    """The findings about all members, and the members that load."""
     findings: list[Finding] = []
-    fit: dict[str, Member] = {}
+    loaded: dict[str, Member] = {}
     for name, member in members.items():
         probe, finding = load(member)
         findings.append(finding)
         if probe is not None:
-            fit[name] = member
+            loaded[name] = member
             findings += examine(member, probe)
-    if not fit:
-        return Diagnosis(tuple(findings), None, "none", ("No member could be loaded.",))
-    alone = singles(list(fit), settings)
-    bounds: dict[str, Any] = {"at_once": at_once, "timeout": timeout}
-    found = run(Plan(task, tuple(alone), fit, **bounds), results, seen=seen)
-    own = grouped(found)
-    findings += [_endings(name, own[name]) for name in fit]
-    lead = max(fit, key=lambda name: _rank(own[name]))
-    ways = ways_of(list(fit), lead, settings, task, own) if len(fit) > 1 else []
-    plan = Plan(task, (*alone, *ways), fit, **bounds)
-    found = run(plan, results, seen=seen)
-    report = summary(plan, found)
-    by_system = grouped(found)
-    attempts = [tried(way.name, by_system[way.name], by_system[lead], len(ways)) for way in ways]
-    scores = {name: mean_of(by_system[name]) for name in fit}
-    calibration = calibrated(ways, attempts, lead, scores, len(task.questions)) if ways else None
-    verdict, advice = advise(calibration, by_system)
-    bad = sorted({finding.member for finding in findings if finding.verdict == BAD})
-    fix = [f"Fix {name} first, or leave it out: a check failed." for name in bad]
-    return Diagnosis(tuple(findings), report, verdict, (*fix, *advice), tuple(found), calibration)
+    return findings, loaded
 
 
-def _rank(own: Sequence[Result]) -> tuple[float, float]:
-    """The key by which the lead is chosen: its score alone, then its speed."""
-    return round(mean_of(own), 9), -math.fsum(one.work_s for one in own)
+def _endings(name: str, answers: Sequence[Graded]) -> Finding:
+    """Whether this member, alone, ends its answers."""
+    complete = [graded for graded in answers if not graded.error]
+    if not complete:
+        return Finding(name, "answers", BAD, "no answer without an error")
+    ended = sum(graded.finish != "length" for graded in complete)
+    empty = sum(not graded.answer.strip() for graded in complete)
+    text = f"ended {ended} of {amount(len(complete), 'answer')} by itself"
+    if empty:
+        text += f", {empty} empty"
+    doubtful = 2 * ended < len(complete) or 10 * empty > len(complete)
+    return Finding(name, "answers", WATCH if doubtful else GOOD, text)
 
 
-def mean_of(results: Sequence[Result]) -> float:
-    """The mean score."""
-    scores = scores_of(results).values()
-    return math.fsum(scores) / len(scores) if scores else 0.0
+def _rank(answers: Sequence[Graded]) -> tuple[float, float]:
+    """The lead is the member with the best score alone; of equals, the fastest."""
+    score = mean(scores_of(answers).values())
+    return round(score, 9), -math.fsum(graded.seconds for graded in answers)
+
+
+def ways_of(
+    members: Sequence[str],
+    lead: str,
+    settings: Settings,
+    task: Task,
+    alone: Mapping[str, Sequence[Graded]],
+) -> list[System]:
+    """The ways to use the other members: to correct the lead, as equals, and for whole answers."""
+    names = tuple(members)
+    led = settings.model_copy(update={"lead": lead})
+    ways = []
+    if settings.method.margin is not None:
+        ways.append(System(ENSEMBLE, names, led))
+    equals = settings.model_copy(update={"lead": None})
+    ways.append(System(VOTE, names, equals))
+    if task.result:
+        prior = weights(alone, task.result)
+        whole = {"segment": "answer", "result": task.result, "prior": prior}
+        ways.append(System(CONSENSUS, names, led.model_copy(update=whole)))
+    return ways
 
 
 def calibrated(
@@ -152,41 +173,25 @@ def calibrated(
     members: Mapping[str, float],
     questions: int,
 ) -> Calibration:
-    """Who leads, and the way that was opened with the smallest p, if any."""
-    opened = [(one.p, one.passes, at) for at, one in enumerate(attempts) if one.opened]
-    shared: dict[str, Any] = {
-        "lead": lead,
-        "members": members,
-        "questions": questions,
-        "tried": tuple(attempts),
-    }
+    """Who leads, and of the ways that were opened the one with the smallest p."""
+    opened = [
+        (attempt.p, attempt.passes, position)
+        for position, attempt in enumerate(attempts)
+        if attempt.opened
+    ]
+    calibration = Calibration(lead, members, questions, tuple(attempts))
     if not opened:
-        return Calibration(**shared, method={"margin": math.inf})
-    way = ways[min(opened)[2]]
-    how = way.settings
-    result = how.result if isinstance(how.result, str) else None
-    return Calibration(
-        **shared,
+        return replace(calibration, method={"margin": math.inf})
+    _, _, position = min(opened)
+    way = ways[position]
+    settings = way.settings
+    return replace(
+        calibration,
         use=way.name,
-        method=how.method.changes,
-        result=result,
-        prior=dict(way.prior) if way.prior else None,
-        leads=how.lead is not None,
-    )
-
-
-def _endings(name: str, found: Sequence[Result]) -> Finding:
-    """Whether this member, alone, ends its answers."""
-    own = [result for result in found if not result.error]
-    if not own:
-        return Finding(name, "answers", BAD, "no answer without an error")
-    ended = sum(result.finish != "length" for result in own)
-    empty = sum(not result.answer.strip() for result in own)
-    text = f"ended {ended} of {amount(len(own), 'answer')} by itself" + (
-        f", {empty} empty" if empty else ""
-    )
-    return Finding(
-        name, "answers", "watch" if 2 * ended < len(own) or 10 * empty > len(own) else "good", text
+        method=settings.method.changes,
+        result=settings.result if isinstance(settings.result, str) else None,
+        prior=settings.prior,
+        leads=settings.lead is not None,
     )
 
 
@@ -200,48 +205,45 @@ WAYS = {
 
 
 def advise(
-    calibration: Calibration | None, by_system: Mapping[str, Sequence[Result]]
+    calibration: Calibration | None, comparisons: Sequence[Comparison]
 ) -> tuple[str, list[str]]:
-    """The verdict and its reasons, a sentence each."""
+    """The verdict and its reasons, a sentence each. ``comparisons``: each way with the lead
+    alone."""
     if calibration is None:
         return "none", ["One member is no ensemble: there is nothing to compare."]
-    lead, questions = calibration.lead, amount(calibration.questions, "prompt")
-    others = ", ".join(
-        f"{name} {_percent(one)}" for name, one in calibration.members.items() if name != lead
-    )
-    lines = [
-        f"{lead} leads: alone it is right on {_percent(calibration.members[lead])} of {questions} "
-        f"({others})."
-    ]
-    own = scores_of(by_system[lead])
-    hopeful, more = [], 0
-    for one in calibration.tried:
-        mine = scores_of(by_system[one.name])
-        apart = difference(*common(mine, own))
-        hopeful += [one.name] if apart.high > ALIKE else []
-        more = max(more, needed(differences(mine, own)))
-        lines.append(
-            f"{one.name.capitalize()} ({WAYS[one.name].format(lead=lead)}): {one.wins} won, "
-            f"{one.losses} lost against "
-            f"{lead} alone, {points_range(apart)}, p = {one.p:.2g}; {one.passes:.1f} times its "
-            "passes, "
-            f"{one.seconds:.1f} times its computing time: "
-            f"{'opened' if one.opened else 'not opened'}."
-        )
+    lead = calibration.lead
+    lines = [_about_lead(calibration)]
+    for comparison, attempt in zip(comparisons, calibration.tried, strict=True):
+        lines.append(_about_way(comparison, attempt, lead))
     if calibration.use != "alone":
-        return "ensemble", [
-            *lines,
-            f"Use {calibration.use}: {WAYS[calibration.use].format(lead=lead)}.",
-        ]
+        lines.append(f"Use {calibration.use}: {WAYS[calibration.use].format(lead=lead)}.")
+        return "ensemble", lines
     lines.append(f"Use {lead} alone: no way to use the others was shown to help.")
+    hopeful = [one.system for one in comparisons if one.difference.high > GAP]
     if not hopeful:
         return "alone", lines
-    count = f"About {more} prompts would show a difference of 5 points."
-    return "cannot tell", [
-        *lines,
-        f"It is not clear yet whether {' or '.join(hopeful)} would help. {count}",
-    ]
+    needed = max(one.needed for one in comparisons)
+    lines.append(
+        f"It is not clear yet whether {' or '.join(hopeful)} would help. About {needed} prompts "
+        "would show a difference of 5 points."
+    )
+    return "cannot tell", lines
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
+def _about_lead(calibration: Calibration) -> str:
+    lead = calibration.lead
+    shares = {name: f"{100 * score:.0f}%" for name, score in calibration.members.items()}
+    others = ", ".join(f"{name} {share}" for name, share in shares.items() if name != lead)
+    prompts = amount(calibration.questions, "prompt")
+    return f"{lead} leads: alone it is right on {shares[lead]} of {prompts} ({others})."
+
+
+def _about_way(comparison: Comparison, attempt: Tried, lead: str) -> str:
+    way = comparison.system
+    opened = "opened" if attempt.opened else "not opened"
+    return (
+        f"{way.capitalize()} ({WAYS[way].format(lead=lead)}): {attempt.wins} won, "
+        f"{attempt.losses} lost against {lead} alone, {comparison.difference.points()}, "
+        f"p = {attempt.p:.2g}; {attempt.passes:.1f} times its passes, {attempt.seconds:.1f} times "
+        f"its computing time: {opened}."
+    )

@@ -1,107 +1,236 @@
-"""A report as text, with what it says in words."""
+"""The report of an evaluation: a row for each system, each ensemble against each member alone, and
+what that shows in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+from .._version import __version__
 from ..errors import amount
 from ..show.terminal import visible
-from .statistics import Interval
-from .summary import Report, Row
-from .systems import ENSEMBLE
+from .comparison import Comparison, by_system, compared, mean, scores_of
+from .results import Graded
+from .running import ENSEMBLE, Plan
+
+SIGNIFICANT = 0.05
 
 
-def points_range(apart: Interval) -> str:
-    """A difference of shares with its interval: ``+3.0 points [-1.0, +7.0]``."""
-    return f"{100 * apart.mean:+.1f} points [{100 * apart.low:+.1f}, {100 * apart.high:+.1f}]"
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One system's numbers."""
+
+    system: str
+    questions: int
+    """Questions with a graded answer."""
+    score: float
+    failed: int
+    """Answers that ended in an error."""
+    empty: int
+    tokens: float
+    """Per answer, as are the next two."""
+    passes: float
+    """Forward passes of all members."""
+    seconds: float
+    """Seconds that the members computed."""
 
 
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the graded answers of a plan show."""
 
+    task: str
+    measure: str
+    questions: int
+    rows: tuple[Row, ...]
+    comparisons: tuple[Comparison, ...]
+    """Each system of several members against each member alone."""
+    seeds: tuple[int, ...]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Version, settings and members."""
+
+    def row(self, system: str) -> Row | None:
+        """The row of this system; None if it has no answer yet."""
+        for row in self.rows:
+            if row.system == system:
+                return row
+        return None
+
+    def against_members(self, system: str) -> list[Comparison]:
+        """This system against each member alone."""
+        return [one for one in self.comparisons if one.system == system]
+
+    def verdict(self, system: str) -> str:
+        """``better`` than each member alone, ``worse`` than at least one, or ``open``.
+
+        Better than each needs no correction for the number of members, because each comparison has
+        to show it. Worse than one is corrected (Bonferroni).
+        """
+        comparisons = self.against_members(system)
+        if comparisons and all(_gain(one) > 0 and one.p < SIGNIFICANT for one in comparisons):
+            return "better"
+        level = SIGNIFICANT / max(len(comparisons), 1)
+        if any(_gain(one) < 0 and one.p < level for one in comparisons):
+            return "worse"
+        return "open"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain JSON."""
+        systems = dict.fromkeys(one.system for one in self.comparisons)
+        verdicts = {system: self.verdict(system) for system in systems}
+        content: dict[str, Any] = _plain({**asdict(self), "verdicts": verdicts})
+        return content
+
+
+def _gain(comparison: Comparison) -> int:
+    """1 for a gain, -1 for a loss, 0 where the mean score and most questions disagree, which graded
+    scores can do."""
+    wins, losses, difference = comparison.wins, comparison.losses, comparison.difference.mean
+    if wins > losses and difference > 0:
+        return 1
+    if wins < losses and difference < 0:
+        return -1
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    """The value without infinity and NaN, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if value == math.inf:
+        return "inf"
+    return value
+
+
+def summary(plan: Plan, answers: Sequence[Graded]) -> Report:
+    """The report of a plan, from the graded answers that exist."""
+    grouped = by_system(answers)
+    present = [system for system in plan.systems if grouped[system.name]]
+    singles = [system.name for system in present if system.alone]
+    comparisons = [
+        compared(grouped[system.name], grouped[single])
+        for system in present
+        if not system.alone
+        for single in singles
+    ]
+    return Report(
+        task=plan.task.name,
+        measure=plan.task.measure,
+        questions=len(plan.task.questions),
+        rows=tuple(_row(system.name, grouped[system.name]) for system in present),
+        comparisons=tuple(comparisons),
+        seeds=plan.seeds,
+        about=_about(plan),
+    )
+
+
+def _row(system: str, answers: Sequence[Graded]) -> Row:
+    scores = scores_of(answers)
+    return Row(
+        system,
+        questions=len(scores),
+        score=mean(scores.values()),
+        failed=sum(bool(graded.error) for graded in answers),
+        empty=sum(not graded.error and not graded.answer.strip() for graded in answers),
+        tokens=mean(graded.tokens for graded in answers),
+        passes=mean(graded.passes for graded in answers),
+        seconds=mean(graded.seconds for graded in answers),
+    )
+
+
+def _about(plan: Plan) -> dict[str, Any]:
+    members = {name: dict(getattr(one, "spec", {})) for name, one in plan.members.items()}
+    return {
+        "version": __version__,
+        "at_once": plan.at_once,
+        "members": members,
+        "systems": {system.name: system.as_dict() for system in plan.systems},
+    }
+
+
+# --- as text --------------------------------------------------------------------------------------
 
 COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "system": lambda row: row.system,
-    "score": lambda row: f"{100 * row.score.mean:.1f}",
-    "95% interval": lambda row: f"{100 * row.score.low:.1f} to {100 * row.score.high:.1f}",
-    "failed": lambda row: "-" if row.rounds is None else str(row.failed),
-    "empty": lambda row: "-" if row.rounds is None else str(row.empty),
-    "tokens/s": lambda row: _cell(row.tokens_per_second, "{:.1f}"),
-    "first text": lambda row: _cell(row.first_s, "{:.2f} s"),
-    "tokens": lambda row: _cell(row.tokens, "{:.1f}"),
-    "rounds": lambda row: _cell(row.rounds, "{:.1f}"),
-    "passes": lambda row: _cell(row.passes, "{:.0f}"),
-    "work": lambda row: _cell(row.work_s, "{:.2f} s"),
+    "score": lambda row: f"{100 * row.score:.1f}",
+    "failed": lambda row: str(row.failed),
+    "empty": lambda row: str(row.empty),
+    "tokens": lambda row: f"{row.tokens:.1f}",
+    "passes": lambda row: f"{row.passes:.0f}",
+    "seconds": lambda row: f"{row.seconds:.2f}",
 }
-"""The columns of a table."""
 
 
 def table(report: Report, *, conclusions: bool = True) -> str:
-    """The table as text, without columns that are empty for every system, and below it what it says
-    in words (unless ``conclusions`` is false)."""
-    columns = [[name, *(cell(row) for row in report.rows)] for name, cell in COLUMNS.items()]
-    columns = [column for column in columns if any(cell != "-" for cell in column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    first, *others = (
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in enumerate(pairs)
-        ).rstrip()
-        for pairs in (list(zip(row, widths, strict=True)) for row in zip(*columns, strict=True))
-    )
+    """The rows as a table, and below it, unless ``conclusions`` is false, what the numbers show."""
     title = (
-        f"{report.task}: {amount(report.questions, 'question')}, score = {report.measure}, in "
-        "percent"
+        f"{report.task}: {amount(report.questions, 'question')}, "
+        f"score = {report.measure}, in percent"
     )
-    rule = "  ".join("-" * width for width in widths)
-    words = ["", *sentences(report)] if conclusions else []
-    return visible("\n".join([title, "", first, rule, *others, *words]))
+    cells = [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in report.rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    head, *rows = (_line(row, widths) for row in cells)
+    lines = [title, "", head, "  ".join("-" * width for width in widths), *rows]
+    if conclusions:
+        lines += ["", *sentences(report)]
+    return visible("\n".join(lines).rstrip())
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    name, *numbers = zip(cells, widths, strict=True)
+    padded = [name[0].ljust(name[1]), *(text.rjust(width) for text, width in numbers)]
+    return "  ".join(padded).rstrip()
 
 
 def sentences(report: Report) -> list[str]:
-    """What the numbers say, a sentence each."""
-    pairs = [(f"{one.system} against {one.other}", one) for one in report.comparisons]
-    others = [f"{who}: {points_range(one.apart)}, p = {one.p:.3g}" for who, one in pairs]
-    return [*(_against_best(report, name) for name in report.best), *others, *_doubts(report)]
+    """What the numbers show, a line each."""
+    systems = dict.fromkeys(comparison.system for comparison in report.comparisons)
+    comparisons = [against(comparison) for comparison in report.comparisons]
+    conclusions = [_conclusion(report, system) for system in systems]
+    return [*comparisons, *conclusions, *_warnings(report)]
 
 
-def _against_best(report: Report, name: str) -> str:
-    one = report.best[name]
-    verdicts = {
-        "better": f"is better than its best member alone (p = {one.p_better:.3g})",
-        "worse": f"is worse than its best member alone (p = {one.p_worse:.3g})",
-        "open": "is neither shown better nor shown worse than its best member alone",
-    }
-    line = (
-        f"{name}: {one.wins} won, {one.losses} lost against {one.best} alone (uncorrected p = "
-        f"{one.p_plain:.3g}); it "
-        f"{verdicts[one.verdict]}: {points_range(one.apart)}, corrected for the number of "
-        "comparisons and for having "
-        "picked the best member on these questions"
+def against(comparison: Comparison) -> str:
+    """One comparison in words."""
+    return (
+        f"{comparison.system}: {comparison.wins} won, {comparison.losses} lost against "
+        f"{comparison.other} alone, p = {comparison.p:.3g}, {comparison.difference.points()}; "
+        f"{comparison.passes:.1f} times its passes, {comparison.seconds:.1f} times its seconds"
     )
-    if (
-        name == ENSEMBLE
-        and one.verdict == "open"
-        and report.needed
-        and report.needed > report.questions
-    ):
-        line += f". About {report.needed} questions would show a difference of 5 points"
+
+
+def _conclusion(report: Report, system: str) -> str:
+    comparisons = report.against_members(system)
+    verdict = report.verdict(system)
+    if verdict == "better":
+        return f"{system} is better than each member alone."
+    if verdict == "worse":
+        level = SIGNIFICANT / len(comparisons)
+        better = [one.other for one in comparisons if _gain(one) < 0 and one.p < level]
+        return f"{system} is worse than {' and '.join(better)} alone."
+    line = f"{system} is not shown to be better than each member alone, nor worse than one of them."
+    # against the best member
+    needed = min(comparisons, key=lambda one: one.difference.mean).needed
+    if system == ENSEMBLE and needed > report.questions:
+        line += f" About {needed} questions would show a difference of 5 points."
     return line
 
 
-def _doubts(report: Report) -> list[str]:
-    """What weakens the rest."""
+def _warnings(report: Report) -> list[str]:
     lines = []
     for row in report.rows:
         missing = report.questions - row.questions
         if row.failed:
-            lines.append(
-                f"{row.system}: {amount(row.failed, 'question')} failed (see results.jsonl): "
-                "counted as wrong"
-            )
-        if missing and row.rounds is not None:
+            failed = amount(row.failed, "question")
+            lines.append(f"{row.system}: {failed} failed (see results.jsonl) and count as wrong")
+        if missing:
             lines.append(f"{row.system}: no result yet for {amount(missing, 'question')}")
-    if len(report.rows) > 1 and {row.score.mean for row in report.rows} in ({0.0}, {1.0}):
-        lines.append(
-            "every system has the same score, all or nothing: this task does not tell them apart"
-        )
+    if len(report.rows) > 1 and {row.score for row in report.rows} in ({0.0}, {1.0}):
+        lines.append("every system has the same score: these questions do not tell them apart")
     return lines

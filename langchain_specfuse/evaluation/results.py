@@ -1,8 +1,8 @@
-"""Results on disk: one line of JSON per finished question, written at once, so that a run can be
-killed and continued.
+"""Graded answers on disk, so that an interrupted evaluation continues.
 
-A result's ``key`` identifies system, settings, members, question, checker and seed. A half-written
-last line, which a killed process leaves, is cut off when the file is opened.
+Each graded answer is a line of JSON that is written as soon as the answer is graded. Its ``key``
+identifies the system, its settings and members, the question, the checker and the seed. If the
+process is killed in the middle of a line, the next run removes that line.
 """
 
 from __future__ import annotations
@@ -21,69 +21,63 @@ from ..errors import UsageError, advised
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One system's answer to one question, its grade, and what it took."""
+class Graded:
+    """A system's answer to one question, its grade, and what it cost."""
 
     key: str
     system: str
     question: str
+    """The question's id."""
     seed: int
     answer: str
     score: Annotated[float, Field(ge=0, le=1)]
     note: str = ""
+    """Why the checker did not accept the answer."""
     error: str = ""
-    """Why there is no answer: it counts as wrong."""
+    """Why there is no answer; it counts as wrong."""
     finish: str = ""
+    """``stop``, ``length`` or another finish reason of the answer."""
     tokens: int = 0
-    rounds: int = 0
-    began: float = 0.0
-    """In seconds of ``time.time()``: a system's speed is measured over all its answers together."""
-    seconds: float = 0.0
-    first_s: float | None = None
-    """Seconds from asking to the first text, with other questions under way."""
-    open: int = 0
-    """Rounds of two and more members."""
-    replaced: int = 0
-    """Rounds in which another draft than the lead's won."""
     passes: int = 0
     """Forward passes of all members: one per drafted token, one per scoring."""
-    work_s: float = 0.0
-    """Seconds that the members computed; replies from a bank count with the seconds that they once
-    took."""
+    seconds: float = 0.0
+    """Seconds that the members computed. Of a batch, each answer is charged its share."""
 
 
-_RESULT = TypeAdapter(Result)
+_GRADED = TypeAdapter(Graded)
 
 
 class Results:
-    """The results of one folder. Only one process can write at a time.
+    """The graded answers of one folder. Only one process can write to it at a time.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> with Results(folder) as results:
-    ...     results.add(Result("k", "ensemble", "1", 0, "42", 1.0))
-    >>> [result.answer for result in Results(folder).found()]
+    ...     results.add(Graded("k", "ensemble", "1", 0, "42", 1.0))
+    >>> [graded.answer for graded in Results(folder).answers()]
     ['42']
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder) / "results.jsonl"
         self._file: BinaryIO | None = None
-        found = read_results(self.path.read_bytes(), self.path)[0] if self.path.exists() else []
-        self._by_key = {result.key: result for result in found}
+        self._by_key: dict[str, Graded] = {}
+        if self.path.exists():
+            answers, _ = read_answers(self.path.read_bytes(), self.path)
+            self._by_key = {graded.key: graded for graded in answers}
 
     def __enter__(self) -> Results:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b")
         except OSError as error:
-            wrong = UsageError(f"results cannot be written: {error}")
-            raise advised(wrong, "name another folder with --out") from error
+            unwritable = UsageError(f"results cannot be written: {error}")
+            raise advised(unwritable, "name another folder with --out") from error
         self._lock(self._file)
         self._file.seek(0)
-        found, end = read_results(self._file.read(), self.path)
+        answers, end = read_answers(self._file.read(), self.path)
         self._file.truncate(end)
-        self._by_key = {result.key: result for result in found}
+        self._by_key = {graded.key: graded for graded in answers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,37 +100,38 @@ class Results:
     def __contains__(self, key: str) -> bool:
         return key in self._by_key
 
-    def add(self, result: Result) -> None:
-        """Append a result and write it through to the disk. The last result of a key counts."""
-        assert self._file is not None, "results are added inside `with`"
-        line = json.dumps(asdict(result), ensure_ascii=False).encode(errors="replace")
+    def add(self, graded: Graded) -> None:
+        """Append a graded answer and sync it to the disk. It replaces an earlier one with its
+        key."""
+        assert self._file is not None, "answers are added inside `with`"
+        line = json.dumps(asdict(graded), ensure_ascii=False).encode(errors="replace")
         self._file.write(line + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._by_key[result.key] = result
+        self._by_key[graded.key] = graded
 
-    def found(self, keys: Iterable[str] | None = None) -> list[Result]:
-        """The results of these keys that exist, in that order; without keys, all as they came."""
-        return [
-            self._by_key[key]
-            for key in (self._by_key if keys is None else keys)
-            if key in self._by_key
-        ]
+    def answers(self, keys: Iterable[str] | None = None) -> list[Graded]:
+        """The stored answers with these keys, in this order. Without keys: all, in the order in
+        which they were added."""
+        if keys is None:
+            return list(self._by_key.values())
+        return [self._by_key[key] for key in keys if key in self._by_key]
 
 
-def read_results(data: bytes, path: Path) -> tuple[list[Result], int]:
-    """The results in a file's content, and where the last whole line ends. Only the last line may
-    be broken."""
+def read_answers(data: bytes, path: Path) -> tuple[list[Graded], int]:
+    """The graded answers in a file's content, and the offset at which the last complete line ends.
+    Only the last line may be broken."""
     *lines, rest = data.split(b"\n")
-    results: list[Result] = []
-    for at, line in enumerate(lines):
+    end = len(data) - len(rest)
+    answers: list[Graded] = []
+    for number, line in enumerate(lines, 1):
         try:
-            results.append(_RESULT.validate_json(line, strict=True))
+            answers.append(_GRADED.validate_json(line, strict=True))
         except ValidationError as error:
-            if at == len(lines) - 1:
-                return results, len(data) - len(rest) - len(line) - 1
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the line"
-            wrong = UsageError(f"{path}:{at + 1} is not a result: {where}: {first['msg']}")
-            raise advised(wrong, "delete that line, or name another folder with --out") from error
-    return results, len(data) - len(rest)
+            if number == len(lines):
+                return answers, end - len(line) - 1
+            problem = error.errors()[0]
+            field = ".".join(map(str, problem["loc"])) or "the line"
+            broken = UsageError(f"{path}:{number} is not a result: {field}: {problem['msg']}")
+            raise advised(broken, "delete that line, or name another folder with --out") from error
+    return answers, end

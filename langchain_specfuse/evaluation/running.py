@@ -1,8 +1,8 @@
-"""Runs an evaluation: asks every system every question, many at a time, and keeps each result as
-soon as it exists.
+"""Run an evaluation: ask every system every question, grade the answers and store each at once.
 
-Up to ``at_once`` questions of a system are under way together, so the workers form batches of them.
-Systems run one after another, because one would slow down the other's clock.
+Up to ``at_once`` questions of a system are under way together, so that the workers form batches.
+Systems run one after another, so that none slows down another. What has a result is not asked
+again; what failed is.
 """
 
 from __future__ import annotations
@@ -12,54 +12,119 @@ import itertools
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from .._version import __version__
 from ..core.member import Member
+from ..core.options import Settings
 from ..core.round import Round
 from ..core.values import Query
 from ..engine.ensemble import Ensemble
 from ..engine.worker import worker_for
-from ..errors import SpecFuseError, UsageError, amount
+from ..errors import SpecFuseError, UsageError, advised, amount
 from ..show.terminal import visible
-from .baselines import answered
 from .checkers import Grade, Question
-from .results import Result, Results
-from .systems import System
+from .results import Graded, Results
+from .synthesis import synthesis
 from .tasks import Task, digest
 
 AT_ONCE = 16
-Seen = Callable[[System, int, int], None]
-"""Called after every result: which system, how many are done, of how many."""
-Asked = tuple[str, Question, int]
-"""A result's key, the question and the seed."""
+ENSEMBLE, SYNTHESIS = "ensemble", "synthesis"
+_LIMITS = {"timeout", "max_concurrency", "max_waiting"}
+"""Settings that never change an answer, only whether there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What answers the questions: members and settings."""
+
+    name: str
+    members: tuple[str, ...]
+    settings: Settings
+    verifiers: tuple[str, ...] = ()
+    synthesis: bool = False
+    """Members answer alone, and the lead writes one answer from theirs."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether one member answers by itself."""
+        return len(self.members) == 1 and not self.verifiers and self.settings.samples == 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """The system as plain data."""
+        return {
+            "name": self.name,
+            "members": list(self.members),
+            "verifiers": list(self.verifiers),
+            "settings": self.settings.model_dump(),
+            "synthesis": self.synthesis,
+        }
+
+    def fingerprint(self, identities: Mapping[str, Any]) -> str:
+        """A hash of everything that can change an answer. ``identities``: see :func:`identity`."""
+        members = [identities[name] for name in self.members]
+        verifiers = [identities[name] for name in self.verifiers]
+        settings = self.settings.model_dump(exclude=_LIMITS)
+        return digest([members, verifiers, self.name, settings, self.synthesis])
+
+
+def alone_and_together(
+    members: Iterable[str], settings: Settings, verifiers: Iterable[str] = ()
+) -> tuple[System, ...]:
+    """Each member alone, and the ensemble of all, if there are two members or a verifier.
+
+    >>> [system.name for system in alone_and_together(["a", "b"], Settings())]
+    ['a', 'b', 'ensemble']
+    """
+    names, judges = tuple(members), tuple(verifiers)
+    singles = tuple(System(name, (name,), settings) for name in names)
+    if len(names) == 1 and not judges:
+        return singles
+    for name in (ENSEMBLE, SYNTHESIS):
+        if name in names:
+            error = UsageError(f"no member may be called {name!r} in an evaluation")
+            raise advised(error, "give that member another name")
+    return (*singles, System(ENSEMBLE, names, settings, verifiers=judges))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One question for one system."""
+
+    key: str
+    """The key of its result."""
+    question: Question
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is evaluated: systems x questions x seeds."""
+    """What is evaluated: each system answers each question once per seed."""
 
     task: Task
     systems: tuple[System, ...]
     members: Mapping[str, Member]
     seeds: tuple[int, ...] = (0,)
     at_once: int = AT_ONCE
-    timeout: float | None = None
-    """Seconds for one answer; one that takes longer counts as failed."""
+    """Questions of one system under way together."""
 
-    def keys(self, system: System) -> list[Asked]:
-        """Everything that this system is asked, with the keys of the results."""
+    def asks(self, system: System) -> list[Ask]:
+        """Everything that this system is asked."""
         identities = {name: identity(member) for name, member in self.members.items()}
-        mark = digest([__version__, system.name, system.fingerprint(identities)])
+        mark = digest([__version__, system.fingerprint(identities)])
         return [
-            (digest([mark, self.task.fingerprint(question), seed]), question, seed)
+            Ask(digest([mark, self.task.fingerprint(question), seed]), question, seed)
             for seed in self.seeds
             for question in self.task.questions
         ]
+
+
+Watch = Callable[[System, int, int], None]
+"""Called after every result with the system, how many answers it has, and out of how many."""
 
 
 def identity(member: Member) -> Any:
@@ -68,34 +133,41 @@ def identity(member: Member) -> Any:
     return [member.name, dict(spec) if isinstance(spec, Mapping) else type(member).__name__]
 
 
-def run(plan: Plan, results: Results, *, seen: Seen | None = None) -> list[Result]:
-    """Ask what has no result yet or has failed, and return all results of the plan."""
+def run(plan: Plan, results: Results, *, watch: Watch | None = None) -> list[Graded]:
+    """Ask what has no result yet or has failed, and return the plan's graded answers."""
 
-    def work() -> list[Result]:
-        return asyncio.run(_run(plan, results, seen or (lambda *_: None)))
+    def work() -> list[Graded]:
+        return asyncio.run(_run(plan, results, watch or _ignore))
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
-    with ThreadPoolExecutor(1) as pool:  # a notebook's cells run inside a loop
+    with ThreadPoolExecutor(1) as pool:  # the cells of a notebook run inside a loop
         return pool.submit(work).result()
 
 
-async def _run(plan: Plan, results: Results, seen: Seen) -> list[Result]:
+def _ignore(system: System, done: int, total: int) -> None:
+    pass
+
+
+async def _run(plan: Plan, results: Results, watch: Watch) -> list[Graded]:
     for system in plan.systems:
-        await _ask(plan, system, results, seen)
-    return results.found(key for system in plan.systems for key, _, _ in plan.keys(system))
+        await _ask_all(plan, system, results, watch)
+    asks = itertools.chain.from_iterable(plan.asks(system) for system in plan.systems)
+    return results.answers(ask.key for ask in asks)
 
 
-async def _ask(plan: Plan, system: System, results: Results, seen: Seen) -> None:
-    """Ask this system what has no result. An error, such as a usage error, stops the rest."""
-    asked = plan.keys(system)
-    failed = {result.key for result in results.found(key for key, _, _ in asked) if result.error}
-    open = [one for one in asked if one[0] not in results or one[0] in failed]
-    done = itertools.count(len(asked) - len(open))
-    seen(system, next(done), len(asked))
-    if not open:
+async def _ask_all(plan: Plan, system: System, results: Results, watch: Watch) -> None:
+    """Ask this system what has no result. A usage error stops the rest."""
+    asks = plan.asks(system)
+    complete = {
+        graded.key for graded in results.answers(ask.key for ask in asks) if not graded.error
+    }
+    remaining = [ask for ask in asks if ask.key not in complete]
+    done = itertools.count(len(complete))
+    watch(system, next(done), len(asks))
+    if not remaining:
         return
     ensemble = Ensemble(
         [plan.members[name] for name in system.members],
@@ -103,26 +175,84 @@ async def _ask(plan: Plan, system: System, results: Results, seen: Seen) -> None
     )
     await asyncio.wrap_future(ensemble.loaded())
     for member in ensemble.members.values():
-        # Prompts read for an earlier system would make this one look faster.
+        # Prompts that an earlier system has read would make this one look faster.
         if drop := getattr(member, "drop_prefixes", None):
             await asyncio.wrap_future(on_worker(member, drop))
     limit = asyncio.Semaphore(plan.at_once)
 
-    async def answer(one: Asked) -> None:
+    async def answer(ask: Ask) -> None:
         async with limit:
-            results.add(await _answer(plan, system, ensemble, *one))
-        seen(system, next(done), len(asked))
+            results.add(await _graded(plan, system, ensemble, ask))
+        watch(system, next(done), len(asks))
 
     try:
         async with asyncio.TaskGroup() as group:
-            for one in open:
-                group.create_task(answer(one))
-    except ExceptionGroup as several:
-        raise several.exceptions[0] from None
+            for ask in remaining:
+                group.create_task(answer(ask))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _graded(plan: Plan, system: System, ensemble: Ensemble, ask: Ask) -> Graded:
+    """Ask one question and grade the answer."""
+    seed = system.settings.sampling.seed + ask.seed
+    settings = system.settings.model_copy(update={"seed": seed})
+    turns = ask.question.turns
+    answer, failure = "", ""
+    rounds: list[Round] = []
+    try:
+        if system.synthesis:
+            answer, rounds = await synthesis(ensemble, turns, settings)
+        else:
+            query = Query(f"eval-{uuid.uuid4().hex}", turns)
+            stream = ensemble.arounds(query, settings)
+            async with aclosing(stream):  # type: ignore[type-var]
+                async for round in stream:
+                    rounds.append(round)
+                    answer += round.text
+    except UsageError:
+        raise
+    except (SpecFuseError, TimeoutError) as error:
+        failure = f"{type(error).__name__}: {error}"
+    if failure:
+        grade = Grade(0.0, "failed")
+    else:
+        # in a thread, because a checker may take its time
+        grade = await asyncio.to_thread(plan.task.grade, ask.question, answer)
+    return Graded(
+        ask.key,
+        system.name,
+        ask.question.id,
+        ask.seed,
+        answer,
+        grade.score,
+        grade.note,
+        failure,
+        finish=(rounds[-1].finish or "") if rounds else "",
+        tokens=sum(len(round.drafts[round.winner].tokens) for round in rounds),
+        passes=sum(map(passes_of, rounds)),
+        seconds=seconds_of(rounds),
+    )
+
+
+def passes_of(round: Round) -> int:
+    """The forward passes of a round: one per drafted token, one per verifier that scored."""
+    drafted = sum(max(len(draft.tokens), 1) for draft in round.drafts.values())
+    return drafted + len(round.efforts.get("verify", {}))
+
+
+def seconds_of(rounds: Sequence[Round]) -> float:
+    """Seconds that all members computed for these rounds."""
+    return math.fsum(
+        effort.seconds
+        for round in rounds
+        for by_member in round.efforts.values()
+        for effort in by_member.values()
+    )
 
 
 def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
-    """The result of a call in the thread of the member's worker: members are used in no other."""
+    """Call a function in the thread of the member's worker: members are used in no other."""
     done: Future[Any] = Future()
 
     def work() -> None:
@@ -136,92 +266,33 @@ def on_worker(member: Member, call: Callable[[], Any]) -> Future[Any]:
     return done
 
 
-async def _answer(
-    plan: Plan, system: System, ensemble: Ensemble, key: str, question: Question, seed: int
-) -> Result:
-    base = system.settings.sampling.seed
-    settings = system.settings.model_copy(update={"seed": base + seed})
-    query = Query(f"eval-{uuid.uuid4().hex}", question.turns)
-    began, since, first = time.time(), time.perf_counter(), None
-    rounds: list[Round] = []
-    error = ""
-    settings = settings.model_copy(update={"timeout": plan.timeout, "prior": system.prior})
-    try:
-        if system.baseline:
-            answer, rounds = await answered(system.baseline, ensemble, question.turns, settings)
-        else:
-            async with aclosing(ensemble.arounds(query, settings)) as agreed:  # type: ignore[type-var]
-                async for round in agreed:
-                    rounds.append(round)
-                    if first is None and round.text:
-                        first = time.perf_counter() - since
-            answer = "".join(round.text for round in rounds)
-    except UsageError:
-        raise
-    except (SpecFuseError, TimeoutError) as wrong:
-        answer, error = "".join(round.text for round in rounds), f"{type(wrong).__name__}: {wrong}"
-    seconds = time.perf_counter() - since
-    # In a thread, because a checker may take its time.
-    grade = (
-        Grade(0.0, "failed")
-        if error
-        else await asyncio.to_thread(plan.task.grade, question, answer)
-    )
-    took: dict[str, Any] = {
-        "error": error,
-        "began": began,
-        "seconds": seconds,
-        "first_s": first,
-        **counts(rounds),
-    }
-    return Result(key, system.name, question.id, seed, answer, **asdict(grade), **took)
-
-
-def counts(rounds: Sequence[Round]) -> dict[str, Any]:
-    """What a result counts in the rounds of its answer."""
-    return {
-        "finish": (rounds[-1].finish or "") if rounds else "",
-        "tokens": sum(len(round.drafts[round.winner].tokens) for round in rounds),
-        "rounds": len(rounds),
-        "open": sum(len(round.drafts) > 1 for round in rounds),
-        "replaced": sum(bool(round.lead) and round.lead not in round.authors for round in rounds),
-        "passes": sum(passes_of(round) for round in rounds),
-        "work_s": math.fsum(
-            e.seconds for round in rounds for by in round.efforts.values() for e in by.values()
-        ),
-    }
-
-
-def passes_of(round: Round) -> int:
-    """The forward passes of a round: one per token that was drafted, one per verifier that
-    scored."""
-    drafted = sum(max(len(draft.tokens), 1) for draft in round.drafts.values())
-    return drafted + len(round.efforts.get("verify", {}))
-
-
 class Progress:
-    """Prints how far each system is and how long it will take: ``run(plan, results,
-    seen=Progress(sys.stderr))``."""
+    """Prints how far each system is, and how long it will still take: ``run(plan, results,
+    watch=Progress(sys.stderr))``."""
 
     EVERY_S = 10.0
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._system = ""
-        self._earlier = 0
-        """Results of an earlier run: they say nothing about speed."""
+        self._stored = 0
+        """Results of an earlier run, which say nothing about speed."""
         self._since = self._printed = time.monotonic()
 
-    def __call__(self, system: System, done: int, of: int) -> None:
+    def __call__(self, system: System, done: int, total: int) -> None:
         now = time.monotonic()
         if system.name != self._system:
-            self._system, self._earlier, self._since = system.name, done, now
-        line = f"{system.name}: {done} of {amount(of, 'answer')}"
-        if self._earlier < done < of:
-            seconds = (now - self._since) / (done - self._earlier) * (of - done)
-            line += (
-                f", about {f'{seconds:.0f} s' if seconds < 90 else f'{seconds / 60:.0f} min'} left"
-            )
-        if done == of or now - self._printed >= self.EVERY_S:
+            self._system, self._stored, self._since = system.name, done, now
+        line = f"{system.name}: {done} of {amount(total, 'answer')}"
+        if self._stored < done < total:
+            seconds = (now - self._since) / (done - self._stored) * (total - done)
+            line += f", about {_duration(seconds)} left"
+        if done == total or now - self._printed >= self.EVERY_S:
             self._printed = now
             print(visible(line), file=self._stream, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from .checkers import CHECKERS, Checker, Grade, Question, checker_named
 ROLES = ("system", "user", "assistant")
 EXAMPLE = 'one object per line: {"input": "2 + 2?", "reference": "4"}'
 RESULTS_OF = {"number": "number", "choice": "choice", "exact": "text"}
-"""checker -> what it looks at in an answer."""
+"""checker -> the result by which whole answers can be compared (``core.results``)."""
+_COLUMNS = ("input", "reference", "id", "checker")
+"""Keys of a line; the others are facts for the checker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +29,18 @@ class Task:
     questions: tuple[Question, ...]
     checker: Checker
     mark: str
-    """Identifies the checker: results under another one do not count."""
+    """Identifies the checker: answers graded by another one are graded again."""
     max_tokens: int = 256
     measure: str = "share of right answers"
     result: str | None = None
-    """What whole answers can be compared by (``core.results``), if the checker says it."""
+    """By what whole answers can be compared (``core.results``), if the checker implies it."""
 
     def first(self, count: int | None) -> Task:
-        """The task with its first ``count`` questions."""
+        """The task with its first ``count`` questions; None: with all."""
         return self if count is None else replace(self, questions=self.questions[:count])
 
     def grade(self, question: Question, answer: str) -> Grade:
-        """The checker's grade. An empty answer is wrong, whatever the checker says."""
+        """The checker's grade. An empty answer is wrong, whatever the checker returns."""
         if not answer.strip():
             return Grade(0.0, note="empty answer")
         try:
@@ -46,18 +48,21 @@ class Task:
         except UsageError:
             raise
         except Exception as error:  # the user's function, on an answer that it did not expect
-            said = f"the checker raised on the answer {answer!r:.80} to question {question.id!r}"
-            wrong = UsageError(f"{said}: {type(error).__name__}: {error}")
-            raise advised(wrong, "fix it, and run this again: graded answers are kept") from error
-        if not 0.0 <= grade.score <= 1.0:
-            wrong = UsageError(
-                f"a checker must give a score from 0 to 1, got {grade.score!r} for {question.id!r}"
+            failure = UsageError(
+                f"the checker raised on the answer {answer!r:.80} to question {question.id!r}: "
+                f"{type(error).__name__}: {error}"
             )
-            raise advised(wrong, "divide by the highest score that it can give")
+            raise advised(failure, "fix it, and run this again: graded answers are kept") from error
+        if not 0.0 <= grade.score <= 1.0:
+            out_of_range = UsageError(
+                f"a checker must return a score from 0 to 1, got {grade.score!r} for "
+                f"{question.id!r}"
+            )
+            raise advised(out_of_range, "divide by the highest score that it can return")
         return grade
 
     def fingerprint(self, question: Question) -> str:
-        """Changes with anything that can change this question's grade, besides the answer."""
+        """A hash of everything besides the answer that can change this question's grade."""
         turns = [[turn.role, turn.text] for turn in question.turns]
         parts = [turns, question.reference, question.checker, dict(question.facts)]
         return digest([self.name, self.mark, question.id, parts])
@@ -65,34 +70,43 @@ class Task:
 
 def digest(data: Any) -> str:
     """A short hash of plain data."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+    text = json.dumps(data, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def jsonl(path: str | Path, checker: str | None = None, *, allow_code: bool = False) -> Task:
-    """The questions of a JSONL file. ``checker``, a name or ``FILE.py:FUNCTION``, is for lines that
-    do not name one. A line may name ``FILE.py:FUNCTION`` only with ``allow_code``, because that
-    file is run."""
+    """The questions of a JSONL file.
+
+    ``checker``, a name or ``FILE.py:FUNCTION``, is for lines that do not name one. A line may name
+    ``FILE.py:FUNCTION`` only with ``allow_code``, because that file is run.
+    """
     questions = questions_of(path)
     if checker is None and any(not question.checker for question in questions):
         error = UsageError(f"{path}: not every line names a checker")
         raise advised(error, f"--checker NAME, one of {', '.join(CHECKERS)}, or FILE.py:FUNCTION")
-    given = {checker} if checker else set()
-    named = {question.checker for question in questions} - {""}
+    default = {checker} if checker else set()
+    in_file = {question.checker for question in questions} - {""}
     if not allow_code:
-        _refuse_code(path, named - given)
-    names = named | given
+        _refuse_code(path, in_file - default)
+    names = in_file | default
     by_name = {name: checker_named(name) for name in sorted(names)}
 
     def grade(question: Question, answer: str) -> Grade:
-        return by_name[question.checker or str(checker)][0](question, answer)
+        check, _ = by_name[question.checker or str(checker)]
+        return check(question, answer)
 
-    for question in questions:  # refuse a reference that cannot be used now, not after an hour
+    for question in questions:  # refuse an unusable reference now, not after an hour
         if (question.checker or checker) in CHECKERS:
             grade(question, "?")
-    measure = "mean score" if names - CHECKERS.keys() else "share of right answers"
-    mark = f"{checker} " + " ".join(mark for _, mark in by_name.values())
-    result = RESULTS_OF.get(*names) if len(names) == 1 else None
-    return Task(Path(path).stem, questions, grade, mark, measure=measure, result=result)
+    custom = names - CHECKERS.keys()
+    return Task(
+        Path(path).stem,
+        questions,
+        grade,
+        mark=f"{checker} " + " ".join(mark for _, mark in by_name.values()),
+        measure="mean score" if custom else "share of right answers",
+        result=RESULTS_OF.get(*names) if len(names) == 1 else None,
+    )
 
 
 def _refuse_code(path: str | Path, checkers: set[str]) -> None:
@@ -114,25 +128,28 @@ def questions_of(path: str | Path) -> tuple[Question, ...]:
     """The questions of a JSONL file: ``input``, ``reference``, optional ``id``, ``checker``,
     ``choices`` and others."""
     questions = []
-    lines: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     for number, line in json_lines(path):
         where = f"{path}:{number}"
         if "input" not in line:
             raise advised(UsageError(f"{where} has no 'input', only {sorted(line)}"), EXAMPLE)
-        facts = {
-            key: value
-            for key, value in line.items()
-            if key not in ("input", "reference", "id", "checker")
-        }
         name = str(number if line.get("id") is None else line["id"])
-        if lines.setdefault(name, number) != number:
+        if name in line_of:
             error = UsageError(
                 f"{where}: two questions have the id {name!r}, this one and that of line "
-                f"{lines[name]}"
+                f"{line_of[name]}"
             )
             raise advised(error, "leave ids out, or make them differ")
-        turns, checker = _turns(line["input"], where), str(line.get("checker") or "")
-        questions.append(Question(name, turns, line.get("reference"), checker, facts))
+        line_of[name] = number
+        questions.append(
+            Question(
+                name,
+                _turns(line["input"], where),
+                line.get("reference"),
+                checker=str(line.get("checker") or ""),
+                facts={key: value for key, value in line.items() if key not in _COLUMNS},
+            )
+        )
     if not questions:
         raise advised(UsageError(f"{path} contains no questions"), EXAMPLE)
     return tuple(questions)
@@ -144,10 +161,10 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         # some editors begin a file with a byte order mark
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        wrong = UsageError(f"{path} cannot be read: {error}")
+        unreadable = UsageError(f"{path} cannot be read: {error}")
         line = '{"input": "2 + 2?", "reference": "4"}'
         raise advised(
-            wrong, f"name a JSONL file in UTF-8, with a question on each line: {line}"
+            unreadable, f"name a JSONL file in UTF-8, with a question on each line: {line}"
         ) from error
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -155,12 +172,10 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-            where = (
-                f"{error.msg} at character {error.pos + 1}"
-                if isinstance(error, json.JSONDecodeError)
-                else error
-            )
-            raise advised(UsageError(f"{path}:{number} is not JSON: {where}"), EXAMPLE) from error
+            reason: object = error
+            if isinstance(error, json.JSONDecodeError):
+                reason = f"{error.msg} at character {error.pos + 1}"
+            raise advised(UsageError(f"{path}:{number} is not JSON: {reason}"), EXAMPLE) from error
         if not isinstance(value, dict):
             raise advised(
                 UsageError(f"{path}:{number} must be an object, got {type(value).__name__}"),
@@ -169,28 +184,29 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, value
 
 
-def _turns(given: Any, where: str) -> tuple[Turn, ...]:
+def _turns(content: Any, where: str) -> tuple[Turn, ...]:
     """The turns of a text, or of a list of messages ``{"role": ..., "content": ...}`` that ends
     with the user's."""
-    if isinstance(given, str) and given.strip():
-        return (Turn("user", given),)
-    if (
-        isinstance(given, list)
-        and given
-        and all(map(_is_message, given))
-        and given[-1]["role"] == "user"
-    ):
-        return tuple(Turn(message["role"], message["content"]) for message in given)
-    wanted = 'a text, or a list of {"role": "user", "content": "..."} that ends with the user'
+    if isinstance(content, str) and content.strip():
+        return (Turn("user", content),)
+    if _is_conversation(content):
+        return tuple(Turn(message["role"], message["content"]) for message in content)
+    expected = 'a text, or a list of {"role": "user", "content": "..."} that ends with the user'
     raise advised(
-        UsageError(f"{where}: input must be {wanted}, got {given!r:.120}"),
+        UsageError(f"{where}: input must be {expected}, got {content!r:.120}"),
         "see docs/how-to/evaluate.md",
     )
 
 
-def _is_message(given: Any) -> bool:
+def _is_conversation(content: Any) -> bool:
+    if not isinstance(content, Sequence) or not content or isinstance(content, str):
+        return False
+    return all(map(_is_message, content)) and content[-1]["role"] == "user"
+
+
+def _is_message(value: Any) -> bool:
     return (
-        isinstance(given, Mapping)
-        and given.get("role") in ROLES
-        and isinstance(given.get("content"), str)
+        isinstance(value, Mapping)
+        and value.get("role") in ROLES
+        and isinstance(value.get("content"), str)
     )

@@ -182,7 +182,7 @@ def command(name: str) -> str:
         rows = [
             _option(action)
             for action in group._group_actions
-            if not isinstance(action, argparse._HelpAction)
+            if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS
         ]
         if rows:
             # argparse's names say nothing

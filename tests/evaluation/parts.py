@@ -1,5 +1,4 @@
-"""Members with known strengths, and tasks of sums: what the tests of this folder ask, and who
-answers."""
+"""Members with known strengths, and a task of sums."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Draft, DraftJob, Failure, Query, Scored, ScoreJob
-from langchain_specfuse.evaluation import Plan, Task, chosen, jsonl
+from langchain_specfuse.evaluation import Plan, Task, alone_and_together, jsonl
 from langchain_specfuse.members.scripted import ScriptedMember
 
 
@@ -42,22 +41,17 @@ def knows(name: str, right: Callable[[int], bool], confidence: float = 1.0) -> K
 def sums(folder: Path, count: int = 30) -> Task:
     path = folder / "sums.jsonl"
     lines = [
-        json.dumps({"input": f"{at} + {at + 1}?", "reference": str(2 * at + 1)})
-        for at in range(count)
+        {"input": f"{first} + {first + 1}?", "reference": str(2 * first + 1)}
+        for first in range(count)
     ]
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join(map(json.dumps, lines)))
     return jsonl(path, "number")
 
 
-def plan(
-    task: Task,
-    members: Sequence[Any],
-    systems: Sequence[str] = ("singles", "ensemble"),
-    **more: Any,
-) -> Plan:
-    names = [member.name for member in members]
+def plan(task: Task, members: Sequence[Any], **more: Any) -> Plan:
+    """Each member alone and all together."""
     by_name = {member.name: member for member in members}
-    return Plan(task, tuple(chosen(systems, names, Settings(max_tokens=64))), by_name, **more)
+    return Plan(task, alone_and_together(by_name, Settings(max_tokens=64)), by_name, **more)
 
 
 class Confident(Known):
@@ -80,7 +74,7 @@ class Confident(Known):
 
 
 class Shifted(Known):
-    """Its scores are those of another text: what a server does that ignores what it is asked."""
+    """Returns the scores of another text, like a server that ignores its input."""
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
         return [

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from langchain_specfuse import demo
 from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.cli.main import FAILED, FINE, MISUSED, main
 
@@ -23,8 +24,11 @@ def call(capsys, tmp_path, monkeypatch):
 
     def called(*argv: str, by=None):
         members = by or [knows("ann", lambda n: True), knows("bob", lambda n: n % 4 == 1)]
-        code = main(argv, members=members)
-        return (code, *capsys.readouterr())
+        # without --members, the demo's members answer
+        monkeypatch.setattr(demo, "to_fetch", lambda *size: [])
+        monkeypatch.setattr(demo, "ensemble", lambda *size: members)
+        monkeypatch.setattr(demo, "demo_members", lambda *size: members)
+        return (main(argv), *capsys.readouterr())
 
     return called
 
@@ -42,38 +46,42 @@ def test_eval_prints_a_table_and_keeps_results_and_reports(call, tmp_path):
     assert again[:2] == (FINE, out) and silent.draft_calls == 0
 
 
-def test_eval_as_json_compares_what_is_named(call, tmp_path):
-    systems = ("--systems", "ensemble", "bob", "vote", "short:segment_tokens=2,exit=never")
-    more = ("--json", "-q", "--limit", "3", "--segment-tokens", "3")
-    code, out, err = call(*SUMS, *more, *systems)
-    report = json.loads(out)
-    assert (code, err) == (FINE, "")
-    assert [row["system"] for row in report["rows"]] == ["ensemble", "bob", "vote", "short"]
-    tokens = {
-        name: system["settings"]["segment_tokens"]
-        for name, system in report["about"]["systems"].items()
-    }
-    assert tokens == {"ensemble": 3, "bob": 3, "vote": 3, "short": 2}
-
-
-def test_a_recorded_evaluation_compares_other_systems_without_asking_again(call, tmp_path):
-    record = ("--record", "bank.sqlite", "-q")
-    assert call(*SUMS, *record)[0] == FINE and (tmp_path / "bank.sqlite").exists()
-    silent = [Known("no", name=name, fails_in=1) for name in ("ann", "bob")]
-    systems = (
-        "--systems",
-        "singles",
-        "ensemble",
-        "slow:learning_rate=0.5",
-        "lead-alone",
-        "--json",
-        "--lead",
-        "ann",
-    )
-    code, out, _ = call(*SUMS, *record, *systems, "--out", "other", by=silent)
+def test_eval_as_json_compares_the_ensemble_that_is_named(call):
+    more = ("--json", "-q", "--limit", "3", "--segment-tokens", "3", "--lead", "bob")
+    code, out, err = call(*SUMS, *more, "--method", "margin=inf")
     report = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert code == FINE and not any(row["failed"] for row in report["rows"])
-    assert [one.draft_calls for one in silent] == [0, 0]
+    assert (code, err) == (FINE, "")
+    assert [row["system"] for row in report["rows"]] == ["ann", "bob", "ensemble"]
+    pairs = [(one["system"], one["other"]) for one in report["comparisons"]]
+    assert pairs == [("ensemble", "ann"), ("ensemble", "bob")]
+    assert report["rows"][2]["score"] == report["rows"][1]["score"]
+    settings = report["about"]["systems"]["ensemble"]["settings"]
+    assert (settings["segment_tokens"], settings["method"]["margin"]) == (3, "inf")
+
+
+def test_a_synthesis_is_written_by_the_lead_from_all_answers(call):
+    requests = []
+
+    def reads(query):
+        text = query.turns[-1].text
+        if "Several assistants" not in text:
+            return "I do not know."
+        requests.append(text)
+        return text.split("Answer 1:\n")[1].split("\n")[0]
+
+    by = [knows("ann", lambda n: True), Known(reads, name="reader")]
+    options = ("--limit", "4", "-q", "--json", "--lead", "reader")
+    code, out, _ = call(*SUMS, *options, "--systems", "singles", "synthesis", by=by)
+    scores = {row["system"]: row["score"] for row in json.loads(out)["rows"]}
+    assert code == FINE and scores == {"ann": 1.0, "reader": 0.0, "synthesis": 1.0}
+    assert "Answer 1:\nThe sum is 1." in requests[0] and "Answer 2:\nI do not" in requests[0]
+
+
+@pytest.mark.parametrize("flag", [["--systems", "vote"], ["--record", "x"]])
+def test_what_earlier_versions_did_is_refused_with_the_way_to_do_it(call, flag):
+    code, out, err = call(*SUMS, *flag, "-q")
+    assert (code, out) == (MISUSED, "")
+    assert flag[0] in err and "-> " in err and "studies/compare.py" in err
 
 
 def test_the_doctor_writes_a_profile_that_a_chat_model_takes(call, tmp_path):
@@ -96,7 +104,6 @@ WRONG = {
     "unknown checker": ["eval", "sums.jsonl", "--checker", "magic"],
     "no questions": [*SUMS, "--limit", "0"],
     "seeds without sampling": [*SUMS, "--seeds", "1", "2"],
-    "unknown system": [*SUMS, "--systems", "magic"],
     "out is a file": [*SUMS, "--out", "sums.jsonl"],
     "too few prompts": ["doctor", "--prompts", "few.jsonl", "--checker", "exact"],
     "profile in no folder": ["doctor", "--profile", "none/p.json"],
@@ -121,7 +128,7 @@ def test_doctor_prints_findings_numbers_and_advice(call, tmp_path):
         "doctor", "--prompts", "sums.jsonl", "--checker", "number", "--out", "here"
     )
     assert code == FINE, err
-    assert "ok    scores: its scores differ" in out and "Advice\n  - " in out and "tokens/s" in out
+    assert "ok    scores: its scores differ" in out and "Advice\n  - " in out and "passes" in out
     found = json.loads((tmp_path / "here" / "doctor.json").read_text())
     assert found["verdict"] in ("alone", "cannot tell", "ensemble")
     assert found["advice"][0] in out

@@ -13,8 +13,8 @@ from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import Query, Turn
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation import Results
-from langchain_specfuse.evaluation.checks import examine, load
 from langchain_specfuse.evaluation.doctor import diagnosed, own_task
+from langchain_specfuse.evaluation.health import examine, load
 
 from .parts import Confident, Forgetful, Known, Missing, Shifted, knows, sums
 
@@ -76,7 +76,7 @@ def diagnosis(folder, *members, count: int = 60, **options):
 
 
 def rows(found) -> dict[str, float]:
-    return {row.system: row.score.mean for row in found.report.rows}
+    return {row.system: row.score for row in found.report.rows}
 
 
 def test_members_that_know_different_things_make_a_good_ensemble(tmp_path):

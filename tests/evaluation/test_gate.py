@@ -1,13 +1,13 @@
-"""The gate lets in what helps, and what does not help in at most one of ten calibrations."""
+"""The gate admits members that help, and others in at most one of ten calibrations."""
 
 import math
 import random
 
 import pytest
 
-from langchain_specfuse.evaluation import Result
+from langchain_specfuse.evaluation import Graded
+from langchain_specfuse.evaluation.comparison import one_sided
 from langchain_specfuse.evaluation.gate import ALPHA, opens, weights
-from langchain_specfuse.evaluation.statistics import chance_of
 
 
 def clopper_pearson(wins: int, count: int, alpha: float) -> float:
@@ -33,11 +33,11 @@ def test_it_opens_exactly_where_the_lower_bound_exceeds_one_half(ways):
                 bound = clopper_pearson(wins, wins + losses, ALPHA / ways) if wins else 0.0
                 assert opens(wins, losses, ways) == (bound > 0.5), (wins, losses)
     assert not opens(0, 0, ways)
-    assert chance_of(0, 5) == 1.0
+    assert one_sided(0, 5) == 1.0
 
 
 @pytest.mark.parametrize(("questions", "differ"), [(40, 0.3), (200, 0.1), (200, 0.5)])
-def test_what_is_no_better_than_the_lead_opens_in_at_most_one_of_ten_calibrations(
+def test_a_way_that_is_no_better_than_the_lead_opens_in_at_most_one_of_ten_calibrations(
     questions, differ
 ):
     """A thousand simulated calibrations of three ways, none better than the lead: one opened is one
@@ -54,16 +54,10 @@ def test_what_is_no_better_than_the_lead_opens_in_at_most_one_of_ten_calibration
 
 def test_weights_are_log_odds_and_count_more_where_errors_seldom_agree():
     def answers(right, wrong):
+        numbers = [n if n < right else wrong + n for n in range(98)]
         return [
-            Result(
-                f"{right}{wrong}{at}",
-                "x",
-                str(at),
-                0,
-                f"it is {at if at < right else wrong + at}",
-                float(at < right),
-            )
-            for at in range(98)
+            Graded(f"{right}{wrong}{n}", "x", str(n), 0, f"it is {number}", float(n < right))
+            for n, number in enumerate(numbers)
         ]
 
     apart = weights({"ann": answers(74, 1000), "bob": answers(49, 2000)}, "number")

@@ -8,17 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from langchain_specfuse.engine.worker import worker_for
+from langchain_specfuse.core.options import Settings
 from langchain_specfuse.errors import UsageError
-from langchain_specfuse.evaluation import Results, run
-from langchain_specfuse.evaluation.results import Result
+from langchain_specfuse.evaluation import Graded, Results, run
 
 from .parts import Known, knows, plan, sums
 
@@ -27,73 +25,92 @@ def lines_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
+def two() -> list[Known]:
+    return [knows("ann", lambda n: True), knows("bob", lambda n: n % 4 == 1)]
+
+
 def test_every_system_answers_every_question_once(tmp_path):
-    made = plan(sums(tmp_path), [knows("ann", lambda n: True), knows("bob", lambda n: n % 4 == 1)])
+    made = plan(sums(tmp_path), two())
     with Results(tmp_path) as results:
-        found = run(made, results)
-    assert len(found) == 90 == len(lines_of(tmp_path))
-    assert {(one.system, one.question) for one in found} == {
+        answers = run(made, results)
+    assert len(answers) == 90 == len(lines_of(tmp_path))
+    assert {(graded.system, graded.question) for graded in answers} == {
         (system, question.id)
         for system in ("ann", "bob", "ensemble")
         for question in made.task.questions
     }
-    right = {name: sum(one.score for one in found if one.system == name) for name in ("ann", "bob")}
-    assert right == {"ann": 30, "bob": 15}
-    one = next(one for one in found if one.system == "ensemble" and one.question == "1")
-    assert one.answer.startswith("The sum is ") and one.finish == "stop" and one.error == ""
-    assert (one.tokens, one.rounds, one.open) == (4, 1, 1)
+    right = {"ann": 0.0, "bob": 0.0, "ensemble": 0.0}
+    for graded in answers:
+        right[graded.system] += graded.score
+    assert (right["ann"], right["bob"]) == (30, 15)
+    first = next(graded for graded in answers if graded.system == "ensemble")
+    assert first.answer.startswith("The sum is ")
+    assert (first.finish, first.error, first.tokens) == ("stop", "", 4)
 
 
 async def test_a_run_works_where_an_event_loop_is_running_as_in_a_notebook(tmp_path):
     with Results(tmp_path) as results:
-        assert (
-            len(run(plan(sums(tmp_path, 3), [knows("ann", lambda n: True)], ("ann",)), results))
-            == 3
-        )
+        assert len(run(plan(sums(tmp_path, 3), two()), results)) == 9
+
+
+def test_a_lone_member_is_no_ensemble(tmp_path):
+    (member, _) = two()
+    assert [system.name for system in plan(sums(tmp_path), [member]).systems] == ["ann"]
+    with pytest.raises(UsageError, match="no member may be called 'ensemble'"):
+        plan(sums(tmp_path), [member, knows("ensemble", lambda n: True)])
 
 
 def test_only_what_has_no_result_is_asked(tmp_path):
-    members = [knows("ann", lambda n: True), knows("bob", lambda n: True)]
+    members = two()
     made = plan(sums(tmp_path), members)
     with Results(tmp_path) as results:
         first = run(made, results)
     calls = members[0].draft_calls
-    counts = []
+    progress = []
+
+    def watch(system, done, total):
+        progress.append((system.name, done, total))
+
     with Results(tmp_path) as results:
-        again = run(
-            made, results, seen=lambda system, done, of: counts.append((system.name, done, of))
-        )
-        assert again == first and members[0].draft_calls == calls
-        assert counts == [("ann", 30, 30), ("bob", 30, 30), ("ensemble", 30, 30)]
-        run(plan(sums(tmp_path, 31), members[:1], ("ann",)), results)
+        assert run(made, results, watch=watch) == first
+        assert members[0].draft_calls == calls
+        assert progress == [("ann", 30, 30), ("bob", 30, 30), ("ensemble", 30, 30)]
+        run(plan(sums(tmp_path, 31), members[:1]), results)
         assert len(lines_of(tmp_path)) == 91  # one question is new
-        run(plan(sums(tmp_path, 2), members[:1], ("x:max_tokens=63",)), results)
+        alone = plan(sums(tmp_path, 2), members[:1])
+        (system,) = alone.systems
+        shorter = replace(system, settings=Settings(max_tokens=63))
+        run(replace(alone, systems=(shorter,)), results)
         assert len(lines_of(tmp_path)) == 93  # and so is a system with other settings
 
 
-def test_questions_are_under_way_together(tmp_path, monkeypatch):
-    """The first draft returns when eight drafts have been asked for: the others then form one
-    batch."""
-    eight_asked, worker = threading.Event(), worker_for("scripted-batches")
-    asked, sizes = [], []
+def test_each_seed_is_asked_and_the_settings_seed_is_its_beginning(tmp_path):
+    made = plan(sums(tmp_path, 2), two()[:1], seeds=(0, 5))
+    with Results(tmp_path) as results:
+        answers = run(made, results)
+    assert [(graded.question, graded.seed) for graded in answers] == [
+        ("1", 0),
+        ("2", 0),
+        ("1", 5),
+        ("2", 5),
+    ]
 
-    class Waiting(Known):
+
+def test_questions_are_under_way_together(tmp_path):
+    """While the first draft is computed, the other questions arrive and form a batch."""
+    sizes = []
+
+    class Slow(Known):
         def draft(self, jobs):
-            assert eight_asked.wait(30)
+            if not sizes:
+                time.sleep(0.5)
             sizes.append(len(jobs))
             return super().draft(jobs)
 
-    def put(*tasks, put=worker.put):
-        put(*tasks)
-        asked.extend(task for task in tasks if task.work == "draft")
-        if len(asked) == 8:
-            eight_asked.set()
-
-    monkeypatch.setattr(worker, "put", put)
-    member = Waiting(knows("ann", lambda n: True).answer, name="ann", device="scripted-batches")
+    member = Slow(knows("ann", lambda n: True).answer, name="ann", device="scripted-batches")
     with Results(tmp_path) as results:
         run(plan(sums(tmp_path, 8), [member], at_once=8), results)
-    assert sum(sizes) == 8 and len(sizes) <= 2
+    assert sum(sizes) == 8 and max(sizes) > 1
 
 
 def test_one_failed_question_counts_as_wrong_and_the_others_go_on(tmp_path):
@@ -103,19 +120,19 @@ def test_one_failed_question_counts_as_wrong_and_the_others_go_on(tmp_path):
                 raise RuntimeError("no")
             return super().draft(jobs)
 
-    made = plan(
-        sums(tmp_path, 6), [Failing(knows("ann", lambda n: True).answer, name="ann")], at_once=1
-    )
+    failing = Failing(knows("ann", lambda n: True).answer, name="ann")
+    made = plan(sums(tmp_path, 6), [failing], at_once=1)
     with Results(tmp_path) as results:
-        found = run(made, results)
-        failed = [one for one in found if one.error]
-        assert [one.question for one in failed] == ["4"] and failed[0].score == 0
-        assert "RuntimeError: no" in failed[0].error and sum(one.score for one in found) == 5
-        mended = replace(made, members={"ann": knows("ann", lambda n: True)})
-        assert sum(one.score for one in run(mended, results)) == 6
+        answers = run(made, results)
+        failed = [graded for graded in answers if graded.error]
+        assert [graded.question for graded in failed] == ["4"] and failed[0].score == 0
+        assert "RuntimeError: no" in failed[0].error
+        assert sum(graded.score for graded in answers) == 5
+        repaired = replace(made, members={"ann": knows("ann", lambda n: True)})
+        assert sum(graded.score for graded in run(repaired, results)) == 6
     assert len(lines_of(tmp_path)) == 7
-    # the last of one key counts
-    assert sum(result.score for result in Results(tmp_path).found()) == 6
+    # the last line with a key counts
+    assert sum(graded.score for graded in Results(tmp_path).answers()) == 6
 
 
 # --- results on disk ------------------------------------------------------------------------------
@@ -123,13 +140,13 @@ def test_one_failed_question_counts_as_wrong_and_the_others_go_on(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("score", "1.0"), ("score", 2), ("answer", None), ("tokens", 1.5), ("first_s", "soon")],
+    [("score", "1.0"), ("score", 2), ("answer", None), ("tokens", 1.5), ("seconds", "soon")],
 )
 def test_a_broken_line_in_the_middle_is_refused_and_kept(tmp_path, name, value):
     path = tmp_path / "results.jsonl"
     with Results(tmp_path) as results:
-        results.add(Result("a", "ensemble", "1", 0, "x", 1.0))
-        results.add(Result("b", "ensemble", "2", 0, "x", 1.0))
+        results.add(Graded("a", "ensemble", "1", 0, "x", 1.0))
+        results.add(Graded("b", "ensemble", "2", 0, "x", 1.0))
     first, second = path.read_text().splitlines()
     broken = json.dumps(json.loads(first) | {name: value}) + "\n" + second + "\n"
     path.write_text(broken)

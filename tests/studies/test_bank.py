@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bank import Bank, banked, content_of
 
 from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import Attachment, DraftJob, Query, Sampling, Segment, Turn
 from langchain_specfuse.engine import Ensemble
 from langchain_specfuse.errors import EnsembleError, UsageError
-from langchain_specfuse.evaluation.bank import Bank, banked, content_of
-from langchain_specfuse.evaluation.running import identity
 from langchain_specfuse.members.scripted import ScriptedMember
 from tests.members import tiny
 
@@ -29,9 +28,7 @@ def scripted():
 
 def with_bank(members, path, **options):
     bank = Bank(path, **options)
-    return bank, Ensemble(
-        list(banked(members, bank, {name: identity(m) for name, m in members.items()}).values())
-    )
+    return bank, Ensemble(list(banked(members, bank).values()))
 
 
 def facts(rounds):
@@ -52,10 +49,10 @@ def test_a_bank_changes_no_answer_and_is_asked_instead_of_the_member(tmp_path):
     plain = facts(Ensemble(list(scripted().values())).rounds(QUERY, SETTINGS))
     bank, ensemble = with_bank(scripted(), tmp_path / "bank")
     assert facts(ensemble.rounds(QUERY, SETTINGS)) == plain
-    assert bank.asked > 0 and bank.found == 0
+    assert bank.asked > 0 and bank.replayed == 0
     again, ensemble = with_bank(scripted(), tmp_path / "bank")
     assert facts(ensemble.rounds(replace(QUERY, id="another"), SETTINGS)) == plain
-    assert again.asked == 0 and again.found == bank.asked
+    assert again.asked == 0 and again.replayed == bank.asked
 
 
 def test_without_the_members_another_rule_on_the_same_replies_works_and_a_new_one_says_what_is_missing(
@@ -64,7 +61,7 @@ def test_without_the_members_another_rule_on_the_same_replies_works_and_a_new_on
     _, ensemble = with_bank(scripted(), tmp_path / "bank")
     list(ensemble.rounds(QUERY, SETTINGS))
     _, offline = with_bank(scripted(), tmp_path / "bank", offline=True)
-    other = replace(SETTINGS, method=Method(learning_rate=0.0, reward="wins"))
+    other = SETTINGS.model_copy(update={"method": Method(learning_rate=0.0, reward="wins")})
     assert "".join(r.text for r in offline.rounds(QUERY, other)).startswith("The sky is")
     with pytest.raises(
         EnsembleError, match="the bank has no draft of ann for this job: record this rule"

@@ -1,0 +1,50 @@
+"""The studies' scripts run: their arguments, and a small run with scripted members."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import lead
+import pytest
+
+from langchain_specfuse import ScriptedMember
+from langchain_specfuse.core.values import Turn
+from langchain_specfuse.evaluation import Question
+
+STUDIES = Path(__file__).parents[2] / "studies"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["compare", "lead", "specialists", "transcripts"])
+def test_a_script_says_what_its_arguments_are(script):
+    call = [sys.executable, str(STUDIES / f"{script}.py"), "--help"]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "usage" in done.stdout, done.stderr
+
+
+def test_rules_are_compared_with_the_lead_and_a_stopped_run_continues(tmp_path):
+    members = [
+        ScriptedMember("The answer is 4, I think, or is it 5?", name="strong", confidence=0.01),
+        ScriptedMember("The answer is 4.", name="weak", confidence=9.0),
+    ]
+    questions = [
+        Question(f"math {n}", (Turn("user", "2 + 2?"),), "4", facts={"kind": "math"})
+        for n in range(3)
+    ]
+    path = tmp_path / "answers.jsonl"
+    rules = ["lead", "vote", "0.4@0.5"]
+    assert len(lead.ask(rules[:1], members, questions[:2], path)) == 2
+    calls = members[0].draft_calls
+    assert len(lead.ask(rules[:1], members, questions[:2], path)) == 2
+    assert members[0].draft_calls == calls
+    answers = lead.ask(rules, members, questions, path)
+    assert len(answers) == len(path.read_text().splitlines()) == 9
+    rows = {(row["rule"], row["set"]): row for row in lead.table(answers, rules, "lead")}
+    assert rows["lead", "all"]["right"] == 0 and rows["lead", "all"]["passes"] == 1.0
+    assert rows["vote", "math"]["wins"] == rows["vote", "all"]["wins"] == 3
+    assert rows["vote", "all"]["consulted"] > rows["lead", "all"]["consulted"] == 0
+    lead.show(rows.values(), tmp_path / "rows.json")
+    assert len(json.loads((tmp_path / "rows.json").read_text())[0]["rows"]) == 6
