@@ -1,26 +1,35 @@
-"""Tool calls in the text of an answer, for LangChain's chunks: with ids, and so that no broken one
-is executed."""
+"""Find the tool calls in the text of an answer, give them ids, and make sure that no broken call is
+executed."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import uuid
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from ..constraints import CallReader, scanned
+from ..constraints import CallPiece, CallReader, scanned
 from ..core.values import Call, CallFormat
 from ..secret_values import masked
+from .messages import read_json
 
 log = logging.getLogger("langchain_specfuse")
 
 
+CUT_OFF = "cut off by max_tokens"
+STALLED = "unfinished: no member could continue it as its schema allows"
+REFUSED = "unfinished: the members refused to continue"
+"""Reasons for which a call is incomplete."""
+UNREADABLE = "a number in it is too large for a float"
+"""JSON allows ``1e999``, which LangChain would read as infinity."""
+
+
 def marked(reason: str) -> str:
-    """The text that makes a call invalid when it is appended to its arguments; it has the reason.
+    """The text that makes a call invalid when it is appended to its arguments. It states the
+    reason.
 
     LangChain completes truncated JSON, and an agent would then execute the call. It cannot complete
     this text: wherever the arguments break off (in a string, after a backslash, or outside), a
@@ -33,13 +42,7 @@ def marked(reason: str) -> str:
     return f'" {{{plain}]" {{]'
 
 
-_MARKED = re.compile(r'" \{([^"]*)\]" \{\]\Z')
-CUT_OFF = "cut off by max_tokens"
-STALLED = "unfinished: no member could continue it as its schema allows"
-REFUSED = "unfinished: the members refused to continue"
-"""Why a call is incomplete."""
-UNREADABLE = "a number in it is too large for a float"
-"""JSON allows ``1e999``, which LangChain would read as infinity."""
+_MARK = re.compile(r'" \{([^"]*)\]" \{\]\Z')
 
 
 def reason_of(arguments: str) -> str | None:
@@ -48,18 +51,8 @@ def reason_of(arguments: str) -> str | None:
     >>> reason_of('{"a": ' + marked(CUT_OFF))
     'cut off by max_tokens'
     """
-    found = _MARKED.search(arguments)
-    return found[1] if found else None
-
-
-@dataclass(slots=True)
-class Piece:
-    """A piece of a call: its name and id where it begins, its arguments as they come."""
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
+    match = _MARK.search(arguments)
+    return match[1] if match else None
 
 
 class LoneCall:
@@ -105,6 +98,7 @@ class LoneCall:
         return ("", call) if call else (self.release(), None)
 
     def _may_be_call(self) -> bool:
+        """Whether the text so far may become a call."""
         if self._begin is None:
             body = _unfenced(self._held)
             if body is None or not self._may_begin(body):
@@ -117,7 +111,8 @@ class LoneCall:
             return False
         if not self._scan[3]:
             self._scan = scanned(self._held, *self._scan[:3])
-        return not self._scan[3] or self._held[self._scan[0] :].strip() in ("", "`", "``", "```")
+        end, _, _, is_whole = self._scan
+        return not is_whole or self._held[end:].strip() in ("", "`", "``", "```")
 
     def _may_begin(self, body: str) -> bool:
         """Whether a call may begin like this: with one of its keys, and a tool's name."""
@@ -129,25 +124,28 @@ class LoneCall:
         for key in _KEYS:
             if key.startswith(rest):
                 return True
-            if rest.startswith(key):
-                value = rest[len(key) :].lstrip().removeprefix(":").lstrip()
-                if key != _KEYS[0]:
-                    return value[:1] in ("", "{")
-                return any(name.startswith(value) or value.startswith(name) for name in self._names)
+            if not rest.startswith(key):
+                continue
+            value = rest[len(key) :].lstrip().removeprefix(":").lstrip()
+            if key != _KEYS[0]:
+                return value[:1] in ("", "{")
+            return any(name.startswith(value) or value.startswith(name) for name in self._names)
         return False
 
     def _call(self) -> Call | None:
-        if self._begin is None or not self._scan[3]:
+        """The call, if the text is one."""
+        end, _, _, is_whole = self._scan
+        if self._begin is None or not is_whole:
             return None
         try:
-            found = read_json(self._held[self._begin : self._scan[0]])
+            data = read_json(self._held[self._begin : end])
         except (ValueError, RecursionError):
             return None
-        arguments = found.get("arguments", found.get("parameters"))
-        name = json.dumps(found.get("name"), ensure_ascii=False)
-        if len(found) != 2 or name not in self._names or not isinstance(arguments, dict):
+        arguments = data.get("arguments", data.get("parameters"))
+        name = json.dumps(data.get("name"), ensure_ascii=False)
+        if len(data) != 2 or name not in self._names or not isinstance(arguments, dict):
             return None
-        return Call(found["name"], json.dumps(arguments, ensure_ascii=False))
+        return Call(data["name"], json.dumps(arguments, ensure_ascii=False))
 
 
 _KEYS = ('"name"', '"arguments"', '"parameters"')
@@ -173,9 +171,9 @@ def _unfenced(text: str) -> str | None:
 
 
 class Splitter:
-    """Splits the text of one answer, as it grows, into words and calls.
+    """Splits the text of one answer, as it grows, into prose and calls.
 
-    ``anywhere``: a call may follow words; otherwise a call can only begin the answer (JSON text may
+    ``anywhere``: a call may follow prose; otherwise a call can only begin the answer (JSON text may
     contain the marker of a call). ``fault``: a function that says what is wrong with a call of this
     tool with these arguments; its third argument says whether a grammar enforced the schema.
     ``lone``: the tools that an answer in plain JSON may call.
@@ -199,42 +197,51 @@ class Splitter:
         """How many calls are whole."""
         return len(self._reader.calls) + self._lone_calls
 
-    def feed(self, text: str, last: bool = False, *, cut: str = "") -> tuple[str, list[Piece]]:
-        """The new words and pieces of calls. ``last``: nothing follows; ``cut``: why the answer
-        is incomplete, if it is."""
-        reader, whole = self._reader, len(self._reader.calls)
-        said, new = reader.feed(text)
-        # What may begin a call is said after all if the answer ends with it, and dropped if it was
-        # cut off there.
-        said += reader.finish() if last and not cut else ""
-        # LangChain joins pieces of different chunks only, so that each call has at most one here.
-        pieces = {
-            one.index: Piece(one.index, one.name and _new_id(), one.name, one.arguments)
-            for one in new
-        }
-        for index, call in enumerate(reader.calls[whole:], whole):
-            if mark := self._mark(call, ruled=True):
-                pieces.setdefault(index, Piece(index)).arguments += mark
-        if cut and reader.is_open:
-            pieces.setdefault(self.calls, Piece(self.calls)).arguments += marked(cut)
-        if self._lone:
-            said = self._lone.feed(said)
-            if pieces or cut:
-                said += self._lone.release()
-            elif last:
-                rest, lone = self._lone.finish()
-                said += rest
-                if lone:
-                    self._lone_calls = 1
-                    arguments = lone.arguments + self._mark(lone, ruled=False)
-                    pieces[0] = Piece(0, _new_id(), lone.name, arguments)
-        return said, list(pieces.values())
+    def feed(self, text: str, last: bool = False, *, cut: str = "") -> tuple[str, list[CallPiece]]:
+        """The new prose, and a piece of each call that the text continues or begins.
 
-    def _mark(self, call: Call, *, ruled: bool) -> str:
+        ``last``: nothing follows. ``cut``: why the answer is incomplete, if it is.
+        """
+        prose, pieces = self._read(text, cut)
+        # The end of the answer may look like the beginning of a call. It is prose, unless the
+        # answer was cut off there: then it is dropped.
+        if last and not cut:
+            prose += self._reader.finish()
+        if self._lone:
+            prose = self._lone.feed(prose)
+            if pieces or cut:
+                prose += self._lone.release()
+            elif last:
+                rest, call = self._lone.finish()
+                prose += rest
+                if call:
+                    pieces[0] = self._lone_piece(call)
+        return prose, list(pieces.values())
+
+    def _read(self, text: str, cut: str) -> tuple[str, dict[int, CallPiece]]:
+        """The new prose, and for each call that the text continues or begins its only piece:
+        LangChain joins pieces of different chunks, but not those within one."""
+        finished = len(self._reader.calls)
+        prose, new = self._reader.feed(text)
+        pieces: dict[int, CallPiece] = {}
+        for piece in new:
+            pieces[piece.index] = replace(piece, id=_new_id()) if piece.name else piece
+        for index, call in enumerate(self._reader.calls[finished:], finished):
+            _extend(pieces, index, self._mark(call, by_grammar=True))
+        if cut and self._reader.is_open:
+            _extend(pieces, self.calls, marked(cut))
+        return prose, pieces
+
+    def _lone_piece(self, call: Call) -> CallPiece:
+        self._lone_calls = 1
+        arguments = call.arguments + self._mark(call, by_grammar=False)
+        return CallPiece(0, call.name, arguments, _new_id())
+
+    def _mark(self, call: Call, *, by_grammar: bool) -> str:
         """What makes a finished call invalid; empty if it is valid."""
         try:
             arguments = read_json(call.arguments)
-            fault = self._fault(call.name, arguments, ruled) if self._fault else ""
+            fault = self._fault(call.name, arguments, by_grammar) if self._fault else ""
         except (ValueError, RecursionError):
             fault = UNREADABLE
         if not fault:
@@ -243,22 +250,12 @@ class Splitter:
         return marked(fault)
 
 
+def _extend(pieces: dict[int, CallPiece], index: int, arguments: str) -> None:
+    """Append to the arguments of a call's piece; without one, make it."""
+    if arguments:
+        piece = pieces.get(index) or CallPiece(index, None, "")
+        pieces[index] = replace(piece, arguments=piece.arguments + arguments)
+
+
 def _new_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
-
-
-def read_json(text: str | bytes) -> Any:
-    """What this JSON says. ``ValueError`` for ``1e999`` too: it would be read as an infinity, which
-    no JSON can say.
-
-    >>> read_json('{"a": 1e3}')
-    {'a': 1000.0}
-    """
-    return json.loads(text, parse_float=_finite, parse_constant=_finite)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text:.40} is too large for a float")
-    return value

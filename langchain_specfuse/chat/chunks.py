@@ -12,9 +12,10 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
+from ..constraints import CallPiece
 from ..core.round import Round
 from ..core.values import Draft, Effort
-from .call_text import CUT_OFF, REFUSED, STALLED, Piece, Splitter
+from .call_text import CUT_OFF, REFUSED, STALLED, Splitter
 from .logprobs import AnswerLogprobs
 from .messages import PROVIDER
 from .report import Summary
@@ -74,7 +75,7 @@ class AnswerChunks:
         self._count(round)
         # Stop strings are only found in prose, so the text before one does not begin a call.
         refused = round.finish == "refusal"
-        said, pieces = round.text, list[Piece]()
+        said, pieces = round.text, list[CallPiece]()
         if self._splitter:
             said, pieces = self._splitter.feed(said, bool(round.finish), cut=_cut(round))
         thought = (
@@ -95,7 +96,7 @@ class AnswerChunks:
         blocks: list[dict[str, Any]],
         round: Round | None,
         *,
-        pieces: Sequence[Piece] = (),
+        pieces: Sequence[CallPiece] = (),
         thought: str = "",
     ) -> ChatGenerationChunk:
         """One chunk; with a round that ends the answer it is the last one."""
@@ -139,7 +140,7 @@ class AnswerChunks:
             block |= {"extras": {"member": round.member}, "index": "lc_refusal"}
         return [block]
 
-    def _call_blocks(self, round: Round, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    def _call_blocks(self, round: Round, pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
         """The first piece of a call has its author in ``extras``: LangChain keeps no annotations of
         a call."""
         author = provenance(round)
@@ -149,7 +150,7 @@ class AnswerChunks:
             for piece in pieces
         ]
 
-    def _call_chunk(self, piece: Piece) -> Any:
+    def _call_chunk(self, piece: CallPiece) -> Any:
         # In v1 calls share their indexes with content blocks, where 0 is the text.
         index = piece.index + (1 if self._v1 else 0)
         return tool_call_chunk(name=piece.name, args=piece.arguments, id=piece.id, index=index)

@@ -22,7 +22,6 @@ from ..core.values import Attachment, Call, Tool, Turn
 from ..errors import UsageError, advised
 from ..members.chat_model.member import INPUTS
 from ..members.chat_model.refusals import refusal_block
-from .call_text import read_json
 from .options import refuse_broken
 
 PROVIDER = "specfuse"
@@ -304,3 +303,20 @@ def texts_of(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[str]:
         turn.text + "".join(call.name + call.arguments for call in turn.calls) for turn in turns
     ]
     return texts + [tool.name + tool.description + tool.parameters for tool in tools]
+
+
+def read_json(text: str | bytes) -> Any:
+    """Read JSON. Also a number that is too large for a float, such as ``1e999``, is a
+    ``ValueError``: Python reads it as infinity.
+
+    >>> read_json('{"a": 1e3}')
+    {'a': 1000.0}
+    """
+    return json.loads(text, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text:.40} is too large for a float")
+    return value

@@ -4,7 +4,7 @@ Everything here works on texts, bytes and vocabularies, without models, torch or
 llguidance compiles the grammars; the extra ``langchain-specfuse[structured]`` installs it.
 """
 
-from .calls import CallReader, canonical, format_in, scanned, trigger
+from .calls import CallPiece, CallReader, canonical, format_in, scanned, trigger
 from .grammar import Grammar, State, Vocabulary, vocabulary
 from .referee import check, left_out, referee_for
 from .rules import arguments_schema, reader_for, respaced
@@ -13,6 +13,7 @@ from .validation import Validator, validator_of
 from .vocabulary import preload
 
 __all__ = [
+    "CallPiece",
     "CallReader",
     "Grammar",
     "LeftOut",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, AnyStr
 
 from ..core.results import alike
@@ -25,6 +25,8 @@ class CallPiece:
     index: int
     name: str | None
     arguments: str
+    id: str | None = field(default=None, repr=False)
+    """An id for the call, where it begins. LangChain's chunks have ids, members' texts none."""
 
 
 class CallReader:

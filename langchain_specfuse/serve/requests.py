@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from ..chat.call_text import read_json
+from ..chat.messages import read_json
 from ..chat.options import NOT_SUPPORTED
 from ..errors import meant
 from .responses import ApiError, invalid

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.utils.json import parse_partial_json
 
-from langchain_specfuse.chat.call_text import CUT_OFF, Piece, Splitter, marked
+from langchain_specfuse.chat.call_text import CUT_OFF, Splitter, marked
+from langchain_specfuse.constraints import CallPiece
 from langchain_specfuse.core.values import CallFormat
 from tests.constraints.test_calls import ARGUMENTS, BARE, HERMES, written
 from tests.torture.texts import cut
@@ -17,7 +18,7 @@ from tests.torture.texts import cut
 
 def fed(
     format: CallFormat, text: str, places: list[int], *, cut_off: bool = False
-) -> list[tuple[str, list[Piece]]]:
+) -> list[tuple[str, list[CallPiece]]]:
     splitter, pieces = Splitter(format, anywhere=True), cut(text, places)
     return [
         splitter.feed(
@@ -29,7 +30,7 @@ def fed(
     ]
 
 
-def arguments(parts: list[tuple[str, list[Piece]]]) -> dict[int, str]:
+def arguments(parts: list[tuple[str, list[CallPiece]]]) -> dict[int, str]:
     found: dict[int, str] = {}
     for _, pieces in parts:
         assert len({piece.index for piece in pieces}) == len(pieces)
