@@ -32,7 +32,7 @@ from ..core.values import (
 )
 from ..errors import UsageError, advised
 from .arguments import checked
-from .text.tools import written
+from .text.tools import call_text
 
 log = logging.getLogger("langchain_specfuse")
 
@@ -337,7 +337,7 @@ def _call_text(name: str, arguments: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or not name:
         error = UsageError(f"a call needs the name of a tool, got {_shown(name)}")
         raise advised(error, "call('get_weather', city='Rome')")
-    return written(Call(name, _json(dict(arguments), f"the call of {name!r}")), CallFormat())
+    return call_text(Call(name, _json(dict(arguments), f"the call of {name!r}")), CallFormat())
 
 
 def _json(value: Any, what: str) -> str:

@@ -6,7 +6,8 @@ import pytest
 
 from langchain_specfuse.core.values import Call, CallFormat, Constraint, Tool, Turn
 from langchain_specfuse.errors import UsageError
-from langchain_specfuse.members.text.templates import Template, plain_id
+from langchain_specfuse.members.text.native import plain_id
+from langchain_specfuse.members.text.templates import Template
 from langchain_specfuse.members.text.words import Words
 
 from . import tiny

@@ -1,35 +1,42 @@
 """From turns to the prompt that a model expects, and how the model ends its turn.
 
 The chat template is the tokenizer's (or the user's) where there is one, and a plain one otherwise.
-Rendering marked tools, calls and results shows which of them a template supports; the model's name
-is never used for that. What a template does not support is written in words.
+What a template does not support (see :mod:`.native`) is written in words.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from ...core.values import Call, CallFormat, Constraint, Tool, Turn
 from ...errors import MemberError, UsageError, advised
 from .control import Conversation, Cover, Edges, control_texts, cut, forged, pattern_of
+from .native import (
+    MARK,
+    QUESTION,
+    Message,
+    Native,
+    attempt,
+    marks_of,
+    message,
+    native_of,
+    tool_data,
+)
 from .thinking import TAGS, Marks
 from .tools import (
     allows_prose,
-    arguments_of,
     call_format,
+    call_text,
     calls_as_text,
     instructions,
     parts,
     result_as_text,
-    written,
 )
 from .words import Words
 
@@ -61,31 +68,27 @@ CALL_EXAMPLES = (
 PLAIN_HEADS = {"user": "## Question\n\n", "assistant": "## Answer\n\n"}
 PLAIN_END = "\n\n##"
 """A model without a chat template ends its turn by beginning the next heading."""
-MARK, THOUGHT = "specfuse-answer-mark", "specfuse-thought-mark"
-
-Message = dict[str, Any]
-Render = Callable[..., str]
-"""(messages, tools=None, add_generation_prompt=False) -> text; raises what the template raises."""
 
 
 class Template:
-    """Turns -> prompt. ``end_text``: the text that ends a turn where no stop token does ("" with a
-    chat template)."""
+    """Turns conversations into prompts."""
 
     def __init__(
         self, tokenizer: Any, name: str, chat_template: str | None, kwargs: Mapping[str, Any] | None
     ) -> None:
         self.tokenizer = tokenizer
-        chosen_plain = chat_template == "plain"
-        self.chat_template = (
-            None if chosen_plain else chat_template or getattr(tokenizer, "chat_template", None)
-        )
+        self.chat_template: Any = None
+        if chat_template != "plain":
+            self.chat_template = chat_template or getattr(tokenizer, "chat_template", None)
         self.kwargs = dict(kwargs or {})
         self.plain = not self.chat_template
         self.end_text = PLAIN_END if self.plain else ""
+        """The text that ends a turn where no stop token does; empty with a chat template."""
         self._read: dict[str, bool] = {}
-        self._stay: dict[str, bool] = {}
-        if self.plain and not chosen_plain:
+        """Control text -> whether the template reads it in an assistant's text."""
+        self._split: dict[str, bool] = {}
+        """Control text -> whether it is split where an answer holds it."""
+        if self.plain and chat_template != "plain":
             log.warning(
                 "%s has no chat template: it gets a plain one (chat_template='plain', or your own)",
                 name,
@@ -112,72 +115,75 @@ class Template:
         think: bool = True,
     ) -> list[str]:
         """The prompt, in parts to be tokenized separately so that only the template can write
-        control tokens: it is cut inside each text of the conversation that looks like one."""
-        said = Conversation(turns, tools, constraint)
-        texts, cover = said.texts(), Cover()
-        covered = self._covered(said, cover, self._control(texts))
+        control tokens. It is cut inside each text of the conversation that looks like one."""
+        conversation = Conversation(turns, tools, constraint)
+        texts = conversation.texts()
+        cover = Cover()
+        covered = self._covered(conversation, cover, self._control(texts))
         prompt = self._rendered_prompt(covered, think)
         control = self._control([*texts, prompt])
         if control is None:
             return [prompt]
-        written, size = control.findall(prompt), len(cover)
-        bare = Cover()
-        covered = self._covered(said, bare, control, Edges(written))
-        if len(bare) > size:
+        in_prompt = control.findall(prompt)
+        with_edges = Cover()
+        size = len(cover)
+        covered = self._covered(conversation, with_edges, control, Edges(in_prompt))
+        if len(with_edges) > size:
             # The conversation's text may complete a control token next to the template's text. Then
             # the prompt has different control tokens without that text.
             other = self._rendered_prompt(covered, think)
-            if control.findall(other) != written:
-                return bare.parts(other, control)
+            if control.findall(other) != in_prompt:
+                return with_edges.parts(other, control)
         return cover.parts(prompt, control)
 
     def _covered(
         self,
-        said: Conversation,
+        conversation: Conversation,
         cover: Cover,
         control: re.Pattern[str] | None,
         edges: Edges | None = None,
     ) -> Conversation:
         """The conversation with control texts, and these edges of texts, replaced by digits."""
 
-        def covered(text: str, whose: str) -> str:
+        def covered(text: str, role: str) -> str:
+            def replacement(match: re.Match[str]) -> str:
+                if role == "assistant" and self._reads(match[0]):
+                    return match[0]
+                return cover.hide(match[0])
+
             if control is not None:
-                answers = whose == "assistant"
-                text = control.sub(
-                    lambda m: m[0] if answers and self._reads(m[0]) else cover.hide(m[0]), text
-                )
+                text = control.sub(replacement, text)
             return edges.hidden(text, cover.hide) if edges else text
 
-        return said.changed(covered)
+        return conversation.changed(covered)
 
     def _reads(self, mark: str) -> bool:
-        """Whether this marks thoughts or calls, or is another control text that the template looks
-        for in an assistant's text but does not write."""
+        """Whether this text marks thoughts or calls, or is another control text that the template
+        looks for in an assistant's text but does not write."""
         if mark not in self._read:
             self._read[mark] = mark in self._own_marks or self._drops(mark)
         return self._read[mark]
 
     def _drops(self, mark: str) -> bool:
+        """Whether the template leaves this text out of an assistant's turn."""
         if self.plain or mark in self._turn:
             return False
-        with_it, without = (
-            _attempt(
-                self.render,
-                [_QUESTION, {"role": "assistant", "content": f"{MARK} {word} {MARK}"}, _QUESTION],
-            )
-            for word in (mark, "x")
-        )
-        count = [shown.lower().count(mark.lower()) for shown in (with_it, without)]
-        return bool(with_it) and count[0] <= count[1]
+        rendered = []
+        for word in (mark, "x"):
+            answer = {"role": "assistant", "content": f"{MARK} {word} {MARK}"}
+            rendered.append(attempt(self.render, [QUESTION, answer, QUESTION]))
+        with_mark, without_mark = (text.lower().count(mark.lower()) for text in rendered)
+        return bool(rendered[0]) and with_mark <= without_mark
 
-    def _rendered_prompt(self, said: Conversation, think: bool) -> str:
-        turns, tools, constraint = said.turns, said.tools, said.constraint
+    def _rendered_prompt(self, conversation: Conversation, think: bool) -> str:
+        turns, tools = conversation.turns, conversation.tools
+        constraint = conversation.constraint
         if self.plain:
             return self._plain(all_as_text(turns, tools, constraint), constraint)
-        prompt = self._chat(
-            turns, tools, constraint, {} if think or not self.marks else {"enable_thinking": False}
-        )
-        return self.marks.ready(prompt, think) if self.marks else prompt
+        if self.marks is None:
+            return self._chat(turns, tools, constraint, {})
+        options = {} if think else {"enable_thinking": False}
+        return self.marks.ready(self._chat(turns, tools, constraint, options), think)
 
     def answer_parts(self, text: str) -> list[str]:
         """An answer's text in parts, cut inside texts that the tokenizer reads as control tokens
@@ -186,15 +192,17 @@ class Template:
         if control is None or not control.search(text):
             return [text]
         places = forged(text, control, [(0, len(text))])
-        return cut(text, [at for at in places if self._stays(_found(control, text, at))])
+        return cut(text, [at for at in places if self._is_split(_match_at(control, text, at))])
 
-    def _stays(self, mark: str) -> bool:
-        if mark not in self._stay:
+    def _is_split(self, mark: str) -> bool:
+        """Whether the tokenizer reads this text as a control token in any case, though it marks
+        neither thoughts nor calls."""
+        if mark not in self._split:
             form, words = CallFormat(), Words(self.tokenizer)
             kept = self._own_marks | {form.begin.strip(), form.end.strip()}
-            same = words.encode(mark) == words.encode(mark, marks=False)
-            self._stay[mark] = same and mark not in kept
-        return self._stay[mark]
+            always = words.encode(mark) == words.encode(mark, marks=False)
+            self._split[mark] = always and mark not in kept
+        return self._split[mark]
 
     def _control(self, texts: Sequence[str]) -> re.Pattern[str] | None:
         """A pattern for control texts: all of the tokenizer's, or only those in these texts if a
@@ -221,16 +229,17 @@ class Template:
         control = self._control([*thought, *call])
         if control is None:
             return frozenset()
-        own = {one for one in thought if control.fullmatch(one)}
-        in_calls = {one for text in call for one in control.findall(text)}
-        return frozenset(own | (in_calls - self._turn))
+        in_thoughts = {text for text in thought if control.fullmatch(text)}
+        in_calls = {mark for text in call for mark in control.findall(text)}
+        return frozenset(in_thoughts | (in_calls - self._turn))
 
     @cached_property
     def _turn(self) -> frozenset[str]:
         """The control texts around turns."""
-        shown = _attempt(self.render, [_QUESTION], add_generation_prompt=True) + self.after_answer
-        control = self._control([shown])
-        return frozenset(control.findall(shown) if control else ())
+        prompt = attempt(self.render, [QUESTION], add_generation_prompt=True)
+        text = prompt + self.after_answer
+        control = self._control([text])
+        return frozenset(control.findall(text) if control else ())
 
     @cached_property
     def marks(self) -> Marks | None:
@@ -238,14 +247,14 @@ class Template:
         reasoning."""
         if self.plain:
             return None
-        if found := _marks_of(self.render):
-            return found
-        source = (
-            self.chat_template if isinstance(self.chat_template, str) else repr(self.chat_template)
-        )
-        known = all(mark.strip() in source for mark in (TAGS.open, TAGS.close))
-        prompt = "" if known else _attempt(self.render, [_QUESTION], add_generation_prompt=True)
-        return TAGS if known or TAGS.opened(prompt) else None
+        rendered = marks_of(self.render)
+        if rendered is not None:
+            return rendered
+        source = str(self.chat_template)
+        if TAGS.open.strip() in source and TAGS.close.strip() in source:
+            return TAGS
+        prompt = attempt(self.render, [QUESTION], add_generation_prompt=True)
+        return TAGS if TAGS.opened(prompt) else None
 
     @cached_property
     def native(self) -> Native:
@@ -255,27 +264,25 @@ class Template:
     @property
     def after_answer(self) -> str:
         """What the template writes right after an assistant's text."""
-        return (
-            _attempt(self.render, [_QUESTION, {"role": "assistant", "content": MARK}])
-            .rpartition(MARK)[2]
-            .lstrip()
-        )
+        rendered = attempt(self.render, [QUESTION, {"role": "assistant", "content": MARK}])
+        return rendered.rpartition(MARK)[2].lstrip()
 
     def own_calls(self, words: Words) -> CallFormat | None:
         """How the model was trained to write calls, if its tokenizer can write the marks as plain
         text."""
         own = self.native.format
-        plain = own and all(
-            words.decode(words.continuing(mark, marks=True)) == mark
-            for mark in (own.begin, own.end)
-        )
-        return own if plain else None
+        if own is None:
+            return None
+        for mark in (own.begin, own.end):
+            if words.decode(words.continuing(mark, marks=True)) != mark:
+                return None
+        return own
 
     def render(self, messages: Sequence[Message], **more: Any) -> str:
         """The chat template's own rendering."""
-        chosen = self.chat_template if isinstance(self.chat_template, str) else None
-        how = {"chat_template": chosen, "tokenize": False, **self.kwargs, **more}
-        return str(self.tokenizer.apply_chat_template(list(messages), **how))
+        template = self.chat_template if isinstance(self.chat_template, str) else None
+        options = {"chat_template": template, "tokenize": False, **self.kwargs, **more}
+        return str(self.tokenizer.apply_chat_template(list(messages), **options))
 
     def _chat(
         self,
@@ -291,8 +298,7 @@ class Template:
             fitting = with_instructions(_fitting(turns, native, constraint), text)
             return self._rendered(fitting, tools if native.tools else (), **more)
         except UsageError:
-            # It knows tools, but not as they are used here: several calls at once, a result in an
-            # odd place.
+            # It may support tools, but not several calls at once, or a result in an odd place.
             with suppress(UsageError):  # the first refusal says more
                 if uses_tools:
                     return self._rendered(all_as_text(turns, tools, constraint), (), **more)
@@ -308,8 +314,7 @@ class Template:
                 message(turn, self.native.calls if turn.calls else "dict") for turn in turns
             ]
             return self.render(messages, add_generation_prompt=True, **more)
-        # the server that renders could not be reached; the template refused nothing
-        except MemberError:
+        except MemberError:  # a server could not be reached: the template has refused nothing
             raise
         except Exception as error:
             roles = ", ".join(turn.role for turn in turns)
@@ -322,35 +327,41 @@ class Template:
     @cached_property
     def _knows_system(self) -> bool:
         mark = "specfuse-system-mark"
-        messages = [{"role": "system", "content": mark}, _QUESTION]
-        return mark in _attempt(self.render, messages, add_generation_prompt=True)
+        messages = [{"role": "system", "content": mark}, QUESTION]
+        return mark in attempt(self.render, messages, add_generation_prompt=True)
 
     def _plain(self, turns: Sequence[Turn], constraint: Constraint | None) -> str:
+        pieces = [getattr(self.tokenizer, "bos_token", None) or "", PLAIN_TITLE]
         system = "\n".join(turn.text for turn in turns if turn.role == "system")
-        examples = [
-            Turn(*one)
-            for pair in _examples(constraint)
-            for one in zip(PLAIN_HEADS, pair, strict=True)
-        ]
-        shown = [*examples, *(turn for turn in turns if turn.role != "system")]
-        bos = getattr(self.tokenizer, "bos_token", None) or ""
-        head = PLAIN_TITLE + (f"{system}\n\n" if system else "")
-        body = "".join(PLAIN_HEADS.get(t.role, f"## {t.role}\n\n") + t.text + "\n\n" for t in shown)
-        return bos + head + body + PLAIN_HEADS["assistant"]
+        if system:
+            pieces.append(f"{system}\n\n")
+        for question, answer in _examples(constraint):
+            pieces += [PLAIN_HEADS["user"], question, "\n\n"]
+            pieces += [PLAIN_HEADS["assistant"], answer, "\n\n"]
+        for turn in turns:
+            if turn.role != "system":
+                head = PLAIN_HEADS.get(turn.role, f"## {turn.role}\n\n")
+                pieces += [head, turn.text, "\n\n"]
+        return "".join([*pieces, PLAIN_HEADS["assistant"]])
 
 
-def _found(pattern: re.Pattern[str], text: str, at: int) -> str:
+def _match_at(pattern: re.Pattern[str], text: str, at: int) -> str:
     match = pattern.match(text, at)
     return match[0] if match else ""
 
 
 def _examples(constraint: Constraint | None) -> list[tuple[str, str]]:
-    """Solved examples of the wanted kinds of answer: a base model imitates what it sees."""
-    shown: list[tuple[str, str]] = list(PLAIN_EXAMPLES) if allows_prose(constraint) else []
-    if form := call_format(constraint):
-        shown += [(question, written(call, form)) for question, call in CALL_EXAMPLES]
-    shown += [JSON_EXAMPLE for part in parts(constraint) if part.kind in ("json", "json_schema")]
-    return shown or list(PLAIN_EXAMPLES)
+    """Solved examples of the allowed kinds of answer: a base model imitates what it sees."""
+    examples: list[tuple[str, str]] = []
+    if allows_prose(constraint):
+        examples += PLAIN_EXAMPLES
+    form = call_format(constraint)
+    if form is not None:
+        examples += [(question, call_text(call, form)) for question, call in CALL_EXAMPLES]
+    for part in parts(constraint):
+        if part.kind in ("json", "json_schema"):
+            examples.append(JSON_EXAMPLE)
+    return examples or list(PLAIN_EXAMPLES)
 
 
 # --- turns that fit a template --------------------------------------------------------------------
@@ -362,28 +373,30 @@ def with_system(turns: Sequence[Turn], text: str) -> list[Turn]:
 
 
 def with_instructions(turns: Sequence[Turn], text: str) -> list[Turn]:
-    """The turns with this behind the system text.
+    """The turns with this text after the system text.
 
     >>> with_instructions([Turn("user", "Why?")], "Be brief.")[0]
     Turn(role='system', text='Be brief.', calls=(), name='', call_id='')
     """
+    if not text:
+        return list(turns)
     system = [turn.text for turn in turns if turn.role == "system" and turn.text]
-    return with_system(turns, "\n\n".join([*system, text])) if text else list(turns)
+    return with_system(turns, "\n\n".join([*system, text]))
 
 
 def with_system_folded(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with the system text in the first user turn, for templates without system role."""
     system = "\n\n".join(turn.text for turn in turns if turn.role == "system")
     rest = [turn for turn in turns if turn.role != "system"]
-    first = next((i for i, turn in enumerate(rest) if turn.role == "user"), None)
-    if first is None:
-        return [Turn("user", system), *rest]
-    rest[first] = replace(rest[first], text=f"{system}\n\n{rest[first].text}")
-    return rest
+    for place, turn in enumerate(rest):
+        if turn.role == "user":
+            rest[place] = replace(turn, text=f"{system}\n\n{turn.text}")
+            return rest
+    return [Turn("user", system), *rest]
 
 
 def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | None) -> list[Turn]:
-    """The turns, with those calls and results as text that the template does not know."""
+    """The turns, with the calls and results as text that the template does not support."""
     form = call_format(constraint)
     fitting: list[Turn] = []
     after_result = False
@@ -393,8 +406,8 @@ def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | Non
             turn = calls_as_text(turn, form)
         elif result:
             turn = result_as_text(turn, last=form is None)
-        # Results that became the user's text are joined with what the user says next: templates
-        # want alternation.
+        # A result that became the user's text is joined with the user's next turn: templates want
+        # user and assistant to alternate.
         if fitting and turn.role == "user" == fitting[-1].role and (result or after_result):
             before = fitting.pop()
             turn = replace(
@@ -415,198 +428,19 @@ def all_as_text(
     return with_instructions(_fitting(turns, Native(), constraint), text)
 
 
-def message(turn: Turn, way: str) -> Message:
-    """A turn as chat templates want it. ``way``: call arguments as a mapping (``dict``) or as JSON
-    ``text``."""
-    found: Message = {"role": turn.role, "content": turn.text}
-    if turn.calls:
-        found["tool_calls"] = [call_data(call, way) for call in turn.calls]
-    if turn.role == "tool":
-        found |= {"name": turn.name, "tool_call_id": plain_id(turn.call_id)}
-    return found
-
-
-def tool_data(tool: Tool) -> dict[str, Any]:
-    """A tool as chat templates want it."""
-    parameters = (
-        json.loads(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
-    )
-    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    return {"type": "function", "function": function}
-
-
-def call_data(call: Call, way: str) -> dict[str, Any]:
-    """A call as chat templates want it."""
-    arguments: Any = arguments_of(call)
-    if way == "text":
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {
-        "type": "function",
-        "id": plain_id(call.id),
-        "function": {"name": call.name, "arguments": arguments},
-    }
-
-
-def plain_id(given: str) -> str:
-    """A call's id as the strictest templates want it: nine letters and digits."""
-    if re.fullmatch(r"[A-Za-z0-9]{9}", given):
-        return given
-    return hashlib.sha256(given.encode()).hexdigest()[:9]
-
-
-# --- which tools a template supports --------------------------------------------------------------
-
-NAME, KEY, VALUE, RESULT = "specfuse_tool", "specfuse_key", "specfuse_value", "specfuse_result"
-_QUESTION: Message = {"role": "user", "content": "x"}
-_JSON_PAIR = re.compile(rf'"{KEY}"\s*:\s*"{VALUE}"')
-_CALL = re.compile(
-    rf'\{{\s*"([^"]+)"\s*:\s*"{NAME}"\s*,\s*"([^"]+)"\s*:\s*\{{\s*"{KEY}"\s*:\s*"{VALUE}"\s*\}}\s*\}}'
-)
-_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
-_LAST_TAG = re.compile(r"[<\[][^<>\[\]]+[>\]]\s*\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class Native:
-    """What a template knows."""
-
-    tools: bool = False
-    """It shows the model the tools."""
-    calls: Literal["dict", "text", "no"] = "no"
-    """It writes the assistant's calls; their arguments are given to it as a mapping or as JSON
-    text."""
-    results: bool = False
-    """It knows turns with a tool's result."""
-    format: CallFormat | None = None
-    """How it writes a call, where that is JSON with a name and arguments between two marks."""
-
-
-def native_of(render: Render) -> Native:
-    """What this template knows."""
-    schema = {
-        "type": "object",
-        "properties": {KEY: {"type": "string", "description": VALUE}},
-        "required": [KEY],
-    }
-    tool = tool_data(Tool(NAME, "x", json.dumps(schema)))
-    shown = _attempt(render, [_QUESTION], tools=[tool], add_generation_prompt=True)
-    tools, calls = NAME in shown and KEY in shown, _calls_of(render)
-    # Many templates write down any role. Only one that knows tools or calls has seen a tool's
-    # result in training.
-    results = (tools or calls != "no") and _knows_results(render, calls)
-    return Native(tools, calls, results, _format(render, calls))
-
-
-def _attempt(render: Render, messages: Sequence[Message], **more: Any) -> str:
-    """The rendering; empty if the template refuses. A server that cannot be reached has refused
-    nothing."""
-    try:
-        return render(messages, **more)
-    except MemberError:
-        raise
-    except Exception:  # whatever a template raises means that it does not know this
-        return ""
-
-
-def _called(way: str, count: int = 1) -> Message:
-    calls = [Call(NAME, json.dumps({KEY: VALUE}), f"call{k:05}") for k in range(count)]
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [call_data(call, way) for call in calls],
-    }
-
-
-def _results(count: int = 1) -> list[Message]:
-    return [
-        message(Turn("tool", RESULT, name=NAME, call_id=f"call{k:05}"), "dict")
-        for k in range(count)
-    ]
-
-
-def _calls_of(render: Render) -> Literal["dict", "text", "no"]:
-    ways: tuple[Literal["dict", "text"], ...] = ("dict", "text")
-    shown = {}
-    for way in ways:
-        before = [_QUESTION, _called(way)]
-        shown[way] = _attempt(render, [*before, *_results()]) or _attempt(
-            render, [*before, _QUESTION]
-        )
-    for way, text in shown.items():
-        if NAME in text and _JSON_PAIR.search(text):
-            return way
-    # Not every template writes JSON: names and values in tags or Python's own way are calls too.
-    for way, text in shown.items():
-        if all(part in text for part in (NAME, KEY, VALUE)) and f'{{\\"{KEY}' not in text:
-            return way
-    return "no"
-
-
-def _knows_results(render: Render, calls: str) -> bool:
-    before = _called(calls) if calls != "no" else {"role": "assistant", "content": "y"}
-    return RESULT in _attempt(render, [_QUESTION, before, *_results()], add_generation_prompt=True)
-
-
-def _format(render: Render, calls: str) -> CallFormat | None:
-    """Begin, end and keys, cut out of a rendered call."""
-    if calls == "no":
-        return None
-    one = _attempt(render, [_QUESTION, _called(calls)])
-    prompt = _attempt(render, [_QUESTION], add_generation_prompt=True)
-    closing = _attempt(render, [_QUESTION, {"role": "assistant", "content": MARK}]).rpartition(
-        MARK
-    )[2]
-    found = _CALL.search(one)
-    if found is None or not prompt or not one.startswith(prompt) or not one.endswith(closing):
-        return None
-    begin = _THOUGHT.sub("", one[len(prompt) : found.start()])
-    end = one[found.end() : len(one) - len(closing)]
-    if not begin.strip() or not end.strip():
-        return None  # nothing distinguishes such a call from an answer in JSON
-    two = list(_CALL.finditer(_attempt(render, [_QUESTION, _called(calls, 2), *_results(2)])))
-    gap = two[0].string[two[0].end() : two[1].start()] if len(two) == 2 else ""
-    regular = gap.startswith(end) and gap.endswith(begin) and len(gap) >= len(end) + len(begin)
-    between = gap[len(end) : len(gap) - len(begin)] if regular else CallFormat().between
-    return CallFormat(begin, end, between, *found.groups())
-
-
-# --- how a template marks thoughts ----------------------------------------------------------------
-
-
-def _marks_of(render: Render) -> Marks | None:
-    """What stands around a marked thought, cut out of its rendering."""
-    answer = {"role": "assistant", "content": MARK}
-    # Templates read one of these two fields: gpt-oss's the first, Qwen's the second.
-    thoughtful = answer | {"thinking": THOUGHT, "reasoning_content": THOUGHT}
-    before, _, after = _attempt(render, [_QUESTION, thoughtful]).partition(THOUGHT)
-    close, answered, _ = after.partition(MARK)
-    prompt = _attempt(render, [_QUESTION], add_generation_prompt=True)
-    if not (answered and close.strip() and prompt and before.startswith(prompt)):
-        return None
-    if before.rstrip() == prompt.rstrip():  # the prompt opens the thought
-        last = _LAST_TAG.search(before)
-        return Marks(last[0], close, last[0] + close) if last else None
-    open = before.removeprefix(prompt)
-    head = _attempt(render, [_QUESTION, answer]).partition(MARK)[0]
-    none = head.removeprefix(prompt) if head.startswith(prompt) else ""
-    return Marks(open, close, none if none.strip() else open + close)
-
-
 # --- how a turn ends ------------------------------------------------------------------------------
 
 
 def stop_ids(tokenizer: Any, generation_config: Any, end_of_turn: str | None) -> list[int]:
     """Every token that ends a turn by generation config, tokenizer and template, never by a model's
     name."""
-    found: set[int] = set()
-    for ids in (
-        getattr(generation_config, "eos_token_id", None),
-        getattr(tokenizer, "eos_token_id", None),
-    ):
-        found |= set(ids if isinstance(ids, (list, tuple)) else [ids]) - {None}
+    stops: set[int | None] = set()
+    for source in (generation_config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        stops.update(ids if isinstance(ids, list | tuple) else [ids])
     if end_of_turn is not None:
-        found.add(tokenizer.convert_tokens_to_ids(end_of_turn))
-    return sorted(found)
+        stops.add(tokenizer.convert_tokens_to_ids(end_of_turn))
+    return sorted(token for token in stops if token is not None)
 
 
 def end_of_turn(template: Template) -> str | None:
@@ -614,6 +448,8 @@ def end_of_turn(template: Template) -> str | None:
     one."""
     if template.plain:
         return None
-    special = sorted(template.tokenizer.all_special_tokens, key=len, reverse=True)
     after = template.after_answer
-    return next((token for token in special if after.startswith(token)), None)
+    for token in sorted(template.tokenizer.all_special_tokens, key=len, reverse=True):
+        if after.startswith(token):
+            return str(token)
+    return None

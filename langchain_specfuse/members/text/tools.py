@@ -1,8 +1,5 @@
-"""Text that tells a member which tools there are, how to write a call, and what a constrained
-answer must look like.
-
-It is used for what a chat template does not render itself.
-"""
+"""Texts for what a chat template does not render: which tools there are, how to write a call, and
+what a constrained answer must look like."""
 
 from __future__ import annotations
 
@@ -47,10 +44,10 @@ def call_format(constraint: Constraint | None) -> CallFormat | None:
 # --- calls and results as text --------------------------------------------------------------------
 
 
-def written(call: Call, form: CallFormat) -> str:
+def call_text(call: Call, form: CallFormat) -> str:
     """A call as an answer has it.
 
-    >>> written(Call("add", '{"a":1}'), CallFormat())
+    >>> call_text(Call("add", '{"a":1}'), CallFormat())
     '<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>'
     """
     body = {form.name_key: call.name, form.arguments_key: arguments_of(call)}
@@ -58,7 +55,7 @@ def written(call: Call, form: CallFormat) -> str:
 
 
 def arguments_of(call: Call) -> dict[str, Any]:
-    """A call's arguments; anything but a JSON object is kept under one key."""
+    """A call's arguments; anything but a JSON object becomes the value of one key."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except ValueError:
@@ -76,17 +73,17 @@ def calls_as_text(turn: Turn, form: CallFormat | None) -> Turn:
     if form is None:
         calls = " ".join(_sentence(call) for call in turn.calls)
     else:
-        calls = form.between.join(written(call, form) for call in turn.calls)
+        calls = form.between.join(call_text(call, form) for call in turn.calls)
     return Turn(turn.role, "\n".join(text for text in (turn.text, calls) if text))
 
 
 def _sentence(call: Call) -> str:
-    values = {
-        key: value if isinstance(value, str) else _json(value)
-        for key, value in arguments_of(call).items()
-    }
-    shown = ", ".join(f"{key}: {value}" for key, value in values.items())
-    return f"I ask the tool {call.name} ({shown})." if shown else f"I ask the tool {call.name}."
+    values = []
+    for key, value in arguments_of(call).items():
+        values.append(f"{key}: {value if isinstance(value, str) else _json(value)}")
+    if not values:
+        return f"I ask the tool {call.name}."
+    return f"I ask the tool {call.name} ({', '.join(values)})."
 
 
 def result_as_text(turn: Turn, last: bool) -> Turn:
@@ -95,10 +92,11 @@ def result_as_text(turn: Turn, last: bool) -> Turn:
 
     ``last``: no call may follow.
     """
-    text = (
-        f"The tool {turn.name} says:\n{turn.text}" if turn.name else f"The tool says:\n{turn.text}"
-    )
-    return Turn("user", f"{text}\n\nUse this to answer my question." if last else text)
+    tool = f"The tool {turn.name}" if turn.name else "The tool"
+    text = f"{tool} says:\n{turn.text}"
+    if last:
+        text += "\n\nUse this to answer my question."
+    return Turn("user", text)
 
 
 # --- the system text ------------------------------------------------------------------------------
@@ -109,7 +107,8 @@ def instructions(
 ) -> str:
     """What the system text must add. ``native``: the template renders the tools; ``own``: the
     member's call format."""
-    form, kinds = call_format(constraint) or CallFormat(), parts(constraint)
+    form = call_format(constraint) or CallFormat()
+    kinds = parts(constraint)
     texts = []
     if tools and not native:
         texts.append("You can use these tools:\n" + "\n".join(_tool(tool) for tool in tools))
@@ -117,11 +116,13 @@ def instructions(
         shape = (
             f'{form.begin}{{"{form.name_key}": "TOOL", "{form.arguments_key}": {{...}}}}{form.end}'
         )
-        forced = bool(kinds) and all(part.kind == "calls" for part in kinds)
-        others = "" if forced else "\nIf no tool is needed, answer in plain words."
-        texts.append(f"To use a tool, answer with nothing but this:\n{shape}{others}")
-    texts += [text for part in kinds if (text := _kind(part, bool(tools)))]
-    return "\n\n".join(texts)
+        text = f"To use a tool, answer with nothing but this:\n{shape}"
+        is_forced = bool(kinds) and all(part.kind == "calls" for part in kinds)
+        if not is_forced:
+            text += "\nIf no tool is needed, answer in plain words."
+        texts.append(text)
+    texts += [_kind(part, bool(tools)) for part in kinds]
+    return "\n\n".join(filter(None, texts))
 
 
 def _tool(tool: Tool) -> str:
@@ -132,13 +133,16 @@ def _tool(tool: Tool) -> str:
 
 
 def _kind(part: Constraint, tools: bool) -> str:
+    """How to write an answer of this kind; empty where nothing must be said."""
     head = "When no tool is needed, answer" if tools else "Answer"
     if part.kind == "json":
         return f"{head} with a JSON object."
     if part.kind == "json_schema":
         return f"{head} with JSON that fits this schema:\n{_json(json.loads(part.body))}"
     if part.kind == "choice":
-        choices = part.body if len(part.body) <= CHOICE_CHARS else part.body[:CHOICE_CHARS] + "..."
+        choices = part.body
+        if len(choices) > CHOICE_CHARS:
+            choices = choices[:CHOICE_CHARS] + "..."
         return f"{head} with one of these: {choices.strip('[]')}"
     return ""
 
