@@ -1,4 +1,4 @@
-"""What a model's files reveal before it is loaded: the length of its context, and whether it
+"""Reads from a model's files, before it is loaded, the length of its context and whether it
 reasons.
 
 Reads the header of a ``.gguf`` file, or the JSON files of a folder or of a hub id in the local
@@ -29,17 +29,18 @@ order."""
 
 
 def preview(arguments: Mapping[str, Any]) -> Probe | None:
-    """What the files tell of a member with these arguments; None if they do not tell its
-    context."""
+    """The properties of a member with these arguments, as far as its files tell; None if they do
+    not tell the length of its context."""
+    model = arguments["model"]
     try:
-        found = _of_gguf if arguments["model"].lower().endswith(".gguf") else _of_folder
-        length, template = found(arguments)
+        read = _of_gguf if model.lower().endswith(".gguf") else _of_folder
+        length, template = read(arguments)
         reasoning = reasons(template, arguments)
     except Exception:  # loading the member reports what is wrong
         return None
-    return (
-        None if length is None else Probe(arguments["model"], max_context=length, reasons=reasoning)
-    )
+    if length is None:
+        return None
+    return Probe(model, max_context=length, reasons=reasoning)
 
 
 def reasons(template: Any, arguments: Mapping[str, Any]) -> bool:
@@ -58,7 +59,8 @@ def shortest(lengths: Iterable[Any]) -> int | None:
     >>> shortest([4096, None, 1e30, "2048"])
     2048
     """
-    return min((int(one) for one in lengths if one and 0 < int(one) < 10**9), default=None)
+    known = [int(length) for length in lengths if length]
+    return min((length for length in known if 0 < length < 10**9), default=None)
 
 
 # --- transformers ---------------------------------------------------------------------------------
@@ -69,8 +71,7 @@ def config_length(config: Mapping[str, Any], tokenizer_length: Any = None) -> in
     lengths = [*map(config.get, LENGTHS), tokenizer_length]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if (rope.get("rope_type") or rope.get("type")) == "longrope":
-        # Beyond this length all positions turn differently, in a whole batch and in what is cached
-        # already.
+        # Beyond this length all positions are rotated in another way, also those in the cache.
         key = "original_max_position_embeddings"
         lengths.append(config.get(key) or rope.get(key))
     return shortest(lengths)
@@ -83,9 +84,8 @@ def _of_folder(arguments: Mapping[str, Any]) -> tuple[int | None, Any]:
     config = {**json.loads(_text(arguments, "config.json")), **changed}
     tokenizer = json.loads(_text(arguments, "tokenizer_config.json") or "{}")
     config = next((config[key] for key in _TEXT_CONFIGS if config.get(key)), config)
-    # the default of the model's class counts, which only transformers knows
     if not any(map(config.get, LENGTHS)):
-        return None, None
+        return None, None  # the default of the model's class counts, which only transformers knows
     template = _text(arguments, "chat_template.jinja") or tokenizer.get("chat_template")
     return config_length(config, tokenizer.get("model_max_length")), template
 
@@ -97,11 +97,9 @@ def _text(arguments: Mapping[str, Any], name: str) -> str:
         from huggingface_hub import try_to_load_from_cache
 
         path = try_to_load_from_cache(arguments["model"], name, revision=arguments.get("revision"))
-    return (
-        Path(path).read_text("utf-8")
-        if isinstance(path, str | Path) and os.path.exists(path)
-        else ""
-    )
+    if not isinstance(path, str | Path) or not os.path.exists(path):
+        return ""
+    return Path(path).read_text("utf-8")
 
 
 def refuse_unsafe(folder: Path) -> None:
@@ -142,7 +140,7 @@ def gguf_length(meta: Callable[[str], Any]) -> int | None:
     tokens."""
     model = meta("general.architecture")
     lengths = [meta(f"{model}.context_length")]
-    # beyond it every position is rotated otherwise
+    # Beyond this length every position is rotated in another way.
     if meta(f"{model}.rope.scaling.type") == "longrope":
         lengths.append(meta(f"{model}.rope.scaling.original_context_length"))
     return shortest(lengths)
@@ -181,7 +179,10 @@ def gguf_metadata(file: BinaryIO) -> dict[str, Any]:
             file.seek(count * struct.calcsize(_NUMBERS[kind]), os.SEEK_CUR)
         else:
             for _ in range(count):
-                file.seek(number("Q"), os.SEEK_CUR) if kind == _STRING else value(kind)
+                if kind == _STRING:
+                    file.seek(number("Q"), os.SEEK_CUR)
+                else:
+                    value(kind)
         return None
 
     magic, _version, _tensors, count = struct.unpack("<4sIQQ", file.read(24))

@@ -1,4 +1,4 @@
-"""Which proxy a request takes, and what is loaded when the model hub cannot be reached."""
+"""Proxies, addresses and HTTP errors of servers, and models of a hub that cannot be reached."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from .threads import shown
 
 
 def through_proxy(url: str) -> str:
-    """Through which proxy httpx2 asks this address, for a message and without its password; empty
-    if through none."""
-    address, proxies = urlsplit(url), getproxies()
-    kind = next((one for one in (address.scheme, "all") if proxies.get(one)), None)
+    """The proxy for requests to this address, as a part of a message and without its password;
+    empty if there is none."""
+    address = urlsplit(url)
+    proxies = getproxies()
+    kind = next((kind for kind in (address.scheme, "all") if proxies.get(kind)), None)
     if kind is None or proxy_bypass(address.hostname or ""):
         return ""
-    return (
-        f", asked through the proxy {proxies[kind].rpartition('@')[2]} (from {kind.upper()}_PROXY),"
-    )
+    proxy = proxies[kind].rpartition("@")[2]
+    return f", asked through the proxy {proxy} (from {kind.upper()}_PROXY),"
 
 
 def refuse_secrets(url: str) -> None:
-    """Refuse an address with a user, a password or a query, without showing it, because addresses
-    are visible to everybody.
+    """Refuse an address with a user, a password or a query, without showing it: addresses appear in
+    traces and logs.
 
     >>> refuse_secrets("http://localhost:8000/v1#my-model")
     """
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise advised(
-            UsageError(f"a server's address cannot be read: {error}"), "http://host:8000/v1"
-        ) from None
+        unread = UsageError(f"a server's address cannot be read: {error}")
+        raise advised(unread, "for example http://host:8000/v1") from None
     if "@" in parts.netloc or parts.query:
         what = "a user or a password" if "@" in parts.netloc else "a query"
         secret = UsageError(
@@ -67,16 +66,16 @@ def to_reach(url: str) -> str:
         start = "check the network connection, or correct the server's address"
     if address.port == 11434:
         start = "is Ollama running? `ollama serve` starts it"
-    return start + (
-        f"; to bypass the proxy, set NO_PROXY={address.hostname}" if through_proxy(url) else ""
-    )
+    if through_proxy(url):
+        start += f"; to bypass the proxy, set NO_PROXY={address.hostname}"
+    return start
 
 
 def on_hub(model: str, revision: str | None, member: str) -> str:
     """What transformers should load: ``model`` itself, or its folder in the hub's cache if the hub
-    cannot be asked.
+    cannot be reached.
 
-    Asks once. transformers would ask six times for each file, which takes a minute without a
+    Tries once. transformers would try six times for each file, which takes a minute without a
     network.
     """
     from huggingface_hub import (
@@ -96,15 +95,13 @@ def on_hub(model: str, revision: str | None, member: str) -> str:
         cached = try_to_load_from_cache(model, "config.json", revision=revision)
         if isinstance(cached, str):
             return os.path.dirname(cached)
-        hub = (
-            f"the hub {constants.ENDPOINT}{through_proxy(constants.ENDPOINT)} cannot be reached "
-            f"({shown(error)})"
-        )
-        offline = isinstance(error, errors.OfflineModeIsEnabled)
-        why = "HF_HUB_OFFLINE is set" if offline else hub
-        why = f"{model} is neither a local folder nor in the hub's cache, and {why}"
-        absent = MemberError(why, member=member, kind="not_found" if offline else "error")
-        raise advised(
-            absent, "name a folder or a .gguf file, or make sure the hub can be reached"
-        ) from error
+        if isinstance(error, errors.OfflineModeIsEnabled):
+            kind, why = "not_found", "HF_HUB_OFFLINE is set"
+        else:
+            hub = f"{constants.ENDPOINT}{through_proxy(constants.ENDPOINT)}"
+            kind, why = "error", f"the hub {hub} cannot be reached ({shown(error)})"
+        message = f"{model} is neither a local folder nor in the hub's cache, and {why}"
+        absent = MemberError(message, member=member, kind=kind)
+        advice = "name a folder or a .gguf file, or make sure the hub can be reached"
+        raise advised(absent, advice) from error
     return model

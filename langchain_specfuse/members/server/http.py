@@ -29,14 +29,14 @@ from ..threads import SHOWN
 log = logging.getLogger("langchain_specfuse")
 
 RETRIES = 3
-"""A request is sent at most once more often than this."""
+"""How often a request is sent again."""
 RETRIED = (429, 500, 502, 503, 504)
 """Statuses that may be over in a moment."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 CONNECT_S = 5.0
 MOST_BYTES = 1 << 27
-"""A longer reply is refused: the numbers of a whole vocabulary, the longest that is asked for, take
-a tenth of it."""
+"""A longer reply is refused. The longest that is requested, the numbers of a whole vocabulary,
+takes a tenth of it."""
 
 
 class RefusedError(MemberError):
@@ -46,7 +46,7 @@ class RefusedError(MemberError):
 
 
 class StrayReplyError(MemberError):
-    """The server sent no JSON, or no list of models where it was asked for one."""
+    """The server sent no JSON, or no list of models where one was requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,10 @@ class Client:
     """The connections to one server. May be used from several threads."""
 
     def __init__(self, address: Address, member: str, max_connections: int) -> None:
-        self.address, self.member = address, member
+        self.address = address
+        self.member = member
         self.broken = False
-        """A connection was refused or cut: another server may be there now."""
+        """Whether a connection was refused or cut: another server may be there now."""
         self._closed = False
         self._key = _key_in(address.api_key_env)
         remember({"api_key": self._key})
@@ -102,8 +103,10 @@ class Client:
         """The deadline of the request that this thread waits for."""
         self._streams: WeakSet[Any] = WeakSet()
         """The open connections: a thread that waits for a reply can only be woken by its socket."""
-        key = self._key if " " in self._key else f"Bearer {self._key}"
-        self.headers = {"Authorization": key} if self._key else {}
+        self.headers = {}
+        if self._key:
+            has_scheme = " " in self._key
+            self.headers["Authorization"] = self._key if has_scheme else f"Bearer {self._key}"
         self.trusted = _trusted(address.verify)
         self._proxy = through_proxy(address.url)
         limits = httpx2.Limits(
@@ -111,8 +114,7 @@ class Client:
         )
         try:
             self._client = httpx2.Client(headers=self.headers, limits=limits, verify=self.trusted)
-        # the environment names a strange proxy
-        except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        except (ImportError, ValueError, httpx2.InvalidURL) as error:  # of a proxy
             unusable = UsageError(f"{self._server('/v1')} cannot be reached: {error}")
             raise advised(
                 unusable, 'correct or unset the proxy; for SOCKS: pip install "httpx2[socks]"'
@@ -137,7 +139,7 @@ class Client:
         listed = self.get(path)
         models = listed.get("data") if isinstance(listed, Mapping) else listed
         models = models or []
-        if not isinstance(models, list) or not all(isinstance(one, Mapping) for one in models):
+        if not isinstance(models, list) or not all(isinstance(item, Mapping) for item in models):
             message = f"{self._server(path)} sent something other than a list of models"
             raise StrayReplyError(message, member=self.member)
         return models
@@ -156,15 +158,12 @@ class Client:
                 outcome.status not in RETRIED or outcome.status in final
             ):
                 return self.parsed(outcome)
-            wait = max(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt), _retry_after(outcome))
-            if attempt == RETRIES or time.monotonic() + wait > deadline or self._closed:
-                raise (
-                    self._refusal(outcome)
-                    if isinstance(outcome, HttpReply)
-                    else self._unreached(outcome, path)
-                )
-            log.info("%s: retrying %s in %.1f s", self.member, path, wait)
-            time.sleep(wait)
+            pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt)
+            pause = max(pause, _retry_after(outcome))
+            if attempt == RETRIES or time.monotonic() + pause > deadline or self._closed:
+                raise self._failure(outcome, path)
+            log.info("%s: retrying %s in %.1f s", self.member, path, pause)
+            time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
     def _try(
@@ -175,8 +174,8 @@ class Client:
         try:
             return self._reply(method, path, body, deadline)
         except httpx2.TransportError as error:
-            # A server that has not replied in time may still be at work: asking again would only
-            # add to that.
+            # A server that has not replied in time may still be at work: another request would only
+            # add to its load.
             if isinstance(error, httpx2.ReadTimeout):
                 message = f"{self._server(path)} did not answer within {self.address.timeout_s:g} s"
                 raise MemberError(message, member=self.member, kind="timeout") from error
@@ -209,8 +208,8 @@ class Client:
         return max(0.001, float(self._now.deadline) - time.monotonic())
 
     def _opened(self, event: str, info: Mapping[str, Any]) -> None:
-        """Keep a connection when it is opened. httpx2 limits each of its reads alone: a trickle
-        would never end."""
+        """Keep a connection when it is opened, and limit all its reads together. httpx2 limits each
+        of them alone, so a slow trickle would never end."""
         if event.endswith(
             (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
         ):
@@ -228,43 +227,49 @@ class Client:
         except (ValueError, RecursionError):
             shown = self._without_key(reply.text)[:SHOWN]
             message = f"{self._server(reply.path)} sent a reply that is not JSON: {shown!r}"
-            # the cause would hold all that was sent
+            # Without a cause, which would hold the whole reply.
             raise StrayReplyError(message, member=self.member) from None
 
+    def _failure(self, outcome: HttpReply | httpx2.TransportError, path: str) -> MemberError:
+        if isinstance(outcome, HttpReply):
+            return self._refusal(outcome)
+        return self._unreached(outcome, path)
+
     def _refusal(self, reply: HttpReply) -> RefusedError:
-        status, text = reply.status, self._without_key(_message_in(reply))[:SHOWN]
+        """The error of a reply with an error status."""
+        status = reply.status
+        text = self._without_key(_message_in(reply))[:SHOWN]
         kind = "not_found" if status == 404 else "error"
         if status == 413 or _is_too_long(text):
             kind = "overflow"
-        error = RefusedError(
-            f"{self._server(reply.path)} answered {status}: {text}", member=self.member, kind=kind
-        )
+        message = f"{self._server(reply.path)} answered {status}: {text}"
+        error = RefusedError(message, member=self.member, kind=kind)
         error.status = status
         if status in (401, 403):
-            advised(
-                error,
-                f"put the server's key into the environment variable {self.address.api_key_env}",
-            )
+            variable = self.address.api_key_env
+            advised(error, f"put the server's key into the environment variable {variable}")
         return error
 
     def _unreached(self, failure: httpx2.TransportError, path: str) -> MemberError:
+        """The error of a request without a reply."""
         kind = "timeout" if isinstance(failure, httpx2.TimeoutException) else "error"
-        how = (
-            "cannot be reached"
-            if isinstance(failure, httpx2.ConnectError | httpx2.ConnectTimeout)
-            else "broke off"
+        trouble = "broke off"
+        if isinstance(failure, httpx2.ConnectError | httpx2.ConnectTimeout):
+            trouble = "cannot be reached"
+        why = type(failure).__name__
+        if str(failure):
+            why += f": {failure}"
+        message = (
+            f"{self._server(path)} {trouble} ({self._without_key(why)}), tried up to "
+            f"{RETRIES + 1} times"
         )
-        why = self._without_key(
-            f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
-        )
-        message = f"{self._server(path)} {how} ({why}), tried up to {RETRIES + 1} times"
         error = MemberError(message, member=self.member, kind=kind)
         error.__cause__ = failure
         return advised(error, to_reach(self.address.url))
 
     def _without_key(self, text: str) -> str:
-        """Without the key: a server may repeat what it was sent, and errors are shown, logged and
-        traced."""
+        """The text with the key replaced: a server may repeat what it was sent, and errors are
+        shown, logged and traced."""
         secret = self._key.rpartition(" ")[2]
         return text.replace(secret, "***") if secret else text
 
@@ -281,12 +286,10 @@ class Client:
 
 
 def _key_in(variable: str) -> str:
-    """The key as a header can hold it."""
-    # a key that was read from a file ends with a new line
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()) or " " in key.removeprefix("Basic ").removeprefix(
-        "Bearer "
-    ):
+    """The key in this environment variable, if a header can hold it."""
+    key = os.environ.get(variable, "").strip()  # one that was read from a file ends with a new line
+    secret = key.removeprefix("Basic ").removeprefix("Bearer ")
+    if not key.isascii() or not key.isprintable() or " " in secret:
         error = UsageError(
             f"the key in the environment variable {variable} has characters that no header can hold"
         )
@@ -296,10 +299,12 @@ def _key_in(variable: str) -> str:
 
 @lru_cache(maxsize=1)
 def _known_authorities() -> ssl.SSLContext:
-    return httpx2.create_ssl_context()  # reading them takes as long as twenty requests
+    """The authorities of this machine. Reading them takes as long as twenty requests."""
+    return httpx2.create_ssl_context()
 
 
 def _trusted(verify: bool | str) -> bool | ssl.SSLContext:
+    """The authorities that ``verify`` names, in the form that httpx2 takes."""
     if not isinstance(verify, str):
         return _known_authorities() if verify else False
     try:

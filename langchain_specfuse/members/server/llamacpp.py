@@ -26,12 +26,12 @@ from .tokenizers import RemoteTokenizer
 MOST_LIKELY = 40
 """Where several tokens can end a turn, those among this many likely ones are counted."""
 WIDE, WHOLE = 1000, 10**6
-"""How many likely tokens are searched for one that is not reported otherwise; the second means
+"""How many likely tokens are searched for one that is not reported otherwise; ``WHOLE`` means
 all."""
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "mirostat": 0, "dynatemp_range": 0.0}
 """A server may have been started with others."""
 FORCE = 1000.0
-"""A bias that leaves no choice. Reported numbers are those before it."""
+"""A bias that forces a token. Reported numbers are those before it."""
 
 
 class LlamaCpp(Dialect):
@@ -52,33 +52,36 @@ class LlamaCpp(Dialect):
         return int(size) if size else None
 
     def tokenizer(self) -> RemoteTokenizer | None:
-        template, eos = (str(self._props.get(key) or "") for key in ("chat_template", "eos_token"))
-        remote = RemoteTokenizer(
-            self._encode, self._decode, self._render, template or "the server's own", eos
-        )
-        if not (plain := remote("a b")["input_ids"]):
+        template = str(self._props.get("chat_template") or "the server's own")
+        eos = str(self._props.get("eos_token") or "")
+        remote = RemoteTokenizer(self._encode, self._decode, self._render, template, eos)
+        plain = remote("a b")["input_ids"]
+        if not plain:
             return None
         body = {"content": "a b", "add_special": True, "parse_special": True}
         whole = list(self.client.post("/tokenize", body)["tokens"])
         if whole != plain and whole[1 : len(plain) + 1] == plain:
-            self._begin = remote.bos_token = str(
-                self._props.get("bos_token") or ""
-            ) or self._decode(whole[:1])
+            self._begin = str(self._props.get("bos_token") or "") or self._decode(whole[:1])
+            remote.bos_token = self._begin
         return remote
 
     def draw(self, draw: Draw) -> Drawn:
         fields = _sampling(draw) | _guided(draw.constraint)
         reply = self._complete(draw.key, draw.ids, draw.count, fields)
-        ids, rows = reply["tokens"], reply.get("completion_probabilities") or []
-        whole = [row["id"] for row in rows] == ids and draw.constraint is None
-        known = self.logprobs((row["logprob"] for row in rows), len(ids)) if whole else ()
-        size = len(ids) - (reply.get("stop_type") == "eos" and bool(ids))
-        # It cannot be given the tokens that end a turn, so it may have gone on after one.
+        ids = reply["tokens"]
+        rows = reply.get("completion_probabilities") or []
+        size = len(ids)
+        if ids and reply.get("stop_type") == "eos":
+            size -= 1
+        # It cannot be told which tokens end a turn, so it may have gone on after one.
         size = next((at for at, token in enumerate(ids) if token in self.stops), size)
         ended = size < len(ids)
-        ended_by = self._end(rows[size]) if ended and whole else 0.0
         cached = cached_tokens((reply.get("timings") or {}).get("cache_n"), len(draw.ids))
-        return Drawn(tuple(ids[:size]), known[:size] if whole else None, ended, ended_by, cached)
+        if draw.constraint is not None or [row["id"] for row in rows] != ids:
+            return Drawn(tuple(ids[:size]), None, ended, reused=cached)
+        logprobs = self.logprobs((row["logprob"] for row in rows), len(ids))
+        ended_by = self._end(rows[size]) if ended else 0.0
+        return Drawn(tuple(ids[:size]), logprobs[:size], ended, ended_by, cached)
 
     def scorers(self) -> dict[str, Scorer]:
         return {"token grammar": lambda key, paths: [self._by_grammar(key, path) for path in paths]}
@@ -105,35 +108,42 @@ class LlamaCpp(Dialect):
             return self._one_by_one(key, path)
         self.check_same([row["id"] for row in rows][: len(path.new)], path.new)
         known = self.logprobs((row["logprob"] for row in rows), count)
-        return [*known[: len(path.new)], *([self._end(rows[-1])] if path.ended else [])]
+        numbers = list(known[: len(path.new)])
+        if path.ended:
+            numbers.append(self._end(rows[-1]))
+        return numbers
 
     def _one_by_one(self, key: str, path: Path) -> list[float]:
-        known = [
+        """The numbers of one path, each by a request of its own."""
+        numbers = [
             self._one(key, path.ids[:at], path.ids[at]) for at in range(path.start, len(path.ids))
         ]
-        ends = [self._one(key, path.ids, stop) for stop in self.stops] if path.ended else []
-        return [*known, *([either(ends)] if path.ended else [])]
+        if path.ended:
+            numbers.append(either([self._one(key, path.ids, stop) for stop in self.stops]))
+        return numbers
 
     def _one(self, key: str, ids: Sequence[int], token: int) -> float:
-        """One token's number: reported when it is forced, or else among the likely ones beside
-        another that is."""
+        """One token's number: reported when the token is forced, or else among the likely tokens
+        beside another that is forced."""
         for forced, count in ((token, 1), (self.stops[0], WIDE), (self.stops[0], WHOLE)):
             fields = {"logit_bias": [[forced, FORCE]], "n_probs": count, "temperature": 0.0}
             rows = self._complete(key, ids, 1, fields).get("completion_probabilities") or []
-            likely = [one for row in rows for one in (row, *row.get("top_logprobs", ()))]
-            if found := [one["logprob"] for one in likely if one["id"] == token]:
-                return self.logprobs(found[:1], 1)[0]
+            for row in rows:
+                for entry in (row, *row.get("top_logprobs", ())):
+                    if entry["id"] == token:
+                        return self.logprobs([entry["logprob"]], 1)[0]
         raise MemberError(f"{self.model} reports no log-probability of the token {token}")
 
     def _end(self, row: Mapping[str, Any]) -> float:
-        """The probability that the turn ends here: of the token that ended it, and of others that
-        could have."""
-        likely = {one["id"]: float(one["logprob"]) for one in row.get("top_logprobs") or ()}
+        """The log-probability that the turn ends here: by the token that ended it, or by another
+        that could have."""
+        likely = {entry["id"]: float(entry["logprob"]) for entry in row.get("top_logprobs") or ()}
         likely[row["id"]] = float(row["logprob"])
-        found = either(likely[token] for token in {row["id"], *self.stops} if token in likely)
-        if math.isnan(found):
-            raise MemberError(f"{self.model} returned {found!r} as a log-probability", kind="nan")
-        return found
+        ends = {row["id"], *self.stops}
+        logprob = either(likely[token] for token in ends if token in likely)
+        if math.isnan(logprob):
+            raise MemberError(f"{self.model} returned {logprob!r} as a log-probability", kind="nan")
+        return logprob
 
     def _complete(
         self,
@@ -155,7 +165,7 @@ class LlamaCpp(Dialect):
             **fields,
         }
         reply: Mapping[str, Any] = self.client.post("/completion", body, final)
-        # else only the answer was
+        # Otherwise only the answer was truncated.
         if reply.get("truncated") and reply.get("tokens_evaluated") != len(ids):
             raise MemberError(
                 f"{self.model} dropped part of the prompt: it does not fit", kind="overflow"
@@ -188,11 +198,14 @@ class Slots:
         self._lock = threading.Lock()
 
     def of(self, key: str) -> int:
-        """The query's slot; for a new query that with the fewest others, of these the one that was
-        idle for longest."""
+        """The query's slot. A new query gets the slot with the fewest others, of these the one that
+        was idle for longest."""
         with self._lock:
-            own = next((slot for slot, keys in self._keys.items() if key in keys), None)
-            slot = min(self._keys, key=lambda one: len(self._keys[one])) if own is None else own
+            slot = min(self._keys, key=lambda slot: len(self._keys[slot]))
+            for other, keys in self._keys.items():
+                if key in keys:
+                    slot = other
+                    break
             self._keys[slot] = self._keys.pop(slot) | {key}
             return slot
 
@@ -205,22 +218,19 @@ class Slots:
 def _sampling(draw: Draw) -> dict[str, Any]:
     """How tokens are picked, in the order in which members in this process do it; the server's
     default differs."""
-    how = draw.sampling
-    whole = len(draw.ids) + draw.count
-    penalty = (
-        {"repeat_penalty": how.repetition_penalty, "repeat_last_n": whole}
-        if how.repetition_penalty
-        else {}
-    )
-    return {
-        "temperature": how.temperature,
-        "top_k": how.top_k or 0,
-        "top_p": 1.0 if how.top_p is None else how.top_p,
-        "min_p": how.min_p or 0.0,
-        "seed": how.seed & 0x7FFFFFFF,
+    sampling = draw.sampling
+    fields: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or 0,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "min_p": sampling.min_p or 0.0,
+        "seed": sampling.seed & 0x7FFFFFFF,
         "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
-        **penalty,
     }
+    if sampling.repetition_penalty:
+        fields["repeat_penalty"] = sampling.repetition_penalty
+        fields["repeat_last_n"] = len(draw.ids) + draw.count
+    return fields
 
 
 def _guided(constraint: Constraint | None) -> dict[str, Any]:
@@ -228,9 +238,6 @@ def _guided(constraint: Constraint | None) -> dict[str, Any]:
     if constraint is None or constraint.kind == "regex":
         return {}
     if constraint.kind == "choice":
-        texts = json.loads(constraint.body)
-        return {
-            "grammar": "root ::= "
-            + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-        }
+        choices = [json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.body)]
+        return {"grammar": f"root ::= {' | '.join(choices)}"}
     return {"json_schema": json.loads(constraint.body or '{"type": "object"}')}

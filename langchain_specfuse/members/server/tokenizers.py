@@ -21,8 +21,8 @@ from ..text.templates import Template, end_of_turn, stop_ids
 from ..threads import SHOWN
 
 KEPT_BYTES = 4_000_000
-"""Replies for short texts and runs of tokens are cached up to this many bytes, because the same
-ones are needed again and again."""
+"""Replies for short texts and runs of tokens are cached up to this many bytes, because they are
+needed again and again."""
 KEPT_CHARS, KEPT_MARKS, KEPT_TOKENS = 1024, 80, 128
 """The longest cached texts (without and with special tokens) and runs of tokens. Whole prompts are
 kept by their query."""
@@ -57,8 +57,8 @@ class Replies:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                known: T = self._kept[key][0]
-                return known
+                kept: T = self._kept[key][0]
+                return kept
         reply = ask()
         size = ENTRY_BYTES + _bytes_of(key) + _bytes_of(reply)
         with self._lock:
@@ -103,8 +103,9 @@ class RemoteTokenizer:
         if not text:
             return {"input_ids": []}
         marks = not split_special_tokens
-        # a longer text with special tokens is a prompt, which its query keeps
-        if len(text) > (KEPT_MARKS if marks else KEPT_CHARS):
+        # A longer text with special tokens is a prompt, which its query keeps.
+        longest = KEPT_MARKS if marks else KEPT_CHARS
+        if len(text) > longest:
             return {"input_ids": list(self._encode(text, marks))}
         ids = self._replies.get(f"{marks:d}{text}", lambda: tuple(self._encode(text, marks)))
         return {"input_ids": list(ids)}
@@ -155,12 +156,12 @@ class RemoteTokenizer:
             return False
 
     def if_served(self) -> RemoteTokenizer | None:
-        """Itself; None where the server has it switched off, or is behind a gateway that does not
-        know it."""
+        """Itself; None where the server has its tokenizer switched off, or is behind a gateway that
+        has none."""
         try:
             return self if self("a b")["input_ids"] else None
         except MemberError as error:
-            if error.kind == "timeout":  # it may well have one
+            if error.kind == "timeout":  # the server may have one
                 raise
             return None
 
@@ -171,21 +172,22 @@ class RemoteTokenizer:
 
         Servers do not list their control tokens, so everything that looks like one is tested.
         """
-        found = {one for text in texts for shape in SHAPES for one in shape.findall(text)}
-        found |= self._odd
+        suspects = {match for text in texts for shape in SHAPES for match in shape.findall(text)}
+        suspects |= self._odd
         known = self._tried
-        new = self._try(sorted(found.difference(known)))
-        self._tried = new if len(known) > KEPT else known | new
-        return frozenset(one for one in found if (new if one in new else known)[one])
+        new = self._try(sorted(suspects.difference(known)))
+        results = known | new
+        self._tried = new if len(known) > KEPT else results
+        return frozenset(text for text in suspects if results[text])
 
     @cached_property
     def _odd(self) -> frozenset[str]:
         """The tokens of a template whose control tokens do not have one of the usual ``SHAPES``."""
-        found = {one for shape in SHAPES for one in shape.findall(self._sample)}
-        if not self._sample or any(self._try(sorted(found)).values()):
+        usual = {match for shape in SHAPES for match in shape.findall(self._sample)}
+        if not self._sample or any(self._try(sorted(usual)).values()):
             return frozenset()
-        tokens = {self.decode([token]) for token in self(self._sample)["input_ids"]}
-        return frozenset(one for one in tokens if len(one) > 2 and not one.strip().isalnum())
+        texts = {self.decode([token]) for token in self(self._sample)["input_ids"]}
+        return frozenset(text for text in texts if len(text) > 2 and not text.strip().isalnum())
 
     def _try(self, texts: Sequence[str]) -> dict[str, bool]:
         """For each text, whether it is a control token: a single token, whatever text is next to
@@ -193,27 +195,25 @@ class RemoteTokenizer:
         between = self._end_of_turn() or self.eos_token
         if between and len(self(between)["input_ids"]) > 1:
             between = ""
-        found = {one: one == between for one in texts if between and between in one}
-        rest = [one for one in texts if one not in found]
-        if not between:  # each needs a request, so texts beyond the limit are taken for such tokens
-            found = dict.fromkeys(rest[ONE_BY_ONE:], True)
-            rest = rest[:ONE_BY_ONE]
+        if between:
+            results = {text: text == between for text in texts if between in text}
+            rest = [text for text in texts if text not in results]
+        else:
+            # Each needs a request, so texts beyond the limit are taken for control tokens.
+            results = dict.fromkeys(texts[ONE_BY_ONE:], True)
+            rest = list(texts[:ONE_BY_ONE])
         for at in range(0, len(rest), TRIED):
             part = rest[at : at + TRIED]
-            rows = zip(
-                part,
-                self._read(part, between),
-                self._read([f"a{one}a" for one in part], between),
-                self._read([one[0] + one + one[-1] for one in part], between),
-                strict=True,
-            )
-            for one, ids, *others in rows:
-                found[one] = len(ids) == 1 and all(ids[0] in other for other in others)
-        return found
+            alone = self._read(part, between)
+            in_letters = self._read([f"a{text}a" for text in part], between)
+            doubled = self._read([text[0] + text + text[-1] for text in part], between)
+            for text, ids, *others in zip(part, alone, in_letters, doubled, strict=True):
+                results[text] = len(ids) == 1 and all(ids[0] in other for other in others)
+        return results
 
     def _read(self, texts: Sequence[str], between: str) -> list[list[int]]:
-        """The tokens of each of these texts. If there is a token to put between them, it takes one
-        request."""
+        """The tokens of each of these texts: by one request if there is a token to put between
+        them."""
         if between and len(texts) > 1:
             (mark,) = self(between)["input_ids"]
             runs: list[list[int]] = [[]]
@@ -228,27 +228,29 @@ class RemoteTokenizer:
 
     def stops(self) -> list[int]:
         """The known tokens that end a turn."""
-        marks = {self._end_of_turn(), self.eos_token} - {None, ""}
-        return sorted(
-            {ids[0] for mark in marks if mark and len(ids := self(mark)["input_ids"]) == 1}
-        )
+        stops = set()
+        for mark in (self._end_of_turn(), self.eos_token):
+            ids = self(mark)["input_ids"] if mark else []
+            if len(ids) == 1:
+                stops.add(ids[0])
+        return sorted(stops)
 
     def _end_of_turn(self) -> str | None:
         """The token that the template writes after an assistant's text, if it looks like a special
         token."""
         after = self._sample.rpartition(_ANSWER)[2].lstrip()
         first = self.decode(self(after)["input_ids"][:1])
-        return first if len(first) > 2 and first[0] in "<[" and after.startswith(first) else None
+        is_special = len(first) > 2 and first[0] in "<[" and after.startswith(first)
+        return first if is_special else None
 
     @cached_property
     def _sample(self) -> str:
         """A short conversation, rendered by the template; empty if the template refuses it."""
-        # some servers leave a last answer open
-        turns = [("user", "x"), ("assistant", _ANSWER), ("user", "x")]
+        question = {"role": "user", "content": "x"}
+        answer = {"role": "assistant", "content": _ANSWER}
         try:
-            return self.apply_chat_template(
-                [{"role": role, "content": text} for role, text in turns]
-            )
+            # A question follows, because some servers leave a last answer open.
+            return self.apply_chat_template([question, answer, question])
         except ValueError:
             return ""
         except MemberError as error:

@@ -18,7 +18,7 @@ from typing import Any
 from ...core.values import Call, Constraint, Tool, Turn
 
 Change = Callable[[str, str], str]
-"""(text, whose) -> text. ``whose``: the role of a turn for the turn's own text, otherwise empty."""
+"""(text, role) -> text. ``role``: that of a turn for the turn's own text, otherwise empty."""
 _BRACKET = re.compile(r"[<>\[\]{}|｜]")
 
 
@@ -32,15 +32,15 @@ def control_texts(tokenizer: Any, template: str) -> frozenset[str]:
     as ``<think>``, or are enclosed in ``<|`` and ``|>``. Other added tokens, such as runs of spaces
     or ``<table>``, are ordinary text.
     """
-    found = set(tokenizer.all_special_tokens)
+    texts = set(tokenizer.all_special_tokens)
     for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
         if token.special or _is_mark(token.content, template):
-            found.add(token.content)
-    return frozenset(text for text in found if len(text) > 1 and not text.isspace())
+            texts.add(token.content)
+    return frozenset(text for text in texts if len(text) > 1 and not text.isspace())
 
 
 def _is_mark(text: str, template: str) -> bool:
-    if not (_BRACKET.search(text) and any(map(str.isalpha, text))):
+    if not _BRACKET.search(text) or not any(map(str.isalpha, text)):
         return False
     return text in template or (text.startswith("<|") and text.endswith("|>"))
 
@@ -85,14 +85,14 @@ class Conversation:
 
     def texts(self) -> list[str]:
         """Every text in it, as templates see it: strings in JSON are unescaped."""
-        found: list[str] = []
+        texts: list[str] = []
 
-        def note(text: str, whose: str) -> str:
-            found.append(text)
+        def collect(text: str, role: str) -> str:
+            texts.append(text)
             return text
 
-        self.changed(note)
-        return found
+        self.changed(collect)
+        return texts
 
     def changed(self, change: Change) -> Conversation:
         """The conversation with every text changed."""
@@ -104,10 +104,15 @@ class Conversation:
 
 
 def _turn(turn: Turn, change: Change) -> Turn:
-    calls = tuple(
-        Call(change(call.name, ""), _json(call.arguments, change), call.id) for call in turn.calls
+    return replace(
+        turn,
+        text=change(turn.text, turn.role),
+        name=change(turn.name, ""),
+        calls=tuple(
+            Call(change(call.name, ""), _json(call.arguments, change), call.id)
+            for call in turn.calls
+        ),
     )
-    return replace(turn, text=change(turn.text, turn.role), name=change(turn.name, ""), calls=calls)
 
 
 def _tool(tool: Tool, change: Change) -> Tool:
@@ -122,7 +127,7 @@ def _constraint(constraint: Constraint, change: Change) -> Constraint:
             _constraint(Constraint(kind, body), change)
             for kind, body in json.loads(constraint.body)
         ]
-        body = json.dumps([[one.kind, one.body] for one in kinds], ensure_ascii=False)
+        body = json.dumps([[part.kind, part.body] for part in kinds], ensure_ascii=False)
         return Constraint("any_of", body)
     if constraint.kind in ("json_schema", "choice"):
         return Constraint(constraint.kind, _json(constraint.body, change))
@@ -135,21 +140,21 @@ def _json(text: str, change: Change) -> str:
         data = json.loads(text)
     except ValueError:
         return change(text, "")
-    changed = _walked(data, change)
+    changed = _changed_data(data, change)
     return text if changed == data else json.dumps(changed, ensure_ascii=False)
 
 
-def _walked(data: Any, change: Change) -> Any:
+def _changed_data(data: Any, change: Change) -> Any:
     if isinstance(data, str):
         return change(data, "")
     if isinstance(data, list):
-        return [_walked(one, change) for one in data]
+        return [_changed_data(item, change) for item in data]
     if isinstance(data, dict):
-        return {change(key, ""): _walked(one, change) for key, one in data.items()}
+        return {change(key, ""): _changed_data(value, change) for key, value in data.items()}
     return data
 
 
-# --- covering and uncovering ----------------------------------------------------------------------
+# --- hiding texts from a template -----------------------------------------------------------------
 
 
 class Cover:
@@ -178,29 +183,34 @@ class Cover:
 
     def parts(self, rendered: str, control: re.Pattern[str]) -> list[str]:
         """The prompt, cut inside each text that looks like a control token but is not one."""
-        pieces, spans, size, at = [], [], 0, 0
-        for found in self._number.finditer(rendered):
-            before, hidden = rendered[at : found.start()], self._hidden[int(found[1])]
+        pieces: list[str] = []
+        spans: list[tuple[int, int]] = []
+        size = at = 0
+        for match in self._number.finditer(rendered):
+            before = rendered[at : match.start()]
+            hidden = self._hidden[int(match[1])]
             pieces += [before, hidden]
-            spans.append((size + len(before), size + len(before) + len(hidden)))
-            size, at = spans[-1][1], found.end()
+            start = size + len(before)
+            size = start + len(hidden)
+            spans.append((start, size))
+            at = match.end()
         text = "".join([*pieces, rendered[at:]])
         return cut(text, forged(text, control, spans))
 
 
 def forged(text: str, control: re.Pattern[str], spans: Sequence[tuple[int, int]]) -> list[int]:
     """Where control texts begin that overlap with these spans."""
-    found: list[int] = []
+    places: list[int] = []
     span = at = 0
     while match := control.search(text, at):
         while span < len(spans) and spans[span][1] <= match.start():
             span += 1
         if span < len(spans) and spans[span][0] < match.end():
-            found.append(match.start())
+            places.append(match.start())
             at = match.start() + 1
         else:
             at = match.end()
-    return found
+    return places
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
@@ -217,24 +227,28 @@ class Edges:
     own text."""
 
     def __init__(self, control: Iterable[str]) -> None:
-        self._whole = tuple(control)
-        self._heads = tuple(text[:size] for text in self._whole for size in range(1, len(text)))
-        self._tails = tuple(text[size:] for text in self._whole for size in range(1, len(text)))
+        self._control = tuple(control)
+        self._heads = tuple(text[:size] for text in self._control for size in range(1, len(text)))
+        self._tails = tuple(text[size:] for text in self._control for size in range(1, len(text)))
 
     def hidden(self, text: str, hide: Callable[[str], str]) -> str:
         """The text with its critical beginning and end hidden."""
         core = text.strip()
-        lead = text[: len(text) - len(text.lstrip())]
-        trail = text[len(lead) + len(core) :]
         if not core:
             return text
-        begin = max((len(one) for one in self._tails if core.startswith(one)), default=0)
-        end = max((len(one) for one in self._heads if core.endswith(one)), default=0)
-        if begin + end >= len(core) or any(core in one and core != one for one in self._whole):
+        lead = text[: len(text) - len(text.lstrip())]
+        trail = text[len(lead) + len(core) :]
+        begin = max((len(tail) for tail in self._tails if core.startswith(tail)), default=0)
+        end = max((len(head) for head in self._heads if core.endswith(head)), default=0)
+        is_part = any(core in control and core != control for control in self._control)
+        if begin + end >= len(core) or is_part:
             return lead + hide(core) + trail
-        head, tail = core[:begin], core[len(core) - end :]
         inner = core[begin : len(core) - end]
-        return "".join([lead, hide(head) if head else "", inner, hide(tail) if tail else "", trail])
+        if begin:
+            inner = hide(core[:begin]) + inner
+        if end:
+            inner += hide(core[len(core) - end :])
+        return lead + inner + trail
 
 
 # --- for servers that take text alone -------------------------------------------------------------
@@ -244,23 +258,21 @@ def neutral(tokenizer: Any, ids: Sequence[int]) -> str:
     """The text of these tokens. A text that looks like a control token but is not one gets a space
     inside."""
 
-    def decoded(some: Sequence[int]) -> str:
-        return str(
-            tokenizer.decode(
-                list(some), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )
+    def decoded(tokens: Sequence[int]) -> str:
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return str(tokenizer.decode(list(tokens), **options))
 
     text = decoded(ids)
     template = getattr(tokenizer, "chat_template", None)
     control = pattern_of(control_texts(tokenizer, str(template or "")))
     if control is None or not control.search(text):
         return text
-    known = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", ()))
-    own = {len(decoded(ids[:at])) for at, one in enumerate(ids) if one in known}
-    places, at = [], 0
+    special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", ()))
+    real = {len(decoded(ids[:at])) for at, token in enumerate(ids) if token in special}
+    places = []
+    at = 0
     while match := control.search(text, at):
-        if match.start() in own:
+        if match.start() in real:
             at = match.end()
         else:
             places.append(match.start())

@@ -1,10 +1,10 @@
-"""One tokenizer's view of a text that others write too, and where a draft ends.
+"""How one tokenizer reads a text that others write too, and where a draft ends.
 
 A member's own segments keep their own tokens. Text from others is tokenized in its context, never
 alone: a run of it is one text, cut into blocks at safe boundaries so that a long run costs no more
-than its end. What looks like a special token in an answer is text as well: a page of HTML must not
-end a turn with its ``</s>``. The text of new tokens is found by difference, which keeps every space
-whatever the tokenizer does at the beginning of a text.
+than its end. Text that looks like a special token in an answer is text as well: a page of HTML must
+not end a turn with its ``</s>``. The text of new tokens is found by difference, which keeps every
+space whatever the tokenizer does at the beginning of a text.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LEFT_CHARS = 48
 """This many characters of context are tokenized along, so that the first new token is what it would
 be in the whole."""
 ANCHORS = ("\n", "x", "0", ")")
-"""A text that melts into its context is tokenized behind one of these: alone, some tokenizers put a
-space first."""
+"""A text that shares a token with its context is tokenized after one of these: alone, some
+tokenizers put a space first."""
 BLOCK_CHARS = 400
 OPEN_TOKENS = 32
 """How many new tokens are decoded as one text. Beyond that, the first of them are not decoded
@@ -37,18 +37,17 @@ HELD_BYTES = 4
 complete."""
 
 _ENCODING = Lock()
-"""Whether special tokens are recognised is a state of the tokenizer, which members and token
-counters may share."""
+"""Held while a tokenizer encodes: whether it recognises special tokens is a state of it, and
+members and token counters may share it."""
 
 
 class Words:
-    """Text <-> tokens for one tokenizer."""
+    """Converts between texts and tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Any, split: Callable[[str], Sequence[str]] | None = None) -> None:
-        """``split``: a function that splits texts which the tokenizer always reads as special
-        tokens."""
+        """``split`` cuts a text inside what the tokenizer would always read as special tokens."""
         self.tokenizer = tokenizer
-        self._parts = split
+        self._split_text = split
         self._after = lru_cache(maxsize=4096)(self._encoded_after)
 
     def encode(self, text: str, marks: bool = True) -> list[int]:
@@ -56,14 +55,13 @@ class Words:
 
         ``marks``: whether special tokens in the text are recognised. In an answer they are not.
         """
-        if self._parts is not None and not marks and len(parts := self._parts(text)) > 1:
-            return self.encode_parts(parts, marks)
+        if self._split_text is not None and not marks:
+            parts = self._split_text(text)
+            if len(parts) > 1:
+                return self.encode_parts(parts, marks)
+        options = {"add_special_tokens": False, "split_special_tokens": not marks}
         with _ENCODING:
-            return list(
-                self.tokenizer(text, add_special_tokens=False, split_special_tokens=not marks)[
-                    "input_ids"
-                ]
-            )
+            return list(self.tokenizer(text, **options)["input_ids"])
 
     def encode_parts(self, parts: Sequence[str], marks: bool = True) -> list[int]:
         """The tokens of a text that is given in parts. A special token that extends over two parts
@@ -105,25 +103,26 @@ class Words:
         if not run:
             return []
         left = self.left(ids)[1][-LEFT_CHARS:]
-        found: list[int] = []
+        new: list[int] = []
         for block in blocks(run):
-            found += self._after(left, block, marks)
+            new += self._after(left, block, marks)
             left = (left + block)[-LEFT_CHARS:]
-        return found
+        return new
 
     def _encoded_after(self, left: str, text: str, marks: bool) -> tuple[int, ...]:
         """The tokens of ``text`` as a continuation of ``left``."""
         left = left.lstrip(REPLACEMENT)
         for anchor in (left, *ANCHORS) if left else ANCHORS:
-            found = self._split(anchor, text, marks)
-            if found is not None:
-                return found
+            ids = self._split(anchor, text, marks)
+            if ids is not None:
+                return ids
         return tuple(self.encode(text, marks))
 
     def _split(self, left: str, text: str, marks: bool) -> tuple[int, ...] | None:
         """The tokens after ``left`` when both are tokenized as one text; None if one token holds
         parts of both."""
-        alone, whole = self.encode(left, marks), self.encode(left + text, marks)
+        alone = self.encode(left, marks)
+        whole = self.encode(left + text, marks)
         if whole[: len(alone)] == alone:
             return tuple(whole[len(alone) :])
         # Tokenizing together changed the end of ``left``: look for the place where ``text`` begins.
@@ -143,10 +142,9 @@ class Words:
         return added.text, added.ends
 
     def ends(self, context: Sequence[int], new: Sequence[int], candidate: str) -> tuple[int, ...]:
-        """For each of these tokens, which end with the candidate: how many of its characters are
-        complete after it.
+        """How many of the candidate's characters are complete after each of these tokens.
 
-        They may begin before the candidate, where its beginning is read together with the text
+        The tokens may begin before the candidate, where its beginning shares a token with the text
         before it.
         """
         text, ends = self.text_after(context, new)
@@ -158,8 +156,8 @@ class Words:
         return self.difference(*self.left(context), new)
 
     def left(self, context: Sequence[int]) -> tuple[list[int], str]:
-        """The end of the context and its text, beginning with a whole character: half of one spoils
-        what follows."""
+        """The last tokens of the context and their text, which begins with a whole character: half
+        a character would change the text after it."""
         first = None
         for size in range(LEFT_TOKENS, LEFT_TOKENS + HELD_BYTES):
             left = list(context[-size:])
@@ -175,8 +173,7 @@ class Words:
         for _ in range(HELD_BYTES):
             if whole.startswith(base):
                 return whole[len(base) :]
-            # The context ended with the first bytes of a character, which was held back and is
-            # whole now.
+            # The context ended with the first bytes of a character, which is complete now.
             base = base.removesuffix(REPLACEMENT)
         return self.decode(new)
 
@@ -184,8 +181,7 @@ class Words:
 class AddedText:
     """The text that tokens add to a context, token by token.
 
-    For each new token, only the last tokens are decoded again, so the work is linear in the number
-    of tokens, not quadratic.
+    Only the last tokens are decoded again for each new one, so the work grows linearly.
     """
 
     def __init__(self, words: Words, context: Sequence[int]) -> None:
@@ -249,7 +245,7 @@ def blocks(run: str) -> Iterator[str]:
 
 
 def either(logprobs: Iterable[float]) -> float:
-    """The log-probability that any of these comes, at most 0.
+    """The log-probability of any of these events, at most 0.
 
     >>> round(math.exp(either([math.log(0.25), math.log(0.5)])), 6)
     0.75
@@ -263,8 +259,8 @@ def either(logprobs: Iterable[float]) -> float:
 # --- where a draft ends ---------------------------------------------------------------------------
 
 OVERTIME = 2
-"""A draft without a safe boundary may become this many times as long as wanted, and a few tokens
-longer."""
+"""A draft without a safe boundary may become this many times as long as wanted, and eight tokens
+more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +268,11 @@ class End:
     """Where a draft ends."""
 
     kept: int
-    """This many of its tokens are kept."""
+    """How many of its tokens are kept."""
     rest: tuple[int, ...] = ()
     """The answer's last characters, where their token also begins the text that ends the turn."""
     ended: bool = False
-    """The draft ends the answer."""
+    """Whether the draft ends the answer."""
 
     def logprobs(self, known: Sequence[float], ended_by: float = 0.0) -> list[float]:
         """The log-probabilities of the tokens in ``kept`` and ``rest`` and, if it ended, of the end
@@ -287,7 +283,9 @@ class End:
         """
         count = self.kept + bool(self.rest)
         row = [*known[:count], *[0.0] * (len(self.rest) - 1)]
-        return [*row, math.fsum(known[count:]) + ended_by] if self.ended else row
+        if self.ended:
+            row.append(math.fsum(known[count:]) + ended_by)
+        return row
 
 
 def find_end(
@@ -302,14 +300,15 @@ def find_end(
     hold: str = "",
     cuts: Sequence[Callable[[str, Sequence[int], int], int]] = (kept_tokens,),
 ) -> End | None:
-    """Where the draft ends, if it does with the last of its tokens; ``text`` and ``ends`` as of
+    """Where the draft ends; None if it needs more tokens. ``text`` and ``ends`` are those of
     :meth:`.text_after`.
 
-    It ends where ``end_text`` ends the turn, at a stop string, after ``limit`` tokens, or at the
-    last safe boundary once it has ``wanted`` tokens (default: the job's). ``hold``: text that must
-    not be cut in two. ``cuts``: functions that find a boundary, the first that finds one counts.
+    A draft ends where ``end_text`` ends the turn, at a stop string, after ``limit`` tokens, or at
+    the last safe boundary once it has ``wanted`` tokens (default: the job's). Text such as ``hold``
+    is not cut in two. ``cuts`` are functions that find a boundary; the first that finds one counts.
     """
-    size, wanted = len(ends), wanted or job.segment_tokens
+    size = len(ends)
+    wanted = wanted or job.segment_tokens
     at = text.find(end_text) if end_text else -1
     if at >= 0:
         return end_at(words, text, ends, at, ended=True)
@@ -317,12 +316,14 @@ def find_end(
         return End(complete(ends))
     if size < wanted:
         return None
-    # What may be the beginning of ``end_text`` is not offered yet: the next tokens will tell.
+    # Text that may begin ``end_text`` is held back: the next tokens will tell.
     open_end = len(text) - held_back(text, (end_text, hold))
     whole = sum(end <= open_end for end in ends)
-    found = (cut(text, ends, most) for most in (min(wanted, whole), whole) for cut in cuts)
-    if kept := next(filter(None, found), 0):
-        return End(kept)
+    for most in (min(wanted, whole), whole):
+        for cut in cuts:
+            kept = cut(text, ends, most)
+            if kept:
+                return End(kept)
     return End(complete(ends)) if size >= OVERTIME * wanted + 8 else None
 
 
@@ -330,21 +331,26 @@ def end_at(words: Words, text: str, ends: Sequence[int], at: int, *, ended: bool
     """The end at this character, which may be in the middle of a token."""
     kept = sum(end <= at for end in ends)
     known = ends[kept - 1] if kept else 0
-    return End(kept, tuple(words.continuing(text[known:at])) if known < at else (), ended)
+    rest: tuple[int, ...] = ()
+    if known < at:
+        rest = tuple(words.continuing(text[known:at]))
+    return End(kept, rest, ended)
 
 
 def complete(ends: Sequence[int]) -> int:
-    """How many tokens end where a character is complete."""
-    whole = len(ends)
-    while whole > 1 and ends[whole - 1] == ends[whole - 2]:
-        whole -= 1
-    return whole
+    """The number of tokens without those at the end that hold an incomplete character."""
+    count = len(ends)
+    while count > 1 and ends[count - 1] == ends[count - 2]:
+        count -= 1
+    return count
 
 
 def tail_of(job: DraftJob) -> str:
     """The end of the answer in which a stop string may have begun."""
     longest = max((len(word) for word in job.stop), default=1) - 1
-    return "".join(segment.text for segment in job.answer)[-longest:] if longest else ""
+    if not longest:
+        return ""
+    return "".join(segment.text for segment in job.answer)[-longest:]
 
 
 @dataclass
@@ -387,9 +393,10 @@ class PartialDraft:
         """
         before = len(self.tokens)
         self.tokens += tokens
-        self._logprobs = (
-            None if self._logprobs is None or logprobs is None else [*self._logprobs, *logprobs]
-        )
+        if self._logprobs is None or logprobs is None:
+            self._logprobs = None
+        else:
+            self._logprobs = [*self._logprobs, *logprobs]
         self._added.extend(tokens)
         text, ends = self._added.text, self._added.ends
         for size in range(before + 1, len(self.tokens) + 1):
