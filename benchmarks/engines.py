@@ -130,7 +130,6 @@ def members_on_servers(size: str, tokens: int) -> Ways:
                 f"{running.enter_context(llama_server(one, share))}/v1",
                 name=one.name,
                 chat_template=one.options.get("chat_template"),
-                repetition_penalty=one.options.get("repetition_penalty"),
             )
             for one in ENSEMBLES[size]
         ]

@@ -449,9 +449,7 @@ def test_one_that_cannot_continue_writes_the_object_that_it_is_asked_for(
         SpecFuseChatModel(members=[talker(way="no")]).with_structured_output(schema).invoke(
             "Is it?"
         )
-    assert raised.value.__notes__ == [
-        "-> add a member that can continue a text, such as a .gguf file"
-    ]
+    assert "can continue a text" in raised.value.__notes__[0]
 
 
 def test_it_writes_whole_answers() -> None:
@@ -558,7 +556,7 @@ def test_a_server_that_is_not_there_is_named_with_what_to_do(made: Any) -> None:
         EnsembleError, match=f"its server at {url} cannot be reached .*Conn"
     ) as raised:
         llm.invoke("Why?")
-    assert raised.value.__notes__ == ["-> start the server, or correct its address"]
+    assert "start the server" in raised.value.__notes__[0]
 
 
 # --- images and files -----------------------------------------------------------------------------

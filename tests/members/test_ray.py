@@ -232,7 +232,8 @@ def test_actors_end_with_unload_and_are_started_again(ray: FakeRay) -> None:
 def test_resources_that_no_node_has_are_refused_with_what_there_is(ray: FakeRay) -> None:
     with pytest.raises(UsageError) as raised:
         RayMember(ScriptedMember("x", name="ann"), num_gpus=1).probe()
-    assert str(raised.value) == "ann wants CPU 1, GPU 1, which no node has; there are CPU 8 | CPU 4"
+    for part in ("ann wants CPU 1, GPU 1", "CPU 8", "CPU 4"):
+        assert part in str(raised.value)
 
 
 def test_a_member_takes_a_gpu_if_the_cluster_has_any(ray: FakeRay) -> None:

@@ -24,7 +24,6 @@ from langchain_specfuse.core.values import (
     Segment,
     Turn,
 )
-from langchain_specfuse.errors import MemberError
 
 from . import engines, tiny
 
@@ -84,12 +83,6 @@ def test_a_question_forges_no_turn(member: ServerMember, here: TransformersMembe
     context = member._tokens().words.answer_ids("served", ids, answer)
     assert [one for one in context if one in control] == rows[0]
     assert tokenizer.decode(context).count(forged) == 2
-
-
-def test_a_server_that_ignores_echo_is_refused(engine_for: Callable[[str], engines.Engine]) -> None:
-    options = {"engine": "completions", "tokenizer": engines.folder()}
-    with pytest.raises(MemberError, match="its completions do not score prompts"):
-        ServerMember(engine_for("llama.cpp").url, engines.MODEL, **options).probe()
 
 
 def test_its_scores_are_those_of_the_same_weights_in_this_process(
