@@ -48,20 +48,20 @@ def text(rounds) -> str:
 
 
 def facts(rounds):
-    """What must not depend on threads and time."""
+    """The parts of rounds that must not depend on threads and time."""
     return [
-        (r.number, r.text, r.winner, list(r.drafts), r.totals, r.weights, r.left, r.late, r.finish)
+        (r.number, r.text, r.winner, list(r.drafts), r.totals, r.weights, r.left, r.finish)
         for r in rounds
     ]
 
 
-async def collected(ensemble, *args, **choices):
+async def collected(ensemble, query, settings):
     """All rounds of an answer, by asyncio."""
-    return [round async for round in ensemble.arounds(*args, **choices)]
+    return [round async for round in ensemble.arounds(query, settings)]
 
 
 def open_queries(members) -> list[str]:
-    return [open_ for member in members for open_ in member.open_queries]
+    return [query_id for member in members for query_id in member.open_queries]
 
 
 class Gated(ScriptedMember):
@@ -70,13 +70,11 @@ class Gated(ScriptedMember):
     ``inside`` is set when it waits there, ``expired`` when a time limit has expired since.
     """
 
-    def __init__(self, answer, gated_call=1, gated_work="draft", **choices):
-        super().__init__(answer, **choices)
-        self.gate, self.inside, self.expired = (
-            threading.Event(),
-            threading.Event(),
-            threading.Event(),
-        )
+    def __init__(self, answer, gated_call=1, gated_work="draft", **options):
+        super().__init__(answer, **options)
+        self.gate = threading.Event()
+        self.inside = threading.Event()
+        self.expired = threading.Event()
         self.gated_call, self.gated_work = gated_call, gated_work
         self.drafted_after_forget: list[str] = []
         self.forgotten: list[str] = []
@@ -119,8 +117,8 @@ class Gated(ScriptedMember):
 
 @pytest.fixture
 def limits_expire_when_members_hang(monkeypatch):
-    """A time limit, however long, expires as soon as the batch's member waits at its gate, and
-    never otherwise."""
+    """Time limits, however long, expire when the member of the batch waits at its gate, and never
+    otherwise."""
 
     class Timer(threading.Thread):
         def __init__(self, after_s, act, arguments):

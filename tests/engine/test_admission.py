@@ -1,5 +1,5 @@
-"""How many answers are under way at once, the order in which the others begin, and when a call is
-refused."""
+"""Admission: how many answers are under way at once, in which order the others begin, and when a
+call is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONE, TWO, EIGHT = limited(1), limited(2), limited(8)
 
 
 def entering(admission, *names, settings=TWO):
-    """These ask to begin; the list returned has those that have."""
+    """Let answers with these names enter; the list returned fills with those that begin."""
     begun = []
     for name in names:
         admission.enter(name, settings, lambda name=name: begun.append(name))

@@ -1,4 +1,4 @@
-"""Members of a batch group share a batch, and one's trouble is not another's."""
+"""Members of a batch group share a batch, but not their failures."""
 
 from __future__ import annotations
 
@@ -43,32 +43,25 @@ class Member:
 
     def draft(self, jobs):
         self.alone.append(list(jobs))
-        pairs = [(self, job) for job in jobs]
-        return (
-            self.batch_group.replies(pairs)
-            if self.batch_group
-            else [f"{self.name}{job}" for job in jobs]
-        )
+        if self.batch_group is None:
+            return [f"{self.name}{job}" for job in jobs]
+        return self.batch_group.replies([(self, job) for job in jobs])
 
     score = draft
 
 
-def put(worker, *tasks, timeout_s=None):
-    """One task per (member, work, job), all at once; the replies come in the list returned, with
-    their job."""
+def put(worker, *jobs, timeout_s=None):
+    """Queue a job per (member, work, job), all at once; the list returned fills with (member, job,
+    reply)."""
     replies = []
-    worker.put(
-        *(
-            QueuedJob(
-                m,
-                work,
-                job,
-                lambda r, m=m, j=job: replies.append((m.name, j, r)),
-                timeout_s=timeout_s,
-            )
-            for m, work, job in tasks
-        )
-    )
+
+    def queued(member, work, job):
+        def deliver(reply):
+            replies.append((member.name, job, reply))
+
+        return QueuedJob(member, work, job, deliver, timeout_s=timeout_s)
+
+    worker.put(*(queued(*job) for job in jobs))
     return replies
 
 
@@ -90,9 +83,8 @@ def test_jobs_of_a_group_are_one_batch_with_replies_to_the_right_member(worker, 
     )
     assert until(lambda: len(replies) == 5)
     assert group.calls == [[("a", 1), ("c", 2), ("b", 3), ("a", 4)]] and b.alone == [[9]]
-    assert sorted(replies) == [
-        (m, j, f"{m}{j}") for m, j in [("a", 1), ("a", 4), ("b", 3), ("b", 9), ("c", 2)]
-    ]
+    jobs = [("a", 1), ("a", 4), ("b", 3), ("b", 9), ("c", 2)]
+    assert sorted(replies) == [(name, job, f"{name}{job}") for name, job in jobs]
 
 
 def test_jobs_of_one_member_go_to_the_member_itself(worker, trio):
@@ -122,7 +114,7 @@ def test_the_member_whose_job_fails_fails_alone(worker, trio, error):
 
 
 def test_while_a_group_hangs_none_of_its_members_is_called(worker, trio):
-    """They share what does the work: a second call would meet the first in it."""
+    """They share what does the work, so a second call would disturb the first."""
     group, a, b, c = trio
     group.gate.clear()
     called = []

@@ -1,5 +1,5 @@
-"""Answers under way: sync and async alike, failing members, time limits, and cancelling in every
-way."""
+"""Answers under way: sync and async give the same rounds; members fail, answers exceed their time
+limit or are cancelled, and every member forgets what it was asked."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.options import Method, Settings
+from langchain_specfuse.core.values import Ask, DraftJob, Sampling
 from langchain_specfuse.engine import Ensemble, drive
 from langchain_specfuse.engine.drive import Admission
 from langchain_specfuse.errors import UsageError
@@ -120,6 +121,26 @@ def test_an_error_inside_the_loop_reaches_the_caller_unchanged(error, device):
     with pytest.raises(type(error)) as raised:
         list(drive(broken(), {"a": ScriptedMember(BLUE, device=device)}, SHORT, Admission()))
     assert raised.value is error
+
+
+def test_members_forget_every_query_that_they_were_asked_and_no_other(device):
+    """A loop may derive further queries from the first, for some members only."""
+    members = {name: Gated(BLUE, name=name, device=device) for name in "abc"}
+    for member in members.values():
+        member.gate.set()
+    first, second = query("Why?"), query("Why, in short?")
+
+    def job(asked):
+        return DraftJob(asked, (), 5, 5, Sampling())
+
+    def loop():
+        yield Ask({"a": job(first), "b": job(first)}, 1)
+        yield Ask({"a": job(second)}, 1)
+
+    assert list(drive(loop(), members, SHORT, Admission())) == []
+    assert until(lambda: not open_queries(members.values()))
+    forgotten = {name: member.forgotten for name, member in members.items()}
+    assert forgotten == {"a": [first.id, second.id], "b": [first.id], "c": []}
 
 
 # --- time limits and cancelling -------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which tasks form the next batch, and how long prompts are read between batches."""
+"""Which jobs form the next batch, and how long prompts are read between batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .conftest import Gated, query, until
 ONE, OTHER = object(), object()
 
 
-def task(job, member=ONE, wanted=lambda: True, work="draft"):
+def queued(job, member=ONE, wanted=lambda: True, work="draft"):
     return QueuedJob(member, work, job, lambda _: None, wanted)
 
 
@@ -21,42 +21,42 @@ def batches(queue):
     """All batches, until the queue is empty."""
     found = []
     while batch := queue.take():
-        found.append([task.job for task in batch])
+        found.append([queued.job for queued in batch])
     return found
 
 
-def test_the_oldest_task_goes_first_with_all_that_can_share_its_batch():
+def test_the_oldest_job_goes_first_with_all_that_can_share_its_batch():
     queue = JobQueue()
-    queue.put([task(1), task(2, OTHER), task(3), task(5, work="score")])
-    queue.put([task(4, OTHER)])
+    queue.put([queued(1), queued(2, OTHER), queued(3), queued(5, work="score")])
+    queue.put([queued(4, OTHER)])
     assert batches(queue) == [[1, 3], [2, 4], [5]]
 
 
-def test_unwanted_tasks_are_dropped():
+def test_unwanted_jobs_are_dropped():
     queue = JobQueue()
-    queue.put([task("gone", wanted=lambda: False), task("here")])
+    queue.put([queued("gone", wanted=lambda: False), queued("here")])
     assert batches(queue) == [["here"]]
     assert len(queue) == 0
 
 
-def test_tasks_that_waited_elsewhere_go_first_in_their_order():
+def test_jobs_that_waited_elsewhere_go_first_in_their_order():
     queue = JobQueue()
-    queue.put([task(3, OTHER)])
-    queue.put_first([task(1, object()), task(2, object())])
+    queue.put([queued(3, OTHER)])
+    queue.put_first([queued(1, object()), queued(2, object())])
     assert batches(queue) == [[1], [2], [3]]
 
 
-def test_a_task_put_in_while_a_batch_is_chosen_is_not_lost():
-    """A finalizer may cancel an answer, and so put in a call, anywhere."""
+def test_a_job_put_in_while_a_batch_is_chosen_is_not_lost():
+    """A finalizer may cancel an answer anywhere, which puts a call into the queue."""
     queue, late = JobQueue(), []
 
     def putting():
         if not late:
             late.append(True)
-            queue.put([task("late", OTHER)])
+            queue.put([queued("late", OTHER)])
         return True
 
-    queue.put([task("a", wanted=putting), task("b")])
+    queue.put([queued("a", wanted=putting), queued("b")])
     assert batches(queue) == [["a", "b"], ["late"]]
 
 
@@ -64,12 +64,12 @@ def test_a_task_put_in_while_a_batch_is_chosen_is_not_lost():
 
 
 def job(chunks):
-    """A job whose prompt is this many chunks long."""
+    """A job with a prompt of this many chunks."""
     return DraftJob(query(str(chunks)), (), 4, 20, Sampling())
 
 
 class Reader(Gated):
-    """Reads chunks that take 3 s by its own clock, drafts in 1 s; waits at its gate in its first
+    """Takes 3 s by its own clock to read a chunk and 1 s to draft. Waits at its gate in its first
     call."""
 
     chunk_s, draft_s = 3.0, 1.0

@@ -1,5 +1,5 @@
-"""A worker: batches, order, failures, members that exceed their time limit, and races of its thread
-and timers."""
+"""A worker: what it makes of failures and of members that exceed their time limit, and the races of
+its thread and timers. Batches are in ``test_queue`` and ``test_batch_groups``."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ class Doubler:
 
 
 def ask(worker, member, *jobs, work="draft", **options):
-    """Put one task per job, all at once; the replies come in the list returned."""
+    """Queue jobs, all at once; the list returned fills with their replies."""
     replies = []
     worker.put(*(QueuedJob(member, work, job, replies.append, **options) for job in jobs))
     return replies
 
 
 def hanging(worker, timeout_s=0.03, **options):
-    """A member that has exceeded its time limit in a first job, and the replies to that job."""
+    """A member that has exceeded its time limit in its first job, and the replies to that job."""
     member = Doubler(closed=True)
     replies = ask(worker, member, 1, timeout_s=timeout_s, **options)
     assert until(lambda: replies)
     return member, replies
 
 
-def test_tasks_that_wait_together_are_one_batch_with_replies_in_order(device):
+def test_jobs_that_wait_together_are_one_batch_with_replies_in_order(device):
     worker, member = Worker(device), Doubler(closed=True)
     first = ask(worker, member, 1)
     assert until(lambda: member.batches)
@@ -99,8 +99,9 @@ def test_a_thread_that_was_ended_from_outside_is_replaced(device, monkeypatch):
     worker, member = Worker(device), Doubler()
     first = ask(worker, member, 1)
     assert until(lambda: first)
-    (thread,) = (one for one in threading.enumerate() if one.name == f"specfuse-{device}")
-    assert until(lambda: worker._news._waiters), "only there it strikes where it is expected"
+    name = f"specfuse-{device}"
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == name)
+    assert until(lambda: worker._news._waiters), "elsewhere the exception would strike other code"
     end = ctypes.pythonapi.PyThreadState_SetAsyncExc
     assert end(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)) == 1
     later = ask(worker, member, 21)
@@ -123,7 +124,7 @@ def test_a_hanging_member_fails_at_its_limit_and_the_worker_goes_on_without_it(d
     member.gate.set()
     back = ask(worker, member, 5)
     assert until(lambda: back == [10])
-    # the job that failed while it hung was never done
+    # The job that failed while the member hung never reached it.
     assert (len(late), member.batches) == (1, [("draft", 1)] * 2)
 
 
@@ -148,8 +149,8 @@ def timers(monkeypatch):
     return started
 
 
-def test_no_task_waits_twice_for_the_same_call(device, timers):
-    """The time for which the call has lasted counts for tasks that come later."""
+def test_no_job_waits_twice_for_the_same_call(device, timers):
+    """The time for which the call has lasted counts for jobs that come later."""
     worker, member = Worker(device), Doubler(closed=True)
     ask(worker, member, 1, timeout_s=600)
     assert until(lambda: member.batches)
@@ -162,7 +163,7 @@ def test_no_task_waits_twice_for_the_same_call(device, timers):
     member.gate.set()
 
 
-def test_a_batch_that_waits_fails_at_its_limit_though_its_first_task_is_no_longer_wanted(
+def test_a_batch_that_waits_fails_at_its_limit_though_its_first_job_is_no_longer_wanted(
     device, timers
 ):
     worker, member = Worker(device), Doubler(closed=True)
@@ -182,7 +183,7 @@ def test_a_batch_that_waits_fails_at_its_limit_though_its_first_task_is_no_longe
 
 
 def test_unwanted_jobs_do_not_pile_up_behind_a_hanging_member(device):
-    """Of the jobs that wait for its return, it does those that are still wanted."""
+    """When the member returns, it gets only the jobs that are still wanted."""
     worker = Worker(device)
     current, replies = [0], []
     member, _ = hanging(worker)
@@ -228,7 +229,7 @@ def test_calls_for_a_hanging_member_wait_until_it_returns(device):
 
 
 def test_a_reply_that_meets_its_time_limit_is_delivered_once(device):
-    """The thread or the timer delivers, never both, and the member is not given up for ever."""
+    """Either the thread or the timer delivers, and the member gets further jobs."""
     rng = random.Random(1)
 
     class Slow(Doubler):
@@ -239,7 +240,7 @@ def test_a_reply_that_meets_its_time_limit_is_delivered_once(device):
     worker, member = Worker(device), Slow()
     for _ in range(80):
         replies = ask(worker, member, 1, timeout_s=0.003 + rng.uniform(-0.0006, 0.0006))
-        last = ask(worker, member, 2)  # after it, whatever became of it
+        last = ask(worker, member, 2)  # runs after it, whether or not it was given up
         assert until(lambda: replies and last)  # noqa: B023
         assert len(replies) == 1 and last == [4]
 
@@ -247,7 +248,7 @@ def test_a_reply_that_meets_its_time_limit_is_delivered_once(device):
 # --- one worker per device ------------------------------------------------------------------------
 
 
-def test_a_device_that_nobody_uses_any_more_has_no_worker(device):
+def test_a_device_without_work_has_no_worker(device):
     replies = []
     worker_for(device).put(QueuedJob(Doubler(), "draft", 1, replies.append))
     assert until(lambda: replies and device not in worker_module._WORKERS)
