@@ -1,4 +1,4 @@
-"""Convert rounds to LangChain chunks, with tool calls, reasoning, usage, provenance and finish
+"""Convert rounds to LangChain chunks, with tool calls, reasoning, usage, authors and finish
 reason."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .messages import PROVIDER
 from .report import Summary
 
 KNOWS_REFUSALS = hasattr(content, "RefusalContentBlock")
-"""Whether langchain-core has a content block for refusals (since 1.7.5). In older versions a
-refusal is only in ``additional_kwargs``, unless the output is ``v1``."""
+"""Whether langchain-core has a content block for refusals (since 1.7.5). With an older version a
+refusal is in ``additional_kwargs`` only, unless the output is ``v1``."""
 
 
 class AnswerChunks:
@@ -50,20 +50,27 @@ class AnswerChunks:
         hosted: Collection[str] = (),
         unpriced: Collection[str] = (),
     ) -> None:
-        self._hosted = frozenset(hosted)
-        self._unpriced = frozenset(unpriced)
+        self._summary = summary
         self._model_name = model_name
         self._v1 = v1
         self._seed = seed
         self._splitter = splitter
         self._reasoning = reasoning
-        self._summary = summary
         self._logprobs = AnswerLogprobs() if logprobs else None
-        self._released = 0
-        self._begun = False
-        self._shown = 0
-        self._forced = self._agreed = self._output = self._drafted = self._verified = 0
+        self._hosted = frozenset(hosted)
+        self._unpriced = frozenset(unpriced)
         self._prompt = Effort()
+        self._has_begun = False
+        self._released = 0
+        """How many characters the rounds have released, including those of calls."""
+        self._shown = 0
+        """How many characters of prose the chunks have shown."""
+        self._forced = 0
+        self._drafted = 0
+        self._agreed = 0
+        self._output = 0
+        """The agreed tokens of members that are not hosted."""
+        self._verified = 0
 
     def of(self, round: Round) -> Iterator[ChatGenerationChunk]:
         """The chunks that this round releases: text, then pieces of tool calls, then the end. The
@@ -73,23 +80,28 @@ class AnswerChunks:
         not the last.
         """
         self._count(round)
-        # Stop strings are only found in prose, so the text before one does not begin a call.
-        refused = round.finish == "refusal"
-        said, pieces = round.text, list[CallPiece]()
+        prose = round.text
+        pieces: list[CallPiece] = []
         if self._splitter:
-            said, pieces = self._splitter.feed(said, bool(round.finish), cut=_cut(round))
-        thought = (
-            round.thoughts.get(round.winner, "") if self._reasoning and round.number == 1 else ""
-        )
-        if said or thought:
-            last = None if pieces or refused else round
-            yield self._chunk(self._text_blocks(round, said, thought), last, thought=thought)
+            # Stop strings are only found in prose, so the text before one does not begin a call.
+            is_last = round.finish is not None
+            prose, pieces = self._splitter.feed(prose, is_last, cut=_why_cut(round))
+        thought = ""
+        if self._reasoning and round.number == 1:
+            thought = round.thoughts.get(round.winner, "")
+        is_refused = round.finish == "refusal"
+        if prose or thought:
+            last = None if pieces or is_refused else round
+            blocks = self._text_blocks(round, prose, thought)
+            yield self._chunk(blocks, last, thought=thought)
         if pieces:
             yield self._chunk(self._call_blocks(round, pieces), None, pieces=pieces)
-        if refused:
+        if is_refused:
             yield self._chunk(self._refusal_blocks(round), round)
-        elif round.finish and (pieces or not (said or thought)):
+        elif round.finish and (pieces or not (prose or thought)):
             yield self._chunk([], round)
+
+    # --- one chunk --------------------------------------------------------------------------------
 
     def _chunk(
         self,
@@ -99,24 +111,24 @@ class AnswerChunks:
         pieces: Sequence[CallPiece] = (),
         thought: str = "",
     ) -> ChatGenerationChunk:
-        """One chunk; with a round that ends the answer it is the last one."""
-        finish = round if round and round.finish else None
-        refused = finish is not None and finish.finish == "refusal"
-        body: Any = (
-            blocks
-            if self._v1 or (refused and KNOWS_REFUSALS)
-            else "".join(block["text"] for block in blocks if block["type"] == "text")
-        )
-        extra = {"reasoning_content": thought} if thought and not self._v1 else {}
-        if finish is not None and refused:
-            extra["refusal"] = finish.refusals[finish.member]
+        """One chunk. It is the last one if it has a round that ends the answer."""
+        last = round if round and round.finish else None
+        is_refused = last is not None and last.finish == "refusal"
+        content: Any = blocks
+        if not self._v1 and not (is_refused and KNOWS_REFUSALS):
+            content = "".join(block["text"] for block in blocks if block["type"] == "text")
+        extra: dict[str, Any] = {}
+        if thought and not self._v1:
+            extra["reasoning_content"] = thought
+        if last is not None and is_refused:
+            extra["refusal"] = last.refusals[last.member]
         message = AIMessageChunk(
-            content=body,
+            content=content,
             tool_call_chunks=[self._call_chunk(piece) for piece in pieces],
             additional_kwargs=extra,
-            response_metadata=self._metadata(finish),
+            response_metadata=self._metadata(last),
         )
-        if finish:
+        if last:
             # On the last chunk only: merging chunks adds numbers up and refuses floats that differ.
             message.usage_metadata = self._usage()
             message.chunk_position = "last"
@@ -125,10 +137,17 @@ class AnswerChunks:
     def _text_blocks(self, round: Round, text: str, thought: str) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
         if thought:
-            author = {"extras": {"member": round.member}, "index": "lc_reasoning"}
-            blocks.append({"type": "reasoning", "reasoning": thought, **author})
+            blocks.append(
+                {
+                    "type": "reasoning",
+                    "reasoning": thought,
+                    "extras": {"member": round.member},
+                    "index": "lc_reasoning",
+                }
+            )
         if text:
-            start, self._shown = self._shown, self._shown + len(text)
+            start = self._shown
+            self._shown += len(text)
             value = {**provenance(round), "start": start, "end": self._shown}
             note = {"type": "non_standard_annotation", "value": value}
             blocks.append({"type": "text", "text": text, "annotations": [note], "index": 0})
@@ -143,98 +162,117 @@ class AnswerChunks:
     def _call_blocks(self, round: Round, pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
         """The first piece of a call has its author in ``extras``: LangChain keeps no annotations of
         a call."""
-        author = provenance(round)
-        return [
-            {"type": "tool_call_chunk", **self._call_chunk(piece)}
-            | ({"extras": author} if piece.name else {})
-            for piece in pieces
-        ]
+        blocks: list[dict[str, Any]] = []
+        for piece in pieces:
+            block = {"type": "tool_call_chunk", **self._call_chunk(piece)}
+            if piece.name:
+                block["extras"] = provenance(round)
+            blocks.append(block)
+        return blocks
 
     def _call_chunk(self, piece: CallPiece) -> Any:
         # In v1 calls share their indexes with content blocks, where 0 is the text.
         index = piece.index + (1 if self._v1 else 0)
         return tool_call_chunk(name=piece.name, args=piece.arguments, id=piece.id, index=index)
 
+    # --- counting ---------------------------------------------------------------------------------
+
     def _count(self, round: Round) -> None:
         if round.number == 1:
-            efforts = round.efforts.get("draft", {})
-            known = (
-                efforts[name]
-                for name in self._summary.members
-                if name in efforts and efforts[name].prompt and name not in self._hosted
-            )
-            self._prompt = next(known, Effort())
-        self._released += len(round.text)
+            self._prompt = self._prompt_in(round)
         if self._logprobs:
             self._logprobs.add(round)
-        self._forced += len(round.forced)
         agreed = _tokens(round.drafts[round.winner])
         self._agreed += agreed
-        self._output += 0 if round.member in self._hosted else agreed
+        if round.member not in self._hosted:
+            self._output += agreed
+        self._released += len(round.text)
+        self._forced += len(round.forced)
         self._drafted += sum(map(_tokens, round.drafts.values()))
         self._verified += sum(effort.read for effort in round.efforts.get("verify", {}).values())
 
+    def _prompt_in(self, round: Round) -> Effort:
+        """The effort of the first member that is not hosted and knows the length of its prompt."""
+        efforts = round.efforts.get("draft", {})
+        for name in self._summary.members:
+            if name in efforts and efforts[name].prompt and name not in self._hosted:
+                return efforts[name]
+        return Effort()
+
     def _usage(self) -> UsageMetadata:
-        prompt = self._prompt.prompt
+        hosted = sum(self._bills.values(), Effort())
+        read = self._prompt.prompt + hosted.input_tokens
+        written = self._output + hosted.output_tokens
         details = {
             "drafted": self._drafted,
             "verified": self._verified,
             "discarded": self._drafted - self._agreed,
         }
-        hosted = sum(self._bills.values(), Effort())
-        read, written = prompt + hosted.input_tokens, self._output + hosted.output_tokens
+        cached = min(self._prompt.reused, self._prompt.prompt)
         return UsageMetadata(
             input_tokens=read,
             output_tokens=written,
             total_tokens=read + written,
-            input_token_details=InputTokenDetails(cache_read=min(self._prompt.reused, prompt)),
+            input_token_details=InputTokenDetails(cache_read=cached),
             output_token_details=OutputTokenDetails(**details),  # type: ignore[typeddict-item]
         )
 
     @property
     def _bills(self) -> dict[str, Effort]:
         """What each hosted member has used."""
-        return {name: one for name, one in self._summary.used.items() if name in self._hosted}
+        used = self._summary.used
+        return {name: effort for name, effort in used.items() if name in self._hosted}
 
-    def _metadata(self, finish: Round | None) -> dict[str, Any]:
+    # --- metadata ---------------------------------------------------------------------------------
+
+    def _metadata(self, last: Round | None) -> dict[str, Any]:
+        """The metadata of a chunk; the round is given if it is the last chunk."""
         metadata: dict[str, Any] = {"output_version": "v1"} if self._v1 else {}
-        if not self._begun:
+        if not self._has_begun:
             # On the first chunk only: merging chunks joins texts.
             metadata["model_name"] = self._model_name
             if not self._hosted:
                 # With this name, LangChain's summarization takes the usage for the length of the
                 # conversation. The usage of hosted members is a multiple of that.
                 metadata["model_provider"] = PROVIDER
-        self._begun = True
-        if finish:
-            called = self._splitter is not None and self._splitter.calls > 0
-            summary = {
-                **self._summary.as_dict(),
-                "exits": self._summary.exits,
-                "forced": self._forced,
-                "finish": finish.finish,
-                "stalled": finish.stalled,
-                "refusals": self._summary.refusals,
-            }
-            summary |= {} if self._seed is None else {"seed": self._seed}
-            if self._bills and not self._unpriced.intersection(self._bills):
-                summary["total_cost"] = math.fsum(one.cost for one in self._bills.values())
-            metadata |= {"finish_reason": _reason(finish, called), "specfuse": summary}
-            if self._logprobs:
-                # Sent in one chunk: stream_events v3 keeps only the last list of a stream.
-                cut = self._released if finish.finish == "stop_string" else None
-                metadata["logprobs"] = {"content": self._logprobs.content(cut)}
+        self._has_begun = True
+        if last is None:
+            return metadata
+        called = self._splitter is not None and self._splitter.calls > 0
+        metadata["finish_reason"] = _finish_reason(last, called)
+        metadata["specfuse"] = self._summary_at(last)
+        if self._logprobs:
+            # Sent in one chunk: stream_events v3 keeps only the last list of a stream.
+            end = self._released if last.finish == "stop_string" else None
+            metadata["logprobs"] = {"content": self._logprobs.content(end)}
         return metadata
 
+    def _summary_at(self, last: Round) -> dict[str, Any]:
+        """The summary of the whole answer, as plain JSON."""
+        summary = {
+            **self._summary.as_dict(),
+            "exits": list(self._summary.exits),
+            "forced": self._forced,
+            "finish": last.finish,
+            "stalled": last.stalled,
+            "refusals": dict(self._summary.refusals),
+        }
+        if self._seed is not None:
+            summary["seed"] = self._seed
+        bills = self._bills
+        if bills and not self._unpriced.intersection(bills):
+            summary["total_cost"] = math.fsum(effort.cost for effort in bills.values())
+        return summary
 
-def _reason(finish: Round, called: bool) -> str | None:
+
+def _finish_reason(last: Round, called: bool) -> str | None:
     """The finish reason in OpenAI's terms: a stop string is also ``stop``."""
-    if finish.finish not in ("stop", "stop_string"):
-        return finish.finish
+    if last.finish not in ("stop", "stop_string"):
+        return last.finish
     return "tool_calls" if called else "stop"
 
 
-def _cut(round: Round) -> str:
+def _why_cut(round: Round) -> str:
     """Why the answer is incomplete; empty if it is complete or goes on."""
     if round.finish == "refusal":
         return REFUSED
