@@ -1,8 +1,8 @@
 """RayMember: any member behind an actor of a Ray cluster: placed by resources, and restarted when
 it dies.
 
-A job carries all that is needed, so whichever process gets it gives the same reply. Nothing is
-loaded here.
+A job holds everything that a reply depends on, so each process gives the same reply to it. Nothing
+is loaded in this process.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ log = logging.getLogger("langchain_specfuse")
 PLACEMENT = ("cluster", "num_cpus", "num_gpus", "resources")
 """The arguments that say where a member works."""
 ATTEMPTS = 3
-"""A job fails when its process died this often over it. The last time each job is sent alone, so
-that a job that kills its process does not take others with it."""
+"""A job fails when its process has died this often while it was under way. The last time each job
+is sent alone, so that a job that kills its process does not make others fail."""
 CONNECT_S, PLACING_S, RESTART_S, PAUSE_S = 5.0, 120.0, 60.0, 0.05
 """Limits: to reach the cluster (Ray would try for minutes), to find a place, to be back after a
 death (after that jobs fail at once until a process is back); and the pause between two looks."""
@@ -79,10 +79,13 @@ class RayMember:
                 "for example '10.0.0.1:6379', from a machine of the cluster (no ray:// client)",
             )
         self.name: str = member.name
-        self._member, self.cluster = member, cluster
-        self.num_cpus, self.num_gpus, self.resources = num_cpus, num_gpus, dict(resources or {})
+        self._member = member
+        self.cluster = cluster
+        self.num_cpus = num_cpus
+        self.num_gpus = num_gpus
+        self.resources = dict(resources or {})
         self._process: _Process | None = None
-        self._asked: dict[str, float] = {}  # what the actor takes
+        self._needed: dict[str, float] = {}  # the resources that the actor takes
         self._ready: Probe | None = None
         self._lock = threading.RLock()  # tokens are counted from any thread
 
@@ -96,16 +99,14 @@ class RayMember:
         )
 
     def __getattr__(self, name: str) -> Any:
-        # What only some members can do is looked up in the hosted member's class: the member is not
-        # loaded here.
-        if name in ("token_ids", "token_count", "spec", "preview") and hasattr(
-            type(vars(self).get("_member")), name
-        ):
-            return (
-                partial(self._call, name)
-                if name.startswith("token")
-                else getattr(self._member, name)
-            )
+        # What only some members have is looked up in the hosted member's class, because the member
+        # is not loaded in this process.
+        hosted = type(vars(self).get("_member"))
+        if hasattr(hosted, name):
+            if name in ("token_ids", "token_count"):
+                return partial(self._call, name)
+            if name in ("spec", "preview"):
+                return getattr(self._member, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
@@ -157,24 +158,22 @@ class RayMember:
         replies: list[Any] = [None] * len(jobs)
         for attempt in range(ATTEMPTS):
             waiting = [at for at, reply in enumerate(replies) if reply is None]
-            for group in (
-                [[at] for at in waiting]
-                if attempt == ATTEMPTS - 1
-                else [waiting]
-                if waiting
-                else []
-            ):
-                for at, reply in zip(
-                    group, self._answer(work, [jobs[at] for at in group]) or (), strict=False
-                ):
+            if not waiting:
+                break
+            groups = [waiting]
+            if attempt == ATTEMPTS - 1:
+                groups = [[at] for at in waiting]
+            for group in groups:
+                batch = self._answer(work, [jobs[at] for at in group]) or ()
+                for at, reply in zip(group, batch, strict=False):
                     replies[at] = reply
-        return [
-            Failure("error", self._trouble(work)) if reply is None else reply for reply in replies
-        ]
+        for at, reply in enumerate(replies):
+            if reply is None:
+                replies[at] = Failure("error", self._trouble(work))
+        return replies
 
     def _answer(self, method: str, *arguments: Any) -> Any:
-        """What the member returns; None: its process died, or is not back in the time that a
-        restart may take."""
+        """What the member returns; None if its process died and was not restarted in time."""
         process = self._process
         assert process is not None
         while not process.is_up():
@@ -184,17 +183,16 @@ class RayMember:
         return process.receive(process.send(method, *arguments))
 
     def _trouble(self, work: str) -> str:
-        how = (
-            f"it died over this {work}"
-            if self.place
-            else f"its process died over this {work}, and is not back yet"
-        )
-        return f"{how}: {self._process.trouble if self._process else ''}"
+        reason = self._process.trouble if self._process else ""
+        if self.place:
+            return f"it died over this {work}: {reason}"
+        return f"its process died over this {work}, and is not back yet: {reason}"
 
     def _call(self, method: str, *arguments: Any) -> Any:
         self.probe()
         for _ in range(ATTEMPTS):
-            if (result := self._answer(method, *arguments)) is not None:
+            result = self._answer(method, *arguments)
+            if result is not None:
                 return result
         raise MemberError(self._trouble(method), member=self.name)
 
@@ -202,28 +200,23 @@ class RayMember:
         with _CONNECTING:
             ray = _connected(self.cluster, self.name)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        gpus = (
-            float(any(node.get("GPU", 0) >= 1 for node in nodes))
-            if self.num_gpus is None
-            else self.num_gpus
-        )
-        self._asked = {"CPU": self.num_cpus, "GPU": gpus, **self.resources}
-        if not any(
-            all(node.get(name, 0) >= count for name, count in self._asked.items()) for node in nodes
-        ):
-            has = " | ".join(map(_shown, nodes)) or "none"
+        gpus = self.num_gpus
+        if gpus is None:
+            gpus = float(any(node.get("GPU", 0) >= 1 for node in nodes))
+        self._needed = {"CPU": self.num_cpus, "GPU": gpus, **self.resources}
+        if not any(_fits(self._needed, node) for node in nodes):
+            there = " | ".join(map(_shown, nodes)) or "none"
             error = UsageError(
-                f"{self.name} wants {_shown(self._asked)}, which no node has; there are {has}"
+                f"{self.name} wants {_shown(self._needed)}, which no node has; there are {there}"
             )
-            raise advised(
-                error, "ask for less (num_cpus=0.5, num_gpus=0.5, resources=), or add nodes first"
-            )
+            advice = "ask for less (num_cpus=0.5, num_gpus=0.5, resources=), or add nodes first"
+            raise advised(error, advice)
         actor = ray.remote(_Actor).options(
             num_cpus=self.num_cpus,
             num_gpus=gpus,
             resources=self.resources,
             max_restarts=-1,
-            # a retry may kill the new process too: jobs are sent again here, in the end alone
+            # RayMember sends jobs again itself, in the end alone: a retry may kill the new process.
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
@@ -233,9 +226,8 @@ class RayMember:
             unsent = UsageError(
                 f"{self.name} cannot be sent to another process: {str(error).splitlines()[0]}"
             )
-            raise advised(
-                unsent, "a member that has not been loaded can be: name its model, load nothing"
-            ) from error
+            advice = "pass a member that is named by its model and has not been loaded"
+            raise advised(unsent, advice) from error
 
     def _loaded(self) -> Probe:
         """What the member can do, once it has its place and has loaded."""
@@ -244,7 +236,7 @@ class RayMember:
         ray.wait([process.ping], timeout=PLACING_S)
         if not process.is_up():
             why = process.trouble or f"no place was free within {PLACING_S:g} s"
-            wants, free = _shown(self._asked), _shown(ray.available_resources())
+            wants, free = _shown(self._needed), _shown(ray.available_resources())
             message = f"Ray did not start {self.name} ({why}): it wants {wants}; free are {free}"
             error = MemberError(message, member=self.name)
             raise advised(
@@ -263,16 +255,19 @@ class _Process:
     """One actor. Ray restarts its process; an actor that Ray does not restart is replaced."""
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
-        self._ray, self._start = ray, start
+        self._ray = ray
+        self._start = start
         self._lock = threading.Lock()
         self._actor = start()
         self.ping = self._actor.where.remote()  # answered as soon as the process is up
         self.probe = self.send("probe")
         self.place: tuple[str, int] | None = None  # node and process; None: not up
-        self.down_since, self.trouble = time.monotonic(), ""
+        self.down_since = time.monotonic()
+        self.trouble = ""
+        """Why it died."""
 
     def is_up(self) -> bool:
-        """Asked again and again, it notices a restart."""
+        """Whether the process runs. Notices a restart."""
         with self._lock:
             if self.place is None and self._ray.wait([self.ping], timeout=0)[0]:
                 try:
@@ -323,17 +318,18 @@ class _Actor:
         try:
             if self._probe is None and method != "forget":
                 self._probe = self._member.probe()
-            result: Any = (
-                self._probe if method == "probe" else getattr(self._member, method)(*arguments)
-            )
+            if method == "probe":
+                return self._probe
+            result: Any = getattr(self._member, method)(*arguments)
         except Exception as error:
             raise _picklable(error) from None
         if method not in ("draft", "score"):
             return result
-        return [
-            replace(one, cause=_picklable(one.cause)) if isinstance(one, Failure) else one
-            for one in result
-        ]
+        replies = list(result)
+        for at, reply in enumerate(replies):
+            if isinstance(reply, Failure):
+                replies[at] = replace(reply, cause=_picklable(reply.cause))
+        return replies
 
 
 def _picklable(error: Any) -> Any:
@@ -359,13 +355,11 @@ def _connected(cluster: str, name: str) -> Any:
         here = ray.get_runtime_context().gcs_address
         if cluster != "auto" and _resolved(ray, cluster) != _resolved(ray, here):
             error = UsageError(
-                f"cluster={cluster!r} is wanted, but this process belongs to the cluster at "
+                f"cluster={cluster!r} was given, but this process belongs to the cluster at "
                 f"{here!r}"
             )
-            raise advised(
-                error,
-                "a process belongs to one cluster: name that one, or call ray.shutdown() first",
-            )
+            advice = "a process belongs to one cluster: name that one, or call ray.shutdown() first"
+            raise advised(error, advice)
         return ray
     try:
         if address not in ("auto", "local"):
@@ -381,15 +375,20 @@ def _connected(cluster: str, name: str) -> Any:
 
 def _resolved(ray: Any, address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    own = host in ("localhost", "127.0.0.1")  # which Ray replaces by this machine's own address
-    return ray.util.get_node_ip_address() if own else socket.gethostbyname(host), int(port)
+    if host in ("localhost", "127.0.0.1"):  # Ray replaces these by this machine's own address
+        return ray.util.get_node_ip_address(), int(port)
+    return socket.gethostbyname(host), int(port)
+
+
+def _fits(needed: Mapping[str, float], node: Mapping[str, float]) -> bool:
+    """Whether a node has these resources."""
+    return all(node.get(name, 0) >= count for name, count in needed.items())
 
 
 def _shown(amounts: Mapping[str, float]) -> str:
     """Resources for people, without those that Ray adds itself."""
-    own = {
-        name: count
-        for name, count in sorted(amounts.items())
-        if count > 0 and not re.search("memory|node:", name)
-    }
-    return ", ".join(f"{name} {count:g}" for name, count in own.items()) or "nothing"
+    shown = []
+    for name, count in sorted(amounts.items()):
+        if count > 0 and not re.search("memory|node:", name):
+            shown.append(f"{name} {count:g}")
+    return ", ".join(shown) or "nothing"

@@ -1,4 +1,4 @@
-"""ScriptedMember: a member that says what its script says. Deterministic, instant, no torch.
+"""ScriptedMember: a member that writes what its script says. Deterministic, instant, no torch.
 
 For tests of your own chains, for docs, and for looking at the method itself. Its tokens are words
 with the white space before them; its log-probabilities come from how well a text agrees with its
@@ -41,7 +41,8 @@ SURE, UNSURE = -0.1, -3.0
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 _COUNT = itertools.count()
 _ADVICE = (
-    "pass a text, a dict (said as JSON), an AIMessage, a function of the query, or a list of these"
+    "pass a text, a dict (written as JSON), an AIMessage, a function of the query, or a list of "
+    "these"
 )
 
 
@@ -54,7 +55,7 @@ Line = str | Callable[[Query], Any]
 
 
 class ScriptedMember:
-    """Says ``answer``, a segment at a time, whatever has been agreed before.
+    """Writes ``answer``, a segment at a time, whatever has been agreed before.
 
     >>> from langchain_specfuse import ScriptedMember, SpecFuseChatModel
     >>> llm = SpecFuseChatModel(
@@ -64,10 +65,10 @@ class ScriptedMember:
     'The sky is blue.'
 
     ``answer`` is a text, or a function of the query that returns one, or a list of these: one for
-    each answer of the conversation. The first is said while nothing has been answered, the second
+    each answer of the conversation. The first is used while nothing has been answered, the second
     after one turn of the assistant (a tool call is one), and so on; past the end of the list the
-    last one stays. A dict is said as JSON, an ``AIMessage`` as its text and its calls; :meth:`call`
-    writes a call, and :meth:`refusal` refuses.
+    last one is used again. A dict is written as JSON, an ``AIMessage`` as its text and its calls;
+    :meth:`call` writes a call, and :meth:`refusal` refuses.
 
     It continues at the place that the agreed answer has reached in words: after four agreed words
     it proposes its fifth and following ones. Under a constraint, where an agreed text may end
@@ -148,15 +149,11 @@ class ScriptedMember:
     @property
     def spec(self) -> dict[str, Any]:
         """Everything that affects this member's output, for caches."""
-        lines = [
-            {"refusal": line}
-            if isinstance(line, _Refusal)
-            else line
-            if isinstance(line, str)
-            else repr(line)
-            for line in self._lines
-        ]
-        return {"scripted": lines, "confidence": self.confidence, "draft_only": self.draft_only}
+        return {
+            "scripted": [_line_spec(line) for line in self._lines],
+            "confidence": self.confidence,
+            "draft_only": self.draft_only,
+        }
 
     def preview(self) -> Probe:
         return Probe(self.name, not self.draft_only, self.max_context, "scripted", reasons=False)
@@ -204,9 +201,12 @@ class ScriptedMember:
 
     def _score(self, job: ScoreJob) -> Scored:
         _, rest = self._place(job)
-        rows = tuple(self._logprobs(c.text, c.ended, rest) for c in job.candidates)
-        constrained = job.query.constraint is not None
-        ends = tuple(_ends(_WORD.findall(c.text)) for c in job.candidates) if constrained else None
+        rows = tuple(
+            self._logprobs(candidate.text, candidate.ended, rest) for candidate in job.candidates
+        )
+        ends = None
+        if job.query.constraint is not None:
+            ends = tuple(_ends(_WORD.findall(candidate.text)) for candidate in job.candidates)
         return Scored(rows, Effort(read=sum(map(len, rows))), ends)
 
     def _logprobs(self, text: str, ended: bool, rest: Sequence[str]) -> tuple[float, ...]:
@@ -217,7 +217,7 @@ class ScriptedMember:
         return tuple((SURE if good else UNSURE) * self.confidence for good in agrees)
 
     def _place(self, job: DraftJob | ScoreJob) -> tuple[int, list[str]]:
-        """How many words have been agreed, and the words that it would still say."""
+        """How many words have been agreed, and the words that the script still has."""
         agreed = "".join(segment.text for segment in job.answer)
         script = self._script(job.query)
         script = "" if isinstance(script, _Refusal) else script
@@ -227,16 +227,15 @@ class ScriptedMember:
         return place, _WORD.findall(script)[place:]
 
     def _failure(self, job: DraftJob | ScoreJob) -> Failure | None:
-        """Why there is nothing to say: the script raised, or returned no text, or prompt and answer
-        are too long."""
+        """Why there is no reply: the script raised, or returned no text, or prompt and answer are
+        too long."""
         try:
             self._script(job.query)
         except Exception as error:
             return Failure.of(error)
         if self.max_context is not None:
-            size = _length(job.query) + len(
-                _WORD.findall("".join(segment.text for segment in job.answer))
-            )
+            answer = "".join(segment.text for segment in job.answer)
+            size = _length(job.query) + len(_WORD.findall(answer))
             if size > self.max_context:
                 return Failure(
                     "overflow",
@@ -247,7 +246,7 @@ class ScriptedMember:
     def _script(self, query: Query) -> str:
         if query.id not in self.open_queries:
             answered = sum(turn.role == "assistant" for turn in query.turns)
-            script = _said(self._lines[min(answered, len(self._lines) - 1)], query)
+            script = _text_for(query, self._lines[min(answered, len(self._lines) - 1)])
             if query.constraint is not None and not isinstance(script, _Refusal):
                 self._warn_if_illegal(script, query)
             self.open_queries[query.id] = script
@@ -256,21 +255,20 @@ class ScriptedMember:
     def _warn_if_illegal(self, script: str, query: Query) -> None:
         try:
             referee = referee_for(query.constraint)
-        # the constraint cannot be read here; the chat model says so
-        except (ImportError, ValueError, RuntimeError):
+        except (ImportError, ValueError, RuntimeError):  # the chat model reports the constraint
             return
         legal = referee.legal("", script)
         if legal < len(script):
-            what = (
+            trouble = (
                 f"is not allowed by the constraint from character {legal} on: "
                 f"{script[legal : legal + 20]!r}"
             )
         elif not referee.may_end(script):
-            what = f"ends at character {legal}, where the constraint wants more"
+            trouble = f"ends at character {legal}, where the constraint wants more"
         else:
             return
         advice = "JSON is legal with ', ' and ': ' and the schema's keys in the schema's order"
-        log.warning("%s: its script %s; it is cut there (%s)", self.name, what, advice)
+        log.warning("%s: its script %s; it is cut there (%s)", self.name, trouble, advice)
 
 
 def _length(query: Query) -> int:
@@ -285,13 +283,17 @@ def _ends(words: Sequence[str]) -> tuple[int, ...]:
 
 
 def _lines_of(answer: Any) -> tuple[Line, ...]:
-    """The answers of a script, in their order: one of a text or a function, as many as a list
-    has."""
-    given = answer if isinstance(answer, list | tuple) else [answer]
-    lines = tuple(line for one in given if (line := _line(one)) is not None)
-    if not lines or len(lines) < len(given):
+    """The answers of a script in their order."""
+    values = answer if isinstance(answer, list | tuple) else [answer]
+    lines = []
+    for value in values:
+        line = _line(value)
+        if line is None:
+            break
+        lines.append(line)
+    if not lines or len(lines) < len(values):
         raise advised(UsageError(f"a script cannot be {_shown(answer)}"), _ADVICE)
-    return lines
+    return tuple(lines)
 
 
 def _line(value: Any) -> Line | None:
@@ -299,7 +301,13 @@ def _line(value: Any) -> Line | None:
     return value if text is None and callable(value) else text
 
 
-def _said(line: Line, query: Query) -> str:
+def _line_spec(line: Line) -> Any:
+    if isinstance(line, _Refusal):
+        return {"refusal": line}
+    return line if isinstance(line, str) else repr(line)
+
+
+def _text_for(query: Query, line: Line) -> str:
     if isinstance(line, str):
         return line
     value = line(query)
@@ -307,13 +315,13 @@ def _said(line: Line, query: Query) -> str:
     if text is None:
         name = getattr(line, "__name__", type(line).__name__)
         error = UsageError(f"the script {name!r} returned {_shown(value)}, wanted a text")
-        raise advised(error, "return a text, a dict (said as JSON) or an AIMessage")
+        raise advised(error, "return a text, a dict (written as JSON) or an AIMessage")
     return text
 
 
 def _text_of(value: Any) -> str | None:
-    """A text as it is, a dict as JSON, a message's text and calls as a member writes them. None: it
-    is none of these.
+    """A text as it is, a dict as JSON, a message's text and calls as a member writes them; None for
+    all else.
 
     >>> _text_of({"city": "Köln"})
     '{"city": "Köln"}'
@@ -323,8 +331,8 @@ def _text_of(value: Any) -> str | None:
     if isinstance(value, Mapping):
         return _json(dict(value), "a script")
     calls = getattr(value, "tool_calls", None)
-    texts = (getattr(value, key, None) for key in ("text", "content"))
-    text = next((one for one in texts if isinstance(one, str)), None)
+    contents = (getattr(value, key, None) for key in ("text", "content"))
+    text = next((content for content in contents if isinstance(content, str)), None)
     if isinstance(value, type) or not isinstance(calls, Sequence) or text is None:
         return None
     return str(text) + CallFormat().between.join(
