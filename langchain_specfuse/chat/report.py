@@ -269,7 +269,6 @@ class Summary:
         """What members that send requests have used, including verifiers."""
         self._won: Counter[str] = Counter()
         self._looped = 0
-        self._late: Counter[str] = Counter()
 
     def add(self, round: Round, data: RoundData) -> None:
         """Add a round, given also as data."""
@@ -280,7 +279,6 @@ class Summary:
         if round.finish != "refusal":
             self._won[round.member] += 1
         self._looped += len(round.looped)
-        self._late.update(round.late_members)
         for efforts in round.efforts.values():
             for name, effort in efforts.items():
                 if effort.requests or effort.input_tokens or effort.output_tokens:
@@ -296,7 +294,7 @@ class Summary:
                 name: self._won[name] / self.rounds for name in self.members if self._won[name]
             },
             "looped": self._looped,
-            "late": dict(self._late),
+            "late": {},  # as in RoundData
             "usage": {name: _usage(effort) for name, effort in self.used.items()},
         }
 
@@ -418,9 +416,6 @@ class SpanBuilder:
                 yield _member_span(round, "verify", name, effort, inputs=inputs, outputs=outputs)
         for name, refusal in round.refusals.items():
             yield _member_span(round, "draft", name, outputs={"refusal": refusal})
-        for phase, names in round.late.items():
-            for name in names:
-                yield _member_span(round, phase, name, outputs={"late": True})
 
     def _last_work(self, member: str, round: Round | None = None) -> str:
         """What a member was doing when it failed. One that had drafted in this round failed in

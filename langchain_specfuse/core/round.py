@@ -63,6 +63,7 @@ class RoundData:
     lead: str
     evidence: Mapping[str, float]
     late: Mapping[str, Sequence[str]]
+    """Always empty: a late member leaves. Traces of older versions have members that were late."""
     refusals: Mapping[str, str]
     left: Sequence[Mapping[str, Any]]
     samples: Mapping[str, str]
@@ -109,8 +110,6 @@ class Round:
     evidence: Mapping[str, float] = field(default_factory=dict)
     """member -> the evidence that its draft is better than the lead's, where others than the lead
     were asked."""
-    late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """phase -> members whose reply was late: the round went on without it."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """member -> its refusal, for members that refused to draft. If the finish is ``refusal``, the
     refusal of ``member`` is the answer, and ``drafts`` has an empty draft for each of them."""
@@ -133,11 +132,6 @@ class Round:
     def member(self) -> str:
         """The member that wrote the winning draft."""
         return self.samples.get(self.winner, self.winner)
-
-    @property
-    def late_members(self) -> tuple[str, ...]:
-        """The members that were late in any phase of this round."""
-        return tuple(dict.fromkeys(name for names in self.late.values() for name in names))
 
     @property
     def margin(self) -> float:
@@ -199,7 +193,7 @@ class Round:
             looped=list(self.looped),
             lead=self.lead,
             evidence=dict(self.evidence),
-            late={phase: list(names) for phase, names in self.late.items()},
+            late={},
             refusals=dict(self.refusals),
             left=[departure.as_dict() for departure in self.left],
             samples=dict(self.samples),

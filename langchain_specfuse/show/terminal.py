@@ -113,8 +113,6 @@ def table(rounds: Sequence[Round], paint: Paint, width: int = 100) -> str:
             evidence = ", ".join(f"{name} {value:+.2f}" for name, value in item.evidence.items())
             unsure = f"{item.lead} was unsure; evidence for others: {evidence}"
             lines.append(_note(paint, DIM, unsure))
-        for phase, late in item.late.items():
-            lines.append(_note(paint, DIM, f"late in {phase}: {', '.join(late)}"))
         for left in item.left:
             lines += [_note(paint, BOLD, line) for line in departed(left)]
     return "\n".join([*lines, "", _summary(rounds, paint)])

@@ -35,7 +35,8 @@ def test_a_round_as_json_has_every_field_and_every_derived_number():
     record = second.as_dict()
     assert json.loads(json.dumps(record)) == record
     fields = {field.name for field in dataclasses.fields(Round)} - {"number", "efforts", "began"}
-    assert set(record) == fields | {"round", "ended", "margin", "dissent", "runner_up", "tokens"}
+    derived = {"round", "ended", "margin", "dissent", "runner_up", "tokens", "late"}
+    assert set(record) == fields | derived
     assert record["drafts"] == {
         "a": {"text": " grey.", "ended": True, "tokens": 1},
         "b": {"text": " blue.", "ended": True, "tokens": 1},

@@ -46,15 +46,12 @@ def test_every_piece_has_its_author_and_nothing_is_lost():
 def test_the_table_names_what_happened_in_a_round():
     cause = advised(MemberError("no connection"), "start the server")
     gone = Departure("c", "error", "no connection", 1, cause)
-    late = {"draft": ("b", "c"), "verify": ("b",)}
-    item = replace(a_round("Blue", "Blue"), late=late, looped=("b",), left=(gone,), finish="length")
+    item = replace(a_round("Blue", "Blue"), looped=("b",), left=(gone,), finish="length")
     item = replace(item, lead="a", evidence={"b": -0.5})
     lines = table([item], Paint(["a", "b", "c"], on=False)).splitlines()
-    assert [line.strip() for line in lines[2:8]] == [
+    assert [line.strip() for line in lines[2:6]] == [
         "loops, not eligible: b",
         "a was unsure; evidence for others: b -0.50",
-        "late in draft: b, c",
-        "late in verify: b",
         "c left (error): no connection",
         "-> start the server",
     ]
