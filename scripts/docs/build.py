@@ -69,21 +69,26 @@ def recorded_trace() -> Any:
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The address of the demo ensemble's endpoint, once its members are loaded."""
+    """Start the endpoint of the demo ensemble, and yield its address."""
     command = [sys.executable, "-m", "langchain_specfuse", "serve", "--yes", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
-            assert process.stderr is not None
-            yield next(
-                found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line))
-            )
+            yield _first_address(process.stderr or ())
         finally:
             process.terminate()
 
 
+def _first_address(lines: Iterable[str]) -> str:
+    for line in lines:
+        address = re.search(r"http://[\d.:]+", line)
+        if address:
+            return address[0]
+    raise RuntimeError("the endpoint ended before it printed its address")
+
+
 def scripted() -> dict[str, Any]:
-    """A run of three scripted members, one of which is off topic and leaves: the same numbers on
-    every machine."""
+    """A run of three scripted members, one of which is off topic and leaves. Its numbers are the
+    same on every machine."""
     from langchain_specfuse import ScriptedMember
     from langchain_specfuse.core.options import Settings
     from langchain_specfuse.core.values import Query, Turn
@@ -103,8 +108,9 @@ def scripted() -> dict[str, Any]:
     rounds = [item.as_dict() for item in ensemble.rounds(query, Settings(segment_tokens=4))]
     for item in rounds:
         item["seconds"] = dict.fromkeys(item["seconds"], 0.001)
-        for effort in (effort for phase in item["tokens"].values() for effort in phase.values()):
-            effort["seconds"] = 0.0
+        for phase in item["tokens"].values():
+            for effort in phase.values():
+                effort["seconds"] = 0.0
     return {"command": "three scripted members", "rounds": rounds}
 
 
@@ -117,12 +123,10 @@ def fields() -> str:
     from langchain_specfuse.chat.options import Options
 
     def default(field: Any) -> str:
+        if field.is_required():
+            return "required"
         value = field.get_default(call_default_factory=True)
-        return (
-            "required"
-            if field.is_required()
-            else _code("robust" if value == METHODS["robust"] else value)
-        )
+        return _code("robust" if value == METHODS["robust"] else value)
 
     rows = [
         (f"`{name}`", default(field), _cell(field.description or ""))
@@ -185,23 +189,20 @@ def command(name: str) -> str:
             if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS
         ]
         if rows:
-            # argparse's names say nothing
-            own = group.title not in ("positional arguments", "options")
-            title = [f"**{group.title}**", ""] if own else []
-            parts += [*title, *tables.table(("option", "what it does"), rows), ""]
+            if group.title not in ("positional arguments", "options"):  # argparse's own titles
+                parts += [f"**{group.title}**", ""]
+            parts += [*tables.table(("option", "what it does"), rows), ""]
     return "\n".join(parts)
 
 
 def _option(action: argparse.Action) -> tuple[str, str]:
-    names = (
-        ", ".join(f"`{name}`" for name in action.option_strings)
-        or f"`{action.metavar or action.dest}`"
-    )
-    value = (
-        f" `{action.metavar}`" if action.option_strings and isinstance(action.metavar, str) else ""
-    )
+    names = f"`{action.metavar or action.dest}`"
+    if action.option_strings:
+        names = ", ".join(f"`{name}`" for name in action.option_strings)
+        if isinstance(action.metavar, str):
+            names += f" `{action.metavar}`"
     text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
-    return _cell(names + value), _cell(text)
+    return _cell(names), _cell(text)
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -243,8 +244,8 @@ def _json(data: Mapping[str, Any]) -> str:
 
 
 def paper() -> str:
-    """All places in the code marked ``Paper:``, where it differs from the paper or from its
-    published reference."""
+    """The places in the code that are marked ``Paper:``, because they differ from the paper or from
+    its published code."""
     rows = []
     for file in sorted(PACKAGE.rglob("*.py")):
         source = file.read_text()
@@ -276,7 +277,9 @@ def _paragraph(source: str, number: int) -> str:
 def measured(make: Callable[[Any], str], script: str) -> str:
     """A table of the last results of a benchmark or study."""
     file = ROOT / f"{script}.json"
-    return make(json.loads(file.read_text())) if file.exists() else tables.NOTHING
+    if not file.exists():
+        return tables.NOTHING
+    return make(json.loads(file.read_text()))
 
 
 MEASURED: Mapping[str, tuple[Callable[[Any], str], str]] = {
@@ -345,20 +348,23 @@ def main() -> int:
         "--photos", action="store_true", help="photograph the recorded run's page (needs a browser)"
     )
     parser.add_argument("--check", action="store_true", help="change nothing, only report")
-    given = parser.parse_args()
-    if given.run:
+    arguments = parser.parse_args()
+    if arguments.run:
         record()
-    if given.photos:
+    if arguments.photos:
         with served() as address:
             photograph(recorded_trace(), address, QUESTION, DOCS / "pictures")
-    old = False
+    outdated = False
     for file, text in list(generated()):
-        if not file.exists() or file.read_text() != text:
-            old = True
-            print(f"{'out of date' if given.check else 'updated'}: {file.relative_to(ROOT)}")
-            if not given.check:
-                file.write_text(text)
-    return int(given.check and old)
+        if file.exists() and file.read_text() == text:
+            continue
+        outdated = True
+        if arguments.check:
+            print(f"out of date: {file.relative_to(ROOT)}")
+        else:
+            file.write_text(text)
+            print(f"updated: {file.relative_to(ROOT)}")
+    return int(arguments.check and outdated)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Which members fit into which machine: memory computed from published sizes, and the speed that
-bandwidth allows.
+"""Compute which members fit into which machine: their memory from published sizes, and the speed
+that the machine's bandwidth allows.
 
     memory  = files + keys and values
             = Σ size + Σ 2 · layers · heads · head size · 2 bytes · 4,096 tokens
     speed  <= bandwidth / (Σ size · (1 + 1/10)), in tokens per second
 
 A model reads its weights once per token that it drafts, and once more per segment of ten tokens to
-score the others' drafts. With a GPU each, members read at the same time, and the largest counts.
-Nothing else is counted: neither computing nor reading the prompt, so a measured speed is lower.
+score the other drafts. Members with a GPU each read at the same time, so only the largest counts.
+Computing and reading the prompt are not counted, so a measured speed is lower.
 """
 
 from __future__ import annotations
@@ -106,30 +106,34 @@ SHORT = (1, 2, 3, 4, 6, 8)
 
 def memory(models: Sequence[Model]) -> float:
     """Gigabytes of weights and caches."""
-    return sum(one.gigabytes + one.cache for one in models)
+    return sum(model.gigabytes + model.cache for model in models)
 
 
 def fastest(machine: Machine, models: Sequence[Model]) -> float:
-    """At most this many agreed tokens a second, if all draft.
+    """An upper bound of agreed tokens per second, if all members draft.
 
     >>> round(fastest(LAPTOP, [LLAMA_8B])), round(fastest(CARDS, [LLAMA_8B, QWEN_7B]))
     (9, 173)
     """
-    sizes = [one.gigabytes for one in models]
+    sizes = [model.gigabytes for model in models]
     read = max(sizes) if machine.devices > 1 else sum(sizes)
     return machine.bandwidth / (read * (1 + 1 / SEGMENT))
 
 
 def rows(measured: Mapping[frozenset[str], float]) -> list[tuple[str, ...]]:
-    """For, members, memory, speed, good for. ``measured``: the tokens a second of sets that were
-    measured."""
-    found = []
-    for place, machine, models, good in SETS:
-        names = [one.name for one in models]
-        known = measured.get(frozenset(names))
-        speed = f"{known:.2g}, measured" if known else f"at most {fastest(machine, models):.2g}"
+    """A row for each set: machine, members, memory, speed, purpose.
+
+    ``measured``: the measured tokens per second of some sets.
+    """
+    table = []
+    for place, machine, models, purpose in SETS:
+        names = [model.name for model in models]
+        speed = f"at most {fastest(machine, models):.2g}"
+        if frozenset(names) in measured:
+            speed = f"{measured[frozenset(names)]:.2g}, measured"
         size = f"{memory(models):.1f} GB"
         if machine.devices > 1:
-            size = f"{max(one.gigabytes + one.cache for one in models):.1f} GB on the fullest"
-        found.append((place, ", ".join(names), size, speed, good))
-    return found
+            largest = max(model.gigabytes + model.cache for model in models)
+            size = f"{largest:.1f} GB on the fullest"
+        table.append((place, ", ".join(names), size, speed, purpose))
+    return table

@@ -1,4 +1,4 @@
-"""Draws a run as a terminal window in SVG, and photographs its HTML page in a browser.
+"""Draw a run as a terminal window in SVG, and photograph its HTML page in a browser.
 
 Rounds are plain JSON, as ``Round.as_dict()`` gives them. Photographs need playwright and a Chromium
 (``scripts/browser`` finds or installs one).
@@ -37,7 +37,7 @@ class Canvas:
         self.line = 0
 
     def put(self, column: int, text: str, colour: str, *, bold: bool = False) -> None:
-        """Write text at this column of the current line; its width does not depend on the reader's
+        """Write text at this column of the current line. Its width does not depend on the reader's
         font."""
         column += len(text) - len(text.lstrip())  # browsers drop spaces at the ends
         text = text.strip()
@@ -158,12 +158,15 @@ def _draw_table(canvas: Canvas, rounds: Sequence[Round], colours: Mapping[str, s
         colour = colours[item["winner"]]
         canvas.put(0, f"{item['round']:2}", FAINT)
         canvas.put(at["author"], item["winner"], colour)
-        shown = repr(item["segment"]) + (" ■" if item["ended"] else "")
-        canvas.put(
-            at["segment"], shown if len(shown) <= SEGMENT else shown[: SEGMENT - 1] + "…", colour
-        )
+        segment = repr(item["segment"])
+        if item["ended"]:
+            segment += " ■"
+        if len(segment) > SEGMENT:
+            segment = segment[: SEGMENT - 1] + "…"
+        canvas.put(at["segment"], segment, colour)
         voted = item["scores"] and item.get("runner_up") is not None
-        canvas.put(at["won by"], f"{item['margin']:+.3f}" if voted else "-", FAINT)
+        margin = f"{item['margin']:+.3f}" if voted else "-"
+        canvas.put(at["won by"], margin, FAINT)
         _draw_weights(canvas, at["weights"], item["weights"], colours)
         canvas.line += 1
         for gone in item["left"]:

@@ -1,5 +1,8 @@
-"""Hooks that ``conf.py`` gives to Sphinx: what the reference shows of a class, formulas as MathML,
-links to files, and figures whose code has changed."""
+"""Hooks for Sphinx, which ``docs/conf.py`` registers.
+
+They choose what the reference shows of a class, render formulas as MathML, resolve links to files,
+and mark figures whose code has changed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ PACKAGE = "langchain_specfuse"
 def skip_member(
     app: Any, what: str, name: str, member: Any, skip: bool, options: Any
 ) -> bool | None:
-    """Skip what is inherited from other packages, and methods without a docstring."""
+    """Skip members that are inherited from other packages, and methods without a docstring."""
     here = app.env.current_document
     if what not in ("class", "exception") or not here.autodoc_class:
         return None
@@ -50,17 +53,19 @@ def skip_member(
 
 def _owner_of(cls: type, name: str) -> type | None:
     """The class that defines or annotates a member; pydantic removes the defaults of fields."""
-    return next(
-        (one for one in cls.__mro__ if name in vars(one) or name in inspect.get_annotations(one)),
-        None,
-    )
+    for owner in cls.__mro__:
+        if name in vars(owner) or name in inspect.get_annotations(owner):
+            return owner
+    return None
 
 
 def replace_signature(
     app: Any, what: str, name: str, member: Any, options: Any, signature: str, result: str
 ) -> tuple[str, str] | None:
-    """A pydantic class is called with its fields, which are listed below it."""
-    return ("(**fields)", result) if what == "class" and issubclass(member, BaseModel) else None
+    """Shorten the signature of a pydantic class, because its fields are listed below it."""
+    if what == "class" and issubclass(member, BaseModel):
+        return "(**fields)", result
+    return None
 
 
 def add_default(
@@ -74,13 +79,13 @@ def add_default(
     cls = getattr(importlib.import_module(module), cls_name, None)
     if not (inspect.isclass(cls) and issubclass(cls, BaseModel)) or field not in cls.model_fields:
         return
-    found, owner = cls.model_fields[field], _owner_of(cls, field)
+    info = cls.model_fields[field]
+    owner = _owner_of(cls, field)
     assert owner is not None
-    required = found.is_required()
-    default = (
-        "required" if required else f"default ``{found.get_default(call_default_factory=True)!r}``"
-    )
-    lines[:] = [found.description or "", "", f"``{owner.__annotations__[field]}``, {default}"]
+    default = "required"
+    if not info.is_required():
+        default = f"default ``{info.get_default(call_default_factory=True)!r}``"
+    lines[:] = [info.description or "", "", f"``{owner.__annotations__[field]}``, {default}"]
 
 
 # --- formulas -------------------------------------------------------------------------------------
@@ -100,8 +105,8 @@ def block_math(writer: Any, node: nodes.math_block) -> None:
 
 
 def resolve_links(app: Any, tree: nodes.document, page: str) -> None:
-    """Make links to pictures and to documented modules links within the site; other files stay
-    downloads."""
+    """Turn links to pictures and to documented modules into links within the site. Links to other
+    files stay downloads."""
     if app.builder.format != "html":
         return
     for link in list(tree.findall(download_reference)):
@@ -115,14 +120,16 @@ def _address_of(target: Path, modules: Any) -> str | None:
     """The address of a file within the site, if it has one."""
     if target.is_relative_to(DOCS / "pictures"):
         return target.relative_to(DOCS).as_posix()
-    module = (
-        target.relative_to(ROOT).with_suffix("").as_posix() if target.is_relative_to(ROOT) else ""
-    )
-    return f"_modules/{module}.html" if modules.get(module.replace("/", ".")) else None
+    if not target.is_relative_to(ROOT):
+        return None
+    module = target.relative_to(ROOT).with_suffix("").as_posix()
+    if not modules.get(module.replace("/", ".")):
+        return None
+    return f"_modules/{module}.html"
 
 
 def copy_pictures(app: Any, failed: Exception | None) -> None:
-    """Copy the pictures under their own names, also those that pages only link to."""
+    """Copy all pictures under their own names, including those that pages only link to."""
     if not failed and app.builder.format == "html":
         shutil.copytree(DOCS / "pictures", Path(app.outdir) / "pictures", dirs_exist_ok=True)
 
@@ -133,9 +140,10 @@ _MADE = re.compile(r"^(\*Made by `(benchmarks/\w+)\.py` at commit `(\w+)`.*)\*$"
 
 
 def mark_old_figures(app: Any, page: str, contents: list[str]) -> None:
-    """Below each measured table, say how many commits have changed the measured code since.
+    """Add to each measured table how many commits have changed the measured code since.
 
-    Only the site says so: a page in the repository would be out of date after every commit.
+    Only the site has this line, because a page in the repository would be out of date after every
+    commit.
     """
     contents[0] = _MADE.sub(lambda found: f"{found[1]}{_changes(found[2], found[3])}*", contents[0])
 
@@ -150,7 +158,7 @@ def _changes(script: str, commit: str) -> str:
 
 
 def commits_since(root: Path, commit: str, paths: Sequence[str]) -> int:
-    """How many commits have changed these paths; 0 where git does not know the commit."""
+    """How many commits have changed these paths; 0 if git does not know the commit."""
     command = ["git", "-C", str(root), "rev-list", "--count", f"{commit}..HEAD", "--", *paths]
     try:
         counted = subprocess.run(command, capture_output=True, text=True)

@@ -1,7 +1,7 @@
-"""The measured tables of the docs, made from the results in ``benchmarks/*.json`` and from a
+"""Make the measured tables of the docs from the results in ``benchmarks/*.json`` and from a
 recorded run.
 
-Each function takes the results of one script and returns Markdown. ``build.py`` puts the tables
+Each function takes the results of one script and returns Markdown. ``build.py`` inserts the tables
 into the pages.
 """
 
@@ -28,10 +28,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def source(script: str, about: Result, *details: str) -> str:
-    """Which script made a table, when and where, as far as the result says so."""
+    """The line below a table: the script that made it, when and where, if the result has them."""
     facts = "; ".join(filter(None, (*details, about.get("machine"), about.get("clock"))))
-    made = f" at commit `{about['commit']}`, {about['date']}" if about.get("commit") else ""
-    return f"*Made by `{script}.py`{made}. {facts[:1].upper()}{facts[1:]}.*"
+    when = ""
+    if about.get("commit"):
+        when = f" at commit `{about['commit']}`, {about['date']}"
+    return f"*Made by `{script}.py`{when}. {facts[:1].upper()}{facts[1:]}.*"
 
 
 def _joined(*parts: str | Sequence[str]) -> str:
@@ -108,11 +110,9 @@ def numbers(results: Result) -> str:
             kind, _, name = way.partition(" ")
             if kind == "server":
                 shown = f"{speeds['default'] / speeds[kind]:.2f} times its tokens/s"
-                shown += (
-                    f"; {speeds['all'] / speeds[kind]:.2f} times if every member drafts every time"
-                    if "led" in speeds
-                    else ""
-                )
+                if "led" in speeds:
+                    ratio = speeds["all"] / speeds[kind]
+                    shown += f"; {ratio:.2f} times if every member drafts every time"
                 rows[kind] = (f"{name} alone in llama-server", f"`{size}`", shown)
             elif kind == "whole":
                 shown = (
