@@ -71,6 +71,14 @@ def checked(
                 raise _refusal(error, init, owner) from None
             call(**values)
 
+        # For help() and the docs, without the fields in annotations.
+        hints = get_type_hints(init)
+        shown = [
+            parameter.replace(annotation=hints.get(name, parameter.annotation))
+            for name, parameter in signature.parameters.items()
+        ]
+        checked_init.__annotations__ = hints
+        checked_init.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
         return checked_init
 
     return decorate

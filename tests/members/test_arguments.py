@@ -82,7 +82,9 @@ def test_right_arguments_arrive_and_the_signature_stays() -> None:
     options = {"a": [1]}
     made = Example("m", count=2, timeout=1, price=[0.5, 1], options=options)
     assert made.given == ("m", 2, "auto", 1.0, [0.5, 1.0], options, None)
-    assert list(inspect.signature(Example).parameters)[:3] == ["model", "count", "layers"]
+    parameters = inspect.signature(Example).parameters
+    assert list(parameters)[:3] == ["model", "count", "layers"]
+    assert str(parameters["count"]) == "count: int = 8", "without pydantic's field"
 
 
 def test_an_error_of_the_body_is_not_taken_for_a_wrong_argument() -> None:
