@@ -275,6 +275,19 @@ def plain(value: Any, key: str = "") -> Any:
     return without_addresses(str(value))
 
 
+def shortened(value: Any) -> Any:
+    """A request's body: lists of token ids and texts by their length."""
+    if isinstance(value, Mapping):
+        return {name: shortened(item) for name, item in value.items()}
+    if isinstance(value, str) and len(value) > 60:
+        return f"{len(value)} characters"
+    if isinstance(value, list) and len(value) > 3 and all(isinstance(item, int) for item in value):
+        return f"{len(value)} tokens"
+    if isinstance(value, list):
+        return [shortened(item) for item in value]
+    return value
+
+
 def rounded(value: float) -> float | str:
     if not math.isfinite(value):
         return str(value)
