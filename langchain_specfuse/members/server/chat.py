@@ -15,7 +15,8 @@ LIBRARY = "library"
 def chat_model_of(client: Client, model: str, owner: str) -> Any:
     """A chat model that asks this server, with the client's key, authorities and time limit."""
     address = client.address
-    common: dict[str, Any] = {"model": model, "temperature": 0.0}
+    # a seed, so that answers at a temperature above 0 are repeatable too
+    common: dict[str, Any] = {"model": model, "temperature": 0.0, "seed": 0}
     try:
         if owner == LIBRARY or is_ollama(client):
             from langchain_ollama import ChatOllama
