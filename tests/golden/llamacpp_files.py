@@ -21,8 +21,8 @@ from .scripted import BLUE, PERSON, WEATHER
 from .tiny_models import chat_model, conversation
 
 QUESTION = "Why is the sky blue?"
-LONG = "Repeat the last word. " + " ".join(f"Word {number} is red." for number in range(120))
-"""More tokens than llama.cpp reads in one pass."""
+LONG = "Repeat the last word. " + " ".join(f"Word {number} is red." for number in range(40))
+"""More tokens than a member reads before others have their turn."""
 
 
 @cache
@@ -68,7 +68,7 @@ def forms() -> dict[str, Any]:
 
 
 def long_prompt() -> dict[str, Any]:
-    """Read in several passes, and once more in a crowd of short prompts."""
+    """Read in several chunks, and once more in a crowd of short prompts."""
     with chat_model(member(), max_tokens=12) as llm:
         record = asked(llm, LONG)
     with chat_model(member(), max_tokens=12) as llm:
