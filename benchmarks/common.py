@@ -1,5 +1,4 @@
-"""What benchmarks and studies share: texts, questions, processes, and results that say how they
-were made."""
+"""Shared code of benchmarks and studies: questions, processes, and results that can be repeated."""
 
 from __future__ import annotations
 
@@ -10,10 +9,9 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
@@ -41,8 +39,8 @@ Turns = tuple[Turn, ...]
 def demo(size: str, **changes: Any) -> list[LlamaCppMember]:
     """The members of a demo ensemble, with some arguments changed."""
     return [
-        LlamaCppMember(file_of(one), name=one.name, **{**one.options, **changes})
-        for one in ENSEMBLES[size]
+        LlamaCppMember(file_of(file), name=file.name, **{**file.options, **changes})
+        for file in ENSEMBLES[size]
     ]
 
 
@@ -60,35 +58,27 @@ def answered(ensemble: Ensemble, turns: Turns, settings: Settings) -> list[Round
 
 
 def text_of(rounds: Sequence[Round]) -> str:
-    return "".join(one.text for one in rounds)
+    return "".join(item.text for item in rounds)
 
 
 def on_workers(ensemble: Ensemble, call: Callable[[Any], Any]) -> None:
-    """Call it for every member, in the thread of its worker, after everything that is queued
-    there."""
+    """Call a function for every member, in the thread of its worker, after all queued jobs."""
     for member in ensemble.members.values():
         on_worker(member, lambda member=member: call(member)).result()
 
 
 def together(work: Callable[[int], Any], count: int) -> list[Any]:
     """The results of ``work(0)`` to ``work(count - 1)``, each in a thread of its own."""
-    found: dict[int, Any] = {}
-    threads = [
-        threading.Thread(target=lambda n=n: found.update({n: work(n)})) for n in range(count)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[n] for n in range(count)]
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(work, range(count)))
 
 
 # --- processes ------------------------------------------------------------------------------------
 
 
 def apart(work: Callable[..., Found], *given: Any) -> Found:
-    """The result of a call in a process of its own: the idle threads of one engine would slow the
-    other down."""
+    """The result of a call in a process of its own, because the idle threads of one engine would
+    slow another down."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(work, *given).result()
 
@@ -98,11 +88,9 @@ def llama_server(weights: DemoFile, use: int) -> Iterator[str]:
     """The address of a llama-server with these weights and this many threads."""
     import httpx2
 
-    program = [sys.executable, str(ROOT / "tests" / "members" / "llama_server.py")]
-    command, env = (
-        [*program, str(file_of(weights)), "0", weights.name],
-        os.environ | {"OMP_NUM_THREADS": str(use)},
-    )
+    program = ROOT / "tests" / "members" / "llama_server.py"
+    command = [sys.executable, str(program), str(file_of(weights)), "0", weights.name]
+    env = os.environ | {"OMP_NUM_THREADS": str(use)}
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
@@ -120,7 +108,7 @@ def llama_server(weights: DemoFile, use: int) -> Iterator[str]:
 
 
 def percentile(values: Sequence[float], at: int) -> float:
-    """The value below which this many of a hundred lie, between two of them if need be.
+    """The value below which this many percent of the values lie, interpolated between two of them.
 
     >>> percentile(range(101), 95), percentile([1.0, 2.0], 50)
     (95.0, 1.5)
@@ -135,8 +123,8 @@ def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def arguments(
     script: str, doc: str | None, *, tiny: Mapping[str, int] | None = None, **numbers: int
 ) -> argparse.ArgumentParser:
-    """A parser with ``--out``, an option for each of these numbers and, where it is known,
-    ``--tiny``."""
+    """A parser with ``--out``, with an option for each of these numbers and, if ``tiny`` is given,
+    with ``--tiny``."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -149,15 +137,16 @@ def arguments(
         parser.add_argument(
             "--tiny",
             action="store_true",
-            help="only see whether it works: the figures mean nothing",
+            help="only test whether the script works; its figures mean nothing",
         )
         parser.set_defaults(**tiny if small else {})
     return parser
 
 
 def chip() -> str:
-    """What computes: a GPU's name, else the processor's."""
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+    """The name of the GPU, or of the processor."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -173,16 +162,16 @@ def machine() -> str:
 
 
 def about(given: argparse.Namespace) -> dict[str, Any]:
-    """What is needed to repeat a measurement."""
-    chosen = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(given).items()
-    }
+    """Everything that is needed to repeat a measurement."""
+    chosen = {name: value for name, value in vars(given).items() if name != "out"}
+    for name, value in chosen.items():
+        if isinstance(value, Path):
+            chosen[name] = str(value)
     return {
         "version": __version__,
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
-        "arguments": {name: value for name, value in chosen.items() if name != "out"},
+        "arguments": chosen,
         "machine": machine(),
         "packages": {
             name: metadata.version(name)
@@ -192,27 +181,24 @@ def about(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the package, with a ``+`` where files differ from it; empty outside a
-    checkout."""
-    name, changed = (
-        subprocess.run(
-            ["git", "-C", str(ROOT), *call], capture_output=True, text=True
-        ).stdout.strip()
-        for call in (
-            ["rev-parse", "--short", "HEAD"],
-            ["status", "--porcelain", "langchain_specfuse", "benchmarks/*.py"],
-        )
-    )
-    return name + "+" * bool(changed)
+    """The commit of the package, with a ``+`` if files differ from it; empty outside a checkout."""
+    name = _git("rev-parse", "--short", "HEAD")
+    changed = _git("status", "--porcelain", "langchain_specfuse", "benchmarks/*.py")
+    return f"{name}+" if changed else name
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def report(
     script: str, given: argparse.Namespace, measures: Sequence[str], found: Mapping[str, Any]
 ) -> None:
-    """Print and save what a benchmark has found.
+    """Print and save the results of a benchmark.
 
-    ``measures`` names the files and folders of the package that decide the figures. The site counts
-    the commits that have changed them since.
+    ``measures`` names the files and folders of the package that determine the figures. The site
+    counts the commits that have changed them since.
     """
     results = {"about": about(given) | {"measures": list(measures)}, **found}
     print(json.dumps(found, indent=1, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""An agent on two very small models: it calls a tool, reads its result, and answers."""
+"""An agent with two very small models calls a tool, reads its result, and answers."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -22,10 +22,10 @@ def opening_hours(place: Literal["library", "museum", "swimming pool"]) -> str:
 def tool_first(
     request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]
 ) -> ModelResponse:
-    """First the models must call a tool, then they must answer in a sentence.
+    """Make the models call a tool first, and then answer in a sentence.
 
-    Models of this size cannot decide that for themselves: they would repeat the call without end.
-    Larger ones can decide: leave this middleware out.
+    Models of this size cannot decide that themselves: they would repeat the call without end. Leave
+    this middleware out for larger models.
     """
     if request.messages[-1].type != "tool":
         return handler(request.override(tool_choice="any"))

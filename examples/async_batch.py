@@ -1,5 +1,5 @@
-"""Many questions at once: jobs that wait for the same member are one batch; answers stream side by
-side."""
+"""Ask many questions at once. Jobs for the same member share a batch, and answers stream
+concurrently."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from langchain_specfuse.core.values import Query
 
 
 def counting(query: Query) -> str:
-    """The answer of the scripted members; name real models instead."""
+    """The answer of the scripted members. In your code, name real models instead."""
     return "".join(f"{number} " for number in range(1, int(query.turns[-1].text) + 1)) + "done."
 
 
@@ -18,18 +18,18 @@ llm = SpecFuseChatModel(
 
 
 async def main() -> None:
-    # All at once; answers in the order of the questions.
+    # Ask all questions at once; the answers have the order of the questions.
     for answer in await llm.abatch(["2", "5", "9"]):
         print(answer.text)
 
-    # All at once; segments as they come.
+    # Ask all questions at once, and print each segment when it arrives.
     async def follow(question: str) -> None:
         async for chunk in llm.astream(question):
             print(f"[{question}] {chunk.text!r}")
 
     await asyncio.gather(*(follow(question) for question in ("3", "7")))
 
-    # A stream that is closed stops the work: members forget the question within one round.
+    # Closing a stream stops its answer within one round.
     async for chunk in llm.astream("1000"):
         print(f"[1000] {chunk.text!r}, enough")
         break

@@ -1,4 +1,4 @@
-"""In a chain: prompt | llm | parser. The chain streams what the members agree on, segment by
+"""Use the chat model in a chain: prompt | llm | parser. The chain streams the answer segment by
 segment."""
 
 from langchain_core.output_parsers import StrOutputParser

@@ -1,8 +1,8 @@
-"""Several members write a function each; the one that most of them agree on, by what it returns, is
-taken.
+"""Several members write a function each. The answer is the function whose results most of them
+agree on.
 
-``result`` runs every answer's code on a few inputs. Run code of models in a sandbox only; here it
-is a subprocess with a time limit, for the sake of the example.
+``result`` runs the code of every answer with a few inputs. Run code of models in a sandbox only; to
+keep this example short, it is a subprocess with a time limit.
 """
 
 from __future__ import annotations

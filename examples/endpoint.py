@@ -1,5 +1,4 @@
-"""An endpoint: the ensemble behind a port, asked by OpenAI's own client. Both live in this one
-process."""
+"""Serve the ensemble at a port, and ask it with OpenAI's client. Both run in this process."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Follow the votes: every round, every change of the weights, every departure."""
+"""Follow the votes: print every round, every change of the weights, and every departure."""
 
 from langchain_specfuse import ScriptedMember, SpecFuseCallbackHandler, SpecFuseChatModel
 from langchain_specfuse.chat.callbacks import ExitEvent, RoundEvent, WeightsEvent

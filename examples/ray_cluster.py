@@ -1,4 +1,4 @@
-"""Members on a Ray cluster, which this program starts on this machine and stops at its end."""
+"""Run members on a Ray cluster. The example starts it on this machine and stops it at the end."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Several endpoints behind one address: Ray Serve starts the copies and gives each request to one.
-Needs ray[serve]."""
+"""Serve several replicas of an endpoint at one address with Ray Serve, which distributes the
+requests. Needs ray[serve]."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from langchain_specfuse.serve import app_of
 
 
 def app():
-    """Made by every copy for itself, in its own process."""
+    """Each replica makes an app of its own, in its own process."""
     members = [
         ScriptedMember("The sky is blue because the air scatters short waves.", name="ann"),
         ScriptedMember("The sky is wide because the air scatters short waves.", name="bob"),
@@ -27,7 +27,7 @@ def app():
 @serve.deployment(num_replicas=2, max_ongoing_requests=32)
 @serve.ingress(app)
 class Endpoint:
-    """The app alone."""
+    """A replica of the app."""
 
 
 ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")

@@ -1,4 +1,4 @@
-"""Answers as objects, valid however small the models are: a grammar allows nothing else."""
+"""Get objects as answers. A grammar makes them valid, however small the models are."""
 
 from typing import Literal
 
@@ -23,7 +23,7 @@ letter = "This is Maria. We are four and would like a table for dinner, and we d
 result = booking.invoke(f"Write down the booking. {letter}")
 print(repr(result))
 
-# As a dict it can be streamed while it is written.
+# A dict can be streamed while it is written.
 for part in llm.with_structured_output(Booking.model_json_schema()).stream(
     f"Write down the booking. {letter}"
 ):
