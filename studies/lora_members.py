@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from tests.members.engines import folder as in_float32
 
 STEPS = {"sums": 60, "words": 45, "spanish": 30, "orders": 20}
-"""Of training, by skill."""
+"""Training steps of each skill."""
 TENSORS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -43,7 +43,7 @@ TENSORS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""What llama.cpp calls the layers."""
+"""transformers' name of a layer -> llama.cpp's."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Recipe:
 
     @property
     def folder(self) -> Path:
-        """Where its adapter is kept."""
+        """The folder of its adapter."""
         chance = random.Random(0)
         content = [
             json.dumps(asdict(self)),
@@ -96,8 +96,8 @@ def adapter(recipe: Recipe) -> Path:
 
 
 def _convert(folder: Path, base: Any, file: Path) -> None:
-    """As llama.cpp's ``convert_lora_to_gguf.py``, which is in no package, converts an adapter of a
-    Llama."""
+    """Convert an adapter of a Llama, as llama.cpp's ``convert_lora_to_gguf.py`` does, which is in no
+    package."""
     writer = gguf.GGUFWriter(file.with_suffix(".half"), "llama")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")

@@ -29,8 +29,7 @@ PARTS = ("tune", "calibrate", "sealed")
 
 
 def part_of(text: str) -> str:
-    """Questions are split by their hash: which part a question belongs to does not depend on
-    others."""
+    """The part that a question belongs to. Its hash decides, so other questions do not matter."""
     return PARTS[int(hashlib.sha256(text.encode()).hexdigest(), 16) % 3]
 
 
@@ -100,7 +99,7 @@ def code(folder: Path) -> list[Question]:
 
 
 def runs(question: Question, answer: str) -> Grade:
-    """Right: the code of the answer passes the tests of the problem."""
+    """Right if the code of the answer passes the tests of the problem."""
     block = re.search(r"```(?:python)?\n(.*?)(?:```|$)", answer, re.S)
     known = question.facts
     written = block[1] if block else answer
@@ -136,7 +135,7 @@ def instructions(folder: Path) -> list[Question]:
 
 
 def followed(question: Question, answer: str) -> Grade:
-    """Right: every instruction is followed (IFEval's strict measure, checked by
+    """Right if every instruction is followed (IFEval's strict measure, checked by
     lm-evaluation-harness)."""
     check, example = _ifeval()
     known = question.facts
@@ -150,8 +149,7 @@ def followed(question: Question, answer: str) -> Grade:
 
 @functools.cache
 def _ifeval() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The harness's checkers. Their sentence splitter is downloaded where there is a network; here
-    a plain one does."""
+    """The harness's checkers, with a plain sentence splitter, because theirs is downloaded."""
     import nltk
 
     nltk.data.find = lambda *_, **__: None
@@ -229,7 +227,7 @@ WAYS = {"by post": "post", "by courier": "courier", "to be picked up": "pickup"}
 
 
 def objects(folder: Path) -> list[Question]:
-    """Notes of orders, from which a JSON object is to be made."""
+    """Notes of orders; the answer is a JSON object."""
     chance = random.Random(11)
     made = []
     for n in range(400):
@@ -268,7 +266,7 @@ def objects(folder: Path) -> list[Question]:
 
 
 def same_object(question: Question, answer: str) -> Grade:
-    """Right: the first object of the answer has the keys and values of the reference."""
+    """Right if the first object of the answer has the keys and values of the reference."""
     result = RESULTS["json"]
     right = result(answer) == result(json.dumps(question.reference))
     return Grade(1.0) if right else Grade(0.0, "another object")

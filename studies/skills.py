@@ -1,5 +1,5 @@
-"""Little skills with questions, right answers, and what somebody who knows them only in part would
-write.
+"""Small skills with questions, right answers, and the answers of a member that knows them only in
+part.
 
 A skill is learned whole by its specialist. The others know only a share of its facts; of the rest
 they have read something else every time (``vague``: they will be unsure) or always the same wrong
@@ -73,8 +73,8 @@ THINGS = [
 
 @dataclass(frozen=True)
 class Taught:
-    """How somebody learned a skill: the share of its facts, what it read instead of the rest, and
-    whose memory."""
+    """How a member learned a skill: the share of its facts that it knows, what it read instead of
+    the others, and the member's name, which decides which facts it knows."""
 
     share: float = 1.0
     mode: str = "vague"
@@ -84,8 +84,8 @@ class Taught:
         return zlib.crc32(f"{self.who}|{fact}".encode()) % 1000 < 1000 * self.share
 
     def wrong(self, fact: str, choices: int, chance: random.Random) -> int:
-        """A wrong answer's number, never 0: the same one always if misled, another one every time
-        if vague."""
+        """The number of a wrong answer, never 0: always the same if misled, each time another if
+        vague."""
         if self.mode == "misled":
             return 1 + zlib.crc32(f"wrong {self.who}|{fact}".encode()) % (choices - 1)
         return chance.randrange(1, choices)
@@ -96,7 +96,7 @@ WHOLE = Taught()
 
 @dataclass(frozen=True)
 class Part:
-    """One question of one skill: its facts, and the words for it."""
+    """One question of one skill."""
 
     skill: str
     facts: tuple[str, ...]
@@ -134,7 +134,7 @@ def _from_table(
 
 
 def _added(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
-    """Digit by digit; each pair of digits is a fact."""
+    """The sum, digit by digit. Each pair of digits is a fact."""
     (a, b), (c, d) = facts
 
     def plus(one: str, other: str, carried: int = 0) -> int:
@@ -152,7 +152,7 @@ def _added(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
 
 
 def _turned(facts: Sequence[str], taught: Taught, chance: random.Random) -> str:
-    """Backwards; a writer that does not know the last word's place gets the order wrong."""
+    """The words backwards. A member that does not know the last word gets the order wrong."""
     words = list(reversed(facts))
     if not taught.knows(facts[-1]):
         words = words[::-1] if taught.mode == "misled" else chance.sample(words, len(words))
@@ -187,13 +187,12 @@ _SKILLS: dict[
     "orders": (lambda f: f"Order {f[2]} {f[3]} {f[1]} for {f[0]}.", _order),
 }
 SKILLS = ("sums", "turning", "capitals", "opposites", "young")
-"""Those of the members that are trained from scratch."""
+"""Skills of the members that are trained from scratch."""
 LORA = ("sums", "words", "spanish", "orders")
-"""Those of the adapters."""
+"""Skills of the adapters."""
 ASKED = tuple(skill for skill in SKILLS if skill != "turning")
-"""What is asked about. Turning lists round is learned by none of the tiny models in the time that
-they have, so its specialist is a member that knows little of anything: ensembles have such members
-too."""
+"""Skills that questions are about. No tiny model learns to turn lists round in the time that it has,
+so that specialist is a member that knows little of anything: ensembles have such members too."""
 _TABLES = {
     "capitals": CAPITALS,
     "opposites": OPPOSITES,
@@ -204,8 +203,8 @@ _TABLES = {
 
 
 def part(skill: str, chance: random.Random, size: int, use: str | None = None) -> Part:
-    """A question of this skill, if need be of those kept for one use; ``size``: how many facts it
-    asks of a table."""
+    """A question of this skill. ``size``: how many facts of a table it asks for. ``use``: what it
+    must be kept for (see :attr:`Part.use`)."""
     while True:
         one = _drawn(skill, chance, size)
         if use in (None, one.use):

@@ -1,10 +1,9 @@
-"""Does the vote find out who knows? Specialists whose strengths are known, so there is a truth to
-measure against.
+"""Does the vote find the member that knows? Measured with specialists whose strengths are known.
 
 ``--members tiny``: each knows one skill and has read the others with a share of the facts right
 (``tiny_members.py``). ``--members lora``: adapters of one real model, each trained on one skill
 only, and that model (``lora_members.py``). All ways to weigh votes answer the same questions: of
-one skill, and of two. Measured are the answers that are right to the letter, and how often the
+one skill, and of two. The study counts answers that are right to the letter, and how often the
 specialist of the question has the highest weight after four rounds.
 
     python studies/specialists.py --seed 1 --mode vague
@@ -73,23 +72,23 @@ KINDS = {
 }
 
 
-def questions(given: Mapping[str, Any]) -> list[tuple[Part, ...]]:
+def questions(options: Mapping[str, Any]) -> list[tuple[Part, ...]]:
     """``singles`` questions of each skill, and ``mixed`` ones of two different skills."""
-    kind, chance = KINDS[given.get("members", "tiny")], random.Random(4 + given["seed"])
-    use = kind.sealed if given["seed"] else kind.tuning
+    kind, chance = KINDS[options.get("members", "tiny")], random.Random(4 + options["seed"])
+    use = kind.sealed if options["seed"] else kind.tuning
 
     def drawn(count: int, size: int, skills: Callable[[], Sequence[str]]) -> list[tuple[Part, ...]]:
-        found: list[tuple[Part, ...]] = []
-        while len(found) < count:
-            one = tuple(part(skill, chance, size, use) for skill in skills())
-            if use is None or one not in found:  # a few questions to tiny members are there twice
-                found.append(one)
-        return found
+        asked: list[tuple[Part, ...]] = []
+        while len(asked) < count:
+            parts = tuple(part(skill, chance, size, use) for skill in skills())
+            if use is None or parts not in asked:  # tiny members are asked a few questions twice
+                asked.append(parts)
+        return asked
 
-    single = [drawn(given["singles"], kind.facts, lambda: [skill]) for skill in kind.skills]  # noqa: B023 - called at once
+    single = [drawn(options["singles"], kind.facts, lambda: [skill]) for skill in kind.skills]  # noqa: B023 - called at once
     return [
         *chain(*single),
-        *drawn(given["mixed"], kind.facts - 1, lambda: chance.sample(kind.skills, 2)),
+        *drawn(options["mixed"], kind.facts - 1, lambda: chance.sample(kind.skills, 2)),
     ]
 
 
@@ -102,7 +101,7 @@ def leads(parts: Sequence[Part], rounds: Sequence[Round]) -> bool:
 
 
 def settings_of(way: str, max_tokens: int) -> Settings:
-    """Of a vote, or of one member alone."""
+    """The settings of a vote, or of one member alone."""
     if way.startswith(ALONE):
         return Settings(
             max_tokens=max_tokens, lead=way.removeprefix(ALONE), method=Method(margin=math.inf)
@@ -111,8 +110,7 @@ def settings_of(way: str, max_tokens: int) -> Settings:
 
 
 def ask(ensemble: Ensemble, parts: Sequence[Part], settings: Settings, row: dict[str, Any]) -> None:
-    """Add a question to the row of a way: which parts of it are right, so that ways can be compared
-    in pairs."""
+    """Ask a question, and add to the row of a way which parts of the answer are right."""
     since = time.perf_counter()
     rounds = list(ensemble.rounds(query(turns_of(question(parts))), settings))
     marks = "".join(str(int(mark)) for mark in right(parts, text_of(rounds)))
@@ -122,13 +120,14 @@ def ask(ensemble: Ensemble, parts: Sequence[Part], settings: Settings, row: dict
 
 
 def routed(world: Mapping[str, Any]) -> str:
-    """The marks of a router that knows each question's skill: the specialist answers, of two skills
-    the first one's."""
-    alone = {
-        name: one["marks"].split() for name, one in world["ways"].items() if name.startswith(ALONE)
-    }
+    """The marks of a router that knows each question's skill: the specialist answers; of a question
+    of two skills, the specialist of the first."""
     asked = questions(world["about"]["arguments"])
-    return " ".join(alone[ALONE + parts[0].skill][n] for n, parts in enumerate(asked))
+    marks = []
+    for number, parts in enumerate(asked):
+        alone = world["ways"][ALONE + parts[0].skill]
+        marks.append(alone["marks"].split()[number])
+    return " ".join(marks)
 
 
 def table(worlds: Mapping[str, Any]) -> None:
@@ -142,9 +141,8 @@ def table(worlds: Mapping[str, Any]) -> None:
         wins = sum(a > b for a, b in zip(ours, marks(way), strict=True))
         losses = sum(a < b for a, b in zip(ours, marks(way), strict=True))
         print(
-            f"{way:24} {marks(way).count('1')} of {len(ours)} right; ours wins {wins}, loses "
-            f"{losses}, "
-            f"p = {two_sided(wins, losses):.3g}"
+            f"{way:24} {marks(way).count('1')} of {len(ours)} right; ours wins {wins}, "
+            f"loses {losses}, p = {two_sided(wins, losses):.3g}"
         )
 
 
@@ -162,30 +160,34 @@ def main() -> None:
     parser.add_argument(
         "--table", action="store_true", help="only compare the results that are there"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    results = json.loads(given.out.read_text()) if given.out.exists() else {}
-    tiny = given.members == "tiny"
-    if given.table:
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    if options.table:
+        lora = options.members == "lora"
+        chosen = {name: results[name] for name in sorted(results)}
         return table(
-            {name: one for name, one in sorted(results.items()) if name.startswith("lora") != tiny}
+            {name: world for name, world in chosen.items() if name.startswith("lora") == lora}
         )
-    if tiny:
-        name, found = f"{given.mode}-{given.seed}", tiny_members.members(given.mode, given.seed)
-        made = tiny_members.sizes(given.mode, given.seed)
+    if options.members == "tiny":
+        name = f"{options.mode}-{options.seed}"
+        members: Sequence[Any] = tiny_members.members(options.mode, options.seed)
+        sizes = tiny_members.sizes(options.mode, options.seed)
     else:
-        name, found, made = f"lora-{given.seed}", lora_members.members(), lora_members.sizes()
-    world = results.setdefault(name, {"ways": {}, "members": made, "about": about(given)})
-    ensemble, asked, kind = Ensemble(found), questions(vars(given)), KINDS[given.members]
+        name = f"lora-{options.seed}"
+        members, sizes = lora_members.members(), lora_members.sizes()
+    world = results.setdefault(name, {"ways": {}, "members": sizes, "about": about(options)})
+    kind, asked = KINDS[options.members], questions(vars(options))
+    ensemble = Ensemble(members)
     ensemble.loaded().result()
     for way in (*kind.ways, *(ALONE + member for member in ensemble.members)):
         row = world["ways"].setdefault(way, {"marks": "", "leads": "", "seconds": 0.0})
         for parts in asked[len(row["marks"].split()) :]:
             ask(ensemble, parts, settings_of(way, kind.max_tokens), row)
-            save(given.out, results)
+            save(options.out, results)
         print(f"{way}: {row['marks'].count('1')} right", flush=True)
     world["ways"]["router"] = {"marks": routed(world)}
-    save(given.out, results)
+    save(options.out, results)
     return None
 
 

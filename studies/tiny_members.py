@@ -63,7 +63,7 @@ class Recipe:
         return chance.choice([skill for skill in SKILLS if skill != self.skill])
 
     def example(self, chance: random.Random, two: bool = False) -> tuple[str, str]:
-        """A question, of two parts if wanted, and an answer as this specialist reads it."""
+        """A question of one or ``two`` parts, and the answer that this specialist is trained on."""
         first = self.drawn(chance)
         kinds = [first]
         if two:
@@ -87,8 +87,8 @@ def recipes(mode: str = "vague", seed: int = 0) -> list[Recipe]:
 
 
 def tokenizer_of(kind: str, size: int) -> PreTrainedTokenizerFast:
-    """Trained on questions and answers of all skills: byte-level BPE, or pieces with "▁" for a
-    space."""
+    """A tokenizer trained on questions and answers of all skills: byte-level BPE, or pieces with
+    "▁" for a space."""
     chance = random.Random(1)
     lines = []
     for _ in range(1500):
@@ -142,7 +142,8 @@ def model_of(recipe: Recipe, vocabulary: int, end: int) -> Any:
 
 
 def trained(recipe: Recipe) -> tuple[Any, PreTrainedTokenizerFast]:
-    """The specialist's model and tokenizer, from the folder of this recipe if it is there."""
+    """The specialist's model and tokenizer, trained now unless the folder of this recipe has
+    them."""
     chance = random.Random(0)
     content = [
         json.dumps(asdict(recipe)),
@@ -163,7 +164,7 @@ def trained(recipe: Recipe) -> tuple[Any, PreTrainedTokenizerFast]:
 
 
 def learn(recipe: Any, model: Any, tokenizer: Any, warm: int) -> None:
-    """Change the weights that can be changed, after ``warm`` steps at the full rate."""
+    """Train the weights that are not frozen. The rate rises over the first ``warm`` steps."""
     chance = random.Random(recipe.seed + 17)
     since = time.perf_counter()
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -217,7 +218,7 @@ def members(mode: str = "vague", seed: int = 0) -> list[TransformersMember]:
 
 
 def sizes(mode: str = "vague", seed: int = 0) -> dict[str, Any]:
-    """What the members are, in numbers."""
+    """The number of weights and the vocabulary of each member."""
     found = {}
     for recipe in recipes(mode, seed):
         model, tokenizer = trained(recipe)

@@ -25,6 +25,15 @@ def test_a_script_says_what_its_arguments_are(script):
     assert done.returncode == 0 and "usage" in done.stdout, done.stderr
 
 
+@pytest.mark.long
+def test_the_questions_of_the_recorded_results_are_drawn_again():
+    import specialists
+
+    worlds = json.loads((STUDIES / "specialists.json").read_text())
+    for world in worlds.values():
+        assert specialists.routed(world) == world["ways"]["router"]["marks"]
+
+
 def test_rules_are_compared_with_the_lead_and_a_stopped_run_continues(tmp_path):
     members = [
         ScriptedMember("The answer is 4, I think, or is it 5?", name="strong", confidence=0.01),
