@@ -130,12 +130,12 @@ def best_of(systems: Sequence[System], scores: Mapping[str, Scores]) -> dict[str
     """system -> it against the best single member, corrected for the number of systems."""
     singles = {system.name: scores[system.name] for system in systems if _single(system)}
     others = [system.name for system in systems if not _single(system)]
-    found = {}
+    against = {}
     for name in others if singles else ():
         ours, *theirs = common(scores[name], *singles.values())
         named = dict(zip(singles, theirs, strict=True))
-        found[name] = against_best(ours, named, len(others))
-    return found
+        against[name] = against_best(ours, named, len(others))
+    return against
 
 
 def _single(system: System) -> bool:
@@ -158,10 +158,10 @@ def show(task: Task, systems: Sequence[System], answers: Sequence[Graded]) -> No
         routed = router(singles, kinds)
         if routed:
             print(f"{'router':20} {interval(routed)}")
-    for name, found in best_of(systems, scores).items():
+    for name, result in best_of(systems, scores).items():
         print(
-            f"{name}: {found.wins} won, {found.losses} lost against {found.best} alone, "
-            f"p = {found.p_plain:.3g}; corrected: {found.verdict}, {found.difference} points"
+            f"{name}: {result.wins} won, {result.losses} lost against {result.best} alone, "
+            f"p = {result.p_plain:.3g}; corrected: {result.verdict}, {result.difference} points"
         )
 
 

@@ -46,21 +46,21 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
+def run(arguments: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
     """Diagnose. Returns whether all is well."""
     from ..evaluation import Results, jsonl
     from ..evaluation.doctor import diagnosed, own_task, refuse_few
     from ..evaluation.running import Progress
 
-    _check(given)
+    _check(arguments)
     task = own_task()
-    if given.prompts:
-        task = jsonl(given.prompts, given.checker, allow_code=given.allow_code)
+    if arguments.prompts:
+        task = jsonl(arguments.prompts, arguments.checker, allow_code=arguments.allow_code)
     refuse_few(task)
-    options = options_of(given, max_tokens=task.max_tokens, seed=0)
-    members = ensemble_of(given, stand_ins).members
-    folder = Path(given.out)
-    if not given.quiet:
+    options = options_of(arguments, max_tokens=task.max_tokens, seed=0)
+    members = ensemble_of(arguments, stand_ins).members
+    folder = Path(arguments.out)
+    if not arguments.quiet:
         say(f"{amount(len(task.questions), 'prompt')}, results in {folder}")
     with Results(folder) as results:
         diagnosis = diagnosed(
@@ -68,35 +68,35 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
             members,
             settings(options),
             results,
-            watch=None if given.quiet else Progress(sys.stderr),
+            watch=None if arguments.quiet else Progress(sys.stderr),
             at_once=options["max_concurrency"],
         )
     content = diagnosis.as_dict()
     (folder / "doctor.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    if given.profile and diagnosis.calibration:
-        diagnosis.calibration.save(given.profile)
-    elif given.profile:
-        say(f"{given.profile} is not written: it needs two members that load")
-    print(json.dumps(content) if given.json else text(diagnosis), file=out)
+    if arguments.profile and diagnosis.calibration:
+        diagnosis.calibration.save(arguments.profile)
+    elif arguments.profile:
+        say(f"{arguments.profile} is not written: it needs two members that load")
+    print(json.dumps(content) if arguments.json else text(diagnosis), file=out)
     bad = any(finding.verdict == "bad" for finding in diagnosis.findings)
     return not bad and any(not graded.error for graded in diagnosis.results)
 
 
-def _check(given: argparse.Namespace) -> None:
+def _check(arguments: argparse.Namespace) -> None:
     """Refuse arguments that the doctor cannot use, before any member is loaded."""
     for name in ("verifiers", "lead"):
-        if getattr(given, name) not in (None, [], "auto"):
+        if getattr(arguments, name) not in (None, [], "auto"):
             raise advised(
                 UsageError(f"the doctor takes no --{name}"),
                 "it measures members that write, from scratch",
             )
-    if given.checker and not given.prompts:
+    if arguments.checker and not arguments.prompts:
         raise advised(
             UsageError("--checker is for --prompts"), "the built-in prompts have their own checkers"
         )
-    if given.profile and not Path(given.profile).absolute().parent.is_dir():
+    if arguments.profile and not Path(arguments.profile).absolute().parent.is_dir():
         error = UsageError(
-            f"--profile {given.profile}: there is no folder {Path(given.profile).parent}"
+            f"--profile {arguments.profile}: there is no folder {Path(arguments.profile).parent}"
         )
         raise advised(error, "make the folder, or name a file in another one")
 

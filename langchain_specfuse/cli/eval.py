@@ -104,43 +104,45 @@ def add_common(made: argparse.ArgumentParser) -> None:
     add_answer(made, "max_concurrency", "timeout", max_tokens="the task's")
 
 
-def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
+def run(arguments: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
     """Evaluate. Returns whether any question could be answered."""
     from ..evaluation import Plan, Results, jsonl, summary, table
     from ..evaluation import run as evaluate
     from ..evaluation.running import Progress
 
-    if given.limit is not None and given.limit < 1:
+    if arguments.limit is not None and arguments.limit < 1:
         raise advised(
-            UsageError(f"--limit must be at least 1, got {given.limit}"),
+            UsageError(f"--limit must be at least 1, got {arguments.limit}"),
             "leave it out for all questions",
         )
-    _check_systems(given.systems)
-    task = jsonl(given.task, given.checker, allow_code=given.allow_code).first(given.limit)
-    options = options_of(given, max_tokens=task.max_tokens, seed=0)
-    seeds = tuple(dict.fromkeys(given.seeds))
+    _check_systems(arguments.systems)
+    task = jsonl(arguments.task, arguments.checker, allow_code=arguments.allow_code).first(
+        arguments.limit
+    )
+    options = options_of(arguments, max_tokens=task.max_tokens, seed=0)
+    seeds = tuple(dict.fromkeys(arguments.seeds))
     if len(seeds) > 1 and not options["temperature"]:
         raise advised(
             UsageError("several seeds, but nothing is sampled"),
             "add --temperature, or give one seed",
         )
-    members = ensemble_of(given, stand_ins).members
-    names, writers = list(members), len(members) - len(given.verifiers or ())
-    systems = _systems(given.systems, names[:writers], names[writers:], settings(options))
+    members = ensemble_of(arguments, stand_ins).members
+    names, writers = list(members), len(members) - len(arguments.verifiers or ())
+    systems = _systems(arguments.systems, names[:writers], names[writers:], settings(options))
     plan = Plan(task, systems, members, seeds, options["max_concurrency"])
-    folder = Path(given.out or f"specfuse-eval/{task.name}")
-    if not given.quiet:
+    folder = Path(arguments.out or f"specfuse-eval/{task.name}")
+    if not arguments.quiet:
         questions = amount(len(task.questions), "question")
         count = amount(len(systems), "system")
         say(f"{questions} of {task.name}, {count}, results in {folder}")
     with Results(folder) as results:
-        watch = None if given.quiet else Progress(sys.stderr)
+        watch = None if arguments.quiet else Progress(sys.stderr)
         answers = evaluate(plan, results, watch=watch)
     report = summary(plan, answers)
     content = report.as_dict()
     (folder / "report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(content) if given.json else table(report), file=out)
-    if not given.quiet:
+    print(json.dumps(content) if arguments.json else table(report), file=out)
+    if not arguments.quiet:
         say(f"every answer with its grade: {results.path}")
     return any(not graded.error for graded in answers)
 

@@ -97,10 +97,10 @@ def diagnosed(
         ways = ways_of(list(healthy), lead, settings, task, alone)
     plan, answers = asked([*singles, *ways])
     report = summary(plan, answers)
-    comparisons = [one for one in report.comparisons if one.other == lead]
+    comparisons = [item for item in report.comparisons if item.other == lead]
     calibration = None
     if ways:
-        attempts = [tried(one, len(ways)) for one in comparisons]
+        attempts = [tried(item, len(ways)) for item in comparisons]
         scores = {name: mean(scores_of(alone[name]).values()) for name in healthy}
         calibration = calibrated(ways, attempts, lead, scores, len(task.questions))
     verdict, advice = advise(calibration, comparisons)
@@ -219,10 +219,10 @@ def advise(
         lines.append(f"Use {calibration.use}: {WAYS[calibration.use].format(lead=lead)}.")
         return "ensemble", lines
     lines.append(f"Use {lead} alone: no way to use the others was shown to help.")
-    hopeful = [one.system for one in comparisons if one.difference.high > GAP]
+    hopeful = [item.system for item in comparisons if item.difference.high > GAP]
     if not hopeful:
         return "alone", lines
-    needed = max(one.needed for one in comparisons)
+    needed = max(item.needed for item in comparisons)
     lines.append(
         f"It is not clear yet whether {' or '.join(hopeful)} would help. About {needed} prompts "
         "would show a difference of 5 points."

@@ -60,7 +60,7 @@ class Report:
 
     def against_members(self, system: str) -> list[Comparison]:
         """This system against each member alone."""
-        return [one for one in self.comparisons if one.system == system]
+        return [item for item in self.comparisons if item.system == system]
 
     def verdict(self, system: str) -> str:
         """``better`` than each member alone, ``worse`` than at least one, or ``open``.
@@ -69,30 +69,33 @@ class Report:
         to show it. Worse than one is corrected (Bonferroni).
         """
         comparisons = self.against_members(system)
-        if comparisons and all(_gain(one) > 0 and one.p < SIGNIFICANT for one in comparisons):
+        if comparisons and all(_gains(item) for item in comparisons):
             return "better"
-        level = SIGNIFICANT / max(len(comparisons), 1)
-        if any(_gain(one) < 0 and one.p < level for one in comparisons):
+        if any(_loses(item, len(comparisons)) for item in comparisons):
             return "worse"
         return "open"
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain JSON."""
-        systems = dict.fromkeys(one.system for one in self.comparisons)
+        systems = dict.fromkeys(item.system for item in self.comparisons)
         verdicts = {system: self.verdict(system) for system in systems}
         content: dict[str, Any] = _plain({**asdict(self), "verdicts": verdicts})
         return content
 
 
-def _gain(comparison: Comparison) -> int:
-    """1 for a gain, -1 for a loss, 0 where the mean score and most questions disagree, which graded
-    scores can do."""
-    wins, losses, difference = comparison.wins, comparison.losses, comparison.difference.mean
-    if wins > losses and difference > 0:
-        return 1
-    if wins < losses and difference < 0:
-        return -1
-    return 0
+# Of graded scores, the mean and most questions may disagree. Then nothing is shown.
+
+
+def _gains(comparison: Comparison) -> bool:
+    """Whether the comparison shows that its system is better."""
+    higher = comparison.wins > comparison.losses and comparison.difference.mean > 0
+    return higher and comparison.p < SIGNIFICANT
+
+
+def _loses(comparison: Comparison, count: int) -> bool:
+    """Whether one of ``count`` comparisons shows that its system is worse."""
+    lower = comparison.wins < comparison.losses and comparison.difference.mean < 0
+    return lower and comparison.p < SIGNIFICANT / count
 
 
 def _plain(value: Any) -> Any:
@@ -145,7 +148,7 @@ def _row(system: str, answers: Sequence[Graded]) -> Row:
 
 
 def _about(plan: Plan) -> dict[str, Any]:
-    members = {name: dict(getattr(one, "spec", {})) for name, one in plan.members.items()}
+    members = {name: dict(getattr(member, "spec", {})) for name, member in plan.members.items()}
     return {
         "version": __version__,
         "at_once": plan.at_once,
@@ -211,12 +214,11 @@ def _conclusion(report: Report, system: str) -> str:
     if verdict == "better":
         return f"{system} is better than each member alone."
     if verdict == "worse":
-        level = SIGNIFICANT / len(comparisons)
-        better = [one.other for one in comparisons if _gain(one) < 0 and one.p < level]
+        better = [item.other for item in comparisons if _loses(item, len(comparisons))]
         return f"{system} is worse than {' and '.join(better)} alone."
     line = f"{system} is not shown to be better than each member alone, nor worse than one of them."
     # against the best member
-    needed = min(comparisons, key=lambda one: one.difference.mean).needed
+    needed = min(comparisons, key=lambda item: item.difference.mean).needed
     if system == ENSEMBLE and needed > report.questions:
         line += f" About {needed} questions would show a difference of 5 points."
     return line
