@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from ..core.options import METHODS, Method
 from ..core.results import RESULTS
 from ..errors import UsageError, advised
+
+if TYPE_CHECKING:
+    from .options import Options
 
 FORMAT = 1
 ADVICE = "write one with: langchain-specfuse doctor --prompts FILE --profile FILE"
@@ -102,17 +105,15 @@ def _read(path: str, changed: int) -> Calibration:
     return Calibration.load(path)
 
 
-def calibrated(chosen: Mapping[str, Any], writers: Sequence[str]) -> dict[str, Any]:
-    """The options with what the calibration file says, where nothing else was chosen."""
-    path = chosen.get("calibration")
-    if not path:
-        return dict(chosen)
+def changes_for(call: Options, writers: Sequence[str]) -> dict[str, Any]:
+    """The options that the call's calibration file decides, because nothing else was chosen."""
+    path = call.calibration
+    assert path
     try:
         found = _read(path, Path(path).stat().st_mtime_ns)
     except OSError as error:
-        raise advised(
-            UsageError(f"calibration {path!r} cannot be read: {error}"), ADVICE
-        ) from error
+        unread = UsageError(f"calibration {path!r} cannot be read: {error}")
+        raise advised(unread, ADVICE) from error
     if set(found.members) != set(writers):
         foreign = UsageError(
             f"calibration {path!r} was made for {', '.join(found.members)}, but the members are "
@@ -120,12 +121,12 @@ def calibrated(chosen: Mapping[str, Any], writers: Sequence[str]) -> dict[str, A
         )
         raise advised(foreign, "calibrate these members, or leave calibration out")
     changes: dict[str, Any] = {}
-    if chosen["lead"] == "auto" and chosen["method"].margin is not None:
+    if call.lead == "auto" and call.method.margin is not None:
         changes["lead"] = found.lead if found.leads else None
-    if chosen["method"] == METHODS["robust"] and chosen["lead"] in ("auto", found.lead):
+    if call.method == METHODS["robust"] and call.lead in ("auto", found.lead):
         changes["method"] = Method.named("robust", **found.method)
-    if found.result and chosen["segment"] == "draft" and chosen["result"] is None:
+    if found.result and call.segment == "draft" and call.result is None:
         changes |= {"segment": "answer", "result": found.result}
-    if found.prior and chosen["prior"] is None:
+    if found.prior and call.prior is None:
         changes["prior"] = dict(found.prior)
-    return {**chosen, **changes}
+    return changes

@@ -15,7 +15,7 @@ import re
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from difflib import get_close_matches
 from functools import lru_cache
@@ -80,6 +80,24 @@ _CHAT_MODELS: weakref.WeakValueDictionary[tuple[int, str], ChatModelMember] = (
 )
 """The members made of chat models that were given, by the chat model's id and name. They hold
 it."""
+
+
+def members_list(given: Any, field: str) -> list[Any]:
+    """The members of a list, each checked as far as possible without loading it."""
+    expected = (
+        f"{field} must be a list of hub ids, folders, .gguf files, servers' addresses, names such "
+        "as 'openai:gpt-4.1-mini', chat models, dicts or member objects"
+    )
+    if given is None:
+        error = UsageError(f"{expected}, got None")
+        raise advised(error, "name one, for example members=['model.gguf']")
+    if not isinstance(given, list | tuple):
+        error = UsageError(f"{expected}, got {masked(given)!r:.200}")
+        raise advised(error, f"put it into a list: {field}=[...]")
+    if not given and field == "members":
+        error = UsageError(f"{expected}, at least one; got none")
+        raise advised(error, "name one, for example 'Qwen/Qwen3-0.6B'")
+    return [checked_member(member) for member in given]
 
 
 def checked_member(given: Given) -> Given:
@@ -262,19 +280,22 @@ def check_prices(given: Iterable[Given], names: Iterable[str]) -> None:
             )
 
 
-def parted(name: str) -> tuple[str, str | None]:
+def split_adapter(name: str) -> tuple[str, str | None]:
     """The base and the adapter in ``base+adapter``. A path that exists is never split.
 
-    >>> parted("Qwen/Qwen2.5-0.5B-Instruct+./adapters/law"), parted("Qwen/Qwen2.5-0.5B-Instruct")
+    >>> (
+    ...     split_adapter("Qwen/Qwen2.5-0.5B-Instruct+./adapters/law"),
+    ...     split_adapter("Qwen/Qwen2.5-0.5B-Instruct"),
+    ... )
     (('Qwen/Qwen2.5-0.5B-Instruct', './adapters/law'), ('Qwen/Qwen2.5-0.5B-Instruct', None))
     """
     if "+" not in name or is_server(name) or is_chat_model(name):
         return name, None
-    return _parted_path(name)
+    return _split_path(name)
 
 
 @lru_cache(maxsize=1024)
-def _parted_path(name: str) -> tuple[str, str | None]:
+def _split_path(name: str) -> tuple[str, str | None]:
     """Cached, because it looks for files, and names are split again in every call, even on an event
     loop."""
     cuts = [at for at, sign in enumerate(name) if sign == "+"]
@@ -424,7 +445,7 @@ def _member(given: Given, name: str) -> Member:
 def _arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
     arguments = {"model": given} if isinstance(given, str) else dict(given)
     if isinstance(arguments.get("model"), str) and "adapter" not in arguments:
-        base, adapter = parted(arguments["model"])
+        base, adapter = split_adapter(arguments["model"])
         arguments |= {} if adapter is None else {"model": base, "adapter": adapter}
     return arguments
 
@@ -497,40 +518,44 @@ def _made(arguments: dict[str, Any]) -> Member:
         raise advised(wrong, advice) from error
 
 
-def described(call: Mapping[str, Any]) -> dict[str, Any]:
+def with_identities(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a call, with its members as plain JSON, for caches and traces."""
-    found = dict(call)
-    for field in ("members", "verifiers"):
-        if isinstance(given := found.get(field), list | tuple):
-            checked = [checked_member(one) for one in given]
-            pairs = zip(checked, names_of(checked), strict=True)
-            found[field] = [identity(one, name) for one, name in pairs]
-    if "model" in found:
-        model = checked_member(found["model"])
-        found["model"] = identity(model, names_of([model])[0])
-    return found
+    return _with_members(options, identities)
 
 
-def without_secrets(call: Mapping[str, Any]) -> dict[str, Any]:
+def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a call, with chat models and arguments with secrets wrapped in objects whose
     repr hides the secrets, so that traces can show them."""
-    found = dict(call)
+    return _with_members(options, _hiding)
+
+
+def _with_members(
+    options: Mapping[str, Any], convert: Callable[[list[Given]], list[Any]]
+) -> dict[str, Any]:
+    """The options of a call, with the members that they name converted."""
+    found = dict(options)
     for field in ("members", "verifiers"):
         given = found.get(field)
-        if isinstance(given, list | tuple) and any(not isinstance(one, str) for one in given):
-            found[field] = _hiding(given)
-    if not isinstance(model := found.get("model", ""), str):
-        (found["model"],) = _hiding([model])
+        if isinstance(given, list | tuple):
+            found[field] = convert([checked_member(member) for member in given])
+    if found.get("model") is not None:
+        (found["model"],) = convert([checked_member(found["model"])])
     return found
+
+
+def identities(given: Sequence[Given]) -> list[dict[str, Any]]:
+    """The identity of each of these members."""
+    pairs = zip(given, names_of(given), strict=True)
+    return [identity(member, name) for member, name in pairs]
 
 
 def _hiding(given: Sequence[Given]) -> list[Any]:
-    """These members, wrapped so that their secrets are hidden."""
-    checked = [checked_member(one) for one in given]
-    return [
-        _member(one, name) if isinstance(one, BaseChatModel) else one
-        for one, name in zip(checked, names_of(checked), strict=True)
-    ]
+    """These members, with chat models wrapped so that their secrets are hidden."""
+    hidden = list(given)
+    for place, name in enumerate(names_of(given)):
+        if isinstance(given[place], BaseChatModel):
+            hidden[place] = _member(given[place], name)
+    return hidden
 
 
 def unload(*given: Given) -> None:

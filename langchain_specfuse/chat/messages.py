@@ -22,7 +22,6 @@ from ..core.values import Attachment, Call, Tool, Turn
 from ..errors import UsageError, advised
 from ..members.chat_model.member import INPUTS
 from ..members.chat_model.refusals import refusal_block
-from .options import refuse_broken
 
 PROVIDER = "specfuse"
 
@@ -48,6 +47,17 @@ _NO_TEXT = frozenset(
 ``tool_calls``."""
 BYTES_PER_TOKEN = 4
 """Assumed where no member can count."""
+
+
+def refuse_broken(text: str) -> None:
+    """Refuse lone surrogates, which no tokenizer accepts: bytes that are not UTF-8 arrive so."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        broken = UsageError(
+            f"the text is not valid UTF-8 at character {error.start + 1}: {text[:80]!r}"
+        )
+        raise advised(broken, "convert it to UTF-8") from error
 
 
 def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:

@@ -1,4 +1,5 @@
-"""The LangChain chat model. It turns a call into a request, and the request's rounds into chunks.
+"""The LangChain chat model: validates a call, makes a question of it, and turns the rounds of its
+answer into chunks.
 
 Models run on the workers' threads; the caller's thread only reads rounds. The method is in
 ``core``, the members are in ``members``.
@@ -21,7 +22,7 @@ from langchain_core.language_models.chat_models import (
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable, RunnableConfig
-from pydantic import PrivateAttr, model_validator
+from pydantic import ConfigDict, PrivateAttr, model_validator
 
 from .._version import __version__
 from ..core.member import Probe
@@ -32,15 +33,14 @@ from ..errors import UsageError, advised
 from ..members.chat_model.member import INPUTS
 from . import members as _members
 from . import messages as _messages
-from . import options as _options
 from . import shape as _shape
 from . import structured as _structured
 from .call_text import Splitter, marked, reason_of
 from .chunks import AnswerChunks
 from .errors import langchain_errors
 from .functions import function_id
-from .options import CallOptions, Options
-from .question import Request, aloaded, loaded, warn_where_votes_decide_nothing
+from .options import NOT_FOR_A_CALL, Call, Options, translated_fields
+from .question import Question, aloaded, loaded, warn_where_votes_decide_nothing
 from .report import Report, RunScope
 from .schemas import openai_tools
 
@@ -48,6 +48,14 @@ MAX_THREADS = 256
 """A synchronous batch has a thread per question, which only waits; never more than this."""
 _SAME_ANSWER = ("trace", "max_concurrency", "max_waiting", "run_scope")
 """Options of a call that do not change the answer."""
+_ELSEWHERE = frozenset(
+    {
+        *NOT_FOR_A_CALL,
+        *("trace", "max_concurrency", "max_waiting", "timeout"),
+        *("members", "verifiers", "model_name", "method", "stop"),
+    }
+)
+"""Fields that do not change the answer, or that the identifying parameters name otherwise."""
 
 
 class _IsSerializable:
@@ -91,6 +99,9 @@ class SpecFuseChatModel(Options, BaseChatModel):
     Members are shared: two chat models that name the same member use one copy of its weights.
     """
 
+    model_config = ConfigDict(frozen=False, extra="ignore")
+    __hash__ = None  # type: ignore[assignment]
+
     _held: Ensemble | None = PrivateAttr(default=None)
     """Keeps the ensemble of member objects alive between questions."""
     _checks_calls: bool = PrivateAttr(default=True)
@@ -98,16 +109,18 @@ class SpecFuseChatModel(Options, BaseChatModel):
     endpoint does not check them: a schema from a stranger can make a check run forever."""
 
     def __init__(self, **fields: Any) -> None:
-        if isinstance(profile := fields.get("profile"), _Profile):  # of a copy
+        profile = fields.get("profile")
+        if isinstance(profile, _Profile):  # of a copy
             fields = {**fields, "profile": profile.given}
-        super().__init__(**_options.of_model(fields, type(self).model_fields))
-        given = self.members + self.verifiers
-        if not any(isinstance(one, str | Mapping) for one in given):
+        super().__init__(**translated_fields(fields, type(self).model_fields))
+        self._call()  # the rules across fields are those of a call
+        everybody = self.members + self.verifiers
+        if not any(isinstance(member, str | Mapping) for member in everybody):
             self._held = _members.ensemble_for(self.members, self.verifiers)
-        known = _members.previews(given)
+        known = _members.previews(everybody)
         writers = list(known)[: len(self.members)]
         self._learn([known[name] for name in writers])
-        warn_where_votes_decide_nothing(dict(zip(known, given, strict=True)), writers, known)
+        warn_where_votes_decide_nothing(dict(zip(known, everybody, strict=True)), writers, known)
 
     @model_validator(mode="after")
     def _set_specfuse_version(self) -> Self:
@@ -125,12 +138,12 @@ class SpecFuseChatModel(Options, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
-            request = Request.of(messages, self._chosen(stop, kwargs), stop)
-            probes = loaded(request.ensemble)
+            question = Question.of(messages, self._call(stop, kwargs), stop)
+            probes = loaded(question.ensemble)
             format, chunks, report = self._outputs(
-                request, probes, RunScope.of(run_manager, run_scope), kwargs
+                question, probes, RunScope.of(run_manager, run_scope), kwargs
             )
-            with report, closing(request.rounds(format)) as rounds:  # type: ignore[type-var]
+            with report, closing(question.rounds(format)) as rounds:  # type: ignore[type-var]
                 for round in rounds:
                     report.add(round)
                     yield from chunks.of(round)
@@ -145,67 +158,69 @@ class SpecFuseChatModel(Options, BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
             # A schema can take long to check, so that is done on another thread.
-            request = await asyncio.to_thread(
-                lambda: Request.of(messages, self._chosen(stop, kwargs), stop)
+            question = await asyncio.to_thread(
+                lambda: Question.of(messages, self._call(stop, kwargs), stop)
             )
-            probes = await aloaded(request.ensemble)
+            probes = await aloaded(question.ensemble)
             format, chunks, report = self._outputs(
-                request, probes, RunScope.of(run_manager, run_scope), kwargs
+                question, probes, RunScope.of(run_manager, run_scope), kwargs
             )
-            async with report, aclosing(await request.arounds(format)) as rounds:  # type: ignore[type-var]
+            async with report, aclosing(await question.arounds(format)) as rounds:  # type: ignore[type-var]
                 async for round in rounds:
                     await report.aadd(round)
                     for chunk in chunks.of(round):
                         yield chunk
 
     @langchain_errors()
-    def _chosen(
-        self, stop: list[str] | None = None, call: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """The options of a call, checked."""
-        fields = {name: getattr(self, name) for name in Options.model_fields}
-        return _options.of_call(fields, {**(call or {}), "stop": stop})
+    def _call(
+        self, stop: Sequence[str] | None = None, options: Mapping[str, Any] | None = None
+    ) -> Call:
+        """A call with these options, validated."""
+        return Call.of(self, stop, options)
 
     def _outputs(
         self,
-        request: Request,
+        question: Question,
         probes: Mapping[str, Probe],
         scope: RunScope,
-        call: Mapping[str, Any],
+        options: Mapping[str, Any],
     ) -> tuple[CallFormat, AnswerChunks, Report]:
         """The format of tool calls, the chunks and the report. Only the model's own members, not
         those of a call, complete the profile."""
-        if not call.keys() & {"members", "model"}:
-            self._learn([probes[name] for name in request.writers])
-        format, settings = request.call_format(probes), request.settings
-        seed = settings.sampling.seed if settings.sampling.temperature else None
-        calls = bool(request.shape.tools)
-        anywhere = not request.shape.begins_with_call
-        fault = request.shape.fault if self._checks_calls else None
-        lone = [one.name for one in request.shape.tools] if anywhere else []
-        if not self._checks_calls:
-            lone = [name for name in lone if name not in request.shape.strict]
-        splitter = Splitter(format, anywhere=anywhere, fault=fault, lone=lone) if calls else None
-        v1 = self.output_version == "v1"
+        if not options.keys() & {"members", "model"}:
+            self._learn([probes[name] for name in question.writers])
+        call, format = question.call, question.call_format(probes)
         report = Report(
             scope,
-            request.trace,
-            members=request.writers,
-            verifiers=request.verifiers,
-            method=settings.method,
+            call.trace,
+            members=question.writers,
+            verifiers=question.verifiers,
+            method=call.method,
         )
         chunks = AnswerChunks(
             report.summary,
-            request.model_name,
-            v1=v1,
-            seed=seed,
-            splitter=splitter,
-            reasoning=request.reasoning,
-            logprobs=request.logprobs,
-            hosted=request.hosted,
-            unpriced=request.unpriced,
+            question.model_name,
+            v1=self.output_version == "v1",
+            seed=call.seed if call.temperature else None,
+            splitter=self._splitter(question, format),
+            reasoning=call.reasoning,
+            logprobs=call.logprobs,
+            hosted=question.hosted,
+            unpriced=question.unpriced,
         )
         return format, chunks, report
+
+    def _splitter(self, question: Question, format: CallFormat) -> Splitter | None:
+        """Separates the calls of an answer from its text; None: it may call nothing."""
+        shape = question.shape
+        if not shape.tools:
+            return None
+        anywhere = not shape.begins_with_call
+        lone = [tool.name for tool in shape.tools] if anywhere else []
+        if self._checks_calls:
+            return Splitter(format, anywhere=anywhere, fault=shape.fault, lone=lone)
+        lone = [name for name in lone if name not in shape.strict]
+        return Splitter(format, anywhere=anywhere, fault=None, lone=lone)
 
     def _generate(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
@@ -300,9 +315,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
             "strict": strict,
             "response_format": response_format,
         }
-        return self._bound(
-            **kwargs, **{name: one for name, one in choices.items() if one is not None}
-        )
+        given = {name: value for name, value in choices.items() if value is not None}
+        return self._bound(**kwargs, **given)
 
     @langchain_errors()
     def with_structured_output(
@@ -334,11 +348,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
     @langchain_errors()
     def _bound(self, **kwargs: Any) -> Runnable[Any, AIMessage]:
         """``bind``, with all options checked now instead of at the first question."""
-        stop = _options.stop_strings(kwargs.get("stop") or [])
-        chosen = self._chosen(
-            stop, {name: value for name, value in kwargs.items() if name != "stop"}
-        )
-        _shape.shape_of(chosen, stop)
+        call = self._call(None, kwargs)
+        _shape.shape_of(call, (call.stop or ()) if kwargs.get("stop") else ())
         bound: Runnable[Any, AIMessage] = self.bind(**kwargs)
         return bound
 
@@ -380,8 +391,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return sum(self.get_num_tokens(text) for text in _messages.texts_of(turns, described))
 
     def _first_member(self) -> Any:
-        chosen = self._chosen()
-        ensemble = _members.ensemble_for(chosen["members"], chosen["verifiers"])
+        call = self._call()
+        ensemble = _members.ensemble_for(call.members, call.verifiers)
         # on its own worker: a member that loads itself would do it on the caller's thread
         loaded(ensemble)
         return next(iter(ensemble.members.values()))
@@ -396,32 +407,19 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         """All choices that can change the answer, as plain JSON: the cache's key, and part of
         traces."""
-        chosen = self._chosen()
-        members, verifiers = chosen["members"], chosen["verifiers"]
-        names = _members.names_of([*members, *verifiers])
-        identities = [
-            _members.identity(one, name)
-            for one, name in zip([*members, *verifiers], names, strict=True)
-        ]
-        elsewhere = {
-            "members",
-            "verifiers",
-            "model_name",
-            "stop",
-            "method",
-            "timeout",
-            "trace",
-            "max_concurrency",
-        }
-        options = CallOptions.model_fields.keys() - elsewhere
+        call = self._call()
+        identities = _members.identities([*call.members, *call.verifiers])
+        drafting = len(call.members)
+        options = {name: getattr(call, name) for name in sorted(Options.model_fields)}
+        others = {name: value for name, value in options.items() if name not in _ELSEWHERE}
         return {
-            "model": chosen["model_name"] or "+".join(names[: len(members)]),
-            "members": identities[: len(members)],
-            "verifiers": identities[len(members) :],
-            "method": chosen["method"].model_dump(),
-            **_without_address({name: chosen[name] for name in sorted(options)}),
+            "model": call.model_name or "+".join(call.writers),
+            "members": identities[:drafting],
+            "verifiers": identities[drafting:],
+            "method": call.method.model_dump(),
+            **_without_address(others),
             # Not "stop": LangChain writes the call's own stop strings under that name.
-            "default_stop": chosen["stop"],
+            "default_stop": call.stop,
             "output_version": self.output_version,
         }
 
@@ -429,7 +427,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         self, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         kwargs.pop("run_scope", None)
-        given = _without_address(_members.described(kwargs))
+        given = _without_address(_members.with_identities(kwargs))
         return super()._get_invocation_params(stop, **given)
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
@@ -443,11 +441,11 @@ class SpecFuseChatModel(Options, BaseChatModel):
         # locks of imports, and options that cannot be are refused before a tracer sees them.
         note_question()
         kwargs.pop("run_scope", None)
-        chosen = self._chosen(stop, kwargs)
+        call = self._call(stop, kwargs)
         given = {name: value for name, value in kwargs.items() if value is not None}
-        params = super()._get_ls_params(chosen["stop"] or None, **given)
+        params = super()._get_ls_params(call.stop or None, **given)
         params["ls_provider"] = _messages.PROVIDER
-        params.setdefault("ls_model_name", "+".join(_members.names_of(chosen["members"])))
+        params.setdefault("ls_model_name", "+".join(call.writers))
         # LangChain adds this to every run. It is here because a stream's events have it, too.
         params["ls_integration"] = "langchain_chat_model"
         return params
@@ -490,7 +488,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     @property
     def lc_attributes(self) -> dict[str, Any]:
         """The method as plain data."""
-        return {"method": {"name": "robust", **self._chosen()["method"].changes}}
+        return {"method": {"name": "robust", **self._call().method.changes}}
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self.model_copy()
@@ -502,17 +500,17 @@ class SpecFuseChatModel(Options, BaseChatModel):
         }
 
     def __repr_args__(self) -> Any:
+        yield "members", _members.names_of(self.members)
+        yield "verifiers", _members.names_of(self.verifiers)
         for name, value in super().__repr_args__():
-            if name in ("members", "verifiers"):
-                yield name, _members.names_of(value)
-            elif name not in ("profile", "metadata"):
+            if name not in ("members", "verifiers", "profile", "metadata"):
                 yield name, value
 
     def unload(self) -> None:
         """Free the members' weights, also for other chat models that share them; the next question
         loads them again."""
-        chosen = self._chosen()
-        _members.unload(*chosen["members"], *chosen["verifiers"])
+        call = self._call()
+        _members.unload(*call.members, *call.verifiers)
         self._held = None
 
 

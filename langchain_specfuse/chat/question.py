@@ -1,8 +1,9 @@
-"""One question: its members, its options, and its rounds."""
+"""From messages and a call to a query for the members, and its rounds."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Collection, Hashable, Iterator, Mapping, Sequence
@@ -20,52 +21,56 @@ from ..core.round import Round
 from ..core.values import CallFormat, Query, Turn
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised
-from . import options as _options
 from . import shape as _shape
 from .errors import loading_errors
 from .members import ensemble_for, id_of
 from .messages import turns_of
-from .report import Depth
+from .options import Call
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One question with everything that was chosen for it."""
+class Question:
+    """A conversation, the options of the call, and the members that answer."""
 
     turns: tuple[Turn, ...]
     shape: _shape.Shape
-    settings: Settings
+    call: Call
+    """The options. As the settings of the loop and the engine they have a seed, and the result that
+    whole answers are compared by."""
     ensemble: Ensemble
-    writers: Sequence[str]
-    """The names of the members that write."""
-    model_name: str
-    trace: Depth
-    reasoning: bool
-    logprobs: bool
 
     @classmethod
     def of(
-        cls, messages: Sequence[BaseMessage], chosen: Mapping[str, Any], stop: Sequence[str] | None
-    ) -> Request:
-        """The question with these options. ``stop`` is the call's own. Loads nothing."""
-        turns, shape = turns_of(messages), _shape.shape_of(chosen, stop or ())
-        ensemble = ensemble_for(chosen["members"], chosen["verifiers"])
-        writers = list(ensemble.members)[: len(chosen["members"])]
+        cls, messages: Sequence[BaseMessage], call: Call, stop: Sequence[str] | None = None
+    ) -> Question:
+        """The question in these messages. ``stop`` are the stop strings that were given with the
+        call. Loads nothing."""
+        turns = turns_of(messages)
+        shape = _shape.shape_of(call, stop or ())
+        changes = {"result": _result(call, shape)}
+        if call.seed is None and call.temperature:
+            changes["seed"] = secrets.randbelow(2**31)
         return cls(
-            turns=turns,
-            shape=shape,
-            settings=_options.settings({**chosen, "result": _result(chosen, shape)}),
-            ensemble=ensemble,
-            writers=writers,
-            model_name=chosen["model_name"] or "+".join(writers),
-            trace=chosen["trace"],
-            reasoning=chosen["reasoning"],
-            logprobs=chosen["logprobs"],
+            turns,
+            shape,
+            call.model_copy(update=changes),
+            ensemble_for(call.members, call.verifiers),
         )
 
     @property
+    def writers(self) -> list[str]:
+        """The names of the members that write."""
+        return list(self.ensemble.members)[: len(self.call.members)]
+
+    @property
     def verifiers(self) -> list[str]:
-        return [name for name in self.ensemble.members if name not in self.writers]
+        """The names of the members that only vote."""
+        return list(self.ensemble.members)[len(self.call.members) :]
+
+    @property
+    def model_name(self) -> str:
+        """The name in metadata and traces."""
+        return self.call.model_name or "+".join(self.writers)
 
     @property
     def hosted(self) -> list[str]:
@@ -83,58 +88,50 @@ class Request:
     def call_format(self, probes: Mapping[str, Probe]) -> CallFormat:
         """How tool calls are written: the writers' own format if they have one in common."""
         formats = {probes[name].calls for name in self.writers} - {None}
-        own = formats.pop() if len(formats) == 1 else None
-        return own or _shape.COMMON
+        common = formats.pop() if len(formats) == 1 else None
+        return common or _shape.COMMON
 
-    def rounds(self, format: CallFormat) -> Iterator[Round]:
-        query = self._query(format)
+    def query(self, format: CallFormat = _shape.COMMON) -> Query:
+        """What the members are asked."""
+        constraint = self.shape.constraint(format)
+        return Query(uuid.uuid4().hex, self.turns, self.shape.tools, constraint)
+
+    def rounds(self, format: CallFormat = _shape.COMMON) -> Iterator[Round]:
+        """The rounds of the answer, as they are agreed."""
+        query = self.query(format)
         referee = _shape.referee_of(query.constraint)
-        return self.ensemble.rounds(
-            query,
-            self._settings(referee),
-            referee=referee,
-        )
+        return self.ensemble.rounds(query, self._settings(referee), referee=referee)
 
-    async def arounds(self, format: CallFormat) -> AsyncIterator[Round]:
+    async def arounds(self, format: CallFormat = _shape.COMMON) -> AsyncIterator[Round]:
         """``rounds`` for asyncio. A grammar can take long to compile, so that is done on another
         thread."""
-        query = self._query(format)
-        referee = (
-            await asyncio.to_thread(_shape.referee_of, query.constraint)
-            if query.constraint
-            else FREE
-        )
-        return self.ensemble.arounds(
-            query,
-            self._settings(referee),
-            referee=referee,
-        )
+        query, referee = self.query(format), FREE
+        if query.constraint is not None:
+            referee = await asyncio.to_thread(_shape.referee_of, query.constraint)
+        return self.ensemble.arounds(query, self._settings(referee), referee=referee)
 
     def _settings(self, referee: Referee) -> Settings:
         """The settings; under a constraint, answers are compared by their meaning, not by their
         words."""
         text = self.shape.text
         is_json = text is not None and text.kind.startswith("json")
-        compared = {"text", "json"} if is_json else {"text"}
-        constrained = text is not None or bool(self.shape.tools)
-        if not constrained or self.settings.result not in compared:
-            return self.settings
-        return self.settings.model_copy(update={"result": partial(_meaning, referee, is_json)})
-
-    def _query(self, format: CallFormat) -> Query:
-        return Query(uuid.uuid4().hex, self.turns, self.shape.tools, self.shape.constraint(format))
+        is_constrained = text is not None or bool(self.shape.tools)
+        by_words = {"text", "json"} if is_json else {"text"}
+        if not is_constrained or self.call.result not in by_words:
+            return self.call
+        return self.call.model_copy(update={"result": partial(_meaning, referee, is_json)})
 
 
-def _result(chosen: Mapping[str, Any], shape: _shape.Shape) -> Any:
+def _result(call: Call, shape: _shape.Shape) -> Any:
     """What whole answers are compared by; None: answers are agreed by segments."""
-    if chosen["segment"] != "answer":
-        extra = {"result": chosen["result"] is not None, "samples": chosen["samples"] > 1}
-        if given := [name for name, was in extra.items() if was]:
-            error = UsageError(f"{given[0]} is given, but answers are agreed segment by segment")
-            raise advised(error, f"add segment='answer', or leave {given[0]} out")
+    if call.segment != "answer":
+        for name in ("result", "samples"):
+            if getattr(call, name) != Call.model_fields[name].default:
+                error = UsageError(f"{name} is given, but answers are agreed segment by segment")
+                raise advised(error, f"add segment='answer', or leave {name} out")
         return None
-    if chosen["result"] is not None:
-        return chosen["result"]
+    if call.result is not None:
+        return call.result
     if shape.text is not None or shape.tools:
         return "text"
     error = UsageError("segment='answer' needs to know how to find the result in an answer")
@@ -195,7 +192,8 @@ def warn_where_votes_decide_nothing(
         if voting
         else f"no member can score ({others})"
     )
-    if (key := (fact, id_of(members[silent[0]]))) in _WARNED:
+    key = (fact, id_of(members[silent[0]]))
+    if key in _WARNED:
         return
     _WARNED.add(key)
     advice = (

@@ -1,8 +1,8 @@
-"""What one call asks the answer to be: the tools that may be called, and the format of non-tool
-answers.
+"""The shape of an answer: the tools that it may call, and the format of an answer that is no call.
 
 Turns the options ``tools, tool_choice, parallel_tool_calls, strict, response_format, regex, choice,
-grammar`` into tools and one constraint, and refuses impossible ones before any model runs.
+grammar`` of a call into tools and one constraint, and refuses impossible ones before any model
+runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from ..constraints import (
 from ..core.values import CallFormat, Constraint, Tool
 from ..errors import UsageError, advised
 from .functions import on_event_loop
-from .options import refuse_broken
+from .messages import refuse_broken
+from .options import Call
 from .schemas import WRAPPED, is_schema, openai_tools, schema_of, titled
 
 log = logging.getLogger("langchain_specfuse")
@@ -82,33 +83,35 @@ class Shape:
         if self.forced:
             return calls
         kinds = [calls, self.text] if self.text else [Constraint("prose"), calls]
-        return Constraint("any_of", _dumped([[one.kind, one.body] for one in kinds]))
+        return Constraint("any_of", _dumped([[kind.kind, kind.body] for kind in kinds]))
 
 
-def shape_of(given: Mapping[str, Any], stop: Sequence[str] = ()) -> Shape:
-    """What these options ask for, checked before anything is loaded.
+def shape_of(call: Call, stop: Sequence[str] = ()) -> Shape:
+    """The shape that a call asks for, checked before anything is loaded.
 
-    ``stop`` is the call's own. The chat model's stop strings are for prose, and are not searched
-    for in anything else.
+    ``stop`` are the stop strings that were given with the call. The chat model's stop strings are
+    for prose, and are not searched for in anything else.
     """
-    shape = Shape(*_calls(given), _text_constraint(given))
-    _refuse_conflicts(shape, given, stop)
-    if (constraint := shape.constraint()) is not None:
-        for text in (constraint.body, *(tool.description for tool in shape.tools)):
-            refuse_broken(text)
-        return _checked(shape, given, left_out(constraint))
-    return shape
+    shape = Shape(*_calls(call), _text_constraint(call))
+    _refuse_conflicts(shape, call, stop)
+    constraint = shape.constraint()
+    if constraint is None:
+        return shape
+    for text in (constraint.body, *(tool.description for tool in shape.tools)):
+        refuse_broken(text)
+    return _checked(shape, call, left_out(constraint))
 
 
-def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut]) -> Shape:
+def _checked(shape: Shape, call: Call, missing: Sequence[LeftOut]) -> Shape:
     """The shape with its ``loose`` tools. ``UsageError`` if a strict schema is not enforced
     whole."""
-    strict = _strict_schemas(given)
+    strict = _strict_schemas(call)
     by_schema: dict[str, list[LeftOut]] = {}
-    for one in missing:
-        if strict is None or one.where in strict:
-            raise advised(one.error(), "or leave strict=True out: finished values are then checked")
-        by_schema.setdefault(one.where, []).append(one)
+    for part in missing:
+        if strict is None or part.where in strict:
+            advice = "or leave strict=True out: finished values are then checked"
+            raise advised(part.error(), advice)
+        by_schema.setdefault(part.where, []).append(part)
     loose = [tool for tool in shape.tools if _schema_name(tool.name) in by_schema]
     # jsonschema reads files when it is imported, so on an event loop a schema is checked later,
     # with the question, on another thread.
@@ -120,27 +123,25 @@ def _checked(shape: Shape, given: Mapping[str, Any], missing: Sequence[LeftOut])
         if "schema" in by_schema and shape.text:
             validator_of(shape.text.body, "schema")
     for where, parts in by_schema.items():
-        _warn_once(where, ", ".join(one.path for one in parts))
+        _warn_once(where, ", ".join(part.path for part in parts))
     names = [tool.name for tool in shape.tools]
-    return replace(
-        shape,
-        loose=frozenset(tool.name for tool in loose),
-        strict=frozenset(one for one in names if strict is None or _schema_name(one) in strict),
-    )
+    whole = [name for name in names if strict is None or _schema_name(name) in strict]
+    return replace(shape, loose=frozenset(tool.name for tool in loose), strict=frozenset(whole))
 
 
-def _strict_schemas(given: Mapping[str, Any]) -> set[str] | None:
+def _strict_schemas(call: Call) -> set[str] | None:
     """The names of the schemas that must be enforced whole; None: all of them."""
-    if given.get("strict") is True:
+    if call.strict:
         return None
     found = set()
-    for tool in given.get("tools") or ():
-        if isinstance(tool, Mapping):  # nothing else can say it
-            function = tool.get("function", tool)
-            if function.get("strict") is True:
-                found.add(_schema_name(function["name"]))
-    wanted = given.get("response_format")
-    wrapped = wanted.get("json_schema") if isinstance(wanted, Mapping) else None
+    for tool in call.tools or ():
+        if not isinstance(tool, Mapping):
+            continue  # only a dict can ask for it
+        function = tool.get("function", tool)
+        if function.get("strict") is True:
+            found.add(_schema_name(function["name"]))
+    format = call.response_format
+    wrapped = format.get("json_schema") if isinstance(format, Mapping) else None
     if isinstance(wrapped, Mapping) and wrapped.get("strict") is True:
         found.add("schema")
     return found
@@ -171,28 +172,33 @@ def whole_schema(schema: Mapping[str, Any]) -> str | None:
     return body if left_out(Constraint("json_schema", body)) else None
 
 
-def _refuse_conflicts(shape: Shape, given: Mapping[str, Any], stop: Sequence[str]) -> None:
+def _text_options(call: Call) -> list[str]:
+    """The options of the call that give the answer a format."""
+    return [name for name in TEXT_OPTIONS if getattr(call, name) is not None]
+
+
+def _refuse_conflicts(shape: Shape, call: Call, stop: Sequence[str]) -> None:
     """Refuse options that contradict each other. A ``response_format`` may be combined with a
     forced call: it applies to a later answer."""
-    asked = [name for name in TEXT_OPTIONS if given.get(name) is not None]
-    if shape.forced and asked and asked[0] != "response_format":
+    formats = _text_options(call)
+    if shape.forced and formats and formats[0] != "response_format":
         error = UsageError(
-            f"{asked[0]} and tool_choice={given['tool_choice']!r:.80}: the answer is a call, not a "
+            f"{formats[0]} and tool_choice={call.tool_choice!r:.80}: the answer is a call, not a "
             "text"
         )
-        raise advised(error, f"leave {asked[0]} out, or tool_choice='auto'")
+        raise advised(error, f"leave {formats[0]} out, or tool_choice='auto'")
     if stop and (shape.forced or shape.text):
-        what = "tool_choice" if shape.forced else asked[0]
+        what = "tool_choice" if shape.forced else formats[0]
         error = UsageError(
             f"stop={list(stop)!r:.200} and {what}=...: a stop string would cut the answer off"
         )
         raise advised(error, "leave stop out: the answer ends when it is complete")
 
 
-def plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as plain data for cache keys and traces, because two classes may have the same
-    name."""
-    found = dict(given)
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call as plain data for cache keys and traces, because two classes may have
+    the same name."""
+    found = dict(options)
     if found.get("tools"):
         found["tools"] = openai_tools(found["tools"], found.get("strict"))
     if found.get("response_format") is not None:
@@ -204,47 +210,31 @@ def plain(given: Mapping[str, Any]) -> dict[str, Any]:
 # --- the text -------------------------------------------------------------------------------------
 
 
-def _text_constraint(given: Mapping[str, Any]) -> Constraint | None:
-    chosen = [name for name in TEXT_OPTIONS if given.get(name) is not None]
-    if len(chosen) > 1:
-        error = UsageError(f"{chosen[0]} and {chosen[1]} are both given; an answer has one format")
-        raise advised(error, f"leave {chosen[0]} or {chosen[1]} out")
-    if not chosen:
-        return None
-    name, wanted = chosen[0], given[chosen[0]]
-    if name == "response_format":
-        return _response_format(wanted)
-    if name == "choice":
-        return _choice(wanted)
-    if not isinstance(wanted, str) or not wanted:
-        example = "regex='[0-9]{4}'" if name == "regex" else "grammar='root ::= \"x\"'"
-        raise advised(
-            UsageError(f"{name} must be a text, got {wanted!r:.200}"), f"for example {example}"
-        )
-    return Constraint(name, wanted)
+def _text_constraint(call: Call) -> Constraint | None:
+    formats = _text_options(call)
+    if len(formats) > 1:
+        first, second = formats[:2]
+        error = UsageError(f"{first} and {second} are both given; an answer has one format")
+        raise advised(error, f"leave {first} or {second} out")
+    if call.response_format is not None:
+        return _response_format(call.response_format)
+    if call.choice is not None:
+        return Constraint("choice", _dumped(list(dict.fromkeys(call.choice))))
+    if call.regex is not None:
+        return Constraint("regex", call.regex)
+    if call.grammar is not None:
+        return Constraint("grammar", call.grammar)
+    return None
 
 
-def _choice(texts: Any) -> Constraint:
-    if (
-        not isinstance(texts, list | tuple)
-        or not texts
-        or not all(isinstance(one, str) and one for one in texts)
-    ):
-        error = UsageError(
-            f"choice must be a list of texts, at least one and none empty, got {texts!r:.200}"
-        )
-        raise advised(error, "for example choice=['yes', 'no']")
-    return Constraint("choice", _dumped(list(dict.fromkeys(texts))))
-
-
-def _response_format(wanted: Any) -> Constraint | None:
-    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+def _response_format(format: Any) -> Constraint | None:
+    kind = format.get("type") if isinstance(format, Mapping) else None
     if kind in ("text", "json_object"):
-        _refuse_more(wanted, {"type"})
+        _refuse_more(format, {"type"})
         return Constraint("json") if kind == "json_object" else None
     if kind == "json_schema":
-        _refuse_more(wanted, {"type", "json_schema"})
-        wrapped = wanted.get("json_schema")
+        _refuse_more(format, {"type", "json_schema"})
+        wrapped = format.get("json_schema")
         if not isinstance(wrapped, Mapping) or not isinstance(wrapped.get("schema"), Mapping):
             error = UsageError(f"response_format has no schema: {wrapped!r:.200}")
             raise advised(
@@ -252,14 +242,14 @@ def _response_format(wanted: Any) -> Constraint | None:
             )
         _refuse_more(wrapped, WRAPPED)
         return Constraint("json_schema", _dumped(titled(wrapped, wrapped["schema"])))
-    if isinstance(wanted, str):
+    if isinstance(format, str):
         raise advised(
-            UsageError(f"response_format must be a dict or a class, got {wanted!r:.200}"),
+            UsageError(f"response_format must be a dict or a class, got {format!r:.200}"),
             "for any JSON object: {'type': 'json_object'}; for a schema: with_structured_output",
         )
-    if not isinstance(wanted, Mapping) or is_schema(wanted):
-        return Constraint("json_schema", _dumped(schema_of(wanted)))
-    error = UsageError(f"response_format has an unknown type: {dict(wanted)!r:.200}")
+    if not isinstance(format, Mapping) or is_schema(format):
+        return Constraint("json_schema", _dumped(schema_of(format)))
+    error = UsageError(f"response_format has an unknown type: {dict(format)!r:.200}")
     raise advised(
         error,
         "'json_schema', 'json_object' or 'text' as its type, a pydantic class, or a JSON schema",
@@ -267,7 +257,8 @@ def _response_format(wanted: Any) -> Constraint | None:
 
 
 def _refuse_more(given: Mapping[str, Any], known: set[str] | frozenset[str]) -> None:
-    if unknown := [name for name in given if name not in known]:
+    unknown = [name for name in given if name not in known]
+    if unknown:
         error = UsageError(f"response_format has an unknown key {unknown[0]!r}")
         raise advised(error, f"known keys are {', '.join(sorted(known))}")
 
@@ -279,44 +270,43 @@ def tools_of(tools: Any, strict: bool | None = None) -> tuple[Tool, ...]:
     """The tools as members see them."""
     functions = [tool["function"] for tool in openai_tools(tools, strict)]
     return tuple(
-        Tool(one["name"], str(one.get("description") or ""), _dumped(one["parameters"]))
-        for one in functions
+        Tool(
+            function["name"],
+            str(function.get("description") or ""),
+            _dumped(function["parameters"]),
+        )
+        for function in functions
     )
 
 
-def _calls(given: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
+def _calls(call: Call) -> tuple[tuple[Tool, ...], bool, bool]:
     """The tools that may be called, whether one must be, and whether several may be. With ``none``
     members do not see any tools."""
-    tools = tools_of(given.get("tools") or [], given.get("strict"))
-    chosen = _chosen(given.get("tool_choice"), [tool.name for tool in tools])
-    parallel = given.get("parallel_tool_calls")
-    if not isinstance(parallel, bool | None):
-        error = UsageError(f"parallel_tool_calls must be True or False, got {parallel!r:.80}")
-        raise advised(error, "leave it out to let members decide where they are free to call")
-    if not tools or chosen == "none":
+    tools = tools_of(call.tools or [], call.strict)
+    choice = _tool_choice(call.tool_choice, [tool.name for tool in tools])
+    parallel = call.parallel_tool_calls
+    if not tools or choice == "none":
         return (), False, False
-    if chosen in ("auto", "any"):
-        return (
-            tools,
-            chosen == "any",
-            parallel is not False if chosen == "auto" else parallel is True,
-        )
+    if choice == "auto":
+        return tools, False, parallel is not False
+    if choice == "any":
+        return tools, True, parallel is True
     if parallel:
         error = UsageError(
-            f"parallel_tool_calls=True and tool_choice={chosen!r}: a named tool is called once"
+            f"parallel_tool_calls=True and tool_choice={choice!r}: a named tool is called once"
         )
         raise advised(error, "tool_choice='any' allows several calls")
-    return tuple(tool for tool in tools if tool.name == chosen), True, False
+    return tuple(tool for tool in tools if tool.name == choice), True, False
 
 
-def _chosen(choice: Any, names: Sequence[str]) -> str:
+def _tool_choice(choice: Any, names: Sequence[str]) -> str:
     """``auto``, ``any``, ``none`` or a tool's name."""
     if choice is None or choice is False:
         return "auto"
     if not names:
         error = UsageError(f"tool_choice={choice!r:.80} without tools")
         raise advised(error, "pass tools as well, or leave tool_choice out")
-    name = "any" if choice is True else _named(choice)
+    name = "any" if choice is True else _name_in(choice)
     if name is None:
         error = UsageError(
             f"tool_choice must be 'auto', 'any', 'none' or a tool's name, got {choice!r:.200}"
@@ -339,8 +329,8 @@ def _chosen(choice: Any, names: Sequence[str]) -> str:
     raise advised(error, "name one of them, or 'auto', 'any', 'none'")
 
 
-def _named(choice: Any) -> str | None:
-    """What a choice names: in words, in OpenAI's form or in Anthropic's."""
+def _name_in(choice: Any) -> str | None:
+    """The name in a choice: in words, in OpenAI's form or in Anthropic's."""
     if isinstance(choice, str):
         return choice
     if not isinstance(choice, Mapping):

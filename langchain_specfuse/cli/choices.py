@@ -11,9 +11,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
+from pydantic import BaseModel
+
 from ..chat import members as registry
-from ..chat import options as _options
-from ..core.options import METHODS, Method, parsed
+from ..chat.options import Options
+from ..core.options import METHODS, Method, Settings, parsed
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised, meant
 from ..show.terminal import visible
@@ -107,7 +109,7 @@ class _Parser(argparse.ArgumentParser):
             return f"use {ours}"
         if key in Method.model_fields:
             return f"use --method {key}=VALUE"
-        if key in _options.Options.model_fields:
+        if key in Options.model_fields:
             return f"it is not a flag; in Python: SpecFuseChatModel({key}=...)"
         if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
             return f"did you mean {near[0]}?"
@@ -142,26 +144,18 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
 
 
-def number(text: str) -> float:
-    """The argument type for numbers."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
-
-
 def add_members(made: argparse.ArgumentParser) -> None:
     """Arguments that name the members."""
     group = made.add_argument_group("members")
     for name in ("members", "verifiers"):
-        listed = _help(name, _options.Options.model_fields[name])
+        listed = _help(name, Options.model_fields[name])
         group.add_argument(
             f"--{name}",
             nargs="+",
             metavar="M",
             help=listed.replace(", chat models, dicts of arguments, or member objects", ""),
         )
-    leads = _help("lead", _options.Options.model_fields["lead"], "auto").replace("None:", "none:")
+    leads = _help("lead", Options.model_fields["lead"], "auto").replace("None:", "none:")
     group.add_argument("--lead", default="auto", metavar="M", help=leads)
     group.add_argument(
         "--yes",
@@ -182,7 +176,7 @@ def add_answer(made: argparse.ArgumentParser, *more: str, **defaults: str) -> An
         help=f"{', '.join(METHODS)} (default: robust), or an option such as exit=never; "
         "repeatable; help: list all",
     )
-    add_fields(group, _options.Options.model_fields, (*ANSWER, *more), **defaults)
+    add_fields(group, Options.model_fields, (*ANSWER, *more), **defaults)
     return group
 
 
@@ -191,10 +185,8 @@ def add_fields(
 ) -> None:
     """A flag for each of these pydantic fields."""
     for name in names:
-        types = _types(fields[name].annotation)
         group.add_argument(
             f"--{name.replace('_', '-')}",
-            type=whole if int in types else number,
             metavar="S" if name.endswith("timeout") else "N",
             help=_help(name, fields[name], defaults.get(name)),
         )
@@ -259,26 +251,26 @@ def method_of(given: Sequence[str]) -> Method:
 
 
 def options_of(given: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
-    """All options of an answer as they were chosen, over these defaults."""
-    known = _options.Options.model_fields.keys() - {"members", "verifiers", "prior", "method"}
-    chosen = {name: value for name, value in vars(given).items() if name in known}
-    chosen["lead"] = None if given.lead == "none" else given.lead
-    checked: dict[str, Any] = {}
-    for name, value in chosen.items():
-        try:
-            checked |= _options.checked({name: value}, known)
-        except UsageError as error:
-            raise _about_flag(name, error) from error
-    return {**_options.defaults(), **defaults, **checked, "method": method_of(given.method)}
+    """The options of an answer that were given as flags, over these defaults."""
+    options = dict(defaults)
+    for name, value in vars(given).items():
+        if name in Settings.model_fields and name != "method" and value is not None:
+            options[name] = read_flag(Settings, name, value)
+    return {**options, "method": method_of(given.method)}
 
 
-def _about_flag(name: str, error: UsageError) -> UsageError:
-    """An error about an option of the chat model, reworded for its flag."""
-    flag = f"--{name.replace('_', '-')}"
-    said = UsageError(re.sub(f"^{name}\\b", flag, str(error)))
-    for note in getattr(error, "__notes__", ()):
-        said.add_note(re.sub(f"^-> {name}\\b", f"-> {flag}", note))
-    return said
+def read_flag(model: type[BaseModel], name: str, value: Any) -> Any:
+    """The value of the field with this name that a flag stands for."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parsed(model, name, value)
+    except UsageError as error:
+        flag = f"--{name.replace('_', '-')}"
+        about_flag = UsageError(re.sub(f"^{name}\\b", flag, str(error)))
+        for note in getattr(error, "__notes__", ()):
+            about_flag.add_note(re.sub(f"^-> {name}\\b", f"-> {flag}", note))
+        raise about_flag from None
 
 
 def members_of(
@@ -297,11 +289,11 @@ def members_of(
             raise advised(
                 UsageError(f"there is no member {name!r}"), f"put spaces between members: {apart}"
             )
-    verifiers = _options.members_list(list(given.verifiers or ()), "verifiers")
+    verifiers = registry.members_list(list(given.verifiers or ()), "verifiers")
     chosen = given.members or stand_ins
     if not chosen:
         return _demo(given), verifiers
-    members = _options.members_list(list(chosen), "members")
+    members = registry.members_list(list(chosen), "members")
     _check_lead(given.lead, registry.names_of([*members, *verifiers])[: len(members)])
     return members, verifiers
 

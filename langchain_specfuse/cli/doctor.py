@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..chat.options import settings
+from ..core.options import Settings
 from ..errors import UsageError, advised, amount
 from .choices import ensemble_of, new_parser, options_of, say
 from .eval import CHECKERS, add_allow_code, add_common
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, stand_ins: Sequence[Any] | None, out: Tex
     if arguments.prompts:
         task = jsonl(arguments.prompts, arguments.checker, allow_code=arguments.allow_code)
     refuse_few(task)
-    options = options_of(arguments, max_tokens=task.max_tokens, seed=0)
+    settings = Settings(**options_of(arguments, max_tokens=task.max_tokens, seed=0))
     members = ensemble_of(arguments, stand_ins).members
     folder = Path(arguments.out)
     if not arguments.quiet:
@@ -66,10 +66,10 @@ def run(arguments: argparse.Namespace, stand_ins: Sequence[Any] | None, out: Tex
         diagnosis = diagnosed(
             task,
             members,
-            settings(options),
+            settings,
             results,
             watch=None if arguments.quiet else Progress(sys.stderr),
-            at_once=options["max_concurrency"],
+            at_once=settings.max_concurrency,
         )
     content = diagnosis.as_dict()
     (folder / "doctor.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from ..chat.options import settings
 from ..core.options import Settings
 from ..errors import UsageError, advised, amount
 from .choices import (
@@ -119,17 +118,17 @@ def run(arguments: argparse.Namespace, stand_ins: Sequence[Any] | None, out: Tex
     task = jsonl(arguments.task, arguments.checker, allow_code=arguments.allow_code).first(
         arguments.limit
     )
-    options = options_of(arguments, max_tokens=task.max_tokens, seed=0)
+    settings = Settings(**options_of(arguments, max_tokens=task.max_tokens, seed=0))
     seeds = tuple(dict.fromkeys(arguments.seeds))
-    if len(seeds) > 1 and not options["temperature"]:
+    if len(seeds) > 1 and not settings.temperature:
         raise advised(
             UsageError("several seeds, but nothing is sampled"),
             "add --temperature, or give one seed",
         )
     members = ensemble_of(arguments, stand_ins).members
     names, writers = list(members), len(members) - len(arguments.verifiers or ())
-    systems = _systems(arguments.systems, names[:writers], names[writers:], settings(options))
-    plan = Plan(task, systems, members, seeds, options["max_concurrency"])
+    systems = _systems(arguments.systems, names[:writers], names[writers:], settings)
+    plan = Plan(task, systems, members, seeds, settings.max_concurrency)
     folder = Path(arguments.out or f"specfuse-eval/{task.name}")
     if not arguments.quiet:
         questions = amount(len(task.questions), "question")

@@ -16,7 +16,6 @@ import re
 import shlex
 import shutil
 import sys
-import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, redirect_stdout
@@ -24,11 +23,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from langchain_core.messages import HumanMessage, SystemMessage
+
 from .._version import __version__
-from ..chat import options as _options
-from ..chat import shape as _shape
+from ..chat.messages import refuse_broken
+from ..chat.options import Call
+from ..chat.question import Question
 from ..core.round import Round
-from ..core.values import Query, Turn
 from ..errors import MemberError, SpecFuseError, UsageError, advised, imported
 from ..show.terminal import Paint, departed, legend, pieces, table, visible
 from ..show.trace import Trace
@@ -166,22 +167,19 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     if given.html is not None:
         _check_page(given.html)
     choices.question_after_members(given)
-    chosen = choices.options_of(given)
-    settings = _options.settings(chosen)
-    question = _question(given)
-    for text in (question, given.system or "", *(given.stop or ())):
-        _options.refuse_broken(text)
-    constraint = _shape.shape_of(_form(given), settings.stop).constraint()
-    ensemble = choices.ensemble_of(given, stand_ins)
-    names = list(ensemble.members)
-    turns = [Turn("system", given.system)] if given.system else []
-    query = Query(uuid.uuid4().hex, (*turns, Turn("user", question)), constraint=constraint)
-    referee = _shape.referee_of(constraint)
+    options, text, form = choices.options_of(given), _text(given), _form(given)
+    for string in given.stop or ():
+        refuse_broken(string)
+    members, verifiers = choices.members_of(given, stand_ins)
+    call = Call(members=members, verifiers=verifiers, **options, **form)
+    messages = [SystemMessage(given.system)] if given.system else []
+    question = Question.of([*messages, HumanMessage(text)], call, call.stop)
+    names = list(question.ensemble.members)
     if not given.quiet:
         say(f"loading {', '.join(names)} ...")
-    ensemble.loaded().result()
-    rounds = ensemble.rounds(query, settings, referee=referee)
-    trace = Trace(question=question, members=names)
+    question.ensemble.loaded().result()
+    rounds = question.rounds()
+    trace = Trace(question=text, members=names)
     try:
         with closing(rounds):  # type: ignore[type-var]
             _show(_added(rounds, trace), given, names, out)
@@ -228,7 +226,7 @@ def _check_page(path: str) -> None:
 
 
 def _form(given: argparse.Namespace) -> dict[str, Any]:
-    """What the answer must look like, as options of the chat model."""
+    """The format of the answer, as options of a call."""
     flags = [
         f"--{name}" for name in ("schema", "regex", "choice") if getattr(given, name) is not None
     ]
@@ -251,7 +249,7 @@ def _form(given: argparse.Namespace) -> dict[str, Any]:
     return {**form, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
 
-def _question(given: argparse.Namespace) -> str:
+def _text(given: argparse.Namespace) -> str:
     text: str | None = given.question
     named = ", ".join([*(given.members or ()), *(given.verifiers or ())])
     taken = f"; taken for members: {named}" if named else ""

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TextIO
 
-from pydantic import ValidationError
-
 from ..chat.members import names_of
 from ..chat.model import SpecFuseChatModel
 from ..errors import UsageError, advised
@@ -24,6 +22,7 @@ from .choices import (
     members_of,
     new_parser,
     options_of,
+    read_flag,
     say,
     whole,
 )
@@ -118,23 +117,17 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
 def chat_model(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> SpecFuseChatModel:
     """The chat model that these arguments describe. Loads nothing."""
     members, verifiers = members_of(given, stand_ins)
-    return SpecFuseChatModel(**{**options_of(given), "members": members, "verifiers": verifiers})
+    options = {name: value for name, value in options_of(given).items() if name not in LIMITS}
+    return SpecFuseChatModel(members=members, verifiers=verifiers, **options)
 
 
 def _limits(given: argparse.Namespace) -> Limits:
-    try:
-        return Limits(
-            **{name: getattr(given, name) for name in LIMITS if getattr(given, name) is not None}
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        flag = f"--{name.replace('_', '-')}"
-        wanted = first["msg"].replace("Input should", "must", 1)
-        raise advised(
-            UsageError(f"{flag} {wanted}, got {first['input']!r}"),
-            f"{flag}: {Limits.model_fields[name].description}",
-        ) from error
+    limits = {}
+    for name in LIMITS:
+        value = getattr(given, name)
+        if value is not None:
+            limits[name] = read_flag(Limits, name, value)
+    return Limits(**limits)
 
 
 def keys_of(variable: str | None) -> list[str]:

@@ -72,20 +72,23 @@ def refusal(
     cause = context.get("error")
     if isinstance(cause, UsageError):
         return cause
-    name = str(first["loc"][0]) if first["loc"] else name
+    if first["loc"]:
+        name = str(first["loc"][0])
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         advice = meant(name, notes, f"the options are {', '.join(notes)}")
         return advised(UsageError(f"there is no option {name!r}"), advice)
-    note = f"{name}: {notes.get(name, '')}"
+    meaning = notes.get(name)
+    note = f"{name}: {meaning}" if meaning else f"leave {name} out, or see what it must be"
     if first["type"] in ("missing", "missing_argument"):
         return advised(UsageError(f"{name} is missing"), note)
-    rule = first["msg"].partition(", unable to")[0].replace("Input should", "must", 1)
+    rule = re.sub(r"^\w+ should", "must", first["msg"].partition(", unable to")[0])
+    place = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
     if cause is not None:
         rule = str(cause)
     elif expected:
-        rule = f"must be {expected[name]}"
+        rule, place = f"must be {expected[name]}", ""
     value = first["input"]
-    wrong = UsageError(f"{name} {rule}, got {_shown(name, value)}")
+    wrong = UsageError(f"{name}{place} {rule}, got {_shown(name, value)}")
     choices = re.findall("'([^']*)'", str(context.get("expected", "")))
     return advised(wrong, meant(value, choices, note))
 
@@ -109,7 +112,7 @@ def parsed(model: type[BaseModel], name: str, text: str) -> Any:
     (False, inf)
     """
     field = model.model_fields[name]
-    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[(field.annotation, field)])
+    adapter = TypeAdapter[Any](Annotated[(field.annotation, field)])  # type: ignore[arg-type]
     try:
         if text.lower() == "none":
             return adapter.validate_python(None)
@@ -153,34 +156,35 @@ class Method(Checked):
     -> did you mean 'margins'?
     """
 
-    score: ScoreKind = Field("mean_logprob", description="how a verifier scores a draft")
+    score: ScoreKind = Field(default="mean_logprob", description="how a verifier scores a draft")
     weighting: WeightingKind = Field(
-        "confidence",
+        default="confidence",
         description="equal: votes count by weight alone; confidence: a verifier that finds no "
         "draft probable counts less",
     )
     reward: RewardKind = Field(
-        "margins",
+        default="margins",
         description="what a draft earns its author: wins of comparisons by third parties, or "
         "margins over all verifiers",
     )
     learning_rate: Nonnegative = Field(
-        3.0, description="how fast rewards change the voting weights; 0: weights stay as they are"
+        default=3.0,
+        description="how fast rewards change the voting weights; 0: weights stay as they are",
     )
     exit: ExitKind = Field(
-        "studentized", description="when members that keep losing leave the answer"
+        default="studentized", description="when members that keep losing leave the answer"
     )
-    min_members: Count = Field(2, description="this many members stay")
+    min_members: Count = Field(default=2, description="this many members stay")
     loop_guard: Flag = Field(
-        True, description="pass over drafts that only repeat the end of the answer"
+        default=True, description="pass over drafts that only repeat the end of the answer"
     )
     sure: Nonnegative = Field(
-        0.4,
+        default=0.4,
         description="the lead is sure of a draft if it gives every token of it at least this "
         "probability",
     )
     margin: Annotated[float, Field(strict=True, ge=0)] | None = Field(
-        0.5,
+        default=0.5,
         description="a draft replaces the lead's if the verifiers' mean log-probability per token "
         "is higher by more than this (one verifier's difference counts as at most 2.94); "
         "inf: the lead's draft always stands; none: nobody leads, all vote",
@@ -292,85 +296,89 @@ class Settings(Checked):
     """What the loop and the engine need to know about an answer besides the question and the
     members."""
 
-    segment_tokens: Count = Field(10, description="length of a draft in its author's tokens")
+    segment_tokens: Count = Field(
+        default=10, description="length of a draft in its author's tokens"
+    )
     segment: Literal["draft", "answer"] = Field(
-        "draft",
+        default="draft",
         description="what is agreed at a time: a draft of segment_tokens, or a whole answer "
         "(nothing streams)",
     )
     result: Annotated[
         str | SkipValidation[Callable[[str], Hashable]] | None, BeforeValidator(_result)
     ] = Field(
-        None,
+        default=None,
         description="with segment='answer': what answers are compared by: number, choice, json, "
         "text, or a function of the text (default: by the object, choice or call that was asked "
         "for)",
     )
     samples: Count = Field(
-        1,
+        default=1,
         le=100,
         description="with segment='answer': answers per member, the second and further sampled",
     )
-    max_tokens: Count = Field(512, description="budget of the answer in tokens")
+    max_tokens: Count = Field(default=512, description="budget of the answer in tokens")
     stop: Annotated[list[str] | None, BeforeValidator(_stop_strings)] = Field(
-        None, description="texts that end the answer and are not part of it"
+        default=None, description="texts that end the answer and are not part of it"
     )
-    temperature: Nonnegative = Field(0.0, description="0 is greedy and repeatable")
+    temperature: Nonnegative = Field(default=0.0, description="0 is greedy and repeatable")
     top_p: Share | None = Field(
-        None, description="sample from the most probable tokens that together reach this mass"
+        default=None,
+        description="sample from the most probable tokens that together reach this mass",
     )
-    top_k: Count | None = Field(None, description="sample from this many tokens")
+    top_k: Count | None = Field(default=None, description="sample from this many tokens")
     min_p: Annotated[float, Field(strict=True, ge=0, le=1)] | None = Field(
-        None, description="leave out tokens below this share of the most probable one"
+        default=None, description="leave out tokens below this share of the most probable one"
     )
     repetition_penalty: Positive | None = Field(
-        None,
+        default=None,
         description="above 1, tokens that occurred become less probable (default: each member's "
         "own setting)",
     )
     seed: WholeNumber | None = Field(
-        None, description="makes sampling repeatable (default: a new one for each call)"
+        default=None, description="makes sampling repeatable (default: a new one for each call)"
     )
     method: Annotated[Method, BeforeValidator(_method)] = Field(
-        METHODS["robust"],
+        default=METHODS["robust"],
         description="robust, specfuse, specem, or a Method with options of its own",
     )
     lead: str | None = Field(
-        "auto",
+        default="auto",
         description="the member whose draft stands unless another is better; auto: the one with at "
         "least twice the parameters of every other, if there is one; None: all vote",
     )
     prior: Annotated[dict[str, float] | None, BeforeValidator(_prior)] = Field(
-        None, description="initial voting weights by member name (1 for members that are not named)"
+        default=None,
+        description="initial voting weights by member name (1 for members that are not named)",
     )
     timeout: Positive | None = Field(
-        None, description="seconds for a whole answer, not counting loading"
+        default=None, description="seconds for a whole answer, not counting loading"
     )
     member_timeout: Positive | None = Field(
-        None,
+        default=None,
         description="seconds for one reply of one member; a member that takes longer leaves the "
         "answer",
     )
     max_concurrency: Count = Field(
-        256, description="answers under way at once on these members; others wait"
+        default=256, description="answers under way at once on these members; others wait"
     )
     max_waiting: Annotated[int, Field(strict=True, ge=0)] | None = Field(
-        None,
+        default=None,
         description="refuse a call with BusyError if this many answers are waiting already "
         "(default: no limit)",
     )
     max_calls: Count | None = Field(
-        None,
+        default=None,
         description="start no request to chat models once an answer has made this many (default: "
         "no limit)",
     )
     max_cost: Positive | None = Field(
-        None,
+        default=None,
         description="start no request to chat models once an answer has cost this many dollars; "
         "each needs a price",
     )
     refusals: Literal["outvoted", "any"] = Field(
-        "outvoted",
+        default="outvoted",
         description="when the answer is a refusal: outvoted: only if no member drafts and at least "
         "one refuses; any: as soon as one refuses",
     )

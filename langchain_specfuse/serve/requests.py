@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from ..chat.messages import read_json
-from ..chat.options import NOT_SUPPORTED
+from ..chat.options import FOREIGN
 from ..errors import meant
 from .responses import ApiError, invalid
 
@@ -46,7 +46,11 @@ IGNORED = {
     "prediction",
 }
 """Options that are accepted but do not affect the answer."""
-NEUTRAL = {name: neutral for name, (neutral, _) in NOT_SUPPORTED.items() if name not in IGNORED}
+NEUTRAL = {
+    name: option.neutral
+    for name, option in FOREIGN.items()
+    if option.has_neutral and name not in IGNORED
+}
 NEUTRAL |= {"functions": [], "function_call": "none"}
 """Unsupported options, accepted only with a neutral value."""
 MESSAGES: dict[str, type[BaseMessage]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from langchain_core.messages import AIMessageChunk
 
 from ..chat.callbacks import TraceCallbackHandler
 from ..chat.errors import PromptTooLongError
-from ..chat.options import CALL_ONLY, CallOptions
+from ..chat.options import NOT_FOR_A_CALL, Call
 from ..errors import BusyError, EnsembleError, MemberError, UsageError
 
 DONE = b"data: [DONE]\n\n"
@@ -237,8 +238,8 @@ def api_error(error: BaseException) -> ApiError:
             400, f"prompt is too long: {message}", code="context_length_exceeded", param="messages"
         )
     if isinstance(error, UsageError):
-        option = message.partition(" ")[0].partition("=")[0]
-        known = option in CallOptions.model_fields or option in CALL_ONLY
+        option = re.split(r"\W", message, maxsplit=1)[0]
+        known = option in Call.model_fields and option not in NOT_FOR_A_CALL
         return ApiError(400, message, code="invalid_value", param=option if known else None)
     if isinstance(error, RecursionError):
         return invalid("the body is nested too deep", "send a flatter schema", code="body_too_deep")

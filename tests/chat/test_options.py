@@ -129,8 +129,8 @@ def test_options_of_a_chat_model_and_of_a_call_are_not_confused(ensemble: Any) -
     for name in ("output_version", "streaming", "cache", "calibration"):
         error, _ = refusal(lambda name=name: ensemble().invoke("?", **{name: "v1"}))
         assert f"{name} is chosen when the chat model is made" in error
-    error, note = refusal(lambda: ensemble(max_waiting=1))
-    assert "max_waiting is chosen for a call" in error and "llm.bind(max_waiting=...)" in note
+    error, note = refusal(lambda: ensemble(regex="[0-9]"))
+    assert "regex is chosen for a call" in error and "llm.bind(regex=...)" in note
     assert (
         "max_waiting must be greater than or equal to 0"
         in refusal(lambda: ensemble().invoke("?", max_waiting=-1))[0]

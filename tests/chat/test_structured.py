@@ -297,8 +297,8 @@ def test_a_text_has_the_form_that_was_asked_for(
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"regex": "a", "choice": ["a"]}, "regex and choice are both given"),
-    ({"choice": ["yes", ""]}, "choice must be a list of texts"),
-    ({"regex": ""}, "regex must be a text"),
+    ({"choice": ["yes", ""]}, "choice[1] must have at least 1 character, got ''"),
+    ({"regex": ""}, "regex must have at least 1 character, got ''"),
     ({"response_format": {"type": "xml"}}, "response_format has an unknown type"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},

@@ -151,7 +151,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [add], "tool_choice": 7}, "tool_choice must be"),
     ({"tools": [add], "tool_choice": {"type": "function"}}, "tool_choice must be"),
     ({"tools": [], "tool_choice": "any"}, "tool_choice='any' without tools"),
-    ({"tools": [add], "parallel_tool_calls": "yes"}, "parallel_tool_calls must be True or False"),
+    (
+        {"tools": [add], "parallel_tool_calls": "yes"},
+        "parallel_tool_calls must be a valid boolean, got 'yes'",
+    ),
     (
         {"tools": [add], "tool_choice": "add", "parallel_tool_calls": True},
         "a named tool is called once",

@@ -400,11 +400,11 @@ def test_an_unknown_argument_is_refused_with_what_was_meant_or_an_example(argume
 
 
 FLAGS = {
-    "--temperature=hot": ["--temperature must be a number, got 'hot'", "0 is greedy"],
-    "--temperature=-1": ["--temperature must be greater than or equal to 0, got -1.0", "greedy"],
+    "--temperature=hot": ["--temperature must be a valid number, got 'hot'", "0 is greedy"],
+    "--temperature=-1": ["--temperature must be greater than or equal to 0, got '-1'", "greedy"],
     "--temperature=nan": ["--temperature must be a finite number", "greedy"],
-    "--max-tokens=1.5": ["--max-tokens must be a whole number, got '1.5'", "budget"],
-    "--max-tokens=0": ["--max-tokens must be greater than or equal to 1, got 0", "budget"],
+    "--max-tokens=1.5": ["--max-tokens must be a valid integer, got '1.5'", "budget"],
+    "--max-tokens=0": ["--max-tokens must be greater than or equal to 1, got '0'", "budget"],
     "--top-p=2": ["--top-p must be less than or equal to 1", "sample"],
     "--member-timeout=0": ["--member-timeout must be greater than 0", "seconds"],
     "--schema": ["--schema needs a value", "JSON schema"],

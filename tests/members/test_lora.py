@@ -182,12 +182,12 @@ def test_a_hub_id_that_is_not_there_says_so(base, monkeypatch):
 def test_a_base_and_its_adapter_in_one_name(base, made, tmp_path):
     folder = made()
     together, apart = f"{base}+{folder}", {"model": str(base), "adapter": str(folder)}
-    assert registry.parted(together) == (str(base), str(folder))
+    assert registry.split_adapter(together) == (str(base), str(folder))
     odd = tmp_path / "c++" / "base"
     odd.mkdir(parents=True)
-    assert registry.parted(str(odd)) == (str(odd), None)
-    assert registry.parted(f"{odd}+{folder}") == (str(odd), str(folder))
-    assert registry.parted("http://host:80/v1#a+b") == ("http://host:80/v1#a+b", None)
+    assert registry.split_adapter(str(odd)) == (str(odd), None)
+    assert registry.split_adapter(f"{odd}+{folder}") == (str(odd), str(folder))
+    assert registry.split_adapter("http://host:80/v1#a+b") == ("http://host:80/v1#a+b", None)
     assert registry.names_of([together, apart, str(base)]) == ["adapter", "adapter#2", "base"]
     ensemble = registry.ensemble_for([together, apart | {"name": "x"}])
     assert [member.adapter for member in ensemble.members.values()] == [str(folder)] * 2
