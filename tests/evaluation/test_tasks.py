@@ -146,11 +146,14 @@ def test_a_function_may_return_a_number_or_a_dict_with_a_score(file):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("text", "must return True, False or a "
-              "number"), ("strange", r"parameters must be among .*, got \(a, b\)"),
-     ("nameless", "parameters must be "
-                  "among"), ("Grader", "has no function 'Grader'"), ("nobody", "has no function")],
-)  # fmt: skip
+    [
+        ("text", "must return True, False or a number"),
+        ("strange", r"parameters must be among .*, got \(a, b\)"),
+        ("nameless", "parameters must be among"),
+        ("Grader", "has no function 'Grader'"),
+        ("nobody", "has no function"),
+    ],
+)
 def test_a_function_that_cannot_be_used_is_refused(file, name, message):
     with pytest.raises(UsageError, match=message):
         from_file(f"{file}:{name}")[0](question("x"), "x")
@@ -175,12 +178,16 @@ def test_a_line_is_a_question_with_its_own_checker_or_the_task_s(task_file):
     path = task_file(
         {"input": "2 + 2?", "reference": 4},
         "",
-        {"input": [{"role": "system", "content": "Be "
-                                                 "brief."}, {"role": "user", "content": "Capital "
-                                                                                        "of "
-                                                                                        "France?"}],
-         "reference": ["Paris", "paris"], "checker": "contains", "id": "fr"},
-    )  # fmt: skip
+        {
+            "input": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Capital of France?"},
+            ],
+            "reference": ["Paris", "paris"],
+            "checker": "contains",
+            "id": "fr",
+        },
+    )
     task = jsonl(path, "number")
     assert [question.id for question in task.questions] == ["1", "fr"]
     assert [turn.text for turn in task.questions[1].turns] == ["Be brief.", "Capital of France?"]
