@@ -245,8 +245,8 @@ class Answer:
         return held_back(text[self.shown :], self.stop)
 
 
-def lawful(draft: Draft, answer: Answer) -> Draft:
-    """The draft cut at the last legal character, and ended where the answer must end."""
+def legal_part(draft: Draft, answer: Answer) -> Draft:
+    """The draft, cut at the last legal character and ended where the answer must end."""
     referee, text = answer.referee, draft.text
     legal = referee.legal(answer.text, text)
     if legal < len(text):

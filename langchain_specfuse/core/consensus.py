@@ -16,7 +16,7 @@ from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import UsageError, advised
-from .answer import Answer, lawful
+from .answer import Answer, legal_part
 from .options import Settings
 from .panel import Panel
 from .referee import FREE, Referee
@@ -118,7 +118,7 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
         ]
         for voter in asked:
             if isinstance(reply := replies[voter.member], Draft) and voter.member in panel.weights:
-                draft = drafts[voter.name] = lawful(reply, answer)
+                draft = drafts[voter.name] = legal_part(reply, answer)
                 result = _result(result_of, answer.text + draft.text)
                 (tally.silent if result is None else tally.groups.setdefault(result, [])).append(
                     voter
@@ -148,7 +148,7 @@ def _whole_answers(
             if not isinstance(reply, Draft):
                 found[name] = reply
                 continue
-            draft = lawful(reply, so_far)
+            draft = legal_part(reply, so_far)
             said = so_far.text + draft.text
             begun[name] = so_far = so_far.plus(
                 Segment(draft.text, draft.ended, {name: draft.tokens})

@@ -48,7 +48,7 @@ class Panel:
     record: Record = Record()
     lead: str | None = None
     """The member whose draft stands unless another is better; None: all vote as equals. See
-    :mod:`.lead`."""
+    :mod:`.ballot`."""
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -119,11 +119,11 @@ def normalised(weights: Mapping[str, float]) -> dict[str, float]:
 # --- weights --------------------------------------------------------------------------------------
 
 
-def hedged(panel: Panel, rewards: Mapping[str, float], eta: float) -> Panel:
+def rewarded(panel: Panel, rewards: Mapping[str, float], eta: float) -> Panel:
     """Multiplicative weights: w_i <- w_i · exp(η r_i), normalised. A verify-only member earns the
     neutral 1/2.
 
-    >>> panel = hedged(Panel.of([Panelist("a"), Panelist("b")]), {"a": 1.0, "b": 0.0}, eta=1.0)
+    >>> panel = rewarded(Panel.of([Panelist("a"), Panelist("b")]), {"a": 1.0, "b": 0.0}, eta=1.0)
     >>> {name: round(w, 3) for name, w in panel.weights.items()}
     {'a': 0.731, 'b': 0.269}
     """
@@ -143,7 +143,7 @@ def hedged(panel: Panel, rewards: Mapping[str, float], eta: float) -> Panel:
 # --- exits ----------------------------------------------------------------------------------------
 
 
-def observed(panel: Panel, totals: Mapping[str, float], winner: str) -> Panel:
+def with_record(panel: Panel, totals: Mapping[str, float], winner: str) -> Panel:
     """The panel with one more scored round in its record.
 
     d_i = total_i - mean(total); sd = pooled standard deviation of all d so far (at least 0.01);
@@ -199,7 +199,7 @@ def win_entropy(panel: Panel) -> float:
     return -math.fsum(c / whole * math.log(c / whole) for c in counts) / math.log(len(counts))
 
 
-def dismissed(panel: Panel, min_members: int, round: int) -> Panel:
+def without_losers(panel: Panel, min_members: int, round: int) -> Panel:
     """The panel after this round's exits: members leave whose keep-probability is below 0.5 / n
     twice in a row, not before the third scored round. ``min_members`` (at least one) drafting
     members stay."""

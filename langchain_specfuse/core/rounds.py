@@ -1,7 +1,7 @@
-"""THE LOOP. Read this first: several members write one answer, segment by segment.
+"""The loop. Read this file first: several members write one answer, segment by segment.
 
-It is one generator and does no work itself. It yields an :class:`.Ask` (which member should do
-what), is sent the replies, and yields a frozen :class:`.Round` when a segment is agreed. So the
+The loop is one generator and does no work itself. It yields an :class:`.Ask` (which member should
+do what), is sent the replies, and yields a frozen :class:`.Round` when a segment is agreed. So the
 same code serves threads, asyncio and tests, without torch, devices, timeouts or LangChain.
 ``engine.drive`` runs it.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ..errors import EnsembleError, MemberError, advised
-from .answer import Answer, continues_loop, lawful
+from .answer import Answer, continues_loop, legal_part
 from .ballot import Ballot, Reading
 from .options import Method, Settings
-from .panel import Panel, dismissed, hedged, observed
+from .panel import Panel, rewarded, with_record, without_losers
 from .referee import FREE, Referee
 from .round import Departure, Round
 from .values import (
@@ -43,17 +43,17 @@ OVERFLOW = "shorten the conversation, or use members with a longer context"
 
 
 def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
-    """All rounds of one answer. Send it the replies to each ``Ask``; after a ``Round``, ask for the
-    next item."""
+    """All rounds of one answer. Send the replies to each ``Ask``; after a ``Round``, call
+    ``next``."""
     method = settings.method
     answer = Answer(
         stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
     ).started()
     budget = Budget(settings.max_calls, settings.max_cost)
     for number in range(1, settings.max_tokens + 1):
-        before, clock = panel, Clock(budget)
-        # 1. Draft. Members propose how the answer continues: the lead alone, if one leads and is
-        #    sure, or all.
+        before = panel
+        clock = Clock(budget)
+        # 1. Draft. Members propose how the answer continues: a lead that is sure drafts alone.
         panel, drafts = yield from call_for_drafts(panel, query, settings, answer, number, clock)
         if is_refused(settings, clock, drafts):
             yield refused_round(number, panel, before, answer, drafts, clock)
@@ -61,17 +61,17 @@ def rounds(query: Query, settings: Settings, panel: Panel, referee: Referee = FR
         # 2. Verify. Members score every draft.
         ballot = Ballot(method, drafts, answer.text, referee)
         panel, readings = yield from call_for_scores(panel, query, answer, ballot, number, clock)
-        # 3. Select. The best draft by weighted vote becomes part of the answer. A lead's is
-        #    replaced on evidence only.
+        # 3. Select. The best draft by weighted vote becomes part of the answer. The draft of a lead
+        #    is replaced only if there is evidence for another one.
         vote = ballot.count(readings, panel.weights, panel.lead)
         answer = answer.plus(vote.segment)
         voted = panel
         # 4. Feedback. Members whose drafts were preferred gain weight.
-        panel = hedged(panel, vote.rewards, eta=method.learning_rate / number)
+        panel = rewarded(panel, vote.rewards, eta=method.learning_rate / number)
         # 5. Exit. Members that keep losing leave for the rest of this answer.
         if method.exit == "studentized" and vote.disputed and drafts.keys() >= set(panel.drafters):
-            panel = observed(panel, vote.totals, vote.winner)
-            panel = dismissed(panel, method.min_members, number)
+            panel = with_record(panel, vote.totals, vote.winner)
+            panel = without_losers(panel, method.min_members, number)
         yield Round(
             number=number,
             text=answer.released,
@@ -110,20 +110,20 @@ def call_for_drafts(
     number: int,
     clock: Clock,
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, Draft]]]:
-    """The drafts of all members, or of the lead alone where its draft stands. Failed members leave
-    the panel."""
-    alone = len(panel.drafters) == 1 or (
-        panel.lead is not None and settings.method.margin == math.inf
-    )
+    """The drafts of all members, or of the lead alone if its draft is agreed without a vote. Failed
+    members leave the panel."""
+    has_vote = len(panel.drafters) > 1
+    if panel.lead is not None and settings.method.margin == math.inf:
+        has_vote = False
     job = DraftJob(
         query,
         answer.segments,
         segment_tokens=settings.segment_tokens,
         max_tokens=answer.tokens_left,
         sampling=settings.sampling,
-        # A draft that ends early at a stop string has another score, so only a single drafter,
-        # whose draft is not put to a vote, may end there.
-        stop=settings.stop_strings if alone else (),
+        # A draft that ends early at a stop string has another score, so a draft may end there only
+        # if it is not put to a vote.
+        stop=() if has_vote else settings.stop_strings,
         new_requests=not clock.budget.is_spent,
     )
     first = (panel.lead,) if panel.lead else panel.drafters
@@ -132,33 +132,46 @@ def call_for_drafts(
     others = [name for name in panel.drafters if name not in replies]
     if settings.refusals == "any" and clock.refusals:
         others = []
-    if others and not stands(panel, settings.method, replies[first[0]], answer):
+    if others and not is_agreed_alone(panel, settings.method, replies[first[0]], answer):
         job = replace(job, stop=(), new_requests=not clock.budget.is_spent)
         more = yield Ask(dict.fromkeys(others, job), number)
         clock.lap("draft", more)
         replies = {**replies, **more}
-    kinds = {reply.kind if isinstance(reply, Failure) else "" for reply in replies.values()}
-    ends = {"overflow", BUDGET}
-    if number > 1 and kinds & ends and kinds <= {*ends, REFUSAL}:
-        # Every member's context is full, or the budget is spent. The answer ends here, and no
-        # member leaves.
+    if number > 1 and is_at_limits(replies):
+        # The answer ends here, and no member leaves.
         return panel, {name: Draft("") for name in panel.drafters}
     asked = [name for name in panel.drafters if name in replies]
     panel = without_failed(panel, dict.fromkeys(asked, job), replies, answer, number)
-    return panel, _drafts([name for name in panel.drafters if name in replies], replies, answer)
+    drafts: dict[str, Draft] = {}
+    for name in panel.drafters:
+        reply = replies.get(name)
+        if isinstance(reply, Draft):
+            drafts[name] = legal_part(reply, answer)
+    return panel, drafts
 
 
-def stands(panel: Panel, method: Method, reply: Reply, answer: Answer) -> bool:
-    """Whether the lead's draft is agreed without asking anybody else."""
+def is_agreed_alone(panel: Panel, method: Method, reply: Reply, answer: Answer) -> bool:
+    """Whether the lead's draft is agreed without asking any other member: it is sure of it, or no
+    evidence would be enough."""
     if panel.lead is None or not isinstance(reply, Draft):
         return False
     if method.margin == math.inf:
         return True
-    draft = lawful(reply, answer)
-    looped = method.loop_guard and continues_loop(answer.text, draft.text)
-    says_something = bool(draft.text or draft.ended)
+    draft = legal_part(reply, answer)
+    if not (draft.text or draft.ended):
+        return False
+    if method.loop_guard and continues_loop(answer.text, draft.text):
+        return False
     ballot = Ballot(method, {panel.lead: draft}, answer.text, answer.referee)
-    return says_something and not looped and ballot.is_sure(panel.lead)
+    return ballot.is_sure(panel.lead)
+
+
+def is_at_limits(replies: Replies) -> bool:
+    """Whether nobody can go on because contexts are full or the budget is spent. Members that
+    refused may be among them."""
+    kinds = {reply.kind if isinstance(reply, Failure) else "" for reply in replies.values()}
+    limits = {"overflow", BUDGET}
+    return bool(kinds & limits) and kinds <= {*limits, REFUSAL}
 
 
 def is_refused(settings: Settings, clock: Clock, replies: Mapping[str, Any]) -> bool:
@@ -178,9 +191,11 @@ def refused_round(
     """The last round of an answer that ends in a refusal: the lead's refusal, or that of the member
     with most weight."""
     weights = panel.weights
-    authors = sorted(
-        clock.refusals, key=lambda name: (name != panel.lead, -round(weights.get(name, 0.0), 12))
-    )
+
+    def rank(name: str) -> tuple[bool, float]:
+        return name != panel.lead, -round(weights.get(name, 0.0), 12)
+
+    authors = sorted(clock.refusals, key=rank)
     # If the answer has not begun, its forced text is not shown.
     text = answer.text[answer.shown :] if number > 1 else ""
     drafts = {**drafts, **dict.fromkeys(authors, Draft(""))}
@@ -207,36 +222,35 @@ def refused_round(
     )
 
 
-def _drafts(names: Sequence[str], replies: Replies, answer: Answer) -> dict[str, Draft]:
-    """The drafts of these members, as far as the constraint allows them."""
-    drafts = {name: draft for name in names if isinstance(draft := replies[name], Draft)}
-    return {name: lawful(draft, answer) for name, draft in drafts.items()}
-
-
 def call_for_scores(
     panel: Panel, query: Query, answer: Answer, ballot: Ballot, number: int, clock: Clock
 ) -> Generator[Ask, Replies, tuple[Panel, dict[str, list[Reading]]]]:
-    """verifier -> how it reads each eligible draft. Empty when there is nothing to choose
-    between."""
+    """verifier -> how it reads each eligible draft. Empty if there is nothing to choose between."""
     if len(ballot.eligible) < 2 or not panel.verifiers:
         return panel, {}
-    drafters, affordable = set(panel.drafters), not clock.budget.is_spent
+    drafters = set(panel.drafters)
+    can_pay = not clock.budget.is_spent
     jobs = {
         name: ScoreJob(
             query,
             answer.segments,
             ballot.to_score(name),
             thinks=name in drafters,
-            new_requests=affordable,
+            new_requests=can_pay,
         )
         for name in panel.verifiers
     }
     replies = yield Ask(jobs, number)
     clock.lap("verify", replies)
     panel = without_failed(panel, jobs, replies, answer, number)
-    scored = {name: reply for name in panel.verifiers if isinstance(reply := replies[name], Scored)}
-    readings = {name: ballot.readings_of(name, reply) for name, reply in scored.items()}
-    return panel, {name: row for name, row in readings.items() if row}
+    readings: dict[str, list[Reading]] = {}
+    for name in panel.verifiers:
+        reply = replies[name]
+        if isinstance(reply, Scored):
+            row = ballot.readings_of(name, reply)
+            if row:  # otherwise it abstains
+                readings[name] = row
+    return panel, readings
 
 
 def without_failed(
@@ -248,39 +262,39 @@ def without_failed(
     *,
     needed: bool = True,
 ) -> Panel:
-    """The panel without the members that failed or returned nonsense; an error if a drafting member
-    is ``needed`` and none is left."""
-    failures = {
-        name: reply
-        for name in jobs
-        if isinstance(reply := replies[name], Failure) and reply.kind != REFUSAL
-    }
-    # A member that may send no ballot stays if it drafts: its stream may be open.
-    failures = {
-        name: failure
-        for name, failure in failures.items()
-        if failure.kind != BUDGET or isinstance(jobs[name], DraftJob) or name not in panel.drafters
-    }
-    panel = panel.without(
-        [Departure(name, f.kind, f.message, number, f.cause) for name, f in failures.items()]
-    )
-    if panel.drafters or not needed:
-        return panel
-    reasons = "; ".join(f"{d.member} ({d.kind}): {d.reason}" for d in panel.left)
-    errors = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")
+    """The panel without the members that failed; an error if a drafting member is ``needed`` and
+    none is left."""
+    departures = []
+    for name, job in jobs.items():
+        reply = replies[name]
+        if not isinstance(reply, Failure) or reply.kind == REFUSAL:
+            continue
+        # A member that may send no ballot stays if it drafts: its stream may be open.
+        is_ballot = isinstance(job, ScoreJob)
+        if reply.kind == BUDGET and is_ballot and name in panel.drafters:
+            continue
+        departures.append(Departure(name, reply.kind, reply.message, number, reply.cause))
+    panel = panel.without(departures)
+    if needed and not panel.drafters:
+        raise no_member_left(panel, answer, number)
+    return panel
+
+
+def no_member_left(panel: Panel, answer: Answer, number: int) -> EnsembleError:
+    """The error of an answer that no member can continue, with the advice of each failure."""
+    reasons = "; ".join(f"{gone.member} ({gone.kind}): {gone.reason}" for gone in panel.left)
+    failures = tuple(member_error(gone) for gone in panel.left if gone.kind != "exit")
     error = EnsembleError(
         f"no member is left to continue in round {number}: {reasons}",
         text=answer.text,
-        failures=errors,
+        failures=failures,
     )
-    notes = list(
-        dict.fromkeys(note for one in errors for note in getattr(one.__cause__, "__notes__", ()))
-    )
-    for note in notes:
+    notes = [note for one in failures for note in getattr(one.__cause__, "__notes__", ())]
+    for note in dict.fromkeys(notes):
         error.add_note(note)
-    if {one.kind for one in errors} == {"overflow"}:
-        raise advised(error, OVERFLOW)
-    raise error
+    if {failure.kind for failure in failures} == {"overflow"}:
+        return advised(error, OVERFLOW)
+    return error
 
 
 def member_error(gone: Departure) -> MemberError:
@@ -318,10 +332,9 @@ class Budget:
     @property
     def is_spent(self) -> bool:
         """Whether no new request may be started."""
-        calls, cost = (
-            math.inf if bound is None else bound for bound in (self.max_calls, self.max_cost)
-        )
-        return self.used.requests >= calls or self.used.cost >= cost
+        if self.max_calls is not None and self.used.requests >= self.max_calls:
+            return True
+        return self.max_cost is not None and self.used.cost >= self.max_cost
 
 
 class Clock:
@@ -337,24 +350,18 @@ class Clock:
         self._since = time.perf_counter()
 
     def lap(self, phase: str, replies: Replies) -> None:
-        """These replies have come: the time since the last lap belongs to this phase."""
+        """Add these replies. The time since the last lap belongs to this phase."""
         now = time.perf_counter()
-        spent, self._since = now - self._since, now
+        spent = now - self._since
+        self._since = now
         self.began.setdefault(phase, time.time() - spent)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
-        efforts = {
-            n: r.effort
-            for n, r in replies.items()
-            if isinstance(r, Draft | Scored) or (isinstance(r, Failure) and r.effort != Effort())
-        }
-        if phase == "draft":
-            self.refusals |= {
-                name: reply.message
-                for name, reply in replies.items()
-                if isinstance(reply, Failure) and reply.kind == REFUSAL
-            }
-        self.budget.spend(efforts.values())
-        known = self.efforts.get(phase, {})
-        self.efforts[phase] = known | {
-            n: known[n] + effort if n in known else effort for n, effort in efforts.items()
-        }
+        efforts = self.efforts.setdefault(phase, {})
+        for name, reply in replies.items():
+            if isinstance(reply, Failure):
+                if phase == "draft" and reply.kind == REFUSAL:
+                    self.refusals[name] = reply.message
+                if reply.effort == Effort():
+                    continue
+            efforts[name] = efforts[name] + reply.effort if name in efforts else reply.effort
+            self.budget.spend([reply.effort])

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from langchain_specfuse.core.panel import (
     WEIGHT_FLOOR,
     Panel,
-    dismissed,
-    hedged,
     normalised,
-    observed,
+    rewarded,
+    with_record,
+    without_losers,
 )
 from langchain_specfuse.core.values import Panelist
 from langchain_specfuse.core.voting import totals, votes
@@ -43,7 +43,7 @@ def test_weights_sum_to_1_keep_the_floor_and_their_order(raw):
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6), st.floats(0, 1e6))
 def test_feedback_keeps_weights_finite_and_in_the_order_of_rewards(rewards, eta):
-    panel = hedged(panel_of(len(rewards)), {f"m{i}": r for i, r in enumerate(rewards)}, eta)
+    panel = rewarded(panel_of(len(rewards)), {f"m{i}": r for i, r in enumerate(rewards)}, eta)
     after = [panel.weights[f"m{i}"] for i in range(len(rewards))]
     assert math.fsum(after) == pytest.approx(1)
     assert all(math.isfinite(w) and w > 0 for w in after)
@@ -71,8 +71,8 @@ def whole_answer(means, seed, rounds=30, scale=1.0, min_members=1):
             for j in names
         }
         total = dict(zip(names, totals(rows, panel.weights, len(names)), strict=True))
-        panel = observed(panel, total, max(total, key=total.__getitem__))
-        panel = dismissed(panel, min_members, number)
+        panel = with_record(panel, total, max(total, key=total.__getitem__))
+        panel = without_losers(panel, min_members, number)
     return statistics.mean(sizes), panel.left
 
 
@@ -105,7 +105,7 @@ def test_min_members_stay(stay):
 def test_of_two_equally_weak_members_the_lighter_then_the_later_leaves(prior, leaves):
     panel = Panel.of([Panelist(n) for n in "abc"], prior)
     for number in range(1, 9):
-        panel = dismissed(observed(panel, {"a": 1.0, "b": 0.0, "c": 0.0}, "a"), 2, number)
+        panel = without_losers(with_record(panel, {"a": 1.0, "b": 0.0, "c": 0.0}, "a"), 2, number)
     (gone,) = panel.left
     assert (gone.member, gone.kind) == (leaves, "exit")
     keep = float(gone.reason.split("keep-probability ")[1].split(",")[0])

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 import pytest
 
-from langchain_specfuse.core.answer import Answer, lawful
+from langchain_specfuse.core.answer import Answer, legal_part
 from langchain_specfuse.core.ballot import Ballot, unforced
 from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.referee import Referee
@@ -170,9 +170,9 @@ def draft(**changes):
 def test_an_illegal_end_is_removed_and_an_inevitable_one_is_added():
     ended = draft(ended=True, logprobs=(-1.0, -2.0, -3.0, -4.0))
     longer, exact = Answer((), 9, Only('"x" and more to come')), Answer((), 9, Only('"x" and more'))
-    assert lawful(ended, longer) == draft(ended=False)
-    assert lawful(draft(ended=True, logprobs=None), longer).logprobs is None
-    assert lawful(draft(), exact) == draft(ended=True, logprobs=(-1.0, -2.0, -3.0, 0.0))
-    assert lawful(draft(logprobs=None), exact) == draft(ended=True, logprobs=None)
-    assert lawful(ended, exact) == ended
-    assert lawful(Draft(""), Answer((), 9, Only("x"), text="x")) == Draft("")
+    assert legal_part(ended, longer) == draft(ended=False)
+    assert legal_part(draft(ended=True, logprobs=None), longer).logprobs is None
+    assert legal_part(draft(), exact) == draft(ended=True, logprobs=(-1.0, -2.0, -3.0, 0.0))
+    assert legal_part(draft(logprobs=None), exact) == draft(ended=True, logprobs=None)
+    assert legal_part(ended, exact) == ended
+    assert legal_part(Draft(""), Answer((), 9, Only("x"), text="x")) == Draft("")
