@@ -1,9 +1,9 @@
 """Whole answers instead of segments: members answer alone, and the result with the most voting
 weight wins.
 
-For questions with a short result (a number, a choice, an object), and for members that cannot
-continue a text. Nothing can be streamed before the answers agree. Members, or further samples of
-them, are asked only until no other result can win any more.
+This is for questions with a short result (a number, a choice, an object), and for members that
+cannot continue a text. Nothing can be streamed before the answers agree. Members, or further
+samples of them, are asked only until no other result can win any more.
 
 Paper: it agrees segment by segment only. Taking the most frequent of several sampled results is
 self-consistency (Wang et al., 2023).
@@ -30,7 +30,7 @@ from .rounds import (
     refused_round,
     without_failed,
 )
-from .values import Ask, Draft, DraftJob, Query, Replies, Segment
+from .values import Ask, Draft, DraftJob, Query, Replies, Reply, Segment
 
 SAMPLED = 0.7
 """The least temperature of a member's second and further samples: without one they would all be the
@@ -67,9 +67,9 @@ class Tally:
         which is the lead's if it has one."""
         return sorted(self.groups, key=lambda result: -round(self.weight(result), 12))
 
-    def decided(self, more: int = 0) -> bool:
-        """Whether no waiting voter can change the winner, if the next ``more`` voters all find the
-        same result."""
+    def is_decided(self, more: int = 0) -> bool:
+        """Whether no waiting voter can change the winner, if the next ``more`` voters all return
+        the winner's result."""
         if not self.waiting:
             return True
         weights = [self.weight(result) for result in self.ranked()] + [0.0, 0.0]
@@ -79,13 +79,20 @@ class Tally:
 
     def next(self) -> list[Voter]:
         """The fewest voters that could decide, at most one of each member."""
-        enough = next(
-            (n for n in range(1, len(self.waiting)) if self.decided(n)), len(self.waiting)
-        )
+        enough = 1
+        while enough < len(self.waiting) and not self.is_decided(enough):
+            enough += 1
         chosen: dict[str, Voter] = {}
         for voter in self.waiting[:enough]:
             chosen.setdefault(voter.member, voter)
         return list(chosen.values())
+
+    def count(self, voter: Voter, result: Hashable) -> None:
+        """Count the result of a voter; None if its answer contains none."""
+        if result is None:
+            self.silent.append(voter)
+        else:
+            self.groups.setdefault(result, []).append(voter)
 
 
 def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = FREE) -> Loop:
@@ -95,108 +102,111 @@ def answers(query: Query, settings: Settings, panel: Panel, referee: Referee = F
     answer = Answer(
         stop=settings.stop_strings, budget=settings.max_tokens, referee=referee
     ).started()
-    before, clock, drafts = (
-        panel,
-        Clock(Budget(settings.max_calls, settings.max_cost)),
-        dict[str, Draft](),
-    )
+    before = panel
+    clock = Clock(Budget(settings.max_calls, settings.max_cost))
+    drafts: dict[str, Draft] = {}
     tally = Tally(voters(panel, settings.samples))
-    while not tally.decided():
+    while not tally.is_decided():
         asked = tally.next()
-        affordable = not clock.budget.is_spent
+        can_pay = not clock.budget.is_spent
         jobs = {
-            voter.member: job_of(query, settings, answer, voter.sample, affordable)
-            for voter in asked
+            voter.member: job_of(query, settings, answer, voter.sample, can_pay) for voter in asked
         }
         replies = yield from _whole_answers(jobs, answer)
         clock.lap("draft", replies)
         if settings.refusals == "any" and clock.refusals:
             break
         panel = without_failed(panel, jobs, replies, answer, 1, needed=not drafts)
-        tally.waiting = [
-            voter for voter in tally.waiting if voter not in asked and voter.member in panel.weights
-        ]
+        staying = panel.weights
+        tally.waiting = [v for v in tally.waiting if v not in asked and v.member in staying]
         for voter in asked:
-            if isinstance(reply := replies[voter.member], Draft) and voter.member in panel.weights:
-                draft = drafts[voter.name] = legal_part(reply, answer)
-                result = _result(result_of, answer.text + draft.text)
-                (tally.silent if result is None else tally.groups.setdefault(result, [])).append(
-                    voter
-                )
+            reply = replies[voter.member]
+            if isinstance(reply, Draft) and voter.member in staying:
+                draft = legal_part(reply, answer)
+                drafts[voter.name] = draft
+                tally.count(voter, _result(result_of, answer.text + draft.text))
     if is_refused(settings, clock, drafts):
         yield refused_round(1, panel, before, answer, drafts, clock)
         return
-    best = tally.ranked()
-    agreed = tally.groups[best[0]] if best else tally.silent[:1]
+    ranked = tally.ranked()
+    agreed = tally.groups[ranked[0]] if ranked else tally.silent[:1]
     yield _round(panel, before, answer, drafts, tally, agreed, clock)
 
 
 def _whole_answers(
     jobs: Mapping[str, DraftJob], answer: Answer
 ) -> Generator[Ask, Replies, Replies]:
-    """The replies to these jobs, continued where a draft stopped before text that the constraint
-    forces."""
-    replies = yield Ask(jobs, 1)
-    found, begun = dict(replies), dict.fromkeys(jobs, answer)
-    waiting = {
-        name: reply for name, reply in found.items() if jobs[name].query.constraint is not None
+    """The replies to these jobs. A draft that stopped before text that the constraint forces is
+    continued behind that text."""
+    whole = dict((yield Ask(jobs, 1)))
+    written = dict.fromkeys(jobs, answer)
+    new: Replies = {
+        name: reply for name, reply in whole.items() if jobs[name].query.constraint is not None
     }
-    while waiting:
-        asked = {}
-        for name, reply in waiting.items():
-            so_far, whole = begun[name], found[name]
+    while new:
+        continued: dict[str, DraftJob] = {}
+        for name, reply in new.items():
             if not isinstance(reply, Draft):
-                found[name] = reply
+                whole[name] = reply
                 continue
-            draft = legal_part(reply, so_far)
-            said = so_far.text + draft.text
-            begun[name] = so_far = so_far.plus(
-                Segment(draft.text, draft.ended, {name: draft.tokens})
-            )
-            if draft.text and so_far.finish is None:
-                left = so_far.tokens_left
-                asked[name] = replace(
-                    jobs[name], answer=so_far.segments, segment_tokens=left, max_tokens=left
+            before = written[name]
+            draft = legal_part(reply, before)
+            segment = Segment(draft.text, draft.ended, {name: draft.tokens})
+            after = written[name] = before.plus(segment)
+            if draft.text and after.finish is None:
+                left = after.tokens_left
+                continued[name] = replace(
+                    jobs[name], answer=after.segments, segment_tokens=left, max_tokens=left
                 )
-            # the stop string is found once more
-            said = said if so_far.finish == "stop_string" else so_far.text
-            if whole is reply and said == answer.text + draft.text:
-                found[name] = draft  # with its tokens and log-probabilities
-                continue
-            earlier = whole if isinstance(whole, Draft) and whole is not reply else Draft("")
-            found[name] = Draft(
-                said[len(answer.text) :],
-                so_far.finish == "stop" or (so_far.finish == "stop_string" and draft.ended),
-                (*earlier.tokens, *draft.tokens),
-                effort=earlier.effort + draft.effort if whole is not reply else draft.effort,
-                thought=earlier.thought or draft.thought,
-            )
-        waiting = dict((yield Ask(asked, 1))) if asked else {}
-    return found
+            earlier = whole[name] if whole[name] is not reply else None
+            whole[name] = _joined(earlier, draft, answer, before, after)
+        new = (yield Ask(continued, 1)) if continued else {}
+    return whole
+
+
+def _joined(
+    earlier: Reply | None, draft: Draft, answer: Answer, before: Answer, after: Answer
+) -> Draft:
+    """The whole answer of a member as one draft: ``earlier``, which is its answer ``before``, and
+    this draft, after which its answer is ``after``."""
+    text = after.text
+    if after.finish == "stop_string":
+        # Whoever agrees on the answer looks for the stop string once more.
+        text = before.text + draft.text
+    if earlier is None and text == answer.text + draft.text:
+        return draft  # with its tokens and log-probabilities
+    first = earlier if isinstance(earlier, Draft) else Draft("")
+    return Draft(
+        text[len(answer.text) :],
+        after.finish == "stop" or (after.finish == "stop_string" and draft.ended),
+        (*first.tokens, *draft.tokens),
+        effort=draft.effort if earlier is None else first.effort + draft.effort,
+        thought=first.thought or draft.thought,
+    )
 
 
 def _result(result_of: Result, text: str) -> Hashable:
     """The result in this answer. If the user's function raises, the error says so."""
     try:
-        found = result_of(text)
-        hash(found)
+        result = result_of(text)
+        hash(result)
     except Exception as error:
         wrong = UsageError(
             f"the function given as result failed on an answer: {type(error).__name__}: {error}"
         )
-        raise advised(
-            wrong,
-            "it takes a text and returns a hashable value, such as a number or a text, or None",
-        ) from error
-    return found
+        advice = "it takes a text and returns a hashable value, such as a number or a text, or None"
+        raise advised(wrong, advice) from error
+    return result
 
 
 def voters(panel: Panel, samples: int) -> list[Voter]:
-    """Everybody's first sample, the lead's first and then by weight; then everybody's second, and
-    so on."""
-    order = sorted(
-        panel.drafters, key=lambda name: (name != panel.lead, -round(panel.weights[name], 12))
-    )
+    """The first samples of all members, the lead's first and then by weight; then all second
+    samples, and so on."""
+
+    def rank(name: str) -> tuple[bool, float]:
+        return name != panel.lead, -round(panel.weights[name], 12)
+
+    order = sorted(panel.drafters, key=rank)
     return [
         Voter(name, sample, panel.weights[name], _sample_name(name, sample, order))
         for sample in range(samples)
@@ -205,8 +215,8 @@ def voters(panel: Panel, samples: int) -> list[Voter]:
 
 
 def _sample_name(member: str, sample: int, members: Sequence[str]) -> str:
-    """A name for this sample that no member has: a second member with the same model is named in
-    the same way.
+    """A name for this sample that no member has. Members with the same model are named in the same
+    way.
 
     >>> _sample_name("a", 0, ["a"]), _sample_name("a", 1, ["a"]), _sample_name("a", 1, ["a", "a#2"])
     ('a', 'a#2', "a#2'")
@@ -220,21 +230,23 @@ def _sample_name(member: str, sample: int, members: Sequence[str]) -> str:
 
 
 def job_of(
-    query: Query, settings: Settings, answer: Answer, sample: int, affordable: bool = True
+    query: Query, settings: Settings, answer: Answer, sample: int, can_pay: bool = True
 ) -> DraftJob:
-    """A whole answer. One that was begun may be finished, whatever that costs."""
-    how = settings.sampling
+    """The job of writing a whole answer. Its continuations copy ``new_requests``, so that an answer
+    that was begun may be finished, whatever that costs."""
+    sampling = settings.sampling
     if sample:
-        how = replace(how, temperature=max(how.temperature, SAMPLED), seed=how.seed + sample)
+        temperature = max(sampling.temperature, SAMPLED)
+        sampling = replace(sampling, temperature=temperature, seed=sampling.seed + sample)
     tokens = answer.tokens_left
     return DraftJob(
         query,
         answer.segments,
         tokens,
         tokens,
-        how,
+        sampling,
         stop=settings.stop_strings,
-        new_requests=affordable,
+        new_requests=can_pay,
     )
 
 
@@ -247,16 +259,23 @@ def _round(
     agreed: Sequence[Voter],
     clock: Clock,
 ) -> Round:
-    """The round of this agreement."""
-    winner, draft = agreed[0], drafts[agreed[0].name]
-    groups = [*tally.groups.values(), *([one] for one in tally.silent)]
+    """The round in which these voters agreed."""
+    winner = agreed[0]
+    draft = drafts[winner.name]
+    groups = [*tally.groups.values(), *([voter] for voter in tally.silent)]
     whole = math.fsum(voter.weight for group in groups for voter in group)
-    totals = {
-        v.name: math.fsum(one.weight for one in group) / whole for group in groups for v in group
-    }
-    segment = Segment(
-        draft.text, draft.ended, {winner.member: draft.tokens} if draft.tokens else {}
-    )
+    totals: dict[str, float] = {}
+    votes: dict[str, dict[str, float]] = {}
+    samples: dict[str, str] = {}
+    for group in groups:
+        share = math.fsum(voter.weight for voter in group) / whole
+        for voter in group:
+            totals[voter.name] = share
+            votes[voter.name] = {author.name: 1.0 / len(group) for author in group}
+            if voter.sample:
+                samples[voter.name] = voter.member
+    tokens = {winner.member: draft.tokens} if draft.tokens else {}
+    segment = Segment(draft.text, draft.ended, tokens)
     answer = answer.plus(segment)
     return Round(
         number=1,
@@ -266,19 +285,17 @@ def _round(
         authors=tuple(voter.name for voter in agreed),
         drafts=drafts,
         scores={},
-        votes={
-            v.name: {one.name: 1.0 / len(group) for one in group} for group in groups for v in group
-        },
+        votes=votes,
         totals={name: totals[name] for name in drafts},
         rewards={},
         weights_before=before.weights,
         weights=panel.weights,
         forced=answer.forced,
-        thoughts={name: one.thought for name, one in drafts.items() if one.thought},
+        thoughts={name: draft.thought for name, draft in drafts.items() if draft.thought},
         lead=panel.lead or "",
         refusals=clock.refusals,
         left=panel.left[len(before.left) :],
-        samples={v.name: v.member for group in groups for v in group if v.sample},
+        samples=samples,
         finish=answer.finish or "length",
         stalled=answer.stalled or answer.finish is None,
         efforts=clock.efforts,
