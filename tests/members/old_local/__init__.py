@@ -1,0 +1,1 @@
+"""The stack of members in this process before it was rebuilt, for comparison."""

@@ -1,0 +1,1 @@
+"""GGUF files, read by llama.cpp in this process."""

@@ -1,0 +1,1 @@
+"""Models that transformers loads, in this process."""
