@@ -109,11 +109,11 @@ def answers(size: str, repeats: int, tokens: int) -> dict[str, float]:
         Settings(max_tokens=tokens, lead=None, method=Method(exit="never")),
     )
     answered(ensemble, question(STORY), Settings(max_tokens=8, lead=None))
-    assert members[0].loaded is not None
+    assert members[0].cache is not None
     over, late = [], []
     for _ in range(repeats):
         since = time.perf_counter()
-        with Bare(members[0].loaded.weights.lib) as bare:
+        with Bare(members[0].cache.weights.lib) as bare:
             rounds = answered(ensemble, question(STORY), settings)
         over.append((time.perf_counter() - since) / bare.seconds)
         late.append(drafting(rounds[-4:-1]) / drafting(rounds[1:4]))

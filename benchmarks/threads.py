@@ -22,7 +22,7 @@ from common import STORY, apart, arguments, query, question, report
 from langchain_specfuse import LlamaCppMember
 from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.demo import ENSEMBLES, file_of
-from langchain_specfuse.members.llamacpp.loading import threads
+from langchain_specfuse.members.llamacpp.threads import most_threads
 
 MEASURES = ("members/local", "members/llamacpp")
 """The parts of the package that decide these figures."""
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="the larger model of the small demo")
     given = parser.parse_args()
     size = "small" if given.small or getattr(given, "tiny", False) else "default"
-    ways: dict[str, int | None] = {f"threads={n}": n for n in range(1, threads() + 1)}
+    ways: dict[str, int | None] = {f"threads={n}": n for n in range(1, most_threads() + 1)}
     ways["default"] = None
     found: dict[str, Any] = {}
     texts: dict[str, set[str]] = defaultdict(set)

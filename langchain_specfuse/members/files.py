@@ -96,7 +96,8 @@ def _text(arguments: Mapping[str, Any], name: str) -> str:
     if not path.parent.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        path = try_to_load_from_cache(arguments["model"], name, revision=arguments.get("revision"))
+        revision = (arguments.get("model_kwargs") or {}).get("revision")
+        path = try_to_load_from_cache(arguments["model"], name, revision=revision)
     if not isinstance(path, str | Path) or not os.path.exists(path):
         return ""
     return Path(path).read_text("utf-8")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
-from langchain_specfuse.members.local import prefixes
+from langchain_specfuse.members.local import strands
 from langchain_specfuse.members.transformers.lora import Adapters
 from langchain_specfuse.members.transformers.member import TransformersMember
 
@@ -28,13 +28,13 @@ GIVEN = {"dtype": "float32", "device": "cpu"}
 @pytest.fixture(autouse=True)
 def short_prefixes(monkeypatch):
     """Tiny prompts are worth keeping here."""
-    monkeypatch.setattr(prefixes, "SHORTEST", 1)
+    monkeypatch.setattr(strands, "SHORTEST", 1)
 
 
 @pytest.fixture
 def family(tmp_path):
-    """Makes members of one saved base: with none, one and another adapter, and the latter with a
-    prompt and a seed."""
+    """Makes members of one saved base: with none, one and another adapter, and one with a
+    system prompt."""
 
     def make(arch="llama", **options):
         base = saved(arch, tmp_path / "base")
@@ -46,7 +46,7 @@ def family(tmp_path):
             TransformersMember(base, adapter=first, name="first", **given),
             TransformersMember(base, adapter=str(other), name="other", **given),
             TransformersMember(
-                base, adapter=first, name="seeded", seed=7, system_prompt="Be brief.", **given
+                base, adapter=first, name="brief", system_prompt="Be brief.", **given
             ),
         ]
         return Family(members, [None, with_first, with_other, with_first])
@@ -89,7 +89,7 @@ def test_every_reply_in_a_shared_batch_equals_that_of_the_merged_model_alone(arc
 def test_members_of_one_base_hold_it_once(arch, family):
     made = family(arch)
     made.drafts(tiny.query())
-    assert len({id(one.loaded.weights.model) for one in made.members}) == 1
+    assert len({id(one.cache.weights.model) for one in made.members}) == 1
     assert len({id(one.batch_group) for one in made.members}) == len(
         {one.adapter for one in made.members}
     )
@@ -167,11 +167,11 @@ def test_a_batch_counts_the_time_that_it_took_once(family):
     assert 0 < math.fsum(reply.effort.seconds for reply in replies) <= time.perf_counter() - since
 
 
-def test_members_may_penalise_and_end_their_turns_differently(tmp_path):
+def test_members_may_think_and_end_their_turns_differently(tmp_path):
     base = saved("llama", tmp_path / "base")
     settings = [
-        {"repetition_penalty": 1.0, "chat_template": KNOWS, "thinking_tokens": 12},
-        {"repetition_penalty": 3.0, "chat_template": KNOWS, "thinking_tokens": 12},
+        {"chat_template": KNOWS, "thinking_tokens": 12},
+        {"chat_template": KNOWS, "thinking_tokens": 0},
         {"chat_template": "plain"},
     ]
     members = [
@@ -206,7 +206,7 @@ def test_when_one_is_unloaded_in_the_middle_the_others_continue(leaving, family)
     made, query = family(), tiny.query(STORY)
     made.drafts(query)
     gone, stays = made.members[leaving], made.members[leaving - 1]
-    size = lambda: sum(one.numel() for one in stays.loaded.weights.model.parameters())
+    size = lambda: sum(one.numel() for one in stays.cache.weights.model.parameters())
     held = size()
     gone.unload()
     gc.collect()
@@ -217,7 +217,7 @@ def test_when_one_is_unloaded_in_the_middle_the_others_continue(leaving, family)
         "draft", draft_jobs([one for one in made.members if one is not gone], query, answer)
     )
     made.drafts(query, answer)  # it comes back
-    assert gone.loaded.weights is stays.loaded.weights and made.worst < NEAR
+    assert gone.cache.weights is stays.cache.weights and made.worst < NEAR
 
 
 def test_an_adapter_that_loads_meanwhile_waits_for_the_pass_under_way(tmp_path):

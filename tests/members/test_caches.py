@@ -11,10 +11,11 @@ from transformers.cache_utils import DynamicLayer
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
 from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp import cache as llamacpp_cache
-from langchain_specfuse.members.llamacpp.cache import SequenceStore
-from langchain_specfuse.members.llamacpp.loading import GgufSource, load
+from langchain_specfuse.members.llamacpp.cache import LlamaCppCache
+from langchain_specfuse.members.llamacpp.model import GgufSource, load
 from langchain_specfuse.members.local.strands import Branches, SequenceKey
-from langchain_specfuse.members.transformers.cache import Forward, ModelCache, best_cache
+from langchain_specfuse.members.transformers.cache import ModelCache, best_cache
+from langchain_specfuse.members.transformers.model import in_memory
 
 from . import tiny
 from .tiny import NEAR
@@ -35,12 +36,12 @@ def test_every_reply_of_an_answer_equals_one_without_a_cache(arch, size):
 @pytest.mark.parametrize("arch", tiny.THREE)
 def test_a_cache_with_room_for_one_query_is_slower_and_never_wrong(arch):
     member, intruder = tiny.member(arch, 1), tiny.query("Somebody else asks something.")
-    store, held = member.loaded.store, []
-    store.set_budget(1, 0)
+    cache, held = member.cache, []
+    cache.set_budget(1, 0)
 
     def another_query():
         member.draft([DraftJob(intruder, (), 2, 2, Sampling())])
-        held.append({key.query_id for key in store.trunks})
+        held.append({key.query_id for key in cache.trunks})
 
     compared = tiny.Compared(member, before=another_query)
     tiny.relayed([compared, *tiny.companions(arch)], tiny.query(), 4, turns=5)
@@ -69,34 +70,32 @@ def test_rotations_that_change_with_the_length_are_not_used_beyond_it():
     assert tiny.difference(replies[0], tiny.uncached(member).draft([short])[0]) < NEAR
 
 
-# --- the stores themselves ------------------------------------------------------------------------
-
-TOKENS = list(range(20, 49))
+# --- the caches themselves ------------------------------------------------------------------------
 
 
 def chosen(arch, **options):
     with torch.inference_mode():
-        model, _ = tiny.made(arch, 1, **options) if options else tiny.cached(arch, 1)
-        return best_cache(Forward(model), TOKENS, "it")
+        parts = tiny.made(arch, 1, **options) if options else tiny.cached(arch, 1)
+        return best_cache(in_memory(*parts))
 
 
 def llamacpp(tmp_path, monkeypatch, cells):
-    """A store of llama.cpp with a pool of so many tokens at first, and one that reads each text
+    """A cache of llama.cpp with a pool of so many tokens at first, and one that reads each text
     anew."""
     monkeypatch.setattr(llamacpp_cache, "CELLS", cells)
     weights = load(GgufSource(str(file_of(SMOLLM2))))
-    fresh = SequenceStore(weights)
+    fresh = LlamaCppCache(weights)
     fresh.cuts = False
-    return SequenceStore(weights), fresh
+    return LlamaCppCache(weights), fresh
 
 
-def anew(store, ids, count=1):
+def anew(cache, ids, count=1):
     """The logits after each of the last tokens, from an empty strand."""
-    store.clear()
-    return store.with_room(lambda: store.read([(store.blank(), ids, count)])[0], [])
+    cache.clear()
+    return cache.with_room(lambda: cache.read([(cache.blank(), ids, count)])[0], [])
 
 
-def live(store, truth, near, rounds=40):
+def live(cache, truth, near, rounds=40):
     """A long random life against fresh readings."""
     chance, texts = random.Random(7), {}
 
@@ -116,12 +115,12 @@ def live(store, truth, near, rounds=40):
         kind = chance.choice(["decode", "branches", "forget", "prefill"])
         wants = [(key, texts[key]) for key in keys]
         if kind in ("prefill", "decode"):
-            for row, (_, ids) in zip(store.prefill(wants, drafting=True), wants, strict=True):
+            for row, (_, ids) in zip(cache.prefill(wants, drafting=True), wants, strict=True):
                 check(row, ids)
         for _ in range(3 if kind == "decode" else 0):
             new = tokens(len(keys))
             texts |= {key: [*texts[key], token] for key, token in zip(keys, new, strict=True)}
-            for row, key in zip(store.decode(keys, new), keys, strict=True):
+            for row, key in zip(cache.decode(keys, new), keys, strict=True):
                 check(row, texts[key])
         if kind == "branches":
             asked = [
@@ -132,15 +131,15 @@ def live(store, truth, near, rounds=40):
                 )
                 for key, ids in wants
             ]
-            for want, found in zip(asked, store.read_branches(asked), strict=True):
+            for want, found in zip(asked, cache.read_branches(asked), strict=True):
                 for ids, rows in zip(want.branches, found, strict=True):
                     check(rows, ids, len(rows))
             texts |= {one.key: chance.choice([*one.branches, one.ids]) for one in asked}
         if kind == "forget":
-            store.forget(keys[0])
+            cache.forget(keys[0])
             texts.pop(keys[0])
-    store.clear()
-    assert store.trunks == {} and store.bytes_held == 0
+    cache.clear()
+    assert cache.trunks == {} and cache.bytes_held == 0
 
 
 @torch.inference_mode()
@@ -148,8 +147,8 @@ def live(store, truth, near, rounds=40):
     "arch", tiny.three_first(["llama", "gemma3", "mistral", "gpt2", "qwen3-next", "bloom"])
 )
 def test_sequences_come_go_grow_and_go_back_in_any_order(arch):
-    store = chosen(arch)
-    live(store, ModelCache(store.forward, "no cache"), 2e-4)
+    cache = chosen(arch)
+    live(cache, ModelCache(cache.weights, "no cache"), 2e-4)
 
 
 @pytest.mark.real
@@ -161,44 +160,44 @@ def test_no_reply_of_llama_cpp_depends_on_what_else_its_cache_holds(cells, tmp_p
 
 @pytest.mark.real
 def test_states_that_llama_cpp_cannot_cut_are_copied_or_read_again(tmp_path, monkeypatch):
-    store, truth = llamacpp(tmp_path, monkeypatch, 2048)
-    store.cuts, store.prefixes.whole = False, True
+    cache, truth = llamacpp(tmp_path, monkeypatch, 2048)
+    cache.cuts, cache.prefixes.whole = False, True
     # without a graveyard cells change their order, and with it the last bits
-    live(store, truth, 1.0, rounds=8)
+    live(cache, truth, 1.0, rounds=8)
 
 
 @pytest.mark.real
 def test_a_cache_of_llama_cpp_that_may_not_grow_gives_up_what_rests_and_then_says_so(
     tmp_path, monkeypatch
 ):
-    store, _ = llamacpp(tmp_path, monkeypatch, 256)
-    store.set_budget(256 * store.token_bytes, 0)
+    cache, _ = llamacpp(tmp_path, monkeypatch, 256)
+    cache.set_budget(256 * cache.token_bytes, 0)
     for k, key in enumerate(KEYS):
-        store.prefill([(key, list(range(10 + k, 110 + k)))])
-    assert len(store.trunks) < len(KEYS) and KEYS[-1] in store.trunks
+        cache.prefill([(key, list(range(10 + k, 110 + k)))])
+    assert len(cache.trunks) < len(KEYS) and KEYS[-1] in cache.trunks
     with pytest.raises(MemoryError, match="a cache of 256 tokens is full"):
-        store.prefill([(KEYS[0], list(range(10, 400)))])
+        cache.prefill([(KEYS[0], list(range(10, 400)))])
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("arch", tiny.THREE)
 def test_the_least_recently_used_sequence_goes_first(arch):
-    store = chosen(arch)
-    store.set_budget(10**9, 0)
+    cache = chosen(arch)
+    cache.set_budget(10**9, 0)
     a, b, c, *_ = KEYS
     for key in (a, b, a):
-        store.prefill([(key, [5, 6, 7])])
-    store.set_budget(store.bytes_held, 0)
-    store.prefill([(c, [5, 8, 9])])
-    store.prefill([(c, [5, 8, 9, 10])])
-    assert c in store.trunks and b not in store.trunks
+        cache.prefill([(key, [5, 6, 7])])
+    cache.set_budget(cache.bytes_held, 0)
+    cache.prefill([(c, [5, 8, 9])])
+    cache.prefill([(c, [5, 8, 9, 10])])
+    assert c in cache.trunks and b not in cache.trunks
 
 
 @torch.inference_mode()
 def test_a_batch_too_large_for_the_budget_is_split():
-    store = chosen("llama")
-    store.set_budget(3 * store.bytes_for(20), 0)
-    parts = store.batches([20] * 8)
+    cache = chosen("llama")
+    cache.set_budget(3 * cache.bytes_for(20), 0)
+    parts = cache.batches([20] * 8)
     assert [index for part in parts for index in range(8)[part]] == list(range(8))
     assert len(parts) > 1
 
@@ -207,27 +206,27 @@ def test_a_batch_too_large_for_the_budget_is_split():
 def test_a_forgotten_query_leaves_nothing_behind(arch):
     member = tiny.member(arch, prefix_cache=False)
     member.draft([DraftJob(query := tiny.query(), (), 3, 9, Sampling())])
-    assert member.loaded.store.bytes_held > 0
+    assert member.cache.bytes_held > 0
     member.forget(query.id)
-    assert member.loaded.store.bytes_held == 0 and not member.loaded.states
+    assert member.cache.bytes_held == 0 and not member.states
     member = tiny.member(arch, 1)
-    for free in (member.drop_prefixes, lambda: member.loaded.store.free_memory()):
+    for free in (member.drop_prefixes, lambda: member.cache.free_memory()):
         member.draft([DraftJob(query := tiny.query("The sky. " * 40), (), 3, 9, Sampling())])
         member.forget(query.id)
-        held, _ = member.loaded.store.bytes_held, free()
-        assert held > 0 == member.loaded.store.bytes_held
+        held, _ = member.cache.bytes_held, free()
+        assert held > 0 == member.cache.bytes_held
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)
 def test_the_logits_of_a_draft_count_as_held_while_it_is_written(arch):
     member, held = tiny.member(arch, 1), []
-    store = member.loaded.store
-    hook = member.loaded.weights.model.register_forward_pre_hook(
-        lambda *_: held.append(store.logits_bytes)
+    cache = member.cache
+    hook = member.cache.weights.model.register_forward_pre_hook(
+        lambda *_: held.append(cache.logits_bytes)
     )
     (draft,) = member.draft([DraftJob(tiny.query(), (), 60, 60, Sampling())])
     hook.remove()
-    row = 4 * member.loaded.weights.vocabulary_size
+    row = 4 * member.cache.weights.vocabulary_size
     assert len(draft.tokens) > 5
     assert row < max(held) < 12 * row
 
@@ -258,7 +257,7 @@ def test_a_cache_whose_window_is_off_by_one_is_found_out_also_when_it_is_long(wi
 
 
 def test_a_model_with_which_no_cache_agrees_is_read_anew(monkeypatch):
-    monkeypatch.setattr(ModelCache, "tried", lambda *_: False)
+    monkeypatch.setattr(ModelCache, "agrees", lambda *_: False)
     member, query = tiny.member("llama", 1), tiny.query()
     assert member.probe().detail.endswith("no cache")
     (draft,) = member.draft([DraftJob(query, (), 5, 12, Sampling())])

@@ -125,6 +125,6 @@ def test_a_used_member_in_this_process(tmp_path: Path, copied: Any) -> None:
     member = TransformersMember(str(tmp_path), name="local")
     said = says(member)
     twin = copied(member)
-    assert twin.loaded is None
+    assert twin.cache is None
     assert says(twin) == said
     member.unload()

@@ -55,7 +55,7 @@ class Broken:
         times: int = 1,
     ):
         self.error, self.first, self.times, self.passes = error, first, times, 0
-        one.loaded.weights.model.register_forward_pre_hook(self._strike)
+        one.cache.weights.model.register_forward_pre_hook(self._strike)
 
     def _strike(self, *_: Any) -> None:
         self.passes += 1
@@ -121,7 +121,7 @@ def test_out_of_memory_for_good_is_a_failure_that_holds_nothing(where):
     assert [(reply.kind, "out of memory" in reply.message) for reply in replies] == [
         ("error", True)
     ] * 3
-    assert member.loaded.store.bytes_held == 0
+    assert member.cache.bytes_held == 0
     # The failures, with what was raised, are still here; what the passes held is not (a few of
     # their inputs are).
     assert tensors() < before + HELD.nbytes
@@ -153,9 +153,7 @@ class Poisoned:
 
     def __init__(self, one: TransformersMember, bad: float, *, always: bool = False):
         self.on, self.bad, self.always = True, bad, always
-        one.loaded.weights.model.model.layers[0].self_attn.v_proj.register_forward_hook(
-            self._strike
-        )
+        one.cache.weights.model.model.layers[0].self_attn.v_proj.register_forward_hook(self._strike)
 
     def _strike(self, _: Any, __: Any, values: torch.Tensor) -> torch.Tensor:
         bad, self.on = self.on, self.on and self.always
@@ -184,11 +182,11 @@ def test_a_member_whose_device_disappears_leaves_and_can_be_unloaded(monkeypatch
     def gone(*_: Any) -> None:
         raise LOST()
 
-    monkeypatch.setattr(lost.loaded.store, "copy", gone)  # nor can anything be copied there
+    monkeypatch.setattr(lost.cache, "copy", gone)  # nor can anything be copied there
     streamed, left, _ = asked_of(well, lost)
     assert streamed and "device-side assert" in left["llama-11"]
     on_worker(lost, lost.unload).result()
-    assert lost.loaded is None
+    assert lost.cache is None
 
 
 GOODBYE = """

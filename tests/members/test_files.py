@@ -52,7 +52,7 @@ def test_a_folder_tells_what_the_loaded_model_reports(
 ):
     member = TransformersMember(folder_of(arch, chat_template=template), dtype="float32", **options)
     before = RayMember(member).preview()
-    assert member.loaded is None and told(before) == (True, length, reasoning)
+    assert member.cache is None and told(before) == (True, length, reasoning)
     assert told(member.probe()) == told(before)
     if "model_kwargs" not in options:
         in_memory = TransformersMember(*tiny.cached(arch, 1, chat_template=template), **options)
@@ -63,7 +63,7 @@ def test_a_folder_tells_what_the_loaded_model_reports(
 def test_a_gguf_file_tells_what_the_loaded_model_reports():
     member = LlamaCppMember(file_of(SMOLLM2))
     before = member.preview()
-    assert member.loaded is None and told(before) == (True, 8192, False)
+    assert member.cache is None and told(before) == (True, 8192, False)
     assert told(member.probe()) == told(before)
 
 

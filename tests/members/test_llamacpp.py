@@ -16,8 +16,8 @@ from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.demo import GEMMA, SMOLLM2, file_of
-from langchain_specfuse.members.llamacpp import binding, loading
-from langchain_specfuse.members.llamacpp.cache import SequenceStore
+from langchain_specfuse.members.llamacpp import binding, model
+from langchain_specfuse.members.llamacpp.cache import LlamaCppCache
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 from langchain_specfuse.members.llamacpp.threads import Threads
 
@@ -66,12 +66,11 @@ def test_structured_output_and_tool_calls(smol):
     assert call["name"] == "get_weather" and set(call["args"]) == {"city", "unit"}
 
 
-def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too():
+def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too(monkeypatch):
     # Threads share the cells of the cache: what earlier answers left in them would change the
     # rounding.
-    member = LlamaCppMember(
-        file_of(SMOLLM2), name="two", prefix_cache=False, n_gpu_layers=0, threads=2
-    )
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    member = LlamaCppMember(file_of(SMOLLM2), name="two", prefix_cache=False, n_gpu_layers=0)
     found = set()
     for _ in range(5):
         query = tiny.query("Tell a story. " * 25)
@@ -87,7 +86,7 @@ def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too():
 
 def test_a_whole_answer_keeps_the_logits_of_a_few_tokens_and_they_are_counted(tiny_llama):
     member = LlamaCppMember(tiny_llama)
-    row = 4 * len(member.probe() and member.loaded.words.tokenizer)
+    row = 4 * len(member.probe() and member.words.tokenizer)
     for count in (20, 300):  # the first of them imports what is needed
         job = DraftJob(tiny.query(), (), count, count, Sampling())
         tracemalloc.start()
@@ -103,7 +102,7 @@ def test_the_text_of_a_whole_answer_with_stop_strings_costs_as_much_for_every_to
 ):
     member, decoded = LlamaCppMember(tiny_llama), []
     member.probe()
-    tokenizer = member.loaded.words.tokenizer
+    tokenizer = member.words.tokenizer
     decode = tokenizer.decode
     monkeypatch.setattr(
         tokenizer, "decode", lambda ids, **how: decoded.append(len(ids)) or decode(ids, **how)
@@ -134,13 +133,16 @@ class Restless(Threads):
 def test_no_reply_depends_on_the_number_of_threads_that_is_found(
     cache_type, tiny_llama, monkeypatch
 ):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("langchain_specfuse.members.llamacpp.cache.most_threads", lambda: 2)
     replies = {}
-    for given in (None, 2):
-        member = LlamaCppMember(tiny_llama, threads=given, cache_type=cache_type, n_gpu_layers=0)
+    for fixed in (False, True):
+        if fixed:
+            monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        else:
+            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        member = LlamaCppMember(tiny_llama, cache_type=cache_type, n_gpu_layers=0)
         member.probe()
-        restless = member.loaded.store.threads = Restless(2)
+        restless = member.cache.threads = Restless(2)
         texts = ("Why is the sky blue? ", "Tell me a story. ")
         queries = [tiny.query(text * 26, id=text) for text in texts]
         jobs = [DraftJob(query, (), 24, 24, Sampling()) for query in queries]
@@ -149,27 +151,33 @@ def test_no_reply_depends_on_the_number_of_threads_that_is_found(
         longer = DraftJob(queries[0], answer, 24, 24, Sampling())
         drafts += member.draft([longer])
         vote = ScoreJob(queries[0], answer, (Candidate(" blue", False, ("x",)),))
-        replies[given] = [one.logprobs for one in (*drafts, *member.score([vote]))]
+        replies[fixed] = [one.logprobs for one in (*drafts, *member.score([vote]))]
         passes = getattr(restless, "passes", 0)
-        assert (passes > 20) == (given is None)
-    assert replies[None] == replies[2]
+        assert (passes > 20) == (not fixed)
+        member.unload()
+    assert replies[True] == replies[False]
 
 
-def test_the_number_of_threads_can_be_fixed_and_changes_no_weights(tiny_llama):
-    given = {"model": str(tiny_llama), "threads": 1, "name": "one"}
-    one = registry.ensemble_for([given]).members["one"]
-    two = LlamaCppMember(tiny_llama, threads=2, name="two")
-    assert "1 thread," in one.probe().detail and "2 threads," in two.probe().detail
-    assert one.loaded.weights is two.loaded.weights
-    assert one.batch_group is not two.batch_group
-    assert pickle.loads(pickle.dumps(two)).threads == 2 and two.spec == one.spec
+def test_the_environment_bounds_the_number_of_threads(tiny_llama, monkeypatch):
+    for number, words in (("1", ", 1 thread,"), ("2", ", 2 threads,")):
+        monkeypatch.setenv("OMP_NUM_THREADS", number)
+        member = LlamaCppMember(tiny_llama, n_gpu_layers=0)
+        assert words in member.probe().detail
+        member.unload()
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "2"])
-def test_a_number_of_threads_is_a_whole_number_of_at_least_1(wrong):
-    with pytest.raises(UsageError, match="threads must be a whole number of at least 1") as refused:
-        LlamaCppMember("a.gguf", threads=wrong)
-    assert repr(wrong) in str(refused.value)
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("threads", "OMP_NUM_THREADS"),
+        ("seed", "samples="),
+        ("repetition_penalty", "repetition_penalty="),
+    ],
+)
+def test_an_argument_of_earlier_versions_says_what_to_do(name, advice):
+    with pytest.raises(UsageError, match=name) as refused:
+        LlamaCppMember("a.gguf", **{name: 1})
+    assert advice in refused.value.__notes__[0]
 
 
 # --- adapters -------------------------------------------------------------------------------------
@@ -206,7 +214,7 @@ def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_memb
         for one in (plain, changed, same)
     ]
     assert first[0].text == first[2].text != first[1].text
-    assert plain.loaded.weights is changed.loaded.weights is same.loaded.weights
+    assert plain.cache.weights is changed.cache.weights is same.cache.weights
     with pytest.raises(MemberError, match="is not an adapter for"):
         LlamaCppMember(base, adapter=adapter(tmp_path / "other.gguf", 1.0, rows=64)).probe()
 
@@ -269,17 +277,17 @@ def mamba(path):
 
 
 def test_recurrent_states_are_copied_not_cut(tmp_path):
-    weights = loading.load(loading.GgufSource(str(mamba(tmp_path / "mamba.gguf"))))
-    store = SequenceStore(weights)
+    weights = model.load(model.GgufSource(str(mamba(tmp_path / "mamba.gguf"))))
+    store = LlamaCppCache(weights)
     assert not store.cuts and store.kind == "llama.cpp, a state that cannot be cut"
-    live(store, SequenceStore(weights), 2e-4, rounds=8)
+    live(store, LlamaCppCache(weights), 2e-4, rounds=8)
 
 
 @pytest.mark.long
 def test_past_gemma_s_sliding_window():
     """Texts that are cut back behind the window, and read on in parts, are as if they had been read
     at once."""
-    store = SequenceStore(loading.load(loading.GgufSource(str(file_of(GEMMA)))))
+    store = LlamaCppCache(model.load(model.GgufSource(str(file_of(GEMMA)))))
     ids = [1000 + 37 * at % 5000 for at in range(620)]
     store.prefill([(KEYS[0], ids[:540] + ids[:30])], drafting=True)
     store.prefill([(KEYS[0], ids[:600])], drafting=True)
@@ -294,9 +302,9 @@ def test_past_gemma_s_sliding_window():
 def test_it_is_named_by_its_file_and_pickled_without_its_weights(smol):
     smol.probe()
     copy = pickle.loads(pickle.dumps(smol))
-    assert copy.loaded is None and copy.spec == smol.spec == {"model": str(file_of(SMOLLM2))}
+    assert copy.cache is None and copy.spec == smol.spec == {"model": str(file_of(SMOLLM2))}
     smol.unload()
-    assert smol.loaded is None and smol.probe().scores
+    assert smol.cache is None and smol.probe().scores
 
 
 @pytest.mark.parametrize(
@@ -326,10 +334,11 @@ def test_a_file_that_cannot_be_read_is_told_before_anything_is_streamed(
 
 
 def test_arguments_that_cannot_be_kept_are_refused(monkeypatch):
-    with pytest.raises(UsageError, match="cache_type='f64'"):
+    with pytest.raises(UsageError, match="cache_type must be .*'q8_0'.*, got 'f64'"):
         LlamaCppMember("a.gguf", cache_type="f64")
-    with pytest.raises(UsageError, match="of at least 0, got -3"):
-        LlamaCppMember("a.gguf", n_gpu_layers=-3)
+    for wrong in (-3, True, 1.5, "some"):
+        with pytest.raises(UsageError, match=f"n_gpu_layers must be .*'auto', got {wrong!r}"):
+            LlamaCppMember("a.gguf", n_gpu_layers=wrong)
     with pytest.raises(UsageError, match="computes on the CPU alone"):
         LlamaCppMember(file_of(SMOLLM2), n_gpu_layers=4).probe()
     binding.llamacpp.cache_clear()
@@ -341,8 +350,8 @@ def test_arguments_that_cannot_be_kept_are_refused(monkeypatch):
 
 def test_a_quantised_cache_takes_half_and_writes():
     sizes = {
-        kind: SequenceStore(
-            loading.load(loading.GgufSource(str(file_of(SMOLLM2)), "auto", kind))
+        kind: LlamaCppCache(
+            model.load(model.GgufSource(str(file_of(SMOLLM2)), "auto", kind))
         ).token_bytes
         for kind in ("f16", "q8_0")
     }

@@ -71,28 +71,46 @@ def test_a_folder_gives_the_answers_of_the_model_in_memory(folder):
 
 def test_nothing_is_loaded_before_it_is_needed(folder):
     member = TransformersMember(folder / "not there")
-    assert (member.name, member.device, member.loaded) == ("not there", "loading", None)
+    assert (member.name, member.device, member.cache) == ("not there", "loading", None)
 
 
 def test_a_typo_and_an_argument_of_our_own_in_model_kwargs_are_refused(folder):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'divice'"):
+    with pytest.raises(UsageError, match="no argument 'divice'") as caught:
         TransformersMember(folder, divice="cpu")
-    for name in ("dtype", "use_safetensors", "trust_remote_code"):
+    assert "device" in caught.value.__notes__[0]
+    for name in ("dtype", "use_safetensors", "weights_only"):
         with pytest.raises(UsageError, match=name):
             TransformersMember(folder, model_kwargs={name: False})
+    with pytest.raises(UsageError, match="trust_remote_code must be True or False, got 'no'"):
+        TransformersMember(folder, model_kwargs={"trust_remote_code": "no"})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("seed", "samples="),
+        ("repetition_penalty", "repetition_penalty="),
+        ("revision", "model_kwargs={'revision': ...}"),
+        ("trust_remote_code", "model_kwargs={'trust_remote_code': True}"),
+    ],
+)
+def test_an_argument_of_earlier_versions_says_what_to_do(folder, name, advice):
+    with pytest.raises(UsageError, match=name) as caught:
+        TransformersMember(folder, **{name: 1})
+    assert advice in caught.value.__notes__[0]
 
 
 def test_a_member_is_pickled_without_its_weights(folder, monkeypatch):
-    member = TransformersMember(folder, dtype="float32", seed=3)
+    member = TransformersMember(folder, dtype="float32", system_prompt="Be brief.")
     job = DraftJob(tiny.query(), (), 4, 9, Sampling())
     (before,) = member.draft([job])
     monkeypatch.chdir(folder.parent)
     copies = [
         pickle.loads(pickle.dumps(one))
-        for one in (member, TransformersMember("tiny-llama", seed=3))
+        for one in (member, TransformersMember("tiny-llama", system_prompt="Be brief."))
     ]
     monkeypatch.chdir("/")  # a relative path leads to the same folder from elsewhere
-    assert [one.loaded for one in copies] == [None, None]
+    assert [one.cache for one in copies] == [None, None]
     assert all(one.draft([job])[0].text == before.text for one in copies)
     with pytest.raises(UsageError, match="model in memory"):
         pickle.dumps(tiny.member("llama", 1))
@@ -205,14 +223,19 @@ def test_a_hub_that_refuses_a_model_is_not_asked_again_and_again(
             url + "/{repo_id}/resolve/{revision}/{filename}",
         )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        error = refused(MemberError, "org/tiny", revision="main", match=said)
+        error = refused(MemberError, "org/tiny", model_kwargs={"revision": "main"}, match=said)
         assert error.kind == kind and error.__cause__ is not None
         if kind == "error" or answer == "offline":  # what the cache holds needs no hub
             kept = tmp_path / "models--org--tiny"
             shutil.copytree(folder, kept / "snapshots" / "123")
             (kept / "refs").mkdir()
             (kept / "refs" / "main").write_text("123")
-            assert TransformersMember("org/tiny", revision="main").probe().max_context == 2048
+            assert (
+                TransformersMember("org/tiny", model_kwargs={"revision": "main"})
+                .probe()
+                .max_context
+                == 2048
+            )
         hub.shutdown()
     assert len(asked) <= 3
 

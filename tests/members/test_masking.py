@@ -20,8 +20,7 @@ from langchain_specfuse.core.values import (
     ScoreJob,
     Segment,
 )
-from langchain_specfuse.members.local.sampling import sample
-from langchain_specfuse.members.local.scoring import end_logprobs, logprobs_of
+from langchain_specfuse.members.local.logits import end_logprobs, logprobs_of, sample
 
 from . import tiny
 from .tiny import NEAR
@@ -94,7 +93,7 @@ def brute_force(state, size, stops):
 @torch.inference_mode()
 def retraced(member, job, draft):
     """The draft written again by a loop that knows neither caches nor bit masks."""
-    weights, own = member.loaded.weights, member.words
+    weights, own = member.cache.weights, member.words
     state = (
         vocabulary(own.tokenizer, weights.vocabulary_size, member.stops)
         .grammar(job.query.constraint)
@@ -102,7 +101,7 @@ def retraced(member, job, draft):
     )
     text = text_of(job.answer)
     assert state.advance(text) == len(text.encode())
-    prompt = member.loaded.prompt_ids(job.query.turns, (), job.query.constraint)
+    prompt = member.prompts.prompt(job.query.turns, (), job.query.constraint)
     ids = own.answer_ids(member.name, prompt, job.answer)
     how = replace(job.sampling, repetition_penalty=None)
     for at, token in enumerate(draft.tokens):

@@ -28,7 +28,7 @@ from langchain_specfuse.core.values import (
 from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp import cache as new_llamacpp
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
-from langchain_specfuse.members.local import prefixes as new_prefixes
+from langchain_specfuse.members.local import strands as new_prefixes
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny
@@ -45,6 +45,7 @@ from .test_thinking import KNOWS, OPENS
 STORY = "The sky is blue because the air scatters blue light more than red light. "
 WORDS = STORY.split(" ")
 FOREIGN = [" the air", " blue because", " 天", "", " is red, and so", '{"name": "x', " Paris"]
+STEPS = int(os.environ.get("STEPS", "6"))
 SEEDS = int(os.environ.get("SEEDS", "1"))
 COMPARED: Counter[str] = Counter()
 """Kinds of replies, and how many of them were compared."""
@@ -105,7 +106,19 @@ def held_by_old(member: Any) -> Any:
 
 
 def held_by_new(member: Any) -> Any:
-    return held_by_old(member)
+    cache = member.cache
+    if cache is None:
+        return None
+    return (
+        [(key.query_id, strand.ids) for key, strand in cache.trunks.items()],
+        [(key.query_id, [one.ids for one in some]) for key, some in cache.branches.items()],
+        [(strand.ids, strand.bytes, sorted(strand.ends)) for strand in cache.prefixes.kept],
+        cache.bytes_held,
+        cache.tokens_read,
+        (cache.budget, cache.prefixes.limit, cache.kind, cache.cuts),
+        sorted(member.states),
+        member.prefixes,
+    )
 
 
 def cache_of_old(member: Any) -> Any:
@@ -113,7 +126,7 @@ def cache_of_old(member: Any) -> Any:
 
 
 def cache_of_new(member: Any) -> Any:
-    return member.loaded.store
+    return member.cache
 
 
 class Pair:
@@ -265,7 +278,7 @@ class Life:
         return DraftJob(
             query,
             answer,
-            chance.choice([1, 3, 6, 12]),
+            chance.choice([1, 3, 6, 12][: 4 if self.long < 9 else 2]),
             chance.choice([2, 40, 400]),
             how,
             chance.choice([(), (), ("air",)]),
@@ -389,13 +402,13 @@ def test_transformers(arch, seed, tmp_path):
             faults[0].hook(cache_of_old(pair.old).forward.model)
             faults[1].hook(cache_of_new(pair.new).forward.model)
 
-    Life(f"{arch} {seed}", pairs, faults, hook, budgets=BUDGETS).run(14)
+    Life(f"{arch} {seed}", pairs, faults, hook, budgets=BUDGETS).run(2 * STEPS)
 
 
 # --- llama.cpp ------------------------------------------------------------------------------------
 
 OLD_STORE = old_llamacpp.SequenceStore
-NEW_STORE = new_llamacpp.SequenceStore
+NEW_STORE = new_llamacpp.LlamaCppCache
 POOLS = [(60_000, 20_000), (4_000_000, 1_000_000), (300_000_000, 100_000_000)]
 
 
@@ -423,13 +436,13 @@ def llamacpp_life(file, seed, monkeypatch, steps, more=(), **how):
 def test_llamacpp(seed, cells, tiny_llama, tmp_path, monkeypatch):
     for module in (old_llamacpp, new_llamacpp):
         monkeypatch.setattr(module, "CELLS", cells)
-    llamacpp_life(tiny_llama, seed, monkeypatch, 12, budgets=POOLS)
+    llamacpp_life(tiny_llama, seed, monkeypatch, STEPS, budgets=POOLS)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("seed", range(2))
 def test_llamacpp_states(seed, tmp_path, monkeypatch):
-    llamacpp_life(mamba(tmp_path / "mamba.gguf"), seed, monkeypatch, 10, budgets=POOLS)
+    llamacpp_life(mamba(tmp_path / "mamba.gguf"), seed, monkeypatch, STEPS, budgets=POOLS)
 
 
 @pytest.mark.real
@@ -437,7 +450,7 @@ def test_llamacpp_states(seed, tmp_path, monkeypatch):
 def test_llamacpp_smollm2(seed, tmp_path, monkeypatch):
     more = {"adapter": {"adapter": gguf_adapter(tmp_path / "strong.gguf", 2.0)}}
     monkeypatch.setattr(f"{__name__}.BOUND", {"choice": BOUND["choice"]})
-    llamacpp_life(str(file_of(SMOLLM2)), seed, monkeypatch, 6, more.items(), long=2)
+    llamacpp_life(str(file_of(SMOLLM2)), seed, monkeypatch, STEPS // 2 + 1, more.items(), long=2)
 
 
 def test_that_many_were_compared():

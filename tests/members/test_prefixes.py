@@ -18,8 +18,8 @@ from langchain_specfuse.core.values import (
     Turn,
 )
 from langchain_specfuse.errors import UsageError
-from langchain_specfuse.members.local import prefixes
-from langchain_specfuse.members.local.prefixes import common_prefix
+from langchain_specfuse.members.local import strands
+from langchain_specfuse.members.local.strands import common_prefix
 
 from . import tiny
 from .test_masking import BOUND
@@ -35,7 +35,7 @@ STORY = "The sky is blue because the air scatters blue light more than red light
 @pytest.fixture(autouse=True)
 def short_prefixes(monkeypatch):
     """Tiny prompts are worth keeping here."""
-    monkeypatch.setattr(prefixes, "SHORTEST", 1)
+    monkeypatch.setattr(strands, "SHORTEST", 1)
 
 
 def drafted(member, query, size=4, answer=(), sampling=Sampling()):  # noqa: B008
@@ -156,7 +156,7 @@ def test_the_next_turn_reads_what_is_new_and_reports_that(arch):
     drafted(member, query, 4, answer)
     member.forget(query.id)
     later = next_turn(query, answer, "And?")
-    before, after = (member.loaded.prompt_ids(one.turns) for one in (query, later))
+    before, after = (member.prompts.prompt(one.turns) for one in (query, later))
     warm = drafted(member, later)
     assert cold.effort.reused == 0 and warm.effort.prompt == len(after)
     assert warm.effort.reused >= common_prefix(before, after) > 0.7 * len(after)
@@ -171,7 +171,7 @@ def test_open_queries_share_what_they_begin_with(arch):
     prompt = member.token_count(queries[0].turns)
     jobs = [DraftJob(query, (), 3, 40, Sampling()) for query in queries]
     replies = member.draft(jobs)
-    assert member.loaded.store.tokens_read < 1.5 * prompt + 40
+    assert member.cache.tokens_read < 1.5 * prompt + 40
     assert [reply.effort.reused > 0.8 * prompt for reply in replies] == [False, True, True, True]
     jobs = [
         replace(
@@ -234,7 +234,7 @@ def test_nothing_of_a_pass_that_broke_off_is_ever_used(arch, at):
             raise RuntimeError("the device is gone")
 
     # Between two layers: the first has written what it read, the second has not.
-    hook = member.loaded.weights.model.model.layers[-1].register_forward_pre_hook(breaks)
+    hook = member.cache.weights.model.model.layers[-1].register_forward_pre_hook(breaks)
     (reply,) = member.draft([DraftJob(query, (), 4, 64, Sampling())])
     hook.remove()
     assert isinstance(reply, Failure) and "gone" in reply.message

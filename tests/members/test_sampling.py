@@ -18,9 +18,8 @@ from transformers.generation.logits_process import (
 )
 
 from langchain_specfuse.core.values import Sampling
-from langchain_specfuse.members.local import sampling
-from langchain_specfuse.members.local.sampling import sample
-from langchain_specfuse.members.local.scoring import end_logprobs, logprobs_of
+from langchain_specfuse.members.local import logits
+from langchain_specfuse.members.local.logits import end_logprobs, logprobs_of, sample
 
 SIZE, STEPS = 12, 400
 CONTEXT = [1, 2, 3, 2]
@@ -56,7 +55,7 @@ FILTERS = [
 @pytest.mark.parametrize("how", FILTERS, ids=str)
 def test_filters_are_those_of_transformers(how, monkeypatch):
     """With an even walk from 0 to 1 instead of noise, counts are the distribution."""
-    monkeypatch.setattr(sampling, "noise", lambda seed, position: seed / STEPS)
+    monkeypatch.setattr(logits, "noise", lambda seed, position: seed / STEPS)
     how = {"temperature": 1.0} | how
     for seed in range(3):
         row = np.random.default_rng(seed).normal(0, 2, SIZE).astype(np.float32)

@@ -40,7 +40,7 @@ def play(member: LlamaCppMember, count: int, drafts: int, rounds: int) -> list[i
     which the first is agreed."""
     queries = [tiny.query(f"{STORY} Question {at}: why?") for at in range(count)]
     answers: dict[str, Any] = {query.id: () for query in queries}
-    store, read = member.loaded.store, []
+    store, read = member.cache, []
     for number in range(rounds):
         before = store.tokens_read
         jobs = [DraftJob(query, answers[query.id], 6, 400, Sampling()) for query in queries]

@@ -62,7 +62,7 @@ def thinker(arch="llama", tokens=12, **options):
 
 def prompt_of(member, query):
     """What the member has read before the answer, with its thought."""
-    return member.words.decode(member.loaded.states[query.id].prompt)
+    return member.words.decode(member.states[query.id].context.prompt)
 
 
 # --- templates ------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_a_thought_leaves_room_for_an_answer():
         tiny.query("Why?"),
     )
     (draft,) = member.draft([job_for(query)])
-    assert draft.text and len(member.loaded.states[query.id].prompt) < 96 - 8
+    assert draft.text and len(member.states[query.id].context.prompt) < 96 - 8
 
 
 def test_a_failure_while_thinking_leaves_nothing_half_done():
@@ -178,7 +178,7 @@ def test_a_failure_while_thinking_leaves_nothing_half_done():
         if len(passes) == 3:
             raise RuntimeError("the device is gone")
 
-    hook = member.loaded.weights.model.register_forward_pre_hook(breaks)
+    hook = member.cache.weights.model.register_forward_pre_hook(breaks)
     (reply,) = member.draft([job_for(query)])
     hook.remove()
     assert isinstance(reply, Failure) and "gone" in reply.message

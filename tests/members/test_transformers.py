@@ -50,8 +50,8 @@ def test_a_penalty_of_the_generation_config_is_kept():
     query = tiny.query()
     rounds = tiny.answered([member], query, Settings(max_tokens=24))
     assert tiny.tokens_of(rounds, "m") == tiny.greedy(member, query, 24)
-    plain = tiny.TransformersMember(model, tokenizer, name="m", repetition_penalty=1.0)
-    others = tiny.answered([plain], query, Settings(max_tokens=24))
+    plain = Settings(max_tokens=24, sampling=Sampling(repetition_penalty=1.0))
+    others = tiny.answered([member], query, plain)
     assert tiny.tokens_of(others, "m") != tiny.tokens_of(rounds, "m")
 
 
@@ -98,7 +98,7 @@ def test_an_end_in_words_may_begin_inside_a_token(size):
 def test_the_words_that_end_a_turn_are_scored_as_they_follow_an_answer(kind):
     """Not as at the beginning of a text, where some tokenizers put a space."""
     member = tiny.member("llama", made_with={"tokenizer": kind, "chat_template": None})
-    words, end_ids = member.words, member.loaded.end_ids
+    words, end_ids = member.words, member.prompts.end_ids
     assert words.text_after(words.encode("The end"), end_ids)[0] == PLAIN_END
     assert words.encode("The end") + end_ids == words.encode("The end" + PLAIN_END)
 
@@ -203,10 +203,10 @@ def test_log_probabilities_of_a_sampled_draft_are_the_models_own():
     (draft,) = member.draft(
         [DraftJob(query, answer, 4, 9, Sampling(temperature=1.5, repetition_penalty=1.4, seed=1))]
     )
-    ids = member.words.answer_ids("nobody", member.loaded.prompt_ids(query.turns), answer)
+    ids = member.words.answer_ids("nobody", member.prompts.prompt(query.turns), answer)
     with torch.no_grad():
         logits = (
-            member.loaded.weights.model(
+            member.cache.weights.model(
                 torch.tensor([ids + list(draft.tokens)], device=tiny.DEVICE)
             )
             .logits[0]

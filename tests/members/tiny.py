@@ -347,14 +347,11 @@ def member(
     seed: int = 0,
     *,
     made_with: dict[str, Any] | None = None,
-    own_seed: int = 0,
     **kwargs: Any,
 ) -> TransformersMember:
     """A member that is ready; members of one architecture and seed share their weights."""
     model, tokenizer = cached(arch, seed, **(made_with or {}))
-    one = TransformersMember(
-        model, tokenizer, seed=own_seed, **({"name": f"{arch}-{seed}"} | kwargs)
-    )
+    one = TransformersMember(model, tokenizer, **({"name": f"{arch}-{seed}"} | kwargs))
     one.probe()
     return one
 
@@ -362,8 +359,8 @@ def member(
 def greedy(one: TransformersMember, query: Query, count: int) -> list[int]:
     """What ``generate`` makes of the same prompt, without the token that ends it."""
     one.probe()
-    ids = torch.tensor([one.loaded.prompt_ids(query.turns)], device=DEVICE)
-    made = one.loaded.weights.model.generate(
+    ids = torch.tensor([one.prompts.prompt(query.turns)], device=DEVICE)
+    made = one.cache.weights.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=count,
@@ -523,7 +520,7 @@ def uncached(one: TransformersMember, merged: Any = None) -> TransformersMember:
     """The same member without any cache: the measure of the others. ``merged``: its model with its
     adapter in it."""
     one.probe()
-    weights, own = one.loaded.weights, vars(one.settings)
+    weights, own = one.cache.weights, vars(one.settings)
     slow = TransformersMember(
         Reread(merged or weights.model), weights.tokenizer, name=one.name, **own
     )
@@ -540,7 +537,7 @@ def wishful(
     model = Wishful(tokenizer)
     one = TransformersMember(model, tokenizer, **({"name": "wishful"} | options))
     one.probe()
-    prompt = one.loaded.prompt_ids(question.turns, question.tools, question.constraint)
+    prompt = one.prompts.prompt(question.turns, question.tools, question.constraint)
     script = list(tokens) or [*one.words.after(prompt, text), one.stops[0]]
 
     def wish(new: list[int]) -> int:

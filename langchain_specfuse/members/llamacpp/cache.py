@@ -1,4 +1,4 @@
-"""A store on llama.cpp's KV cache: a query is a sequence, and so is each draft that is scored and
+"""A cache on llama.cpp's KV cache: a query is a sequence, and so is each draft that is scored and
 each kept prefix.
 
 Sequences share cells: a copy of one costs nothing until it is continued. Tokens of all sequences
@@ -16,25 +16,28 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ...errors import MemberError, advised
-from ..local.strands import Logits, Reading, SequenceKey, Strand, StrandStore
+from ..local.cache import Cache
+from ..local.strands import Extension, Logits, SequenceKey, Strand
 from .binding import CACHE_TYPES, COMPLAINTS, NO_ROOM, Batch
-from .loading import chosen_threads
-from .loading import threads as most_threads
-from .threads import Threads
+from .threads import Threads, chosen_threads, most_threads
 
 if TYPE_CHECKING:
-    from .loading import GgufWeights, LoraAdapter
+    from .model import GgufWeights, LoraAdapter
 
 log = logging.getLogger("langchain_specfuse")
+T = TypeVar("T")
 
-BATCH, SEQUENCES, TOGETHER = 512, 32, 8
-"""Tokens that are read in one call, sequences in the cache, and questions that are answered in one
-batch."""
+BATCH = 512
+"""At most this many tokens are read in one call."""
+SEQUENCES = 32
+"""The number of sequences in the cache."""
+TOGETHER = 8
+"""At most this many questions are answered in one batch."""
 PREFIXES = SEQUENCES // 2
 """At most this many prefixes are kept, because drafts need the other sequences."""
 NARROW = 48
@@ -45,6 +48,7 @@ STEP = 256
 CHUNK = 96
 """A long prompt is read in pieces of this many tokens, with other work between them."""
 GRAVEYARD = SEQUENCES - 1
+"""The sequence of the freed cells."""
 CELLS = 512
 """Tokens that the cache holds at first."""
 TRIAL_ERROR = 0.15
@@ -52,49 +56,54 @@ TRIAL_ERROR = 0.15
 round differently."""
 
 
-T = TypeVar("T")
-
-
 class NoRoomError(MemoryError):
     """The pool is full. Nothing was read, and nothing is lost."""
 
 
-class SequenceStore(StrandStore):
+class _Token(NamedTuple):
+    """A token that is still to be read."""
+
+    extension: int
+    """The index of its extension."""
+    token: int
+    following: int
+    """How many tokens of the extension follow it."""
+
+
+class LlamaCppCache(Cache):
     """Sequences of one model, all with the same adapter. The state of a strand is the number of its
     sequence."""
 
-    def __init__(
-        self,
-        weights: GgufWeights,
-        adapter: LoraAdapter | None = None,
-        threads: int | None = None,
-    ) -> None:
-        """``threads``: a fixed number of threads; None: it is measured."""
-        super().__init__(weights.device, CHUNK)
-        fixed = threads or chosen_threads()
-        self.threads = Threads(fixed or most_threads())
-        self._measured = fixed is None and weights.device == "cpu"
+    together = TOGETHER
+
+    def __init__(self, weights: GgufWeights, adapter: LoraAdapter | None = None) -> None:
+        super().__init__(weights, CHUNK)
+        self.weights: GgufWeights = weights
+        self.adapter = adapter
+        self.threads = Threads(most_threads())
+        self._measures_threads = weights.device == "cpu" and chosen_threads() is None
         """Whether the number of threads is found by measuring."""
-        self.weights, self.adapter = weights, adapter
         self._lib = weights.lib
         self._context: Any = None
         self._close: Any = None
-        self._cells = self._dead = 0
-        """The number of tokens that fit, and of tokens in the graveyard."""
+        """Frees the context."""
+        self._cells = self._buried = 0
+        """How many tokens fit, and how many lie in the graveyard."""
         self._used = 0
         """An upper bound for the cells that have been used since all were free."""
         self._free: list[int] = []
+        """The numbers of unused sequences."""
         self.token_bytes = 1
         self._open(CELLS)
-        if not self.tried(weights.trial_tokens, TRIAL_ERROR):
+        if not self.agrees(weights.trial_tokens, TRIAL_ERROR):
             self.cuts = False
             self._open(CELLS)  # without the tokens that the trial left in the graveyard
-            if not self.tried(weights.trial_tokens, TRIAL_ERROR):
-                wrong = MemberError(
+            if not self.agrees(weights.trial_tokens, TRIAL_ERROR):
+                error = MemberError(
                     f"the cache of llama.cpp is not right for {weights.source.model}: a copy of it "
                     "differs"
                 )
-                raise advised(wrong, "load the original weights: TransformersMember(...)")
+                raise advised(error, "load the original weights: TransformersMember(...)")
         self.prefixes.whole = not self.cuts
         self.prefixes.most = PREFIXES
         self.kind = "llama.cpp" if self.cuts else "llama.cpp, a state that cannot be cut"
@@ -102,15 +111,14 @@ class SequenceStore(StrandStore):
     # --- the context ------------------------------------------------------------------------------
 
     def _open(self, cells: int) -> None:
-        """A new, empty context of llama.cpp."""
+        """Open a new, empty context of llama.cpp."""
         self.clear()
-        lib, params = self._lib, self._lib.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = (
-            cells,
-            BATCH,
-            NARROW,
-            SEQUENCES,
-        )
+        lib = self._lib
+        params = lib.llama_context_default_params()
+        params.n_ctx = cells
+        params.n_batch = BATCH
+        params.n_ubatch = NARROW
+        params.n_seq_max = SEQUENCES
         params.n_outputs_max = params.n_outputs_max_per_seq = SEQUENCES
         params.n_threads = params.n_threads_batch = self.threads.most
         params.flash_attention, params.kv_unified = 1, True
@@ -118,25 +126,26 @@ class SequenceStore(StrandStore):
         COMPLAINTS.clear()
         self._context = lib.llama_init_from_model(self.weights.handle, params)
         if not self._context:
-            raise MemoryError(
-                f"llama.cpp has no room for a cache of {cells} tokens: {' '.join(COMPLAINTS)[:300]}"
-            )
+            reason = " ".join(COMPLAINTS)[:300]
+            raise MemoryError(f"llama.cpp has no room for a cache of {cells} tokens: {reason}")
         self._close = weakref.finalize(self, lib.llama_free, self._context)
         self._close.atexit = False  # another thread may still be reading
         self._memory = lib.llama_get_memory(self._context)
-        self._cells, self._free, self._dead = cells, list(range(GRAVEYARD)), 0
-        self._used = 0
+        self._cells, self._free = cells, list(range(GRAVEYARD))
+        self._buried = self._used = 0
         if self.adapter is not None:
-            adapters, scales = (ctypes.c_void_p * 1)(self.adapter.handle), (ctypes.c_float * 1)(1.0)
-            if lib.llama_set_adapters_lora(self._context, adapters, 1, scales):
-                raise MemberError(f"llama.cpp cannot apply the adapter {self.adapter.path}")
+            self._apply(self.adapter)
+
+    def _apply(self, adapter: LoraAdapter) -> None:
+        adapters, scales = (ctypes.c_void_p * 1)(adapter.handle), (ctypes.c_float * 1)(1.0)
+        if self._lib.llama_set_adapters_lora(self._context, adapters, 1, scales):
+            raise MemberError(f"llama.cpp cannot apply the adapter {adapter.path}")
 
     # --- strands ----------------------------------------------------------------------------------
 
     def blank(self, keys: Collection[SequenceKey] = ()) -> Strand:
         if self._context is None:
             self._open(self._affordable(CELLS))
-        self.sweep()
         while not self._free:
             if not self.give_up(keys):
                 # not a MemoryError, which would empty all caches on the device
@@ -144,19 +153,19 @@ class SequenceStore(StrandStore):
         return Strand(state=self._free.pop())
 
     def room_for(self, count: int, keys: Collection[SequenceKey]) -> int:
-        self.sweep()
         while len(self._free) < count and self.give_up_branches(keys):
             pass
         return len(self._free)
 
     def release(self, strand: Strand) -> None:
-        if self._context is not None:
-            self._empty(strand)
-            self._free.append(strand.state)
-            # nothing is held: the pool is filled from its first cell again
-            if len(self._free) == GRAVEYARD:
-                self._lib.llama_memory_seq_rm(self._memory, GRAVEYARD, -1, -1)
-                self._dead = self._used = 0
+        if self._context is None:
+            return
+        self._empty(strand)
+        self._free.append(strand.state)
+        if len(self._free) == GRAVEYARD:
+            # Nothing is held, so the pool is filled from its first cell again.
+            self._lib.llama_memory_seq_rm(self._memory, GRAVEYARD, -1, -1)
+            self._buried = self._used = 0
 
     def _empty(self, strand: Strand) -> None:
         self._bury(strand, 0)
@@ -167,7 +176,7 @@ class SequenceStore(StrandStore):
         """Keep the cells behind the first ``size`` tokens from being used again."""
         if self.cuts and size < len(strand.ids):
             self._lib.llama_memory_seq_cp(self._memory, strand.state, GRAVEYARD, size, -1)
-            self._dead += len(strand.ids) - size
+            self._buried += len(strand.ids) - size
 
     def copy(self, old: Strand, new: Strand, size: int) -> None:
         if size < len(old.ids) and not self.cuts:
@@ -186,7 +195,7 @@ class SequenceStore(StrandStore):
         self._empty(strand)
         return False
 
-    # --- one call of llama.cpp --------------------------------------------------------------------
+    # --- room -------------------------------------------------------------------------------------
 
     def with_room(self, read: Callable[[], T], keys: Sequence[SequenceKey]) -> T:
         while True:
@@ -196,42 +205,45 @@ class SequenceStore(StrandStore):
                 self._make_room(keys)
 
     def _make_room(self, keys: Sequence[SequenceKey]) -> None:
-        """Move what is needed into a fresh pool. If that is too much, prefixes go first, then idle
-        queries."""
+        """Move what is needed into a fresh pool. If that is too much, free prefixes first, then
+        idle queries."""
         if self.cuts:
             for key in list(self.branches):
                 self.free_branches(key)
-        self.sweep()
         needed = sum(len(strand.ids) for strand in self.strands)
+        dropped: list[Strand] = []
         while needed > self._cells // 2 and self.prefixes.kept:
-            needed -= len(self.prefixes.kept.pop(0).ids)
+            dropped.append(self.prefixes.kept.pop(0))
+            needed -= len(dropped[-1].ids)
         cells = self._cells
         while needed > cells // 2 and self._affordable(2 * cells) > cells:
             cells = self._affordable(2 * cells)
-        resting = [key for key in self.trunks if key not in keys]
-        while needed > cells - cells // 4 and resting:
-            needed -= len(self.trunks[resting[0]].ids)
-            self.drop(resting.pop(0))
-        self.sweep()
-        if cells == self._cells and not self._dead:
+        idle = [key for key in self.trunks if key not in keys]
+        while needed > cells - cells // 4 and idle:
+            needed -= len(self.trunks[idle[0]].ids)
+            self.drop(idle.pop(0))
+        for strand in dropped:
+            self.release(strand)
+        if cells == self._cells and not self._buried:
             cells = self._affordable(2 * cells)
-        if cells == self._cells and not self._dead:
+        if cells == self._cells and not self._buried:
             raise MemoryError(f"a cache of {cells} tokens is full")
         log.debug(
             "%s: a cache of %d tokens, %d of them needed", self.weights.source.model, cells, needed
         )
+        self._move(cells)
+
+    def _move(self, cells: int) -> None:
+        """Move all strands into a fresh pool of this many cells."""
         saved = [(strand, self._state_of(strand)) for strand in self.strands]
-        held = {
-            name: getattr(self, name)
-            for name in ("trunks", "branches", "read_ahead", "found", "kept", "_free")
-        }
-        kept = self.prefixes.kept
-        for name in held:  # or they would be cleared
+        names = ("trunks", "branches", "reused", "_read_ahead", "_free")
+        held = {name: getattr(self, name) for name in names}
+        for name in names:  # `_open` clears them
             setattr(self, name, type(held[name])())
-        self.prefixes.kept = []
+        prefixes, self.prefixes.kept = self.prefixes.kept, []
         self._open(cells)
         vars(self).update(held)
-        self.prefixes.kept = kept
+        self.prefixes.kept = prefixes
         for strand, state in saved:
             if state and not self._lib.llama_state_seq_set_data(
                 self._context, state, len(state), strand.state
@@ -240,78 +252,79 @@ class SequenceStore(StrandStore):
             self._used += len(strand.ids)
 
     def _state_of(self, strand: Strand) -> Any:
-        size = self._lib.llama_state_seq_get_size(self._context, strand.state) if strand.ids else 0
-        state = ctypes.create_string_buffer(size) if size else None
-        if state is not None:
-            self._lib.llama_state_seq_get_data(self._context, state, size, strand.state)
+        size = self.bytes_of(strand)
+        if not size:
+            return None
+        state = ctypes.create_string_buffer(size)
+        self._lib.llama_state_seq_get_data(self._context, state, size, strand.state)
         return state
 
     def _affordable(self, cells: int) -> int:
-        """So many cells, or fewer if that is all that there is room for."""
-        return (
-            cells
-            if self.budget is None
-            else max(NARROW, min(cells, self.budget // self.token_bytes))
-        )
+        """So many cells, or fewer if there is not enough room."""
+        if self.budget is None:
+            return cells
+        return max(NARROW, min(cells, self.budget // self.token_bytes))
 
-    def read(self, wants: Sequence[Reading]) -> list[Logits]:
-        todo = [
-            (at, token, left)
-            for at, (_, ids, _) in enumerate(wants)
-            for left, token in _counted(ids)
-        ]
-        rows: list[list[Logits]] = [[] for _ in wants]
-        while todo:
-            size = outputs = 0
-            for at, _, left in todo[: min(BATCH, self._cells)]:
-                outputs += left < wants[at][2]
-                if outputs > SEQUENCES:
-                    break
-                size += 1
-            now, todo = todo[:size], todo[size:]
-            owners = [at for at, _, left in now if left < wants[at][2]]
-            for at, row in zip(owners, self._pass(wants, now), strict=True):
-                rows[at].append(row)
-        return [
-            np.stack(one) if one else np.empty((0, self.weights.vocabulary_size), np.float32)
-            for one in rows
-        ]
+    # --- reading ----------------------------------------------------------------------------------
 
-    def _pass(
-        self, wants: Sequence[Reading], now: Sequence[tuple[int, int, int]]
-    ) -> Sequence[Logits]:
+    def read(self, extensions: Sequence[Extension]) -> list[Logits]:
+        rows: list[list[Logits]] = [[] for _ in extensions]
+        left: list[_Token] = []
+        for index, extension in enumerate(extensions):
+            last = len(extension.tokens) - 1
+            left += [_Token(index, token, last - at) for at, token in enumerate(extension.tokens)]
+        while left:
+            size = self._pass_size(extensions, left)
+            tokens, left = left[:size], left[size:]
+            owners = [token.extension for token in tokens if _has_row(extensions, token)]
+            for owner, row in zip(owners, self._pass(extensions, tokens), strict=True):
+                rows[owner].append(row)
+        empty = np.empty((0, self.weights.vocabulary_size), np.float32)
+        return [np.stack(found) if found else empty for found in rows]
+
+    def _pass_size(self, extensions: Sequence[Extension], left: Sequence[_Token]) -> int:
+        """How many of these tokens are read in the next pass."""
+        size = rows = 0
+        for token in left[: min(BATCH, self._cells)]:
+            rows += _has_row(extensions, token)
+            if rows > SEQUENCES:
+                break
+            size += 1
+        return size
+
+    def _pass(self, extensions: Sequence[Extension], tokens: Sequence[_Token]) -> Sequence[Logits]:
+        """Read these tokens in one call. Returns the rows that are asked for."""
+        strands = [extensions[token.extension].strand for token in tokens]
         positions = []
-        for at, token, _ in now:
-            ids = wants[at][0].ids
-            positions.append(len(ids))
-            ids.append(token)
-        wanted = [left < wants[at][2] for at, _, left in now]
+        for strand, token in zip(strands, tokens, strict=True):
+            positions.append(len(strand.ids))
+            strand.ids.append(token.token)
+        has_row = [_has_row(extensions, token) for token in tokens]
         batch = Batch.of(
-            [token for _, token, _ in now],
+            [token.token for token in tokens],
             positions,
-            [wants[at][0].state for at, _, _ in now],
-            wanted,
+            [strand.state for strand in strands],
+            has_row,
         )
-        if code := self._decode(batch, len(now)):
-            for at, _, _ in now:
-                wants[at][0].ids.pop()
+        code = self._decode(batch, len(tokens))
+        if code:
+            for strand in strands:
+                strand.ids.pop()
             if code == NO_ROOM:
                 raise NoRoomError
             # what is cached of these queries is dropped
             raise RuntimeError(f"llama.cpp failed with code {code}")
-        self.tokens_read += len(now)
-        self._used += len(now)
-        if not any(wanted):
+        self.tokens_read += len(tokens)
+        self._used += len(tokens)
+        if not any(has_row):
             return []
-        shape = (sum(wanted), self.weights.vocabulary_size)
-        rows: Logits = np.ctypeslib.as_array(
-            self._lib.llama_get_logits(self._context), shape
-        ).copy()
-        return list(rows)
+        shape = (sum(has_row), self.weights.vocabulary_size)
+        logits = np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), shape)
+        return list(logits.copy())
 
     def _decode(self, batch: Batch, size: int) -> int:
         """Compute one pass, with the fastest number of threads if that cannot change results."""
-        if not self._measured or self._splits_attention(size):
+        if not self._measures_threads or self._splits_attention(size):
             return int(self._lib.llama_decode(self._context, batch))
         number, most = self.threads.number(size), self.threads.most
         self._lib.llama_set_n_threads(self._context, number, number)
@@ -330,31 +343,26 @@ class SequenceStore(StrandStore):
             return False
         return not self.cuts or (size == 1 and self.weights.source.cache_type == "f16")
 
-    # --- forgetting and memory --------------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------------------
 
     def clear(self) -> None:
         super().clear()
         if self._close is not None:
             self._close()
         self._context = self._close = None
-        self._cells = self._dead = 0
+        self._cells = self._buried = 0
 
     @property
     def bytes_held(self) -> int:
         return self._cells * self.token_bytes + self.logits_bytes
 
     def bytes_of(self, strand: Strand) -> int:
-        return self._lib.llama_state_seq_get_size(self._context, strand.state) if strand.ids else 0
+        if not strand.ids:
+            return 0
+        return int(self._lib.llama_state_seq_get_size(self._context, strand.state))
 
     def bytes_for(self, tokens: int) -> int:
         return (tokens + tokens // 4) * self.token_bytes
-
-    def batches(self, sizes: Sequence[int]) -> list[slice]:
-        return [
-            slice(at, min(at + TOGETHER, part.stop))
-            for part in super().batches(sizes)
-            for at in range(part.start, min(part.stop, len(sizes)), TOGETHER)
-        ]
 
     def set_budget(self, budget: int, prefix_bytes: int) -> None:
         super().set_budget(budget, prefix_bytes)
@@ -362,6 +370,6 @@ class SequenceStore(StrandStore):
             self.clear()
 
 
-def _counted(ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Each token with how many follow it."""
-    return [(len(ids) - 1 - at, token) for at, token in enumerate(ids)]
+def _has_row(extensions: Sequence[Extension], token: _Token) -> bool:
+    """Whether the logits after this token are asked for."""
+    return token.following < extensions[token.extension].rows

@@ -5,18 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-import psutil
+from pydantic import Field
 
-from ...errors import UsageError, advised, check_whole_number
-from ..local.batch_group import GroupMember, MemberSettings
-from ..local.member import LocalMember
-from ..local.strands import StrandStore
-from .binding import CACHE_TYPES
-from .cache import SequenceStore
-from .loading import GgufSource, GgufWeights, LoraAdapter, load
-from .loading import threads as most_threads
+from ..arguments import checked
+from ..local.member import REMOVED, LocalMember, MemberSettings, PrefixCache, ThinkingTokens
+from .model import GgufSource, GgufWeights, load
 
 
 class LlamaCppMember(LocalMember):
@@ -39,84 +34,41 @@ class LlamaCppMember(LocalMember):
     ``cache_type``
         How keys and values are kept: ``"f16"``, or ``"q8_0"`` or ``"q4_0"`` for half and a quarter
         of the memory.
-    ``threads``
-        The number of threads. The default is ``$OMP_NUM_THREADS`` or, if that is not set, at most
-        one for each core: while it writes, the member measures whether fewer are faster, as they
-        are if the machine has other work to do.
-    ``chat_template``, ``chat_template_kwargs``, ``system_prompt``, ``repetition_penalty``, ``seed``
+    ``chat_template``, ``chat_template_kwargs``, ``system_prompt``
         As those of :class:`.TransformersMember`; so are ``thinking_tokens`` and ``prefix_cache``.
+
+    It uses ``$OMP_NUM_THREADS`` threads or, if that is not set, at most one for each core: while it
+    writes, it measures whether fewer are faster, as they are if the machine has other work to do.
     """
 
-    usual = vars(GgufSource(""))
+    usual_source: ClassVar[Mapping[str, Any]] = vars(GgufSource(""))
 
+    @checked(removed={**REMOVED, "threads": "set $OMP_NUM_THREADS, or let the member measure it"})
     def __init__(
         self,
         model: str | os.PathLike[str],
         *,
         adapter: str | os.PathLike[str] | None = None,
         name: str | None = None,
-        n_gpu_layers: int | str = "auto",
-        cache_type: str = "f16",
-        threads: int | None = None,
+        n_gpu_layers: Annotated[int, Field(ge=0, description="the number of layers, or 'auto'")]
+        | Literal["auto"] = "auto",
+        cache_type: Literal["f16", "q8_0", "q4_0"] = "f16",
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         system_prompt: str | None = None,
-        repetition_penalty: float | None = None,
-        seed: int = 0,
-        thinking_tokens: int = 1024,
-        prefix_cache: bool | int = True,
+        thinking_tokens: ThinkingTokens = 1024,
+        prefix_cache: PrefixCache = True,
     ) -> None:
-        if cache_type not in CACHE_TYPES:
-            raise advised(
-                UsageError(f"cache_type={cache_type!r} is not known"),
-                f"one of {', '.join(CACHE_TYPES)}",
-            )
-        if n_gpu_layers != "auto":
-            check_whole_number("n_gpu_layers", n_gpu_layers, "or leave it at 'auto'", least=0)
-        if threads is not None:
-            advice = "leave it out to find the fastest number by measuring"
-            check_whole_number("threads", threads, advice)
-        self.threads = threads
-        file = os.fspath(model)
         settings = MemberSettings(
-            chat_template,
-            dict(chat_template_kwargs or {}),
-            system_prompt,
-            repetition_penalty,
-            seed,
-            thinking_tokens,
+            chat_template, dict(chat_template_kwargs or {}), system_prompt, thinking_tokens
         )
         super().__init__(
-            GgufSource(file, n_gpu_layers, cache_type),
+            GgufSource(os.fspath(model), n_gpu_layers, cache_type),
+            settings,
             adapter=adapter,
             name=name,
-            called=file,
-            settings=settings,
             prefix_cache=prefix_cache,
         )
 
-    # --- loading ----------------------------------------------------------------------------------
-
-    @property
-    def _apart(self) -> Any:
-        return self.threads
-
-    def _weights(self) -> GgufWeights:
+    def _load_weights(self) -> GgufWeights:
         return load(self.source)
-
-    def _adapter(self, weights: GgufWeights, path: str) -> LoraAdapter:
-        return weights.adapter(path, self.name)
-
-    def _store(self, weights: GgufWeights, adapter: LoraAdapter | None) -> tuple[StrandStore, int]:
-        return SequenceStore(weights, adapter, self.threads), int(psutil.virtual_memory().available)
-
-    def _details(self, loaded: GroupMember) -> tuple[str, int]:
-        weights: GgufWeights = loaded.weights
-        on = weights.chip
-        if weights.device == "cpu":
-            most = self.threads or most_threads()
-            on = f"{most} thread{'s' * (most != 1)}"
-        return (
-            f"{weights.device}, {weights.description}, {on}, {loaded.store.kind}",
-            weights.parameters,
-        )

@@ -9,8 +9,11 @@ The caller measures the times. They affect only the speed of an answer, never it
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from statistics import median
+
+import psutil
 
 TRIED = 3
 """How many passes are computed with another number before it is judged, by their median, because
@@ -29,6 +32,24 @@ SLOWER = 1.2
 other numbers are tried again."""
 SIZES = 16
 """Passes over more tokens use all threads, because each thread then has enough work."""
+
+
+def chosen_threads() -> int | None:
+    """``$OMP_NUM_THREADS``, if it is set."""
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    return int(chosen) if chosen.isdigit() and int(chosen) > 0 else None
+
+
+def most_threads() -> int:
+    """The largest number of threads: ``$OMP_NUM_THREADS``, otherwise one for each core that this
+    process may use."""
+    if chosen := chosen_threads():
+        return chosen
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
 
 def steps(most: int) -> list[int]:

@@ -12,17 +12,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...core.answer import kept_tokens
 from ...core.values import Draft, DraftJob, Effort, Failure, Sampling
 from ..text.words import OVERTIME, AddedText, End, Words, complete, end_at, find_end
+from .logits import end_logprobs, logprobs_of, sample
 from .masking import DraftConstraint, cut_in_structure, masked
-from .sampling import sample
-from .scoring import end_logprobs, logprobs_of
-from .strands import Logits, SequenceKey, StrandStore
+from .strands import Logits, SequenceKey
+
+if TYPE_CHECKING:
+    from .cache import Cache
 
 CUTS = (kept_tokens, cut_in_structure)
 """Functions that say where a draft may be cut. In prose only the first one is used."""
@@ -111,7 +113,7 @@ class OpenDraft:
             if len(self.tokens) == before:
                 break
 
-    def reply(self, store: StrandStore, effort: Effort) -> Draft | Failure:
+    def reply(self, cache: Cache, effort: Effort) -> Draft | Failure:
         """The finished draft."""
         if self.failure or self.end is None:
             return self.failure or Failure("error", "the draft has no end")
@@ -119,7 +121,7 @@ class OpenDraft:
         tokens = [*self.tokens[:kept], *end.rest]
         text, ends = self.words.text_after(self.context, tokens)
         if kept < len(self.tokens) and (row := self.logits.get(kept)) is not None:
-            store.keep_logits(self.key, len(self.context) + kept, row)
+            cache.keep_logits(self.key, len(self.context) + kept, row)
         logprobs = end.logprobs(self.logprobs, self.end_logprob)
         return Draft(text, end.ended, tuple(tokens), tuple(logprobs), effort, tuple(ends))
 
@@ -260,21 +262,21 @@ class OpenDraft:
             )
 
 
-def write_drafts(store: StrandStore, drafts: Sequence[OpenDraft]) -> None:
+def write_drafts(cache: Cache, drafts: Sequence[OpenDraft]) -> None:
     """Read the contexts of these drafts, and write them together until each is done."""
-    with store.holding(lambda: (row for draft in drafts for row in draft.logits.values())):
-        _write(store, drafts)
+    with cache.holding(lambda: (row for draft in drafts for row in draft.logits.values())):
+        _write(cache, drafts)
 
 
-def _write(store: StrandStore, drafts: Sequence[OpenDraft]) -> None:
-    rows = store.prefill([(draft.key, draft.ids) for draft in drafts], drafting=True)
+def _write(cache: Cache, drafts: Sequence[OpenDraft]) -> None:
+    rows = cache.prefill([(draft.key, draft.ids) for draft in drafts], drafting=True)
     for draft in drafts:
-        draft.reused = min(store.found[draft.key], len(draft.context))
+        draft.reused = min(cache.reused[draft.key], len(draft.context))
     logits = {draft.key: row for draft, row in zip(drafts, rows, strict=True)}
     while writing := [draft for draft in drafts if not draft.done]:
         ready = [draft for draft in writing if draft.key in logits]
         if not ready:
-            rows = store.decode(
+            rows = cache.decode(
                 [draft.key for draft in writing], [draft.tokens[-1] for draft in writing]
             )
             logits.update(zip((draft.key for draft in writing), rows, strict=True))

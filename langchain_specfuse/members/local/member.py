@@ -1,7 +1,8 @@
-"""What members in this process have in common: loaded when they are first asked, unloaded, pickled.
+"""A model in this process as a member: what it is made from, how it is loaded and unloaded, and
+what it keeps of each query.
 
-What such a member does with jobs is in ``batch_group``, because members with the same weights work
-in one batch.
+How its jobs become replies is in ``batch``, because members with the same weights and adapter share
+batches.
 """
 
 from __future__ import annotations
@@ -10,87 +11,123 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Annotated, Any, ClassVar, TypeAlias
 
+from pydantic import Field
+
+from ...constraints import Vocabulary, vocabulary
 from ...core.member import Probe
 from ...core.values import Draft, DraftJob, Failure, Scored, ScoreJob, Tool, Turn
-from ...errors import UsageError, advised
+from ...errors import UsageError, advised, emptied
 from ...secret_values import masked, remember
 from ..files import preview, reasons
-from ..text.templates import Template
+from ..text.prompts import Context, Prompts
+from ..text.templates import Template, end_of_turn, stop_ids
 from ..text.words import Words
-from .batch_group import GroupMember, MemberSettings, SharedWeights
-from .strands import StrandStore
+from .batch import lose
+from .cache import Cache
+from .jobs import Job, QueryState
+from .strands import SequenceKey
+from .weights import Weights
 
 log = logging.getLogger("langchain_specfuse")
 
-_PROCESS = ("loaded", "_given", "_device", "_probe")
+_IDS = count()
+_PROCESS = ("cache", "states", "_prompts", "_vocabulary", "_in_memory", "_device", "_probe", "_id")
 """Attributes that stay in this process."""
+
+ThinkingTokens: TypeAlias = Annotated[int, Field(ge=0, description="0 switches reasoning off")]
+PrefixCache: TypeAlias = (
+    bool | Annotated[int, Field(ge=0, description="a number of bytes; leave it out for the usual")]
+)
+REMOVED = {
+    "seed": (
+        "pass seed= to the call; equal members draft alike, and samples= gives several answers"
+    ),
+    "repetition_penalty": (
+        "pass repetition_penalty= to the chat model or to the call; the model's own generation "
+        "config stays in force"
+    ),
+}
+"""Arguments that earlier versions had, and what to do instead."""
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """How a member differs from others with the same weights and adapter."""
+
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    system_prompt: str | None = None
+    thinking_tokens: int = 1024
+
+    def __repr__(self) -> str:
+        return f"MemberSettings({masked(vars(self))})"
 
 
 class LocalMember(ABC):
-    """One LLM in this process. ``source``: a dataclass with its ``model``, and all else that makes
-    two loads the same.
+    """One LLM in this process.
 
-    Members of one model that differ in ``adapter``, ``system_prompt``, ``repetition_penalty`` or
-    ``seed`` share its weights.
+    Members of one model that differ in ``adapter``, ``system_prompt`` or ``chat_template`` share
+    its weights. A subclass says how the weights are loaded.
     """
 
-    usual: ClassVar[Mapping[str, Any]] = {}
-    """Values of the source that need not be written in :attr:`spec`."""
+    usual_source: ClassVar[Mapping[str, Any]] = {}
+    """Values of the source that :attr:`spec` leaves out."""
 
     def __init__(
         self,
         source: Any,
+        settings: MemberSettings,
         *,
         adapter: str | os.PathLike[str] | None,
         name: str | None,
-        called: str,
-        settings: MemberSettings,
         prefix_cache: bool | int,
-        given: Any = None,
+        in_memory: Weights | None = None,
     ) -> None:
+        """``source``: a dataclass with the ``model``'s name and everything else that makes two
+        loads the same. ``in_memory``: weights that the user has loaded."""
         remember([vars(source), vars(settings), adapter])
         self.source = source
-        self.adapter = checked_adapter(adapter)
-        called = self.adapter or called
-        last = os.path.basename(called.rstrip("/\\")).removesuffix(".gguf")
-        self.name = name or masked(last or called)
         self.settings = settings
-        self.prefix_cache = checked_bytes(prefix_cache)
-        self._start_unloaded(given)
+        self.adapter = _checked_adapter(adapter)
+        self.prefix_cache = prefix_cache
+        self.name = name or _name_of(self.adapter or source.model)
+        self._start_unloaded(in_memory)
 
-    def _start_unloaded(self, weights: Any) -> None:
-        self.loaded: GroupMember | None = None
-        """How it reads and writes queries, once it is loaded."""
-        self._given = weights
-        self._device = weights.device if weights else "loading"
+    def _start_unloaded(self, in_memory: Weights | None) -> None:
+        self.cache: Cache | None = None
+        """Everything that it and others with the same adapter have read. None: not loaded."""
+        self.states: dict[str, QueryState] = {}
+        """By query id."""
+        self._prompts: Prompts | None = None
+        self._vocabulary: Vocabulary | None = None
         self._probe: Probe | None = None
+        self._in_memory = in_memory
+        self._device = in_memory.device if in_memory else "loading"
+        self._id = str(next(_IDS))
 
     def __repr__(self) -> str:
-        held = self.prefixes
-        kept = (
-            f", {held['tokens']} tokens kept in {held['bytes'] / 1e6:.1f} MB"
-            if held["prefixes"]
-            else ""
-        )
-        return masked(f"{type(self).__name__}({self.source.model!r}, name={self.name!r}{kept})")
+        kept = self.prefixes
+        text = f"{type(self).__name__}({self.source.model!r}, name={self.name!r}"
+        if kept["prefixes"]:
+            text += f", {kept['tokens']} tokens kept in {kept['bytes'] / 1e6:.1f} MB"
+        return masked(f"{text})")
 
     def __getstate__(self) -> dict[str, Any]:
         """What it is made from, and nothing that it has loaded: the process that unpickles it loads
         for itself."""
-        if self._given:
+        if self._in_memory:
             error = UsageError(f"{self.name} is a model in memory, which stays in its process")
             raise advised(
                 error, "save it (model and tokenizer: save_pretrained(folder)) and name the folder"
             )
         state = {key: value for key, value in vars(self).items() if key not in _PROCESS}
-        adapter = absolute(self.adapter) if self.adapter else None
-        return state | {
-            "source": replace(self.source, model=absolute(self.source.model)),
-            "adapter": adapter,
-        }
+        state["source"] = replace(self.source, model=_absolute(self.source.model))
+        state["adapter"] = _absolute(self.adapter) if self.adapter else None
+        return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
@@ -101,11 +138,11 @@ class LocalMember(ABC):
     def spec(self) -> dict[str, Any]:
         """Everything that affects this member's output, as plain JSON. Secrets are left out:
         answers do not depend on whose key is used."""
-        usual = {**vars(MemberSettings()), **self.usual, "adapter": None}
-        everything = vars(self.source) | vars(self.settings) | {"adapter": self.adapter}
-        spec = masked({key: one for key, one in everything.items() if one != usual.get(key)})
-        if self._given:
-            spec["mark"] = self._given.id
+        usual = {**vars(MemberSettings()), **self.usual_source, "adapter": None}
+        values = {**vars(self.source), **vars(self.settings), "adapter": self.adapter}
+        spec = masked({key: value for key, value in values.items() if value != usual.get(key)})
+        if self._in_memory:
+            spec["mark"] = self._in_memory.id
         return dict(masked({key: _as_json(value) for key, value in spec.items()}))
 
     @property
@@ -113,34 +150,37 @@ class LocalMember(ABC):
         return self._device
 
     @property
-    def batch_group(self) -> SharedWeights | None:
+    def batch_group(self) -> Cache | None:
         """Members with the same one share batches."""
-        return self.loaded.group if self.loaded else None
+        return self.cache
 
     # --- the protocol -----------------------------------------------------------------------------
 
     def preview(self) -> Probe | None:
-        if self._given:
-            reasoning = reasons(getattr(self._given.tokenizer, "chat_template", None), self.spec)
-            return Probe(
-                self.source.model, max_context=self._given.context_limit, reasons=reasoning
-            )
-        return preview(self.spec)
+        if self._in_memory is None:
+            return preview(self.spec)
+        template = getattr(self._in_memory.tokenizer, "chat_template", None)
+        return Probe(
+            self.source.model,
+            max_context=self._in_memory.context_limit,
+            reasons=reasons(template, self.spec),
+        )
 
     def probe(self) -> Probe:
-        self._load()
+        self._loaded_cache()
         assert self._probe is not None
         return self._probe
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[Draft | Failure]:
-        return self._load().group.draft([(self, job) for job in jobs])
+        return self._loaded_cache().draft([(self, job) for job in jobs])
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Scored | Failure]:
-        return self._load().group.score([(self, job) for job in jobs])
+        return self._loaded_cache().score([(self, job) for job in jobs])
 
     def forget(self, query_id: str) -> None:
-        if self.loaded:
-            self.loaded.forget(query_id)
+        if self.cache is not None:
+            with self.cache.weights.at_work():
+                self._forget(self.cache, query_id)
 
     def unload(self) -> None:
         """Free the weights and all caches (weights given in memory stay yours). The next job loads
@@ -148,48 +188,95 @@ class LocalMember(ABC):
 
         What is shared stays while another member has it.
         """
-        loaded, self.loaded, self._probe = self.loaded, None, None
-        if loaded is not None:
-            loaded.leave()
-            weights = loaded.weights
-            del loaded
-            weights.left()
+        cache, self.cache = self.cache, None
+        self._prompts = self._vocabulary = self._probe = None
+        if cache is None:
+            return
+        weights = cache.weights
+        with weights.at_work():
+            for query_id in list(self.states):
+                self._forget(cache, query_id)
+            cache.leave(self)
+        self.states.clear()
+        del cache  # the last member frees it, and with it the adapter that it holds
+        weights.prune()
 
-    # --- what it holds ----------------------------------------------------------------------------
+    # --- what it keeps ----------------------------------------------------------------------------
 
     @property
     def prefixes(self) -> dict[str, int]:
-        """What is kept of queries that are over: the number of prefixes, their tokens and their
+        """What is kept of finished queries: the number of prefixes, their tokens and their
         bytes."""
-        kept = self.loaded.store.prefixes.kept if self.loaded else []
-        tokens, held = sum(len(prefix.ids) for prefix in kept), sum(prefix.bytes for prefix in kept)
-        return {"prefixes": len(kept), "tokens": tokens, "bytes": held}
+        kept = self.cache.prefixes.kept if self.cache is not None else []
+        return {
+            "prefixes": len(kept),
+            "tokens": sum(len(strand.ids) for strand in kept),
+            "bytes": sum(strand.bytes for strand in kept),
+        }
 
     def drop_prefixes(self) -> None:
-        """Free what is kept of queries that are over. To be called on the member's worker, as
-        everything else."""
-        if self.loaded:
-            self.loaded.store.prefixes.clear()
-            self.loaded.store.sweep()
+        """Free what is kept of finished queries. Call it on the member's worker, like everything
+        else that changes the cache."""
+        if self.cache is not None:
+            self.cache.drop_prefixes()
+
+    def key(self, query_id: str) -> SequenceKey:
+        """The name of this query in the cache."""
+        return SequenceKey(query_id, self._id)
+
+    def state(self, job: Job) -> QueryState:
+        """What it keeps of the job's query."""
+        query = job.query
+        if query.id not in self.states:
+            think = isinstance(job, DraftJob) or job.thinks
+            prompts = self.prompts
+            prompt = prompts.prompt(query.turns, query.tools, query.constraint, think=think)
+            self.states[query.id] = QueryState(Context(prompts, prompt), len(prompt))
+        return self.states[query.id]
+
+    def _forget(self, cache: Cache, query_id: str) -> None:
+        self.states.pop(query_id, None)
+        key = self.key(query_id)
+        try:
+            cache.forget(key)
+        # There is no room to keep it, or the device is gone. Other queries are not affected.
+        except Exception as error:
+            log.warning("%s: what was read for a query could not be kept: %s", self.name, error)
+            lose(cache, [key], emptied(error))
 
     # --- text and tokens --------------------------------------------------------------------------
 
     @property
+    def prompts(self) -> Prompts:
+        """Turns its queries into tokens. Any thread may use it."""
+        # Read once: the worker may unload the member at any time.
+        prompts = self._prompts
+        return self._load()[1] if prompts is None else prompts
+
+    @property
     def words(self) -> Words:
-        return self._load().words
+        return self.prompts.words
+
+    @property
+    def template(self) -> Template:
+        return self.prompts.template
 
     @property
     def chat_template(self) -> str | None:
         return self.settings.chat_template
 
     @property
-    def template(self) -> Template:
-        return self._load().template
-
-    @property
     def stops(self) -> list[int]:
         """Tokens that end a turn."""
-        return list(self._load().stops)
+        return list(self.prompts.stops)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Its tokens, for grammars."""
+        if self._vocabulary is None:
+            weights = self._loaded_cache().weights
+            self._vocabulary = vocabulary(weights.tokenizer, weights.vocabulary_size, self.stops)
+        return self._vocabulary
 
     def token_ids(self, text: str) -> list[int]:
         """The text's tokens in this member's tokenizer."""
@@ -197,86 +284,78 @@ class LocalMember(ABC):
 
     def token_count(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> int:
         """The length of the prompt of these turns, with its description of these tools."""
-        return len(self._load().prompt_ids(turns, tools))
+        return len(self.prompts.prompt(turns, tools))
 
     # --- loading ----------------------------------------------------------------------------------
 
-    @property
-    def _apart(self) -> Any:
-        """Members that differ in this have caches of their own."""
-        return None
-
     @abstractmethod
-    def _weights(self) -> Any:
+    def _load_weights(self) -> Weights:
         """Its weights; loaded now unless another member has them."""
 
-    @abstractmethod
-    def _adapter(self, weights: Any, path: str) -> Any:
-        """The one copy of this adapter."""
+    def _loaded_cache(self) -> Cache:
+        cache = self.cache
+        return self._load()[0] if cache is None else cache
 
-    @abstractmethod
-    def _store(self, weights: Any, adapter: Any) -> tuple[StrandStore, int]:
-        """A cache for all that is read with this adapter, and how many bytes of memory nothing uses
-        now."""
-
-    @abstractmethod
-    def _details(self, loaded: GroupMember) -> tuple[str, int]:
-        """Device, precision and the like, for people; the number of parameters."""
-
-    def _joined(self, weights: Any) -> GroupMember:
-        """Join the group of members with the same adapter: an engine reads with one at a time."""
-        adapter = self._adapter(weights, self.adapter) if self.adapter else None
-        key = (repr(self.prefix_cache), adapter, self._apart)
-        group: SharedWeights | None = weights.groups.get(key)
-        if group is None:
-            store, free = self._store(weights, adapter)
-            group = weights.groups[key] = SharedWeights(
-                weights, store, free=free, prefix_cache=self.prefix_cache
-            )
-        return GroupMember(group, self.name, self.settings)
-
-    def _load(self) -> GroupMember:
-        if self.loaded is not None:
-            return self.loaded
-        weights = self._given or self._weights()
+    def _load(self) -> tuple[Cache, Prompts]:
+        weights = self._in_memory or self._load_weights()
         self._device = weights.device
         with weights.at_work():
-            loaded = self.loaded = self._joined(weights)
-        detail, size = self._details(loaded)
+            cache = weights.cache(self.adapter, self.prefix_cache, self.name)
+        prompts = self._new_prompts(weights)
+        detail = weights.describe(cache)
         log.info("%s: %s", self.name, detail)
-        calls = loaded.template.own_calls(loaded.words)
-        reasoning = reasons(loaded.template.chat_template, self.spec)
         self._probe = Probe(
-            self.source.model, True, weights.context_limit, detail, calls, size, reasoning
+            self.source.model,
+            scores=True,
+            max_context=weights.context_limit,
+            detail=detail,
+            calls=prompts.template.own_calls(prompts.words),
+            size=weights.parameters,
+            reasons=reasons(prompts.template.chat_template, self.spec),
         )
-        return loaded
+        cache.members.add(self)
+        self._prompts, self.cache = prompts, cache
+        return cache, prompts
+
+    def _new_prompts(self, weights: Weights) -> Prompts:
+        settings, tokenizer = self.settings, weights.tokenizer
+        template = Template(
+            tokenizer, self.name, settings.chat_template, settings.chat_template_kwargs
+        )
+        return Prompts(
+            self.name,
+            Words(tokenizer, template.answer_parts),
+            template,
+            stop_ids(tokenizer, weights.generation_config, end_of_turn(template)),
+            system_prompt=settings.system_prompt,
+            thinks=settings.thinking_tokens > 0,
+        )
 
 
-# --- checks ---------------------------------------------------------------------------------------
+def _name_of(path: str) -> str:
+    """The last part of a path or hub id."""
+    last = os.path.basename(path.rstrip("/\\")).removesuffix(".gguf")
+    return masked(last or path)
 
 
-def checked_adapter(adapter: Any) -> str | None:
-    if adapter is None or (isinstance(adapter, (str, os.PathLike)) and os.fspath(adapter).strip()):
-        return None if adapter is None else os.fspath(adapter)
-    raise advised(
-        UsageError(f"adapter={adapter!r} does not name an adapter"),
-        "name a folder or a hub id, or leave it out",
-    )
+def _checked_adapter(adapter: str | os.PathLike[str] | None) -> str | None:
+    if adapter is None:
+        return None
+    path = os.fspath(adapter)
+    if not path.strip():
+        raise advised(
+            UsageError(f"adapter={adapter!r} does not name an adapter"),
+            "name a folder or a hub id, or leave it out",
+        )
+    return path
 
 
-def checked_bytes(size: bool | int) -> bool | int:
-    if not isinstance(size, int) or size < 0:
-        error = UsageError(f"prefix_cache={size!r} is neither True, False nor a number of bytes")
-        raise advised(error, "leave it out")
-    return size
-
-
-def absolute(path: str) -> str:
+def _absolute(path: str) -> str:
     """The same file for a process that works in another folder."""
     return os.path.abspath(path) if os.path.exists(path) else path
 
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _as_json(one) for key, one in value.items()}
+        return {str(key): _as_json(inner) for key, inner in value.items()}
     return value if isinstance(value, (str, int, float, bool)) else repr(value)

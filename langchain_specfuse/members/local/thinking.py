@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,8 +16,11 @@ from ...core.answer import continues_loop
 from ...core.values import Sampling
 from ..text.thinking import Marks
 from ..text.words import REPLACEMENT, Words
-from .sampling import sample
-from .strands import SequenceKey, StrandStore
+from .logits import sample
+from .strands import SequenceKey
+
+if TYPE_CHECKING:
+    from .cache import Cache
 
 TAIL = 16
 """The mark that closes a thought is searched for in the last tokens: as many as it has bytes, plus
@@ -89,14 +93,14 @@ class Thought:
         return text
 
 
-def think(store: StrandStore, thoughts: list[Thought]) -> None:
+def think(cache: Cache, thoughts: list[Thought]) -> None:
     """Generate all of these, one token at a time for all, until each is closed or has used its
     budget."""
     for thought in thoughts:
         thought.done = thought.budget <= 0
     writing = [thought for thought in thoughts if not thought.done]
     rows = (
-        store.prefill([(thought.key, thought.prompt) for thought in writing], drafting=True)
+        cache.prefill([(thought.key, thought.prompt) for thought in writing], drafting=True)
         if writing
         else []
     )
@@ -108,7 +112,7 @@ def think(store: StrandStore, thoughts: list[Thought]) -> None:
             thought.take(token)
         writing = [thought for thought in writing if not thought.done]
         if writing:
-            rows = store.decode(
+            rows = cache.decode(
                 [thought.key for thought in writing], [thought.tokens[-1] for thought in writing]
             )
     for thought in thoughts:

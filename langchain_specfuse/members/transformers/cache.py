@@ -1,9 +1,9 @@
-"""What a transformers model has read, on the model's own cache, one sequence at a time.
+"""A cache on the model's own cache of transformers, one sequence at a time.
 
-Layers that hold keys and values can be cut back, sliding windows too, where all keys are kept and
-the model's own masks hide the old ones. Recurrent layers can only be copied. Which of these agrees
-with a fresh reading is tried when a model is loaded; where none does, every pass reads everything:
-right, but slow.
+Layers that hold keys and values can be cut back, also those with sliding windows: all keys are
+kept there, and the model's own masks hide the old ones. Recurrent layers can only be copied. When a
+model is loaded, :func:`best_cache` tries which of these gives the logits of a fresh reading. If
+none does, every pass reads everything: right, but slow.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ import copy
 import inspect
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from ..local.strands import Logits, Reading, SequenceKey, Strand, StrandStore
+from ..local.cache import Cache
+from ..local.strands import Extension, Logits, SequenceKey, Strand
 from .lora import Adapter, Adapters
+
+if TYPE_CHECKING:
+    from .model import TransformersWeights
 
 log = logging.getLogger("langchain_specfuse")
 
 CHUNK, CPU_CHUNK = 1024, 64
-"""At most this many tokens are read in one pass: bounds the memory of a long prompt. On a CPU a
-pass over 64 tokens takes about as long as drafting ten."""
+"""At most this many tokens are read in one pass, to bound the memory that a long prompt needs. On a
+CPU, a pass over 64 tokens takes about as long as drafting ten."""
 PER_QUERY = 4
 """About how many strands an open query has: its text, its draft, and its branches."""
 LIMITS = {torch.float32: 1e-3}
@@ -36,7 +40,7 @@ rounding makes a difference of up to 1e-5 in float32 and 0.05 in bfloat16, a wro
 one of 0.3 to 0.8."""
 CPU_WORK, GPU_WORK = 1.5e11, 5e13
 """The trial reads past a sliding window if its tokens times the model's parameters are at most
-this: a few seconds."""
+this. That takes a few seconds."""
 
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate",
@@ -55,12 +59,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Forward:
-    """A forward pass of the model. Records which optional arguments this model's ``forward``
-    takes."""
+    """A forward pass of the model, with the optional arguments that its ``forward`` takes."""
 
-    def __init__(self, model: Any, adapters: Adapters | None = None) -> None:
+    def __init__(self, model: Any, adapters: Adapters) -> None:
         self.model = model
-        self.adapters = adapters or Adapters(model)
+        self.adapters = adapters
         self.attention = getattr(model.config, "_attn_implementation", "eager")
         self._parameters = inspect.signature(model.forward).parameters
 
@@ -70,27 +73,25 @@ class Forward:
         return device
 
     def __call__(
-        self, ids: list[int], *, cache: Any = None, last: int = 1, adapter: Adapter | None = None
+        self, ids: list[int], *, cache: Any = None, rows: int = 1, adapter: Adapter | None = None
     ) -> Logits:
-        """The logits after each of the last ``last`` of these tokens: (last, vocabulary)."""
-        arguments = {
-            "past_key_values" if "past_key_values" in self._parameters else "cache_params": cache
-        }
-        narrow = "logits_to_keep" in self._parameters
-        if narrow:
-            arguments["logits_to_keep"] = max(last, 1)
-        given = {name: value for name, value in arguments.items() if value is not None}
+        """The logits after each of the last ``rows`` of these tokens: (rows, vocabulary)."""
+        arguments: dict[str, Any] = {}
+        if cache is not None:
+            name = "past_key_values" if "past_key_values" in self._parameters else "cache_params"
+            arguments[name] = cache
+        if "logits_to_keep" in self._parameters:
+            arguments["logits_to_keep"] = max(rows, 1)
         if "use_cache" in self._parameters:
-            given["use_cache"] = cache is not None
+            arguments["use_cache"] = cache is not None
         with self.adapters.reading(adapter):
-            logits = self.model(input_ids=torch.tensor([ids], device=self.device), **given).logits[
-                0
-            ]
-        wanted: Logits = logits[len(logits) - last :].float().cpu().numpy()
-        return wanted
+            input_ids = torch.tensor([ids], device=self.device)
+            logits = self.model(input_ids=input_ids, **arguments).logits[0]
+        last: Logits = logits[len(logits) - rows :].float().cpu().numpy()
+        return last
 
 
-class ModelCache(StrandStore):
+class ModelCache(Cache):
     """The state of a strand is the model's own cache.
 
     ``kind``: ``keys and values``, which can be cut; ``states``, which can be copied; ``token by
@@ -98,32 +99,32 @@ class ModelCache(StrandStore):
     ``no cache``.
     """
 
-    def __init__(self, forward: Forward, kind: str, adapter: Adapter | None = None) -> None:
-        on_cpu = forward.device.type == "cpu"
-        super().__init__(str(forward.device), CPU_CHUNK if on_cpu else CHUNK)
+    def __init__(
+        self, weights: TransformersWeights, kind: str, adapter: Adapter | None = None
+    ) -> None:
+        forward = weights.forward
+        super().__init__(weights, CPU_CHUNK if forward.device.type == "cpu" else CHUNK)
         self.forward = forward
+        self.adapter = adapter
         self.kind = kind
         self.cuts = kind in ("keys and values", "no cache")
         self.prefixes.whole = not self.cuts
-        self.adapter = adapter
 
     # --- strands ----------------------------------------------------------------------------------
 
     def blank(self, keys: Collection[SequenceKey] = ()) -> Strand:
-        self.sweep()
-        copied = max((self.bytes_of(strand) for strand in self.trunks.values()), default=0)
-        while (
-            self.budget is not None
-            and self.bytes_held + copied > self.budget
-            and self.give_up(keys)
-        ):
-            pass
-        return Strand(state=self._empty_cache())
+        if self.budget is not None:
+            copied = max((self.bytes_of(strand) for strand in self.trunks.values()), default=0)
+            while self.bytes_held + copied > self.budget and self.give_up(keys):
+                pass
+        return Strand(state=self._empty_state())
 
-    def _empty_cache(self) -> Any:
+    def _empty_state(self) -> Any:
         if self.kind == "no cache":
             return None
-        return DynamicCache() if self.cuts else DynamicCache(config=self.forward.model.config)
+        if self.cuts:
+            return DynamicCache()
+        return DynamicCache(config=self.forward.model.config)
 
     def release(self, strand: Strand) -> None:
         strand.cut(0)
@@ -138,36 +139,43 @@ class ModelCache(StrandStore):
     def cut(self, strand: Strand, size: int) -> bool:
         if size >= len(strand.ids):
             return True
-        whole = self.cuts and size > 0
-        if not whole:
-            strand.state = self._empty_cache()
-        elif strand.state is not None:
-            strand.state.crop(size - len(strand.ids))  # minus what goes
-        strand.cut(size if whole else 0)
-        return whole
+        if not self.cuts or size == 0:
+            strand.state = self._empty_state()
+            strand.cut(0)
+            return False
+        if strand.state is not None:
+            strand.state.crop(size - len(strand.ids))  # minus the number of tokens that go
+        strand.cut(size)
+        return True
 
-    def read(self, wants: Sequence[Reading]) -> list[Logits]:
-        return [self._read(*want) for want in wants]
+    def read(self, extensions: Sequence[Extension]) -> list[Logits]:
+        return [self._read(*extension) for extension in extensions]
 
-    def _read(self, strand: Strand, tokens: Sequence[int], wanted: int) -> Logits:
-        rows, ids = [], list(tokens)
-        while ids:
-            single = self.kind == "token by token"
-            size = 1 if single and strand.ids else len(ids) if single else self.chunk
-            part, ids = ids[:size], ids[size:]
-            last = min(len(part), max(wanted - len(ids), 0))
+    def _read(self, strand: Strand, tokens: Sequence[int], rows: int) -> Logits:
+        found, left = [], list(tokens)
+        while left:
+            size = self._pass_size(strand, left)
+            part, left = left[:size], left[size:]
+            part_rows = min(len(part), max(rows - len(left), 0))
             self.tokens_read += len(part)
-            if self.kind == "no cache":
-                read = self.forward([*strand.ids, *part], last=last, adapter=self.adapter)
-            else:
-                try:
-                    read = self.forward(part, cache=strand.state, last=last, adapter=self.adapter)
-                except BaseException:
-                    self.cut(strand, 0)  # what this cache holds now belongs to no tokens
-                    raise
+            found.append(self._pass(strand, part, part_rows))
             strand.ids += part
-            rows.append(read)
-        return np.concatenate(rows) if rows else np.empty((0, 0), np.float32)
+        return np.concatenate(found) if found else np.empty((0, 0), np.float32)
+
+    def _pass_size(self, strand: Strand, left: Sequence[int]) -> int:
+        """How many of these tokens are read in the next pass."""
+        if self.kind != "token by token":
+            return self.chunk
+        return 1 if strand.ids else len(left)
+
+    def _pass(self, strand: Strand, tokens: list[int], rows: int) -> Logits:
+        if self.kind == "no cache":
+            return self.forward([*strand.ids, *tokens], rows=rows, adapter=self.adapter)
+        try:
+            return self.forward(tokens, cache=strand.state, rows=rows, adapter=self.adapter)
+        except BaseException:
+            self.cut(strand, 0)  # what this state holds now belongs to no tokens
+            raise
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -181,11 +189,8 @@ class ModelCache(StrandStore):
     def bytes_for(self, tokens: int) -> int:
         return PER_QUERY * (tokens * self.token_bytes + self.strand_bytes)
 
-    # the worker of another engine, which is not in inference mode, may ask for room
-    @torch.inference_mode()
     def set_budget(self, budget: int, prefix_bytes: int) -> None:
         super().set_budget(budget, prefix_bytes)
-        self.sweep()
         while self.bytes_held > budget and self.give_up(()):
             pass
 
@@ -204,46 +209,50 @@ def _tensors(thing: Any, depth: int = 5) -> Iterator[Tensor]:
     """All tensors in a cache, whatever its layers call them."""
     if isinstance(thing, Tensor):
         yield thing
-    elif depth:
-        inside = (
-            thing.values()
-            if isinstance(thing, dict)
-            else thing
-            if isinstance(thing, (list, tuple))
-            else ()
-        )
-        for part in (*inside, *vars(thing).values()) if hasattr(thing, "__dict__") else inside:
-            yield from _tensors(part, depth - 1)
+        return
+    if not depth:
+        return
+    parts: list[Any] = []
+    if isinstance(thing, dict):
+        parts += thing.values()
+    elif isinstance(thing, (list, tuple)):
+        parts += thing
+    if hasattr(thing, "__dict__"):
+        parts += vars(thing).values()
+    for part in parts:
+        yield from _tensors(part, depth - 1)
 
 
 # --- the trial ------------------------------------------------------------------------------------
 
 
 def best_cache(
-    forward: Forward, vocabulary: Sequence[int], name: str, adapter: Adapter | None = None
+    weights: TransformersWeights, adapter: Adapter | None = None, member: str = ""
 ) -> ModelCache:
     """The fastest kind of cache that agrees with a fresh reading of made-up tokens."""
-    text = [
-        vocabulary[(3 * at + at * at // 5) % len(vocabulary)] for at in range(24 + _window(forward))
-    ]
+    forward, vocabulary = weights.forward, weights.trial_tokens
+    size = 24 + _window(forward)
+    text = [vocabulary[(3 * at + at * at // 5) % len(vocabulary)] for at in range(size)]
     limit = LIMITS.get(forward.model.dtype, HALF_LIMIT)
-    kinds = ["keys and values"] if _holds_keys_and_values(forward.model.config) else []
-    for kind in [*kinds, "states", "token by token"]:
+    kinds = ["states", "token by token"]
+    if _holds_keys_and_values(forward.model.config):
+        kinds.insert(0, "keys and values")
+    for kind in kinds:
         try:
-            store = ModelCache(forward, kind, adapter)
-            if store.tried(text, limit, forward(text, adapter=adapter)[0]):
-                return store
+            cache = ModelCache(weights, kind, adapter)
+            if cache.agrees(text, limit, forward(text, adapter=adapter)[0]):
+                return cache
         except Exception as error:  # a cache that cannot work with this model raises anything
             log.debug("a trial of %s failed: %s", kind, error)
     log.warning(
         "%s: no cache agrees with a fresh reading, so every pass reads everything: right, but slow",
-        name,
+        member,
     )
-    return ModelCache(forward, "no cache", adapter)
+    return ModelCache(weights, "no cache", adapter)
 
 
 def _holds_keys_and_values(config: Any) -> bool:
-    """Whether each layer holds keys and values alone."""
+    """Whether every layer holds keys and values, and nothing else."""
     try:
         layers = DynamicCache(config=config).layers
     except Exception as error:  # a config that transformers cannot make a cache for

@@ -1,4 +1,4 @@
-"""From a name to a model and a tokenizer in memory, once per process: members with the same weights
+"""From a name to a model and a tokenizer in memory, once per process: members with the same source
 share them.
 
 What is not safe or cannot work (pickled weights, remote code, models that are not decoders) is
@@ -17,14 +17,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from ...errors import MemberError, UsageError, advised, emptied
 from ...secret_values import masked
 from ..files import config_length, refuse_unsafe
+from ..local.cache import Cache
+from ..local.weights import Weights
 from ..network import on_hub
-from .cache import is_out_of_memory
-from .lora import Adapters
+from .cache import Forward, ModelCache, best_cache, is_out_of_memory
+from .lora import Adapter, Adapters
+
+_TOKENIZER_TOO = ("revision", "trust_remote_code")
+"""Arguments of from_pretrained that the tokenizer and the config take as well."""
 
 
 @dataclass(frozen=True)
@@ -36,134 +42,164 @@ class Source:
     device: str | None = None
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """More arguments of ``from_pretrained``."""
-    revision: str | None = None
-    trust_remote_code: bool = False
 
     def __repr__(self) -> str:
         return f"Source({masked(vars(self))})"
 
     @property
+    def revision(self) -> str | None:
+        return self.model_kwargs.get("revision")
+
+    @property
     def common(self) -> dict[str, Any]:
-        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        """Arguments for model, tokenizer and config. Code of the repository runs only if the user
+        says so."""
+        arguments: dict[str, Any] = {"revision": None, "trust_remote_code": False}
+        for name in _TOKENIZER_TOO:
+            if name in self.model_kwargs:
+                arguments[name] = self.model_kwargs[name]
+        return arguments
 
     def located(self) -> str:
         """The folder or hub id."""
         path = Path(self.model).expanduser()
         looks_local = self.model.startswith((".", "/", "~", "\\")) or path.exists()
-        if looks_local and not path.is_dir():
-            what = "is a file, not a folder with a model" if path.exists() else "does not exist"
-            error = MemberError(f"{self.model} {what}", kind="not_found")
+        if not looks_local:
+            return self.model
+        if not path.is_dir():
+            problem = "is a file, not a folder with a model" if path.exists() else "does not exist"
+            error = MemberError(f"{self.model} {problem}", kind="not_found")
             raise advised(
                 error, "name a folder with *.safetensors, or a hub id; .gguf is for LlamaCppMember"
             )
-        if looks_local:
-            refuse_unsafe(path)
-            return str(path)
-        return self.model
+        refuse_unsafe(path)
+        return str(path)
 
 
-@dataclass(eq=False)
-class Weights:
-    """A model and its tokenizer in memory."""
+class TransformersWeights(Weights):
+    """A model of transformers and its tokenizer in memory."""
 
-    model: Any
-    tokenizer: Any
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Models in memory have no name that would tell them apart."""
-    adapters: Adapters = field(init=False)
-    groups: weakref.WeakValueDictionary[Any, Any] = field(
-        default_factory=weakref.WeakValueDictionary
-    )
-    """The batch groups of these weights."""
-
-    def __post_init__(self) -> None:
-        self.adapters = Adapters(self.model)
-        self.device = str(self.model.get_input_embeddings().weight.device)
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.id = uuid.uuid4().hex
+        self.adapters = Adapters(model)
+        self.forward = Forward(model, self.adapters)
+        self.device = str(self.forward.device)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """While this lasts, passes are computed."""
+        # Tensors that were made in inference mode can be written in no other.
         with torch.inference_mode():
             try:
                 yield
             finally:
                 self.adapters.off()
 
-    def left(self) -> None:
-        """A member has left: adapters that nobody uses any more are freed."""
+    def adapter(self, path: str, member: str) -> Adapter:
+        return self.adapters.get(path, member)
+
+    def prune(self) -> None:
         self.adapters.prune()
+
+    def new_cache(self, adapter: Adapter | None, member: str) -> ModelCache:
+        return best_cache(self, adapter, member)
+
+    def free_bytes(self) -> int:
+        """``device`` is a model's: ``cpu``, ``cuda:0``, ``mps:0``."""
+        free = free_memory()
+        kind = self.device.partition(":")[0]
+        if self.device not in free and kind not in free:
+            return int(psutil.virtual_memory().available)
+        return free.get(self.device, free.get(kind, 0))
+
+    def describe(self, cache: Cache) -> str:
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return f"{self.device}, {dtype}, {self.forward.attention}, {cache.kind}"
+
+    @property
+    def parameters(self) -> int:
+        return sum(weight.numel() for weight in self.model.parameters())
 
     @property
     def generation_config(self) -> Any:
         return self.model.generation_config
 
     @property
-    def vocabulary_size(self) -> int:
-        """How many tokens there are logits for: often more than the tokenizer knows."""
+    def vocabulary_size(self) -> int:  # type: ignore[override]
         head = self.model.get_output_embeddings()
-        return int(
-            (head if head is not None else self.model.get_input_embeddings()).weight.shape[0]
-        )
+        if head is None:
+            head = self.model.get_input_embeddings()
+        return int(head.weight.shape[0])
+
+    @property
+    def trial_tokens(self) -> list[int]:
+        """A few ordinary tokens to try a cache with."""
+        special = set(self.tokenizer.all_special_ids)
+        embedded = self.model.get_input_embeddings().weight.shape[0]
+        size = min(len(self.tokenizer), embedded)
+        ordinary = [token for token in range(size // 2, size) if token not in special]
+        return ordinary[:29] or list(range(size))
 
     @cached_property
     def context_limit(self) -> int | None:
-        """The longest text that the model reads, in tokens, if that is known."""
         config = self.model.config.get_text_config(decoder=True)
         # Read as an attribute: the config knows the model's own name for it.
-        known = config.to_dict() | {
-            "max_position_embeddings": getattr(config, "max_position_embeddings", None)
-        }
-        return config_length(known, getattr(self.tokenizer, "model_max_length", None))
+        length = getattr(config, "max_position_embeddings", None)
+        values = config.to_dict() | {"max_position_embeddings": length}
+        return config_length(values, getattr(self.tokenizer, "model_max_length", None))
 
 
-_LOADED: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
+_LOADED: weakref.WeakValueDictionary[str, TransformersWeights] = weakref.WeakValueDictionary()
 _LOADING = threading.Lock()
 
 
-def load(source: Source, member: str) -> Weights:
-    """The one copy of these weights in this process. One member loads at a time: each sees what
-    memory is left."""
+def load(source: Source, member: str) -> TransformersWeights:
+    """The one copy of these weights in this process. One member loads at a time, so that each sees
+    how much memory is left."""
     with _LOADING:
-        found = _LOADED.get(repr(source))
-        if found is None:
-            found = _LOADED[repr(source)] = _load(source, member)
-        return found
+        weights = _LOADED.get(repr(source))
+        if weights is None:
+            weights = _LOADED[repr(source)] = _load(source, member)
+        return weights
 
 
-def given(model: Any, tokenizer: Any) -> Weights:
-    """A model and a tokenizer that are in memory already."""
+def in_memory(model: Any, tokenizer: Any) -> TransformersWeights:
+    """A model and a tokenizer that the user has loaded."""
     model.eval()
-    return Weights(model, tokenizer)
+    return TransformersWeights(model, tokenizer)
 
 
-# members load when they are first asked; a tensor made then could never be changed
+# A tensor that is made in inference mode could never be changed.
 @torch.inference_mode(False)
 @torch.no_grad()
-def _load(source: Source, member: str) -> Weights:
+def _load(source: Source, member: str) -> TransformersWeights:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder, common = on_hub(source.located(), source.revision, member), source.common
+    folder = on_hub(source.located(), source.revision, member)
+    common = source.common
     try:
         _refuse_adapter(folder, source)
         config = _config(folder, common)
         tokenizer = AutoTokenizer.from_pretrained(folder, **common)
-        dtype = _dtype(source.dtype, config, source.device)
-        device_map = _device_map(source)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            output_loading_info=True,
-            use_safetensors=True,
+        arguments = {
+            **source.model_kwargs,
             **common,
-            **{**source.model_kwargs, **({} if device_map is None else {"device_map": device_map})},
-        )
+            "dtype": _dtype(source.dtype, config, source.device),
+            "use_safetensors": True,
+            "output_loading_info": True,
+        }
+        device_map = _device_map(source)
+        if device_map is not None:
+            arguments["device_map"] = device_map
+        model, info = AutoModelForCausalLM.from_pretrained(folder, **arguments)
         _refuse_holes(info, source.model, member)
     except (UsageError, MemberError):
         raise
     except Exception as error:
         raise _explained(emptied(error), source, member) from error
-    model.eval()
-    return Weights(model, tokenizer)
+    return in_memory(model, tokenizer)
 
 
 def _config(folder: str, common: Mapping[str, Any]) -> Any:
@@ -181,15 +217,15 @@ def _config(folder: str, common: Mapping[str, Any]) -> Any:
 # --- precision and device -------------------------------------------------------------------------
 
 
-def _dtype(wanted: str, config: Any, device: str | None) -> Any:
+def _dtype(name: str, config: Any, device: str | None) -> Any:
     """``auto``: the checkpoint's own, but on a CPU a half precision only where the CPU computes in
     it."""
-    if wanted != "auto":
-        found = getattr(torch, wanted, None)
-        if not isinstance(found, torch.dtype):
-            error = UsageError(f"dtype={wanted!r} is not a torch dtype")
+    if name != "auto":
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
+            error = UsageError(f"dtype={name!r} is not a torch dtype")
             raise advised(error, "use 'auto', 'float32', 'bfloat16' or 'float16'")
-        return found
+        return dtype
     on_gpu = device not in (None, "cpu") or (device is None and bool(free_memory()))
     own = getattr(config, "dtype", None) or torch.float32
     if on_gpu or own == torch.float32:
@@ -204,8 +240,8 @@ def computes_bfloat16() -> bool:
 
 
 def _device_map(source: Source) -> Any:
-    """The argument of from_pretrained: what was chosen, else the GPU with most free memory. None:
-    the CPU."""
+    """The argument of from_pretrained: what the user chose, otherwise the GPU with most free
+    memory. None: the CPU."""
     if "device_map" in source.model_kwargs:
         return source.model_kwargs["device_map"]
     if source.device is not None:
@@ -215,7 +251,7 @@ def _device_map(source: Source) -> Any:
 
 
 def free_memory() -> dict[str, int]:
-    """Free bytes of every GPU in this machine: NVIDIA's and AMD's, else Intel's, else Apple's."""
+    """Free bytes of every GPU in this machine: NVIDIA's and AMD's, or Intel's, or Apple's."""
     for kind, gpus in (("cuda", torch.cuda), ("xpu", torch.xpu)):
         if gpus.is_available():
             return {
@@ -230,8 +266,8 @@ def free_memory() -> dict[str, int]:
 
 
 def _refuse_adapter(folder: str, source: Source) -> None:
-    """transformers would load the base that an adapter names, and files beside it, without any
-    check."""
+    """Refuse a folder with an adapter. transformers would load the base that the adapter names, and
+    files beside it, without any check."""
     from transformers.utils import find_adapter_config_file
 
     if find_adapter_config_file(folder, revision=source.revision) is not None:
@@ -245,24 +281,25 @@ def _refuse_adapter(folder: str, source: Source) -> None:
 
 
 def _refuse_holes(info: Mapping[str, Any], model: str, member: str) -> None:
-    """A tensor that is not in the checkpoint would be made up at random, and the member would
-    answer all the same."""
-    holes = [
-        str(key) for what in ("missing_keys", "mismatched_keys") for key in info.get(what) or ()
-    ]
-    if holes:
-        shown = ", ".join(sorted(holes)[:3]) + (", ..." if len(holes) > 3 else "")
-        error = MemberError(
-            f"{model} lacks {len(holes)} of its weights, or has them wrong: {shown}", member=member
-        )
-        raise advised(
-            error,
-            "the checkpoint is not complete, or belongs to another config.json: copy it again",
-        )
+    """Refuse a checkpoint that lacks tensors. transformers would fill them at random, and the
+    member would answer nonsense."""
+    holes = []
+    for kind in ("missing_keys", "mismatched_keys"):
+        holes += [str(key) for key in info.get(kind) or ()]
+    if not holes:
+        return
+    names = ", ".join(sorted(holes)[:3]) + (", ..." if len(holes) > 3 else "")
+    error = MemberError(
+        f"{model} lacks {len(holes)} of its weights, or has them wrong: {names}", member=member
+    )
+    raise advised(
+        error,
+        "the checkpoint is not complete, or belongs to another config.json: copy it again",
+    )
 
 
 def _explained(error: Exception, source: Source, member: str) -> Exception:
-    """The same error in words that say what to do."""
+    """The same error, with words that say what to do."""
     text, model = str(error), source.model
 
     def usage(message: str, advice: str) -> Exception:
@@ -278,7 +315,10 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         )
         return failed(f"{model} does not fit: out of memory while it was loaded", advice)
     if "trust_remote_code" in text:
-        advice = "read that code; if you trust it: TransformersMember(..., trust_remote_code=True)"
+        advice = (
+            "read that code; if you trust it: "
+            "TransformersMember(..., model_kwargs={'trust_remote_code': True})"
+        )
         return usage(f"{model} wants to run code of its own to load", advice)
     if "safetensors" in text and "not" in text:
         message = f"{model} has no safetensors weights; pickled weights are refused: {text[:300]}"
@@ -301,7 +341,8 @@ def _explained(error: Exception, source: Source, member: str) -> Exception:
         return failed(
             f"{model} was not found or could not be read: {text[:400]}", advice, "not_found"
         )
-    options = masked({key: one for key, one in vars(source).items() if key != "model" and one})
+    values = vars(source).items()
+    options = masked({key: value for key, value in values if key != "model" and value})
     advice = f"is the model complete, with its tokenizer, and can it be loaded with {options}?"
     if isinstance(error, ImportError):
         advice = "install what it names, or leave out the option that needs it"

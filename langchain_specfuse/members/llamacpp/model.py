@@ -1,0 +1,213 @@
+"""From a ``.gguf`` file to a model in memory, once per process: members with the same file share
+its weights."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from itertools import count, islice
+from pathlib import Path
+
+import psutil
+
+from ...errors import MemberError, UsageError, advised
+from ..files import gguf_length
+from ..local.cache import Cache
+from ..local.weights import Weights
+from .binding import COMPLAINTS, gpu, llamacpp
+from .cache import LlamaCppCache
+from .threads import most_threads
+from .tokenizer import GgufTokenizer
+
+_IDS = count(1)
+
+
+@dataclass(frozen=True)
+class GgufSource:
+    """What to load and how."""
+
+    model: str
+    n_gpu_layers: int | str = "auto"
+    cache_type: str = "f16"
+
+
+@dataclass(eq=False)
+class LoraAdapter:
+    """A LoRA in memory. It is freed with its base."""
+
+    path: str
+    handle: int
+    id: int
+
+
+class GgufWeights(Weights):
+    """A model, its tokenizer and its adapters."""
+
+    def __init__(self, source: GgufSource) -> None:
+        super().__init__()
+        self.source = source
+        self.lib = lib = llamacpp()
+        path = Path(source.model).expanduser()
+        _refuse_foreign(path)
+        accelerator = _accelerator(source)
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = _gpu_layers(source, accelerator is not None)
+        COMPLAINTS.clear()
+        self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if not self.handle:
+            raise _load_error(path)
+        # Its caches hold a reference to this object, so it is freed after them.
+        weakref.finalize(self, lib.llama_model_free, self.handle).atexit = False
+        if lib.llama_model_has_encoder(self.handle) or not lib.llama_model_has_decoder(self.handle):
+            error = UsageError(f"{path} is not a causal language model")
+            raise advised(error, "choose a decoder-only model")
+        self.device, self.chip = accelerator or ("cpu", "CPU")
+        self.tokenizer = GgufTokenizer(lib, self.handle)
+        self.generation_config = self.tokenizer  # it knows the tokens that end a turn
+        self.vocabulary_size = len(self.tokenizer)
+        self._adapters: dict[str, LoraAdapter] = {}
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @property
+    def parameters(self) -> int:
+        return int(self.lib.llama_model_n_params(self.handle))
+
+    @property
+    def trial_tokens(self) -> list[int]:
+        """A few ordinary tokens to try a cache with."""
+        special = {*self.tokenizer.all_special_ids, *self.tokenizer.eos_token_id}
+        upper_half = range(self.vocabulary_size // 2, self.vocabulary_size)
+        ordinary = (token for token in upper_half if token not in special)
+        return list(islice(ordinary, 0, 70, 7))
+
+    @cached_property
+    def context_limit(self) -> int | None:
+        """The longest text that the model was trained to read, in tokens."""
+        return gguf_length(self.tokenizer.meta)
+
+    def adapter(self, path: str, member: str) -> LoraAdapter:
+        if path not in self._adapters:
+            file = Path(path).expanduser()
+            _refuse_foreign(file)
+            COMPLAINTS.clear()
+            handle = self.lib.llama_adapter_lora_init(self.handle, os.fsencode(file))
+            if not handle:
+                reason = "; ".join(COMPLAINTS)[:300] or "no reason is given"
+                error = MemberError(
+                    f"{file} is not an adapter for {self.source.model}: {reason}", member=member
+                )
+                raise advised(
+                    error,
+                    "use a LoRA of this base, converted by llama.cpp's convert_lora_to_gguf.py",
+                )
+            self._adapters[path] = LoraAdapter(path, handle, next(_IDS))
+        return self._adapters[path]
+
+    def new_cache(self, adapter: LoraAdapter | None, member: str) -> LlamaCppCache:
+        return LlamaCppCache(self, adapter)
+
+    def free_bytes(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    def describe(self, cache: Cache) -> str:
+        chip = self.chip
+        if self.device == "cpu":
+            most = most_threads()
+            chip = f"{most} thread{'s' * (most != 1)}"
+        text = ctypes.create_string_buffer(256)
+        self.lib.llama_model_desc(self.handle, text, len(text))
+        architecture = text.value.decode("utf-8", "replace")
+        return f"{self.device}, {architecture}, {chip}, {cache.kind}"
+
+
+# --- what the file needs --------------------------------------------------------------------------
+
+
+def _accelerator(source: GgufSource) -> tuple[str, str] | None:
+    """The GPU that computes layers of this model. None: the CPU computes all."""
+    found = gpu() if source.n_gpu_layers != 0 else None
+    if found is None and source.n_gpu_layers not in ("auto", 0):
+        error = UsageError(
+            f"n_gpu_layers={source.n_gpu_layers}, but this build of llama.cpp computes on the CPU "
+            "alone"
+        )
+        raise advised(
+            error,
+            "leave it out, or install a build for your GPU: docs/how-to/choose-an-engine.md",
+        )
+    return found
+
+
+def _gpu_layers(source: GgufSource, accelerated: bool) -> int:
+    """How many layers a GPU computes; -1 for all."""
+    if not accelerated:
+        return 0
+    return -1 if isinstance(source.n_gpu_layers, str) else source.n_gpu_layers
+
+
+def _load_error(path: Path) -> MemberError:
+    """Why llama.cpp could not load the file, as far as it says, and what to do."""
+    reason = "; ".join(COMPLAINTS)
+    error = MemberError(f"llama.cpp cannot load {path}: {reason[:400] or 'no reason is given'}")
+    # An invalid value may come from a newer version of the format.
+    unreadable = "failed to read" in reason and "invalid" not in reason
+    if unreadable or "file bounds" in reason:
+        size = path.stat().st_size
+        advice = f"the file of {size:,} bytes seems incomplete or damaged: download it again"
+    else:
+        advice = (
+            "update llama.cpp if it does not know the architecture; choose a smaller file if "
+            "memory is short"
+        )
+    advised(error, advice)
+    return error
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse a path that is not a GGUF file."""
+    try:
+        with path.open("rb") as file:
+            mark = file.read(4)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if mark != b"GGUF":
+        problem = "is not a GGUF file, whatever its name says" if mark else "is empty"
+        raise advised(MemberError(f"{path} {problem}"), "download or copy it again")
+
+
+def _unreadable(path: Path, error: OSError) -> MemberError:
+    if path.is_dir():
+        problem = "is a folder"
+    elif path.exists():
+        problem = str(error)
+    else:
+        problem = "does not exist"
+    names = [file.name for file in path.parent.glob("*.gguf")]
+    near = get_close_matches(path.name, names, n=1)
+    advice = "name an existing .gguf file"
+    if near:
+        advice = f"did you mean {str(path.with_name(near[0]))!r}?"
+    return advised(MemberError(f"{path.absolute()} {problem}", kind="not_found"), advice)
+
+
+# --- one copy per process -------------------------------------------------------------------------
+
+_LOADED: weakref.WeakValueDictionary[GgufSource, GgufWeights] = weakref.WeakValueDictionary()
+_LOADING = threading.Lock()
+
+
+def load(source: GgufSource) -> GgufWeights:
+    """The one copy of these weights in this process."""
+    with _LOADING:
+        weights = _LOADED.get(source)
+        if weights is None:
+            weights = _LOADED[source] = GgufWeights(source)
+        return weights

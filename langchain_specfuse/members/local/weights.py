@@ -1,0 +1,102 @@
+"""A model in memory, and the caches of everything that is read with it."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+from weakref import WeakValueDictionary
+
+from .cache import Cache
+
+CACHE_SHARE = 0.3
+"""A cache may take this part of the memory that is free after loading."""
+
+
+class Weights(ABC):
+    """A model and its tokenizer, loaded once per source: all members that name the source share
+    them.
+
+    Members with the same adapter also share a cache. Weights live as long as a member or a cache
+    refers to them, and a cache lives as long as a member uses it.
+    """
+
+    tokenizer: Any
+    generation_config: Any
+    """Holds ``eos_token_id`` and, perhaps, ``repetition_penalty``."""
+    device: str
+    vocabulary_size: int
+    """There are logits for this many tokens: often for more than the tokenizer knows."""
+    id: str | None = None
+    """Tells models apart that were given in memory and have no name."""
+
+    def __init__(self) -> None:
+        self._caches: WeakValueDictionary[Any, Cache] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def cache(self, adapter: str | None, prefix_cache: bool | int, member: str) -> Cache:
+        """The one cache for this adapter and this setting. ``member``: for errors.
+
+        This is where a cache gets its budget: a share of the memory that is free now.
+        """
+        with self._lock:
+            loaded = self.adapter(adapter, member) if adapter else None
+            # The type counts: prefix_cache=1 is one byte, and True is the usual share.
+            key = (loaded, repr(prefix_cache))
+            cache = self._caches.get(key)
+            if cache is None:
+                cache = self._caches[key] = self.new_cache(loaded, member)
+                budget = int(CACHE_SHARE * self.free_bytes())
+                cache.set_budget(budget, prefix_bytes(budget, prefix_cache))
+            return cache
+
+    @abstractmethod
+    def at_work(self) -> AbstractContextManager[None]:
+        """Everything that reads with the model, or frees what was read, happens within this."""
+
+    @abstractmethod
+    def adapter(self, path: str, member: str) -> Any:
+        """The one copy of an adapter."""
+
+    @abstractmethod
+    def new_cache(self, adapter: Any, member: str) -> Cache:
+        """An empty cache for everything that is read with this adapter."""
+
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """The memory of the device that nothing uses now."""
+
+    @abstractmethod
+    def describe(self, cache: Cache) -> str:
+        """Device, precision and the like, for people."""
+
+    @property
+    @abstractmethod
+    def context_limit(self) -> int | None:
+        """The longest text that the model can read, in tokens. None: unknown."""
+
+    @property
+    def repetition_penalty(self) -> float | None:
+        """The penalty of the model's own generation config."""
+        return getattr(self.generation_config, "repetition_penalty", None)
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int:
+        """The model's number of parameters."""
+
+    def prune(self) -> None:
+        """Free the adapters that no member uses any more."""
+        return
+
+
+def prefix_bytes(budget: int, prefix_cache: bool | int) -> int:
+    """The bytes of a cache that prefixes may take.
+
+    >>> prefix_bytes(900, True), prefix_bytes(900, False), prefix_bytes(900, 50)
+    (300, 0, 50)
+    """
+    if prefix_cache is True:
+        return budget // 3
+    return min(budget, int(prefix_cache))
