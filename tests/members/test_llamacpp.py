@@ -334,7 +334,7 @@ def test_a_file_that_cannot_be_read_is_told_before_anything_is_streamed(
 
 
 def test_arguments_that_cannot_be_kept_are_refused(monkeypatch):
-    with pytest.raises(UsageError, match="cache_type must be .*'q8_0'.*, got 'f64'"):
+    with pytest.raises(UsageError, match=r"cache_type must be .*'q8_0'.*, got 'f64'"):
         LlamaCppMember("a.gguf", cache_type="f64")
     for wrong in (-3, True, 1.5, "some"):
         with pytest.raises(UsageError, match=f"n_gpu_layers must be .*'auto', got {wrong!r}"):

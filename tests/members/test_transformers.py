@@ -206,9 +206,7 @@ def test_log_probabilities_of_a_sampled_draft_are_the_models_own():
     ids = member.words.answer_ids("nobody", member.prompts.prompt(query.turns), answer)
     with torch.no_grad():
         logits = (
-            member.cache.weights.model(
-                torch.tensor([ids + list(draft.tokens)], device=tiny.DEVICE)
-            )
+            member.cache.weights.model(torch.tensor([ids + list(draft.tokens)], device=tiny.DEVICE))
             .logits[0]
             .log_softmax(-1)
         )

@@ -81,10 +81,10 @@ def _replies(cache: Cache, name: str, jobs: Sequence[tuple[Any, Any]], work: Wor
 
 def _own_replies(cache: Cache, jobs: list[OpenJob], work: Work) -> dict[int, AnyReply]:
     thinking = [job for job in jobs if job.must_think()]
-    replies: dict[int, AnyReply] = {}
-    for position, failure in _in_batches(cache, thinking, _think).items():
-        if failure is not None:
-            replies[position] = failure
+    thoughts = _in_batches(cache, thinking, _think)
+    replies: dict[int, AnyReply] = {
+        position: failure for position, failure in thoughts.items() if failure is not None
+    }
     ready: list[OpenJob] = []
     for job in jobs:
         if job.position in replies:

@@ -337,7 +337,6 @@ class Cache(ABC):
         strand = self.trunks.get(key)
         if strand is not None:
             strand.bytes = self.bytes_of(strand) + sum(row.nbytes for row in strand.ends.values())
-            strand.cut(len(strand.ids))
             dropped = self.prefixes.add(strand)
             del self.trunks[key]
         self.drop(key)
