@@ -93,20 +93,18 @@ def alone_on_server(size: str, tokens: int) -> Ways:
     """The first member's model in llama-server, without this package."""
     one = ENSEMBLES[size][0]
     with llama_server(one, most_threads()) as url:
-        penalty = one.options.get("repetition_penalty", 1.0)
-        asked_server(url, 8, penalty)
-        return {f"server {one.name}": asked_server(url, tokens, penalty)}
+        asked_server(url, 8)
+        return {f"server {one.name}": asked_server(url, tokens)}
 
 
-def asked_server(url: str, tokens: int, penalty: float) -> dict[str, Any]:
+def asked_server(url: str, tokens: int) -> dict[str, Any]:
     body = {
         "messages": [{"role": "user", "content": STORY}],
         "max_tokens": tokens,
         "temperature": 0,
         "stream": True,
         "cache_prompt": False,
-        "repeat_penalty": penalty,
-        "repeat_last_n": 4096,
+        "repeat_penalty": 1.0,
         "stream_options": {"include_usage": True},
     }
     since, first, text, used = time.perf_counter(), 0.0, "", 0

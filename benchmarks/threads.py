@@ -10,6 +10,7 @@ which finds the number by measuring. Ways are run in turns, in processes of thei
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -50,9 +51,13 @@ def beside(count: int) -> Iterator[None]:
 
 
 def speed(size: str, use: int | None, tokens: int) -> dict[str, Any]:
-    """The speed of one answer, and its text."""
+    """The speed of one answer, and its text. ``use``: a number of threads; None: it is measured."""
+    if use is None:
+        os.environ.pop("OMP_NUM_THREADS", None)
+    else:
+        os.environ["OMP_NUM_THREADS"] = str(use)
     one = max(ENSEMBLES[size], key=lambda weights: weights.size)
-    member = LlamaCppMember(file_of(one), threads=use, n_gpu_layers=0)
+    member = LlamaCppMember(file_of(one), n_gpu_layers=0)
     member.probe()
     job = DraftJob(query(question(STORY)), (), tokens, tokens, Sampling())
     since = time.perf_counter()

@@ -99,8 +99,7 @@ class Sampling:
     repetition_penalty: float | None = None
     """``None``: as the member's own generation config says."""
     seed: int = 0
-    """A token's noise depends on this seed, the member's own seed and the token's position, never
-    on batch or round."""
+    """A token's noise depends on this seed and the token's position, never on batch or round."""
 
 
 @dataclass(frozen=True, slots=True)

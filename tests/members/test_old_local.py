@@ -145,6 +145,7 @@ class Pair:
 
     def set_budget(self, *sizes: int) -> None:
         cache_of_old(self.old).set_budget(*sizes)
+        cache_of_old(self.old).sweep()  # the new one frees dropped prefixes at once
         cache_of_new(self.new).set_budget(*sizes)
 
     def compare(self) -> None:
