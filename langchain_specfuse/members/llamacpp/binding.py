@@ -95,7 +95,7 @@ class Batch(Structure):
         ("position", POINTER(c_int32)),
         ("n_sequences", POINTER(c_int32)),
         ("sequences", POINTER(POINTER(c_int32))),
-        ("wanted", POINTER(c_int8)),
+        ("has_logits", POINTER(c_int8)),
     )
 
     @classmethod
@@ -104,9 +104,9 @@ class Batch(Structure):
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[int],
-        wanted: Sequence[bool],
+        has_logits: Sequence[bool],
     ) -> Batch:
-        """``wanted``: whether the logits after the token are needed."""
+        """``has_logits``: whether the logits after the token are needed."""
         size = len(tokens)
         ints = c_int32 * size
         numbers = ints(*sequences)
@@ -121,7 +121,7 @@ class Batch(Structure):
             ints(*positions),
             ints(*[1] * size),
             lists,
-            (c_int8 * size)(*wanted),
+            (c_int8 * size)(*has_logits),
         )
         batch.numbers = numbers  # the lists point there
         return batch
@@ -216,12 +216,12 @@ def llamacpp() -> Any:
         raise advised(
             UsageError("a .gguf file is read by llama.cpp, and xllamacpp is not installed"), INSTALL
         )
-    found = sorted(Path(next(iter(spec.submodule_search_locations))).glob("xllamacpp*.[sp][oy]*"))
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    files = sorted(folder.glob("xllamacpp*.[sp][oy]*"))
     try:
+        library = next(path for path in files if path.suffix in (".so", ".pyd"))
         with _waiting_briefly():
-            lib = ctypes.CDLL(
-                os.fspath(next(path for path in found if path.suffix in (".so", ".pyd")))
-            )
+            lib = ctypes.CDLL(os.fspath(library))
         for name, (result, *arguments) in FUNCTIONS.items():
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
@@ -244,10 +244,10 @@ def llamacpp() -> Any:
             UsageError(f"llama.cpp cannot be loaded from xllamacpp: {error}"), INSTALL
         ) from error
     if not fits:
-        wrong = UsageError(
-            f"xllamacpp {version('xllamacpp')} has other structures than {TESTED}, which we know"
+        error = UsageError(
+            f"xllamacpp {version('xllamacpp')} has other structures than the supported {TESTED}"
         )
-        raise advised(wrong, f"pip install xllamacpp=={TESTED}")
+        raise advised(error, f"pip install xllamacpp=={TESTED}")
     lib.llama_log_set(ctypes.cast(_listen, c_void_p), None)
     lib.llama_backend_init()
     return lib
@@ -264,10 +264,8 @@ def gpu() -> tuple[str, str] | None:
         if lib.ggml_backend_dev_type(device) in (1, 2):
             name = lib.ggml_backend_dev_name(device).decode().lower()
             number = "".join(filter(str.isdigit, name)) or "0"
-            known = (
-                "mps"
-                if "metal" in name or name.startswith("mtl")
-                else f"{name.rstrip('0123456789')}:{number}"
-            )
-            return known, lib.ggml_backend_dev_description(device).decode()
+            place = f"{name.rstrip('0123456789')}:{number}"
+            if "metal" in name or name.startswith("mtl"):
+                place = "mps"
+            return place, lib.ggml_backend_dev_description(device).decode()
     return None

@@ -43,7 +43,8 @@ def chosen_threads() -> int | None:
 def most_threads() -> int:
     """The largest number of threads: ``$OMP_NUM_THREADS``, otherwise one for each core that this
     process may use."""
-    if chosen := chosen_threads():
+    chosen = chosen_threads()
+    if chosen is not None:
         return chosen
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
@@ -58,11 +59,12 @@ def steps(most: int) -> list[int]:
     >>> steps(16), steps(2), steps(1)
     ([16, 15, 12, 9, 7, 6, 5, 4, 3, 2, 1], [2, 1], [1])
     """
-    found = [most]
-    while found[-1] > 1:
-        last = found[-1]
-        found.append(last - max(1, last // 4 if last < most else 1))
-    return found
+    numbers = [most]
+    while numbers[-1] > 1:
+        last = numbers[-1]
+        step = max(1, last // 4) if last < most else 1
+        numbers.append(last - step)
+    return numbers
 
 
 class Threads:

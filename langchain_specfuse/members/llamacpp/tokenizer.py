@@ -41,16 +41,14 @@ class GgufTokenizer:
         self.eos_token_id = sorted(at for at in ends if lib.llama_vocab_is_eog(self._vocab, at))
         """All tokens that end a turn."""
         self._special = frozenset(self.all_special_ids)
-        self._numbers = {
-            self._piece(at, True).decode("utf-8", "replace"): at for at in self.all_special_ids
-        }
+        self._numbers = {self._name(at): at for at in self.all_special_ids}
         self.all_special_tokens = list(self._numbers)
-        self.added_tokens_decoder = {
-            at: AddedToken(self._piece(at, True).decode("utf-8", "replace"), not attr & _USER)
-            for at in range(size)
-            if (attr := lib.llama_vocab_get_attr(self._vocab, at)) & (_UNKNOWN | _CONTROL | _USER)
-        }
+        self.added_tokens_decoder: dict[int, AddedToken] = {}
         """The tokens that are recognised in a text."""
+        for at in range(size):
+            attributes = lib.llama_vocab_get_attr(self._vocab, at)
+            if attributes & (_UNKNOWN | _CONTROL | _USER):
+                self.added_tokens_decoder[at] = AddedToken(self._name(at), not attributes & _USER)
         self._size = size
         self.chat_template = self.meta("tokenizer.chat_template")
         self._marks = {
@@ -77,6 +75,9 @@ class GgufTokenizer:
         self._lib.llama_model_meta_val_str(self._model, key.encode(), text, len(text))
         return text.value.decode("utf-8", "replace")
 
+    def _name(self, token: int) -> str:
+        return self._piece(token, True).decode("utf-8", "replace")
+
     def _read_piece(self, token: int, special: bool) -> bytes:
         text = ctypes.create_string_buffer(512)
         size = self._lib.llama_token_to_piece(self._vocab, token, text, len(text), 0, special)
@@ -92,13 +93,13 @@ class GgufTokenizer:
     def __call__(
         self, text: str, *, split_special_tokens: bool = False, **_: Any
     ) -> dict[str, list[int]]:
-        written = text.encode("utf-8", "replace")
-        found = (c_int32 * (len(written) + 8))()
+        if not text:
+            return {"input_ids": []}
+        data = text.encode("utf-8", "replace")
+        ids = (c_int32 * (len(data) + 8))()
         marks = not split_special_tokens
-        size = self._lib.llama_tokenize(
-            self._vocab, written, len(written), found, len(found), False, marks
-        )
-        return {"input_ids": found[: max(size, 0)] if text else []}
+        size = self._lib.llama_tokenize(self._vocab, data, len(data), ids, len(ids), False, marks)
+        return {"input_ids": ids[: max(size, 0)]}
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
         shown = [at for at in ids if not (skip_special_tokens and at in self._special)]
@@ -110,18 +111,16 @@ class GgufTokenizer:
         more = {key: value for key, value in more.items() if key != "tokenize"}
         template = _compiled(chat_template or self.chat_template or "")
         text = str(template.render(**{"messages": messages, "tools": None, **self._marks, **more}))
-        return (
-            text
-            if self.bos_token is None or text.startswith(self.bos_token)
-            else self.bos_token + text
-        )
+        if self.bos_token is None or text.startswith(self.bos_token):
+            return text
+        return self.bos_token + text
 
 
 # --- chat templates -------------------------------------------------------------------------------
 
 
 class _Generation(Extension):
-    """``{% generation %}``: a mark for those who train, of no meaning here."""
+    """``{% generation %}``: a mark for training, without meaning here."""
 
     tags = frozenset({"generation"})  # type: ignore[assignment]
 
@@ -136,7 +135,8 @@ class _Generation(Extension):
 
 @cache
 def _compiled(source: str) -> Any:
-    """As transformers compiles them: in a sandbox, with the functions that templates know."""
+    """A template, compiled as transformers does it: in a sandbox, with the functions that templates
+    use."""
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -149,7 +149,7 @@ def _compiled(source: str) -> Any:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
-    """Without the escapes for HTML of jinja's own."""
+    """JSON without the escapes for HTML that jinja's own filter writes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .cache import Cache
 
 CUTS = (kept_tokens, cut_in_structure)
-"""Functions that say where a draft may be cut. In prose only the first one is used."""
+"""Functions that find where a draft may be cut. In prose only the first is used."""
 
 
 def most_tokens(job: DraftJob) -> int:
@@ -37,8 +37,8 @@ def most_tokens(job: DraftJob) -> int:
 
 @dataclass(frozen=True)
 class Leftover:
-    """The tokens of a query's last draft, with those that were cut off: sampled again, they would
-    be the same."""
+    """The tokens of a query's last draft, including those that were cut off. If they were sampled
+    again, they would be the same."""
 
     context: list[int]
     tokens: list[int]
@@ -48,7 +48,7 @@ class Leftover:
 
 @dataclass
 class OpenDraft:
-    """One draft while it is written."""
+    """A draft while it is written."""
 
     job: DraftJob
     key: SequenceKey
@@ -92,8 +92,8 @@ class OpenDraft:
         return self.end is not None or self.failure is not None
 
     def begin(self, leftover: Leftover | None) -> None:
-        """Before the first token: the answer may be complete, or its next tokens known from the
-        last draft."""
+        """Before the first token: end the draft if the answer is complete, and take the tokens that
+        are known from the last draft."""
         with self.guarded():
             if self.constraint is not None and self.constraint.state.must_end():
                 self.end = End(0, ended=True)
@@ -104,9 +104,8 @@ class OpenDraft:
             return
         # One by one, as if they were sampled now: where the draft ends must not depend on what is
         # known already.
-        for token, logprob in list(zip(leftover.tokens, leftover.logprobs, strict=True))[agreed:][
-            : self.limit
-        ]:
+        known = list(zip(leftover.tokens, leftover.logprobs, strict=True))[agreed:]
+        for token, logprob in known[: self.limit]:
             before = len(self.tokens)
             if not self.done:
                 self._add(token, logprob, None)
@@ -126,7 +125,7 @@ class OpenDraft:
         return Draft(text, end.ended, tuple(tokens), tuple(logprobs), effort, tuple(ends))
 
     def leftover(self) -> Leftover:
-        """What is known of the query's next draft."""
+        """Its tokens, as the beginning of the query's next draft."""
         return Leftover(list(self.context), self.tokens, self.logprobs, self.sampling)
 
     # --- one more token ---------------------------------------------------------------------------
@@ -134,10 +133,8 @@ class OpenDraft:
     def take(self, token: int, logprob: float, row: Logits) -> None:
         """A token that was sampled from these logits."""
         if token in self.stops:
-            self.end, self.end_logprob = (
-                End(len(self.tokens), ended=True),
-                end_logprobs(row[None], self.stops)[0],
-            )
+            self.end = End(len(self.tokens), ended=True)
+            self.end_logprob = end_logprobs(row[None], self.stops)[0]
             return
         self._add(token, logprob, row)
         if not self.done:
@@ -174,9 +171,9 @@ class OpenDraft:
         decided = bisect_right(ends, len(text) - max(1, len(self.end_text), len(begin)))
         for cut in CUTS if self.constraint else CUTS[:1]:
             first = max(self._decided - 1, 0)
-            found = cut(text, ends[first:decided], decided - first)
-            if found > 1 or (found and not first):
-                self._boundaries[cut] = first + found
+            kept = cut(text, ends[first:decided], decided - first)
+            if kept > 1 or (kept and not first):
+                self._boundaries[cut] = first + kept
         self._decided = max(self._decided, decided)
         boundary = next((at for cut in CUTS if (at := self._boundaries.get(cut))), 0)
         self.logits = {
@@ -185,15 +182,16 @@ class OpenDraft:
 
     # --- where it ends ----------------------------------------------------------------------------
 
-    def _check(self, wanted: int, hold: str = "", *, prose: bool = True) -> None:
-        """Whether it ends here. In structured text it may also be cut behind punctuation."""
+    def _check(self, length: int, hold: str = "", *, prose: bool = True) -> None:
+        """End the draft here if it is time to, once it has ``length`` tokens. Structured text may
+        also be cut behind punctuation."""
         end_text = self.end_text if prose else ""
-        if len(self.tokens) >= min(wanted, self.limit) or end_text or self.job.stop:
+        if len(self.tokens) >= min(length, self.limit) or end_text or self.job.stop:
             text, ends = self._added.text, self._added.ends
             cuts = CUTS[:1] if prose else CUTS
             how: Any = {
                 "limit": self.limit,
-                "wanted": wanted,
+                "wanted": length,
                 "end_text": end_text,
                 "hold": hold,
                 "cuts": cuts,
@@ -201,8 +199,8 @@ class OpenDraft:
             self.end = find_end(self.words, self.job, text, ends, **how)
 
     def _check_constrained(self, constraint: DraftConstraint) -> None:
-        """The same under a constraint: the grammar says where calls begin and end, and where there
-        is no choice."""
+        """Like :meth:`_check` under a constraint: the grammar says where calls begin and end, and
+        where only one continuation is left."""
         size = len(self.tokens)
         if constraint.state.must_end():
             self.end = End(size, ended=True)
@@ -244,8 +242,8 @@ class OpenDraft:
         return mask
 
     def stuck(self, logprob: float) -> None:
-        """The grammar allows no token, or not the one that was sampled: the draft is what there is
-        so far."""
+        """End the draft with its tokens so far: the grammar allows no token, or not the sampled
+        one."""
         self.end = End(complete(self._added.ends))
         if not self.end.kept:
             kind = "nan" if math.isnan(logprob) else "error"
@@ -253,7 +251,7 @@ class OpenDraft:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """An error of its grammar fails this draft and no other."""
+        """Within this, an error of the grammar fails this draft and no other."""
         try:
             yield
         except Exception as error:
@@ -302,12 +300,9 @@ def _add_token(
 
 
 def _sampling(draft: OpenDraft) -> Sampling:
-    """Under a constraint repetition is not the model's choice, and a penalty would change what it
-    copies."""
-    if (
-        draft.constraint is None
-        or draft.constraint.free
-        or draft.sampling.repetition_penalty is None
-    ):
+    """The draft's sampling, without a penalty where the grammar binds it: there repetition is not
+    the model's choice, and a penalty would change what it copies."""
+    free = draft.constraint is None or draft.constraint.free
+    if free or draft.sampling.repetition_penalty is None:
         return draft.sampling
     return replace(draft.sampling, repetition_penalty=None)

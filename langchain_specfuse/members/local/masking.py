@@ -1,7 +1,7 @@
-"""From a query's constraint to token masks: how far a draft is in the grammar, and which tokens may
-come next.
+"""Token masks for constrained drafts: how far a draft is in its grammar, and which tokens may come
+next.
 
-It connects the grammar (``constraints``: bytes and bit masks) with the drafts (tokens and logits).
+This connects grammars (``constraints``: bytes and bit masks) with drafts (tokens and logits).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STRUCTURE = frozenset("{}[],:")
 
 
 class AnswerState:
-    """How far the agreed answer has moved through the grammar. Kept per query, and made again from
+    """How far the agreed answer is in the grammar. It is kept per query, and can be made again from
     any answer."""
 
     def __init__(self, grammar: Grammar) -> None:
@@ -49,7 +49,7 @@ class AnswerState:
 
 @dataclass
 class DraftConstraint:
-    """Where one draft stands in its grammar; it moves token by token."""
+    """How far one draft is in its grammar; it moves token by token."""
 
     state: State
     begin: str = ""
@@ -97,7 +97,8 @@ class DraftConstraint:
         return True
 
     def exclude(self, token: int) -> bool:
-        """Mask this token too, so that another one is picked; False if that is of no use."""
+        """Mask this token too, so that another is picked. False: no token is left, or the mask was
+        wrong too often."""
         if self.mask is None or self.refused >= MOST_REFUSED:
             return False
         self._mask = self._mask.copy()
@@ -106,7 +107,7 @@ class DraftConstraint:
         return bool(self._mask.any())
 
     def forced_text(self) -> str:
-        """What must come next, if it is long enough. White space at its end is left to the next
+        """The only continuation, if it is long enough. White space at its end is left to the next
         word."""
         text = self.state.forced().decode("utf-8", "ignore").rstrip()
         return text if len(text) >= FORCED_CHARS else ""

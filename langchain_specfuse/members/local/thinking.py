@@ -1,7 +1,8 @@
-"""What a reasoning model thinks before its first word: generated once per query, kept for itself.
+"""What a reasoning model thinks before its first word. It is generated once per query and is not
+part of the answer.
 
-A thought depends on the query alone. It is greedy whatever the job's sampling is, so that drafting
-and scoring get the same one, also after the member has lost its caches.
+A thought depends on the query alone. It is greedy whatever the job's sampling is, so drafting and
+scoring get the same thought, also after the member has lost its caches.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LOOP_EVERY = 64
 
 @dataclass
 class Thought:
-    """The thought of one query, while it is generated."""
+    """A query's thought while it is generated."""
 
     key: SequenceKey
     prompt: list[int]
@@ -60,7 +61,8 @@ class Thought:
             self.done = continues_loop(self._decoded(self.tokens[:-LOOP_EVERY]), last)
 
     def close(self) -> None:
-        """Make it the answer's context: with its end, written by the model or by us."""
+        """Turn the thought into the answer's context. The mark that ends it is added, whether the
+        model has written it or not."""
         kept, rest = self._until_end()
         self.text = (self._decoded(kept) + rest).rstrip(REPLACEMENT).strip()
         base = self.prompt + kept
@@ -94,16 +96,14 @@ class Thought:
 
 
 def think(cache: Cache, thoughts: list[Thought]) -> None:
-    """Generate all of these, one token at a time for all, until each is closed or has used its
+    """Generate these thoughts together, token by token, until each is closed or has used its
     budget."""
     for thought in thoughts:
         thought.done = thought.budget <= 0
     writing = [thought for thought in thoughts if not thought.done]
-    rows = (
-        cache.prefill([(thought.key, thought.prompt) for thought in writing], drafting=True)
-        if writing
-        else []
-    )
+    rows = []
+    if writing:
+        rows = cache.prefill([(thought.key, thought.prompt) for thought in writing], drafting=True)
     while writing:
         tokens = sample(
             np.stack(rows), [t.sampling for t in writing], [t.prompt + t.tokens for t in writing]

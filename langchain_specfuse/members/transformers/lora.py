@@ -64,47 +64,46 @@ class Adapters:
         """The one copy of the adapter in a folder that peft wrote, or of a hub id. ``member``: for
         errors."""
         with self._lock:
-            found = self._alive.get(adapter)
-            if found is None:
+            loaded = self._alive.get(adapter)
+            if loaded is None:
                 folder = _folder(adapter, member)
                 _refuse(folder, adapter)
-                found = self._alive[adapter] = self._loaded(folder, adapter)
-            return found
+                loaded = self._alive[adapter] = self._load(folder, adapter)
+            return loaded
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _loaded(self, folder: Path, adapter: str) -> Adapter:
+    def _load(self, folder: Path, adapter: str) -> Adapter:
         from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
         from safetensors.torch import load_file
 
-        made, wrong = Adapter(), ""
+        loaded, problem = Adapter(), ""
         try:
-            # that there are several adapters is what we want
+            # peft warns that there are several adapters, which is intended here
             with warnings.catch_warnings(action="ignore"):
                 config = PeftConfig.from_pretrained(str(folder), inference_mode=True)
-                inject_adapter_in_model(config, self._model, made.name)
+                inject_adapter_in_model(config, self._model, loaded.name)
             matrices = {
-                key.removeprefix("base_model.model."): one
-                for key, one in load_file(folder / MATRICES).items()
+                key.removeprefix("base_model.model."): matrix
+                for key, matrix in load_file(folder / MATRICES).items()
             }
-            found = set_peft_model_state_dict(self._model, matrices, made.name)
-            odd = [
-                *found.unexpected_keys,
-                *(key for key in found.missing_keys if f".{made.name}" in key),
-            ]
-            wrong = f"matrices are missing or too many: {', '.join(sorted(odd)[:3])}" if odd else ""
-        # where it does not fit, peft, torch and safetensors raise anything
+            keys = set_peft_model_state_dict(self._model, matrices, loaded.name)
+            missing = [key for key in keys.missing_keys if f".{loaded.name}" in key]
+            misfits = sorted([*keys.unexpected_keys, *missing])
+            if misfits:
+                problem = f"matrices are missing or too many: {', '.join(misfits[:3])}"
+        # An adapter that does not fit makes peft, torch and safetensors raise anything.
         except Exception as error:
-            wrong = f"{type(error).__name__}: {str(error)[:400]}"
+            problem = f"{type(error).__name__}: {str(error)[:400]}"
         self._on = ""
-        if wrong:
-            self._delete(made.name)
-            misfit = UsageError(f"adapter {adapter} cannot be used with this base: {wrong}")
+        if problem:
+            self._delete(loaded.name)
+            misfit = UsageError(f"adapter {adapter} cannot be used with this base: {problem}")
             raise advised(
                 misfit,
                 "name the base that it was trained on (base_model_name_or_path), or copy it again",
             )
-        return made
+        return loaded
 
     def prune(self) -> None:
         """Free the adapters that nothing refers to any more."""
@@ -123,14 +122,14 @@ class Adapters:
 
     @contextmanager
     def reading(self, adapter: Adapter | None) -> Iterator[None]:
-        """Within this, the model is read with this adapter. It stays on until :meth:`off`:
+        """Within this, the model is read with this adapter. It stays on until :meth:`off`, because
         switching takes a while."""
         with self._lock:
             self._switch(adapter.name if adapter else None)
             yield
 
     def off(self) -> None:
-        """Leave the model as its base is: others may hold it too."""
+        """Switch adapters off: others may hold the model too."""
         with self._lock:
             self._switch(None)
 
@@ -186,10 +185,12 @@ def _refuse(folder: Path, adapter: str) -> None:
         )
         raise advised(kind, MERGE)
     allowed = {"bias": ("none",), "init_lora_weights": UNCHANGED_BASE}
-    changes = (
-        key for key, one in config.items() if (one not in allowed[key] if key in allowed else one)
-    )
-    if more := [key for key in changes if key not in KNOWN.split()]:
+    more = []
+    for key, value in config.items():
+        is_set = value not in allowed[key] if key in allowed else bool(value)
+        if is_set and key not in KNOWN.split():
+            more.append(key)
+    if more:
         raise advised(
             UsageError(f"{adapter} does more than add to linear layers: {', '.join(more)}"), MERGE
         )
