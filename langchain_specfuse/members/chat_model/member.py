@@ -165,8 +165,7 @@ class ChatModelMember:
 
     def __getstate__(self) -> dict[str, Any]:
         """Its arguments, and how its model continues a text, without open streams. A model that was
-        given by name is made again from its name, because most providers' objects cannot be
-        pickled."""
+        named is created again from its name, because most providers' objects cannot be pickled."""
         state = vars(self) | {"_streams": {}, "_unreported": Effort()}
         return state if self._model_name is None else state | {"model": None}
 
@@ -206,8 +205,7 @@ class ChatModelMember:
 
     def preview(self) -> Probe:
         profile: Mapping[str, Any] = self.model.profile or {}
-        # The context that ChatOllama or ChatLlamaCpp was told to open comes before all that the
-        # model could read.
+        # ChatOllama and ChatLlamaCpp open a smaller context than the model could read.
         opened = getattr(self.model, "num_ctx", None) or getattr(self.model, "n_ctx", None)
         return Probe(
             str(self._known.get("ls_model_name", self.name)),
@@ -448,7 +446,7 @@ class ChatModelMember:
     def _ballot_messages(self, job: ScoreJob, order: Sequence[int]) -> list[BaseMessage]:
         """The ballot: the conversation, the answer so far, and the drafts under letters."""
         turns = "\n\n".join(f"{turn.role}: {turn.text}" for turn in job.query.turns)
-        attachments = [one for turn in job.query.turns for one in turn.attachments]
+        attachments = [part for turn in job.query.turns for part in turn.attachments]
         drafts = "\n".join(
             f"{LETTERS[place]}: {_shown(job.candidates[number])}"
             for place, number in enumerate(order)

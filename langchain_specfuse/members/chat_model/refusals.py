@@ -57,6 +57,6 @@ def refusal_block(block: Any) -> str | None:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an error of a chat model means that its provider refuses the question."""
-    named = any(one.__name__ == "ModelRefusalError" for one in type(error).__mro__)
-    codes = [getattr(one, "code", None) for one in (error, error.__cause__)]
+    named = any(kind.__name__ == "ModelRefusalError" for kind in type(error).__mro__)
+    codes = [getattr(raised, "code", None) for raised in (error, error.__cause__)]
     return named or any(isinstance(code, str) and code in _CODES for code in codes)

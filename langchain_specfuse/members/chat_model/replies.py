@@ -138,7 +138,7 @@ class Reply:
 def member_error(error: Exception, member: str) -> MemberError:
     """A chat model's error as its member's. If no server was reached, it says which."""
     kind = _kind_of(error)
-    classes = {one.__name__ for one in type(error).__mro__}
+    classes = {kind.__name__ for kind in type(error).__mro__}
     failure = MemberError(shown(error), member=member, kind=kind)
     if kind != "error" or not classes & _UNREACHED:
         return failure
@@ -158,7 +158,7 @@ def member_error(error: Exception, member: str) -> MemberError:
 def _kind_of(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "timeout"
-    classes = {one.__name__ for one in type(error).__mro__}
+    classes = {kind.__name__ for kind in type(error).__mro__}
     for name, kind in _KINDS.items():
         if name in classes:
             return kind

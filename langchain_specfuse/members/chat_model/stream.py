@@ -81,11 +81,11 @@ class OpenStream:
         self.close()
         return text
 
-    def draft(self, answer: str, wanted: int, most: int) -> tuple[str, bool]:
-        """About ``wanted`` words after this answer, at most ``most``, and whether they end the
+    def draft(self, answer: str, size: int, most: int) -> tuple[str, bool]:
+        """About ``size`` words after this answer, at most ``most``, and whether they end the
         answer."""
         start = len(answer) - len(self.before)
-        count = wanted
+        count = size
         while True:
             self._read_beyond(start, count)
             rest = self.text[start:]

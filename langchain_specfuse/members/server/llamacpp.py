@@ -73,7 +73,7 @@ class LlamaCpp(Dialect):
         size = len(ids)
         if ids and reply.get("stop_type") == "eos":
             size -= 1
-        # It cannot be told which tokens end a turn, so it may have gone on after one.
+        # The engine does not know all tokens that end a turn: it may have gone on after one.
         size = next((at for at, token in enumerate(ids) if token in self.stops), size)
         ended = size < len(ids)
         cached = cached_tokens((reply.get("timings") or {}).get("cache_n"), len(draw.ids))

@@ -145,8 +145,8 @@ class RemoteTokenizer:
             raise ValueError(str(error)) from error
 
     def takes_templates(self) -> bool:
-        """Whether the server renders with a template that it is given: some ignore it, and some
-        refuse it."""
+        """Whether the server renders with another template than its own. Some servers ignore one,
+        and some refuse it."""
         mark = "specfuse-template-mark"
         try:
             return mark in self.apply_chat_template(
@@ -262,11 +262,11 @@ class RemoteTokenizer:
 # --- a local copy ---------------------------------------------------------------------------------
 
 
-def local_tokenizer(given: Any) -> Any:
+def local_tokenizer(source: Any) -> Any:
     """The tokenizer itself, or the one in a folder or on the hub; needs transformers, but neither
     torch nor weights."""
-    if not isinstance(given, (str, os.PathLike)):
-        return given
+    if not isinstance(source, (str, os.PathLike)):
+        return source
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as error:
@@ -274,7 +274,7 @@ def local_tokenizer(given: Any) -> Any:
         raise advised(
             missing, "pip install transformers, or leave tokenizer= out: the server is asked"
         ) from error
-    path, gguf = os.fspath(given), {}
+    path, gguf = os.fspath(source), {}
     if path.endswith(".gguf"):
         path, gguf = os.path.dirname(path) or ".", {"gguf_file": os.path.basename(path)}
     try:
@@ -283,7 +283,7 @@ def local_tokenizer(given: Any) -> Any:
         )
     except (OSError, ValueError) as error:
         unread = UsageError(
-            f"no tokenizer can be read at {os.fspath(given)!r}: {str(error)[:SHOWN]}"
+            f"no tokenizer can be read at {os.fspath(source)!r}: {str(error)[:SHOWN]}"
         )
         advice = (
             "name the folder or hub id of the model's own, or leave tokenizer= out: the "
@@ -292,19 +292,19 @@ def local_tokenizer(given: Any) -> Any:
         raise advised(unread, advice) from error
 
 
-def stops_of(tokenizer: Any, template: Template, given: Any) -> list[int]:
+def stops_of(tokenizer: Any, template: Template, source: Any) -> list[int]:
     """The tokens that end a turn by tokenizer, template and (of a folder) generation config."""
     if isinstance(tokenizer, RemoteTokenizer):
         return [] if template.plain else tokenizer.stops()
-    return stop_ids(tokenizer, _generation_config(given), end_of_turn(template))
+    return stop_ids(tokenizer, _generation_config(source), end_of_turn(template))
 
 
-def _generation_config(given: Any) -> Any:
-    if not isinstance(given, (str, os.PathLike)):
+def _generation_config(source: Any) -> Any:
+    if not isinstance(source, (str, os.PathLike)):
         return None
     from transformers import GenerationConfig
 
     try:
-        return GenerationConfig.from_pretrained(os.fspath(given))
+        return GenerationConfig.from_pretrained(os.fspath(source))
     except (OSError, ValueError):  # the folder has none
         return None

@@ -72,15 +72,15 @@ class VLLM(Completions):
     # --- scoring ----------------------------------------------------------------------------------
 
     def _by_probes(self, key: str, paths: Sequence[Path]) -> list[list[float]]:
-        wanted: dict[Prefix, set[int]] = {}
+        needed: dict[Prefix, set[int]] = {}
         for path in paths:
             for at in range(path.start, len(path.ids)):
-                wanted.setdefault(path.ids[:at], set()).add(path.ids[at])
+                needed.setdefault(path.ids[:at], set()).add(path.ids[at])
             if path.ended:
-                wanted.setdefault(path.ids, set()).update(self.stops)
+                needed.setdefault(path.ids, set()).update(self.stops)
         logprobs: dict[Prefix, Mapping[str, float]] = {}
-        for prefixes in _requests(wanted):
-            ids = sorted(set().union(*(wanted[prefix] for prefix in prefixes)))
+        for prefixes in _requests(needed):
+            ids = sorted(set().union(*(needed[prefix] for prefix in prefixes)))
             prompts = [list(prefix) for prefix in prefixes]
             body = {**self._body(prompts, 1), **self._wanted(ids), "temperature": 0.0}
             choices, _ = self._post(body, len(prefixes))
@@ -209,11 +209,11 @@ def _ids(choice: Mapping[str, Any]) -> list[int]:
         raise MemberError(f"the server does not name tokens by their ids: {error}") from error
 
 
-def _requests(wanted: Mapping[Prefix, set[int]]) -> Iterator[list[Prefix]]:
+def _requests(needed: Mapping[Prefix, set[int]]) -> Iterator[list[Prefix]]:
     """The prefixes in groups that one request can hold."""
     group: list[Prefix] = []
     ids: set[int] = set()
-    for prefix, more in wanted.items():
+    for prefix, more in needed.items():
         if group and (len(ids | more) > MOST_IDS or len(group) == MOST_PROMPTS):
             yield group
             group, ids = [], set()

@@ -149,7 +149,7 @@ def _between(render: Render, calls: str, begin: str, end: str) -> str:
 
 
 def marks_of(render: Render) -> Marks | None:
-    """What stands around a marked thought, cut out of its rendering."""
+    """The marks around a thought, cut out of its rendering."""
     answer = {"role": "assistant", "content": MARK}
     # Templates read one of these two fields: gpt-oss's the first, Qwen's the second.
     thoughtful = answer | {"thinking": THOUGHT, "reasoning_content": THOUGHT}
@@ -201,8 +201,8 @@ def call_data(call: Call, way: str) -> dict[str, Any]:
     }
 
 
-def plain_id(given: str) -> str:
+def plain_id(call_id: str) -> str:
     """A call's id as the strictest templates want it: nine letters and digits."""
-    if re.fullmatch(r"[A-Za-z0-9]{9}", given):
-        return given
-    return hashlib.sha256(given.encode()).hexdigest()[:9]
+    if re.fullmatch(r"[A-Za-z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]

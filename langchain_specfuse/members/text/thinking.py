@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands around a thought: ``{open}thought{close}answer``."""
+    """The texts around a thought: ``{open}thought{close}answer``."""
 
     open: str
     close: str
     none: str
-    """What stands before an answer without a thought."""
+    """The text before an answer without a thought."""
 
     def opened(self, prompt: str) -> bool:
         """Whether the prompt ends inside a thought."""
