@@ -71,17 +71,22 @@ def checked(
                 raise _refusal(error, init, owner) from None
             call(**values)
 
-        # For help() and the docs, without the fields in annotations.
-        hints = get_type_hints(init)
-        shown = [
-            parameter.replace(annotation=hints.get(name, parameter.annotation))
-            for name, parameter in signature.parameters.items()
-        ]
-        checked_init.__annotations__ = hints
-        checked_init.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        _show_plainly(checked_init, init)
         return checked_init
 
     return decorate
+
+
+def _show_plainly(wrapper: Any, init: Callable[..., None]) -> None:
+    """Let ``help()`` and the docs show the annotations without pydantic's fields."""
+    hints = get_type_hints(init)
+    signature = inspect.signature(init)
+    parameters = [
+        parameter.replace(annotation=hints.get(name, parameter.annotation))
+        for name, parameter in signature.parameters.items()
+    ]
+    wrapper.__annotations__ = hints
+    wrapper.__signature__ = signature.replace(parameters=parameters)
 
 
 def _unknown(name: str, names: list[str], owner: str, removed: Mapping[str, str]) -> UsageError:
