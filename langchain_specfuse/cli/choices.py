@@ -77,11 +77,11 @@ class _Parser(argparse.ArgumentParser):
     """Reports mistakes as the rest of the package does: with what was given, and what to do."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given, unknown = self.parse_known_args(args, namespace)
+        arguments, unknown = self.parse_known_args(args, namespace)
         if not unknown:
-            return given
+            return arguments
         name = unknown[0].partition("=")[0]
-        question = getattr(given, "question", None) or ""
+        question = getattr(arguments, "question", None) or ""
         advice = self._meant(name) if name.startswith("-") else self._second(name, question)
         raise advised(UsageError(f"{self.prog} has no argument {name!r}"), advice)
 
@@ -232,16 +232,16 @@ def _values(annotation: Any) -> str:
     return "N|none" if type(None) in types else "N"
 
 
-def method_of(given: Sequence[str]) -> Method:
+def method_of(texts: Sequence[str]) -> Method:
     """The method that ``--method`` arguments describe.
 
     >>> method_of(["specem", "exit=studentized"]).exit
     'studentized'
     """
-    names = [one for one in given if "=" not in one]
+    names = [text for text in texts if "=" not in text]
     changes: dict[str, Any] = {}
-    for one in given:
-        key, equals, value = one.partition("=")
+    for text in texts:
+        key, equals, value = text.partition("=")
         key = key.strip().replace("-", "_")
         if equals:
             # an unknown key is refused below
@@ -250,13 +250,13 @@ def method_of(given: Sequence[str]) -> Method:
     return Method.named(names[-1] if names else "robust", **changes)
 
 
-def options_of(given: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
+def options_of(arguments: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
     """The options of an answer that were given as flags, over these defaults."""
     options = dict(defaults)
-    for name, value in vars(given).items():
+    for name, value in vars(arguments).items():
         if name in Settings.model_fields and name != "method" and value is not None:
             options[name] = read_flag(Settings, name, value)
-    return {**options, "method": method_of(given.method)}
+    return {**options, "method": method_of(arguments.method)}
 
 
 def read_flag(model: type[BaseModel], name: str, value: Any) -> Any:
@@ -273,12 +273,9 @@ def read_flag(model: type[BaseModel], name: str, value: Any) -> Any:
         raise about_flag from None
 
 
-def members_of(
-    given: argparse.Namespace, stand_ins: Sequence[Any] | None
-) -> tuple[list[Any], list[Any]]:
-    """The members that write and those that only vote: those that were named, else ``stand_ins``,
-    else the demo's."""
-    for name in (*(given.members or ()), *(given.verifiers or ())):
+def members_of(arguments: argparse.Namespace) -> tuple[list[Any], list[Any]]:
+    """The members that write, or the demo's if none were named, and those that only vote."""
+    for name in (*(arguments.members or ()), *(arguments.verifiers or ())):
         if name.lstrip().startswith(("{", "[")):
             wrong = UsageError(f"a member must be a name in the shell, got {name!r:.60}")
             raise advised(
@@ -289,12 +286,11 @@ def members_of(
             raise advised(
                 UsageError(f"there is no member {name!r}"), f"put spaces between members: {apart}"
             )
-    verifiers = registry.members_list(list(given.verifiers or ()), "verifiers")
-    chosen = given.members or stand_ins
-    if not chosen:
-        return _demo(given), verifiers
-    members = registry.members_list(list(chosen), "members")
-    _check_lead(given.lead, registry.names_of([*members, *verifiers])[: len(members)])
+    verifiers = registry.members_list(list(arguments.verifiers or ()), "verifiers")
+    if not arguments.members:
+        return _demo(arguments), verifiers
+    members = registry.members_list(list(arguments.members), "members")
+    _check_lead(arguments.lead, registry.names_of([*members, *verifiers])[: len(members)])
     return members, verifiers
 
 
@@ -307,13 +303,13 @@ def _check_lead(lead: str, names: Sequence[str]) -> None:
     raise advised(error, meant(lead, names, known, cutoff=0.5))
 
 
-def _demo(given: argparse.Namespace) -> list[Any]:
+def _demo(arguments: argparse.Namespace) -> list[Any]:
     """The demo's members. Their weights are fetched only with the user's consent."""
     from .. import demo
 
-    _check_lead(given.lead, [one.name for one in demo.ensemble()])
+    _check_lead(arguments.lead, [one.name for one in demo.ensemble()])
     missing = demo.to_fetch()
-    if missing and not given.yes:
+    if missing and not arguments.yes:
         _ask_to_fetch(missing)
     return demo.demo_members()
 
@@ -342,19 +338,19 @@ def _gigabytes(weights: Sequence[DemoFile]) -> float:
     return sum(one.size for one in weights) / 1e9
 
 
-def ensemble_of(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> Ensemble:
+def ensemble_of(arguments: argparse.Namespace) -> Ensemble:
     """The ensemble of these members. Loads nothing."""
-    return registry.ensemble_for(*members_of(given, stand_ins))
+    return registry.ensemble_for(*members_of(arguments))
 
 
-def question_after_members(given: argparse.Namespace) -> None:
+def question_after_members(arguments: argparse.Namespace) -> None:
     """``--members A B "Why is the sky blue?"``: argparse takes the question for a member. It is the
     question."""
-    for listed in (given.verifiers, given.members):
+    for listed in (arguments.verifiers, arguments.members):
         last = listed[-1] if listed and len(listed) > 1 else ""
         if (
-            given.question is None
+            arguments.question is None
             and len(last.split()) > 1
             and not os.path.exists(os.path.expanduser(last))
         ):
-            given.question = listed.pop()
+            arguments.question = listed.pop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def run(arguments: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
+def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     """Diagnose. Returns whether all is well."""
     from ..evaluation import Results, jsonl
     from ..evaluation.doctor import diagnosed, own_task, refuse_few
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace, stand_ins: Sequence[Any] | None, out: Tex
         task = jsonl(arguments.prompts, arguments.checker, allow_code=arguments.allow_code)
     refuse_few(task)
     settings = Settings(**options_of(arguments, max_tokens=task.max_tokens, seed=0))
-    members = ensemble_of(arguments, stand_ins).members
+    members = ensemble_of(arguments).members
     folder = Path(arguments.out)
     if not arguments.quiet:
         say(f"{amount(len(task.questions), 'prompt')}, results in {folder}")

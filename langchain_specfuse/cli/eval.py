@@ -103,7 +103,7 @@ def add_common(made: argparse.ArgumentParser) -> None:
     add_answer(made, "max_concurrency", "timeout", max_tokens="the task's")
 
 
-def run(arguments: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
+def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     """Evaluate. Returns whether any question could be answered."""
     from ..evaluation import Plan, Results, jsonl, summary, table
     from ..evaluation import run as evaluate
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace, stand_ins: Sequence[Any] | None, out: Tex
             UsageError("several seeds, but nothing is sampled"),
             "add --temperature, or give one seed",
         )
-    members = ensemble_of(arguments, stand_ins).members
+    members = ensemble_of(arguments).members
     names, writers = list(members), len(members) - len(arguments.verifiers or ())
     systems = _systems(arguments.systems, names[:writers], names[writers:], settings)
     plan = Plan(task, systems, members, seeds, settings.max_concurrency)

@@ -75,8 +75,8 @@ def command() -> NoReturn:
     sys.exit(code)
 
 
-def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = None) -> int:
-    """Run the command; returns the exit code. ``members`` replace the demo's, for tests."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
     out = sys.stdout
     words = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -89,10 +89,10 @@ def main(argv: Sequence[str] | None = None, *, members: Sequence[Any] | None = N
         )
         if not name:
             _refuse_word(words[0] if words else "")
-        given = module.parser().parse_args(words[1:] if name else words)
-        given.literal = "--" in words
+        arguments = module.parser().parse_args(words[1:] if name else words)
+        arguments.literal = "--" in words
         with redirect_stdout(sys.stderr):  # whatever a library prints is not the answer
-            good = module.run(given, members, out)
+            good = module.run(arguments, out)
         out.flush()
         return FINE if good else FAILED
     except SystemExit as leaving:  # argparse: --help, --version, and its own errors
@@ -162,27 +162,27 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
+def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     """Ask, and show the rounds as they come."""
-    if given.html is not None:
-        _check_page(given.html)
-    choices.question_after_members(given)
-    options, text, form = choices.options_of(given), _text(given), _form(given)
-    for string in given.stop or ():
+    if arguments.html is not None:
+        _check_page(arguments.html)
+    choices.question_after_members(arguments)
+    options, text, form = choices.options_of(arguments), _text(arguments), _form(arguments)
+    for string in arguments.stop or ():
         refuse_broken(string)
-    members, verifiers = choices.members_of(given, stand_ins)
+    members, verifiers = choices.members_of(arguments)
     call = Call(members=members, verifiers=verifiers, **options, **form)
-    messages = [SystemMessage(given.system)] if given.system else []
+    messages = [SystemMessage(arguments.system)] if arguments.system else []
     question = Question.of([*messages, HumanMessage(text)], call, call.stop)
     names = list(question.ensemble.members)
-    if not given.quiet:
+    if not arguments.quiet:
         say(f"loading {', '.join(names)} ...")
     question.ensemble.loaded().result()
     rounds = question.rounds()
     trace = Trace(question=text, members=names)
     try:
         with closing(rounds):  # type: ignore[type-var]
-            _show(_added(rounds, trace), given, names, out)
+            _show(_added(rounds, trace), arguments, names, out)
     except BaseException as error:
         trace.error = (
             "interrupted"
@@ -191,8 +191,8 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
         )
         raise
     finally:  # however the run ends, there is a page of what was agreed until then
-        if given.html:
-            _save(trace, given)
+        if arguments.html:
+            _save(trace, arguments)
     return True
 
 
@@ -202,16 +202,16 @@ def _added(rounds: Iterator[Round], trace: Trace) -> Iterator[Round]:
         yield item
 
 
-def _save(trace: Trace, given: argparse.Namespace) -> None:
+def _save(trace: Trace, arguments: argparse.Namespace) -> None:
     try:
-        trace.save(given.html)
+        trace.save(arguments.html)
     except UsageError as error:
         if not trace.error:
             raise
         say(f"the run could not be saved: {error}")  # the first error is reported by the caller
     else:
-        if not given.quiet:
-            say(f"the run is in {given.html}")
+        if not arguments.quiet:
+            say(f"the run is in {arguments.html}")
 
 
 def _check_page(path: str) -> None:
@@ -225,44 +225,43 @@ def _check_page(path: str) -> None:
 # --- the question ---------------------------------------------------------------------------------
 
 
-def _form(given: argparse.Namespace) -> dict[str, Any]:
+def _form(arguments: argparse.Namespace) -> dict[str, Any]:
     """The format of the answer, as options of a call."""
-    flags = [
-        f"--{name}" for name in ("schema", "regex", "choice") if getattr(given, name) is not None
-    ]
+    formats = ("schema", "regex", "choice")
+    flags = [f"--{name}" for name in formats if getattr(arguments, name) is not None]
     if len(flags) > 1:
         error = UsageError(f"{flags[0]} and {flags[1]} are both given; an answer has one format")
         raise advised(error, f"leave {flags[0]} or {flags[1]} out")
-    form = {"regex": given.regex, "choice": given.choice, "response_format": None}
-    if given.schema is None:
+    form = {"regex": arguments.regex, "choice": arguments.choice, "response_format": None}
+    if arguments.schema is None:
         return form
     try:
-        schema = json.loads(Path(given.schema).read_text(encoding="utf-8-sig"))
+        schema = json.loads(Path(arguments.schema).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        unread = UsageError(f"--schema {given.schema}: {error}")
+        unread = UsageError(f"--schema {arguments.schema}: {error}")
         raise advised(unread, "name a file with a JSON schema") from error
     if not isinstance(schema, dict):
         raise advised(
-            UsageError(f"--schema {given.schema} does not contain an object: {schema!r:.80}"),
+            UsageError(f"--schema {arguments.schema} does not contain an object: {schema!r:.80}"),
             "name a file with a JSON schema",
         )
     return {**form, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
 
-def _text(given: argparse.Namespace) -> str:
-    text: str | None = given.question
-    named = ", ".join([*(given.members or ()), *(given.verifiers or ())])
+def _text(arguments: argparse.Namespace) -> str:
+    text: str | None = arguments.question
+    named = ", ".join([*(arguments.members or ()), *(arguments.verifiers or ())])
     taken = f"; taken for members: {named}" if named else ""
     if text is None and (sys.stdin is None or sys.stdin.isatty()):
         raise advised(UsageError(f"there is no question{taken}"), choices.EXAMPLE)
-    if text and not given.literal:
+    if text and not arguments.literal:
         _refuse_word(text)
     if text is None or text == "-":
         text = sys.stdin.read().removesuffix("\n")
     if not text.strip():
         wrong = (
             "there is no question"
-            if given.question is None
+            if arguments.question is None
             else f"the question is empty, got {text!r}"
         )
         raise advised(UsageError(wrong + taken), choices.EXAMPLE)
@@ -310,19 +309,19 @@ def _refuse_file(text: str) -> NoReturn:
 
 
 def _show(
-    rounds: Iterator[Round], given: argparse.Namespace, names: list[str], out: TextIO
+    rounds: Iterator[Round], arguments: argparse.Namespace, names: list[str], out: TextIO
 ) -> None:
-    for item in rounds if given.json else ():
-        print(json.dumps(item.as_dict()), file=out, flush=True)
-    if given.json:
+    if arguments.json:
+        for item in rounds:
+            print(json.dumps(item.as_dict()), file=out, flush=True)
         return
-    colours = not (given.no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb")
-    paint = Paint(names, on=out.isatty() and colours)
+    plain = arguments.no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    paint = Paint(names, on=out.isatty() and not plain)
     clean = visible if out.isatty() else str
     done: list[Round] = []
     try:
         for item in rounds:
-            if not done and not given.quiet:
+            if not done and not arguments.quiet:
                 print(legend(paint), end="\n\n", file=out)
             done.append(item)
             text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(item))
@@ -334,7 +333,7 @@ def _show(
         if done and done[-1].finish == "refusal":
             words = done[-1].refusals[done[-1].member]
             say(f"{done[-1].member} refused" + (f": {words}" if words else ""))
-        if given.quiet:
+        if arguments.quiet:
             for left in (left for item in done for left in item.left if left.kind != "exit"):
                 say("\n".join(departed(left)))
         elif done:

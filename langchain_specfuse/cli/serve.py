@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TextIO
 
@@ -74,31 +73,39 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO) -> bool:
-    """Serve until a signal comes. ``stand_ins`` replace the demo's members, for tests."""
-    limits, keys, llm = _limits(given), keys_of(given.api_key_env), chat_model(given, stand_ins)
-    with listening(given.host, given.port) as listener:
+def run(arguments: argparse.Namespace, out: TextIO) -> bool:
+    """Serve until a signal comes."""
+    limits, keys, llm = _limits(arguments), keys_of(arguments.api_key_env), chat_model(arguments)
+    with listening(arguments.host, arguments.port) as listener:
         address, port = listener.getsockname()[:2]
         local = ipaddress.ip_address(address).is_loopback
         if not local and not keys:
             say(
-                f"warning: other machines can reach {given.host}, and no API key is set: anyone "
-                "there can use it"
+                f"warning: other machines can reach {arguments.host}, and no API key is set: "
+                "anyone there can use it"
             )
         # A web page may direct a browser here under its own host name (DNS rebinding). A key
         # prevents that as well.
-        hosts = (
-            ("localhost", "127.0.0.1", "[::1]", given.host.lower()) if local and not keys else ()
-        )
+        hosts: tuple[str, ...] = ()
+        if local and not keys:
+            hosts = ("localhost", "127.0.0.1", "[::1]", arguments.host.lower())
         app = app_of(
-            llm, model=given.name, api_keys=keys, hosts=hosts, page=not given.no_page, limits=limits
+            llm,
+            model=arguments.name,
+            api_keys=keys,
+            hosts=hosts,
+            page=not arguments.no_page,
+            limits=limits,
         )
-        server = server_of(app, grace_s=given.grace)
+        server = server_of(app, grace_s=arguments.grace)
         server.on_stop = lambda: say("stopping after the running answers; again: stop now")
-        root = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
-        where = f"{root}/v1" + ("" if given.no_page else f" for clients, {root}/ for browsers")
+        host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        root = f"http://{host}:{port}"
+        where = f"{root}/v1"
+        if not arguments.no_page:
+            where += f" for clients, {root}/ for browsers"
         names = ", ".join(names_of([*llm.members, *llm.verifiers]))
-        say(f"listening on {where}; the model is {given.name!r}; loading {names} ...")
+        say(f"listening on {where}; the model is {arguments.name!r}; loading {names} ...")
 
         def after_loading(loading: Future[Any]) -> None:
             if loading.exception():
@@ -114,17 +121,17 @@ def run(given: argparse.Namespace, stand_ins: Sequence[Any] | None, out: TextIO)
     return True
 
 
-def chat_model(given: argparse.Namespace, stand_ins: Sequence[Any] | None) -> SpecFuseChatModel:
+def chat_model(arguments: argparse.Namespace) -> SpecFuseChatModel:
     """The chat model that these arguments describe. Loads nothing."""
-    members, verifiers = members_of(given, stand_ins)
-    options = {name: value for name, value in options_of(given).items() if name not in LIMITS}
+    members, verifiers = members_of(arguments)
+    options = {name: value for name, value in options_of(arguments).items() if name not in LIMITS}
     return SpecFuseChatModel(members=members, verifiers=verifiers, **options)
 
 
-def _limits(given: argparse.Namespace) -> Limits:
+def _limits(arguments: argparse.Namespace) -> Limits:
     limits = {}
     for name in LIMITS:
-        value = getattr(given, name)
+        value = getattr(arguments, name)
         if value is not None:
             limits[name] = read_flag(Limits, name, value)
     return Limits(**limits)

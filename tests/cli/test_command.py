@@ -21,6 +21,7 @@ from langchain_specfuse.cli.choices import method_of, options_of
 from langchain_specfuse.cli.main import FAILED, FINE, INTERRUPTED, MISUSED, UNREAD, main
 from langchain_specfuse.core.options import METHODS, Method
 from langchain_specfuse.core.values import DraftJob
+from tests.demo_members import replace_demo
 
 TEXT = "The sky is blue because the air scatters short waves of light more strongly than long ones."
 OTHER = (
@@ -37,12 +38,12 @@ def members() -> list[ScriptedMember]:
 
 
 @pytest.fixture
-def ask(capsys):
+def ask(capsys, monkeypatch):
     """(exit code, standard output, standard error) of one call."""
 
     def asked(*argv: str, by=None):
-        code = main(argv, members=by or members())
-        return (code, *capsys.readouterr())
+        replace_demo(by or members(), monkeypatch.setattr)
+        return (main(argv), *capsys.readouterr())
 
     return asked
 
@@ -175,6 +176,7 @@ NOISY = """
 import logging, warnings
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.cli import main as cli
+from tests.demo_members import replace_demo
 
 class Noisy(ScriptedMember):
     def draft(self, jobs):
@@ -182,7 +184,8 @@ class Noisy(ScriptedMember):
         warnings.warn(HOSTILE)
         return super().draft(jobs)
 
-cli.main = lambda main=cli.main: main(["Why?", "-q"], members=[Noisy("Yes.", name="a")])
+replace_demo([Noisy("Yes.", name="a")])
+cli.main = lambda main=cli.main: main(["Why?", "-q"])
 cli.command()
 """
 
@@ -299,6 +302,7 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.cli import main as cli
+from tests.demo_members import replace_demo
 
 class Slow(ScriptedMember):
     def draft(self, jobs):
@@ -306,7 +310,8 @@ class Slow(ScriptedMember):
             time.sleep(600)
         return super().draft(jobs)
 
-cli.main = lambda main=cli.main: main(["Why?", "--quiet"], members=[Slow("a b c d e f g h i j k l m n", name="a")])
+replace_demo([Slow("a b c d e f g h i j k l m n", name="a")])
+cli.main = lambda main=cli.main: main(["Why?", "--quiet"])
 cli.command()
 """
 

@@ -27,9 +27,11 @@ COMMAND = f"""#!{sys.executable}
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from langchain_specfuse.cli.main import main
+from tests.demo_members import replace_demo
 from tests.docs.shell import Actor, replace_members
 replace_members(sys.modules.__setitem__)
-sys.exit(main(members=[Actor(name=name) for name in ("SmolLM2-135M", "Gemma-3-270M")]))
+replace_demo([Actor(name=name) for name in ("SmolLM2-135M", "Gemma-3-270M")])
+sys.exit(main())
 """
 MAKE = f"""#!{BASH}
 exec {shutil.which("make")} --no-print-directory -n -C '{ROOT}' "$@" > /dev/null

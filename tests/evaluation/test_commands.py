@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from langchain_specfuse import demo
 from langchain_specfuse.chat.calibration import Calibration
 from langchain_specfuse.cli.main import FAILED, FINE, MISUSED, main
+from tests.demo_members import replace_demo
 
 from .parts import Known, Missing, knows, sums
 
@@ -24,10 +24,7 @@ def call(capsys, tmp_path, monkeypatch):
 
     def called(*argv: str, by=None):
         members = by or [knows("ann", lambda n: True), knows("bob", lambda n: n % 4 == 1)]
-        # without --members, the demo's members answer
-        monkeypatch.setattr(demo, "to_fetch", lambda *size: [])
-        monkeypatch.setattr(demo, "ensemble", lambda *size: members)
-        monkeypatch.setattr(demo, "demo_members", lambda *size: members)
+        replace_demo(members, monkeypatch.setattr)
         return (main(argv), *capsys.readouterr())
 
     return called

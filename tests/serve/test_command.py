@@ -17,6 +17,7 @@ import pytest
 
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.cli.main import FAILED, MISUSED, main
+from tests.demo_members import replace_demo
 
 from .conftest import BLUE, QUESTION, until
 
@@ -24,6 +25,7 @@ RUN = f"""
 import sys, time
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.cli import main as cli
+from tests.demo_members import replace_demo
 class Slow(ScriptedMember):
     def draft(self, jobs):
         time.sleep(0.2)
@@ -34,7 +36,7 @@ class Stuck(ScriptedMember):
             time.sleep(600)
         return super().draft(jobs)
 kind = {{"slow": Slow, "stuck": Stuck}}[sys.argv.pop(1)]
-cli.main = lambda main=cli.main: main(members=[kind({BLUE!r}, name="a")])
+replace_demo([kind({BLUE!r}, name="a")])
 cli.command()
 """
 """The console script with a scripted member."""
@@ -146,17 +148,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize("argv", WRONG)
-def test_a_mistake_is_reported_before_anything_is_loaded(capsys, argv):
-    assert (
-        main(["serve", "--port", "0", *argv.split()], members=[Unloadable(BLUE, name="a")])
-        == MISUSED
-    )
+def test_a_mistake_is_reported_before_anything_is_loaded(capsys, monkeypatch, argv):
+    replace_demo([Unloadable(BLUE, name="a")], monkeypatch.setattr)
+    assert main(["serve", "--port", "0", *argv.split()]) == MISUSED
     printed = capsys.readouterr().err
     assert WRONG[argv] in printed and "-> " in printed and "no such file" not in printed
 
 
 def test_unloadable_members_or_a_missing_package_end_it(monkeypatch, capsys):
-    assert main(["serve", "--port", "0"], members=[Unloadable(BLUE, name="a")]) == FAILED
+    replace_demo([Unloadable(BLUE, name="a")], monkeypatch.setattr)
+    assert main(["serve", "--port", "0"]) == FAILED
     printed = capsys.readouterr().err
     assert (
         "OSError: no such file" in printed and "ready" not in printed and "Traceback" not in printed
