@@ -1,4 +1,5 @@
-"""Several jobs of one member at once, for members that wait for others: servers, chat models."""
+"""Works on several jobs of one member at the same time, for members that wait for a server or a
+chat model."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ SHOWN = 300
 
 
 def each(jobs: Sequence[_Job], work: Callable[[_Job], Any], name: str, at_once: int) -> list[Any]:
-    """The replies to all jobs, at most ``at_once`` at a time; one that fails does not disturb the
-    others.
+    """The replies to all jobs, in order, at most ``at_once`` at a time. A job that fails does not
+    disturb the others.
 
-    In daemon threads: those of ``concurrent.futures`` keep a program from ending while a server
-    hangs.
+    The threads are daemons, because those of ``concurrent.futures`` keep a program from ending
+    while a server hangs.
     """
     replies: list[Any] = [None] * len(jobs)
     waiting = deque(enumerate(jobs))
@@ -29,7 +30,7 @@ def each(jobs: Sequence[_Job], work: Callable[[_Job], Any], name: str, at_once: 
         while True:
             try:
                 at, job = waiting.popleft()
-            except IndexError:  # all are taken
+            except IndexError:  # no job is left
                 return
             replies[at] = _reply(job, work)
 
@@ -57,6 +58,7 @@ def _reply(job: _Job, work: Callable[[_Job], Any]) -> Any:
 
 
 def shown(error: Exception) -> str:
-    """An error as text for a message: it may quote what another program sent, which may be long or
-    not even text."""
-    return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()[:SHOWN]
+    """An error as text for a message. It may quote what another program sent, which may be long or
+    hold characters that cannot be encoded."""
+    text = f"{type(error).__name__}: {error}"
+    return text.encode(errors="backslashreplace").decode()[:SHOWN]
