@@ -1,4 +1,4 @@
-"""Runs the loop: a worker (queue and thread) per device, and two drivers, sync and async."""
+"""Runs the loop: an ensemble loads its members, a driver runs one answer, a worker one device."""
 
 from .drive import adrive, drive
 from .ensemble import Ensemble

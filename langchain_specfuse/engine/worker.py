@@ -27,7 +27,7 @@ from typing import Any
 
 from ..core.member import batch_group_of
 from ..core.replies import checked_reply
-from ..core.values import DraftJob, Effort, Failure, PrefillPending, ScoreJob
+from ..core.values import Draft, DraftJob, Effort, Failure, PrefillPending, Scored, ScoreJob
 from ..errors import UsageError, advised, amount, emptied
 
 log = logging.getLogger("langchain_specfuse")
@@ -328,7 +328,7 @@ class Worker:
             timer.cancel()
         if self._end(batch):
             pairs = zip(batch, replies, strict=True)
-            replies = [timed(queued, reply, began, seconds) for queued, reply in pairs]
+            replies = [with_cost(queued, reply, began, seconds) for queued, reply in pairs]
             self._hand_out(batch, replies, seconds)
 
     def _end(self, batch: list[QueuedJob]) -> bool:
@@ -438,7 +438,8 @@ def _deliver(replies: Sequence[tuple[QueuedJob, Any]]) -> None:
 
 
 def run_batch(batch: list[QueuedJob]) -> list[Any]:
-    """The replies to a batch, one for each job. If a member raises, its part of the batch fails."""
+    """The replies to a batch, one for each job, each valid or a failure. If a member raises, its
+    part of the batch fails."""
     first = batch[0]
     try:
         if first.work == "call":
@@ -470,7 +471,13 @@ def _replies(batch: list[QueuedJob]) -> list[Any]:
         more = "more than " if len(replies) > len(batch) else ""
         count = amount(min(len(replies), len(batch)), "reply")
         raise ValueError(f"{first.work} returned {more}{count} to {amount(len(batch), 'job')}")
-    return replies
+    return [_checked(queued, reply) for queued, reply in zip(batch, replies, strict=True)]
+
+
+def _checked(queued: QueuedJob, reply: Any) -> Any:
+    if isinstance(queued.job, DraftJob | ScoreJob):
+        return checked_reply(queued.request, reply)
+    return reply
 
 
 def _by_member(batch: list[QueuedJob]) -> list[list[QueuedJob]]:
@@ -489,18 +496,19 @@ def _run_apart(batch: list[QueuedJob], parts: list[list[QueuedJob]]) -> list[Any
     return [replies[id(queued)] for queued in batch]
 
 
-def timed(queued: QueuedJob, reply: Any, began: float, seconds: float) -> Any:
-    """The reply, or a failure if it is invalid, with its whole cost: the time that it took, where
-    the member does not report it, and the chunks that were read before."""
-    if not isinstance(queued.job, DraftJob | ScoreJob):
+def with_cost(queued: QueuedJob, reply: Any, began: float, seconds: float) -> Any:
+    """The reply with the time that it took, where the member does not report it, and with the cost
+    of the chunks that were read for it before."""
+    if not isinstance(reply, Draft | Scored | Failure | PrefillPending):
         return reply
-    reply = checked_reply(queued.request, reply)
     effort = reply.effort
     if not effort.began:
         effort = replace(effort, began=began, seconds=effort.seconds or seconds)
     if queued.spent.began and not isinstance(reply, PrefillPending):
         effort += queued.spent
-    return reply if effort is reply.effort else replace(reply, effort=effort)
+    if effort is reply.effort:
+        return reply
+    return replace(reply, effort=effort)
 
 
 # --- one worker per device ------------------------------------------------------------------------
