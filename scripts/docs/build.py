@@ -128,10 +128,12 @@ def fields() -> str:
         value = field.get_default(call_default_factory=True)
         return _code("robust" if value == METHODS["robust"] else value)
 
-    rows = [
-        (f"`{name}`", default(field), _cell(field.description or ""))
-        for name, field in Options.model_fields.items()
-    ]
+    first = ("members", "verifiers", "model_name")
+    names = [*first, *(name for name in Options.model_fields if name not in first)]
+    rows = []
+    for name in names:
+        field = Options.model_fields[name]
+        rows.append((f"`{name}`", default(field), _cell(field.description or "")))
     return _lines(tables.table(("field", "default", "what it is"), rows))
 
 

@@ -19,6 +19,7 @@ from langchain_specfuse import (
     SpecFuseError,
     UsageError,
 )
+from langchain_specfuse.chat.options import NOT_FOR_A_CALL, Options
 from langchain_specfuse.core.member import Probe
 
 from .conftest import BLUE, asked
@@ -135,6 +136,26 @@ def test_options_of_a_chat_model_and_of_a_call_are_not_confused(ensemble: Any) -
         "max_waiting must be greater than or equal to 0"
         in refusal(lambda: ensemble().invoke("?", max_waiting=-1))[0]
     )
+
+
+class Marked:
+    """A value that no option takes."""
+
+    name = 7
+
+
+@pytest.mark.parametrize("name", sorted(Options.model_fields))
+def test_every_field_is_described_and_checked_in_the_constructor_and_in_a_call(
+    ensemble: Any, name: str
+) -> None:
+    """Nothing but the field itself is needed for an option."""
+    assert Options.model_fields[name].description
+    attempts = [lambda: ensemble(**{name: Marked()})]
+    if name not in NOT_FOR_A_CALL:
+        attempts.append(lambda: ensemble().invoke("?", **{name: Marked()}))
+    for attempt in attempts:
+        error, note = refusal(attempt)
+        assert name in error and note.startswith("-> ")
 
 
 def test_a_value_that_asks_for_nothing_is_accepted(ensemble: Any) -> None:
