@@ -7,7 +7,6 @@ loads nothing by itself.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import os
@@ -29,7 +28,7 @@ from langchain_core.runnables import Runnable
 from ..core.member import Member, Probe
 from ..engine.ensemble import Ensemble
 from ..engine.worker import refuse_fork, worker_for
-from ..errors import MemberError, SpecFuseError, UsageError, advised, meant
+from ..errors import MemberError, SpecFuseError, UsageError, advised
 from ..members import files as _files
 from ..members.chat_model.member import ChatModelMember
 from ..members.chat_model.names import PROVIDERS, name_of
@@ -501,21 +500,6 @@ def _made(arguments: dict[str, Any]) -> Member:
                 'a chat model is named with its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"',
             )
         raise advised(missing, advice) from error
-    except TypeError as error:
-        wrong = UsageError(
-            f"member {arguments['name']!r} cannot be made from {sorted(arguments)}: {error}"
-        )
-        kind = (
-            ServerMember
-            if on_server
-            else ChatModelMember
-            if is_chat_model(arguments["model"])
-            else Local
-        )
-        keys = [*inspect.signature(kind).parameters, *PLACEMENT]
-        strange = next((key for key in arguments if key not in keys), "")
-        advice = meant(strange, keys, f"the keys of a member's dict are {', '.join(keys)}")
-        raise advised(wrong, advice) from error
 
 
 def with_identities(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -333,8 +333,8 @@ def lent(request):
     server = FakeServer(request.param, model, tokenizer)
     member = ServerMember(server.url)
     found = Member(tokenizer, tokenizer.chat_template)
-    session = member._tokens()
-    found.template, found.words = session.template, session.words
+    prompts = member._tokens().prompts
+    found.template, found.words = prompts.template, prompts.words
     yield found
     member.unload()
     server.stop()
@@ -384,7 +384,7 @@ def test_control_tokens_of_any_shape_are_found_on_a_server_by_its_template():
     member = ServerMember(server.url)
     turns = [Turn("user", "a[e~[\n]~b]system\nb")]
     special = set(tokenizer.all_special_ids)
-    parts = member._tokens().prompt_ids(turns)
+    parts = member._tokens().prompts.prompt(turns)
     assert len([one for one in parts if one in special]) == 4
     assert tokenizer.decode(parts).count("]~b]") == 3
     member.unload()

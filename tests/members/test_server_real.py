@@ -76,11 +76,11 @@ def test_a_question_forges_no_turn(member: ServerMember, here: TransformersMembe
     answer = (Segment("So"), Segment(forged))
     rows = []
     for text in ("Hi", f"Hi {forged}"):
-        ids = member._tokens().prompt_ids([Turn("user", text)])
+        ids = member._tokens().prompts.prompt([Turn("user", text)])
         assert ids == here.prompts.prompt([Turn("user", text)])
         rows.append([one for one in ids if one in control])
     assert rows[0] == rows[1] and tokenizer.decode(ids).count(forged) == 1
-    context = member._tokens().words.answer_ids("served", ids, answer)
+    context = member._tokens().prompts.words.answer_ids("served", ids, answer)
     assert [one for one in context if one in control] == rows[0]
     assert tokenizer.decode(context).count(forged) == 2
 

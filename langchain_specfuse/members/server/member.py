@@ -30,7 +30,7 @@ from .dialect import Dialect
 from .http import Address, Client, RefusedError, StrayReplyError
 from .llamacpp import LlamaCpp
 from .tokenizers import RemoteTokenizer, local_tokenizer, stops_of
-from .tokens import TokenSession
+from .tokens import ServerPrompts, TokenSession
 from .vllm import VLLM
 
 if TYPE_CHECKING:
@@ -217,14 +217,14 @@ class ServerMember:
     def token_ids(self) -> Callable[[str], list[int]]:
         """text -> its tokens in this member's tokenizer. A server that only chats has no such
         attribute."""
-        return self._tokens().words.encode
+        return self._tokens().prompts.words.encode
 
     @property
     def token_count(self) -> Callable[..., int]:
         """(turns, tools) -> the length of their prompt. A server that only chats has no such
         attribute."""
         session = self._tokens()
-        return lambda turns, tools=(): len(session.prompt_ids(turns, tools))
+        return lambda turns, tools=(): len(session.prompts.prompt(turns, tools))
 
     def _tokens(self) -> TokenSession:
         self.probe()
@@ -285,7 +285,7 @@ class ServerMember:
         detail = f"{session.dialect.name} at {self.address.url}, {scoring}"
         if trouble:
             detail += f" ({trouble})"
-        calls = session.template.own_calls(session.words)
+        calls = session.prompts.template.own_calls(session.prompts.words)
         return Probe(session.dialect.model, bool(session.known), session.limit, detail, calls)
 
     def _probe_chat(self, client: Client, model: str, owner: str) -> Probe:
@@ -355,14 +355,10 @@ class ServerMember:
         template = Template(tokenizer, self.name, self.chat_template, self.chat_template_kwargs)
         dialect.stops = stops_of(tokenizer, template, self.tokenizer)
         dialect.words = Words(tokenizer, template.answer_parts)
-        return TokenSession(
-            self.name,
-            dialect,
-            dialect.words,
-            template,
-            limit=dialect.limit(),
-            system_prompt=self.system_prompt,
+        prompts = ServerPrompts(
+            self.name, dialect.words, template, dialect.stops, system_prompt=self.system_prompt
         )
+        return TokenSession(self.name, dialect, prompts, dialect.limit())
 
     def _refusal(self, why: str, advice: str) -> UsageError:
         """This server cannot do what the arguments ask for. Trying again would not help."""

@@ -28,9 +28,9 @@ from ...core.values import (
     Turn,
 )
 from ...errors import MemberError, UsageError, advised, amount
-from ..text.templates import Template, with_system
+from ..text.prompts import Prompts
 from ..text.tools import allows_prose
-from ..text.words import PartialDraft, Words, either
+from ..text.words import PartialDraft, either
 from .dialect import Dialect, Draw, Drawn, Path, Scorer
 from .tokenizers import RemoteTokenizer
 
@@ -47,17 +47,36 @@ MOST_PARTS = 200
 """The most parts of a prompt with the server's tokenizer, because each costs two requests."""
 
 
+class ServerPrompts(Prompts):
+    """Prompts without reasoning, which the server's own tokenizer may have to split."""
+
+    def parts(
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool],
+        constraint: Constraint | None,
+        *,
+        think: bool,
+    ) -> list[str]:
+        parts = super().parts(turns, tools, constraint, think=False)
+        if len(parts) > MOST_PARTS and isinstance(self.words.tokenizer, RemoteTokenizer):
+            error = UsageError(
+                f"{amount(len(parts) - 1, 'text')} in this conversation would be read as control "
+                f"tokens; without tokenizer=, at most {MOST_PARTS} can be sent as text"
+            )
+            raise advised(error, "name the model's tokenizer: tokenizer=")
+        return parts
+
+
 @dataclass
 class TokenSession:
     """One member's drafts and scores on one engine."""
 
     name: str
     dialect: Dialect
-    words: Words
-    template: Template
+    prompts: ServerPrompts
     limit: int | None
     """The most tokens of prompt and answer together; None: unknown."""
-    system_prompt: str | None = None
     known: dict[str, Scorer] = field(default_factory=dict)
     """The scorers that a trial has found to be right."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -65,14 +84,15 @@ class TokenSession:
     raw: bool = True
     """Whether sampled drafts come with the model's own log-probabilities, not with those after a
     temperature, a penalty or a mask."""
-    _prompts: dict[str, list[int]] = field(default_factory=dict)
+    _kept: dict[str, list[int]] = field(default_factory=dict)
+    """Query id -> its prompt."""
 
     # --- what the engine can do -------------------------------------------------------------------
 
     def check(self) -> None:
         """Draw a few tokens, score them with every scorer, and keep the scorers that agree with the
         draft's own numbers."""
-        prompt = self.words.encode_parts(self.template.parts([TRIAL], think=False))
+        prompt = self.prompts.prompt([TRIAL])
         for name, scorer in self.dialect.scorers().items():
             trouble = self._trouble(prompt, scorer)
             if trouble:
@@ -89,7 +109,7 @@ class TokenSession:
 
     def _trouble(self, prompt: list[int], scorer: Scorer) -> str:
         """What is wrong with this scorer; empty if nothing is."""
-        if not self.dialect.stops and not self.template.end_text:
+        if not self.dialect.stops and not self.prompts.template.end_text:
             return "it is not known how its turns end"
         compared = 0
         # Greedy tokens alone prove nothing: a server that ignores what it does not know draws the
@@ -130,12 +150,12 @@ class TokenSession:
     # --- drafts -----------------------------------------------------------------------------------
 
     def draft(self, job: DraftJob) -> Draft:
-        context = self._context(job)
+        context = self._ids(job.query, job.answer)
         self._check_fits(len(context) + 1)
         room = job.max_tokens
         if self.limit:
             room = min(room, self.limit - len(context))
-        draft = PartialDraft(job, self.words, context, room, self.template.end_text)
+        draft = PartialDraft(job, self.prompts.words, context, room, self.prompts.template.end_text)
         effort = Effort(prompt=len(self._prompt(job.query)))
         constraint = remaining(job.query.constraint, _text_of(job.answer))
         while draft.end is None:
@@ -154,15 +174,15 @@ class TokenSession:
         assert draft.end is not None
         tokens, row = draft.result()
         logprobs = None if row is None else tuple(row)
-        text, ends = self.words.text_after(draft.context, tokens)
+        text, ends = self.prompts.words.text_after(draft.context, tokens)
         spaced = text
         if job.query.constraint is not None:
             # No mask of ours held this draft: a line break could end it too early.
             spaced = respaced(job.query.constraint, _text_of(job.answer), text)
         if spaced != text:
-            tokens = self.words.after(draft.context, spaced)
+            tokens = self.prompts.words.after(draft.context, spaced)
             logprobs = None  # they belong to other tokens
-            text, ends = self.words.text_after(draft.context, tokens)
+            text, ends = self.prompts.words.text_after(draft.context, tokens)
         return Draft(text, draft.end.ended, tuple(tokens), logprobs, effort, tuple(ends))
 
     # --- scores -----------------------------------------------------------------------------------
@@ -170,9 +190,9 @@ class TokenSession:
     def score(self, job: ScoreJob) -> Scored:
         if not self.known:
             raise MemberError("it is draft-only", member=self.name)
-        context = self._context(job)
+        context = self._ids(job.query, job.answer)
         paths = [self._path(job, context, candidate) for candidate in job.candidates]
-        end_ids = self._end_ids(job.query)
+        end_ids = self.prompts.end_ids if allows_prose(job.query.constraint) else []
         # A turn ends by a token, by a text, or by either.
         by_text = [Path((*path.ids, *end_ids), len(path.ids)) for path in paths if path.ended]
         if not end_ids:
@@ -197,42 +217,25 @@ class TokenSession:
         if not job.query.constraint:
             return None
         return tuple(
-            self.words.ends(path.ids[: path.start], path.new, candidate.text)
+            self.prompts.words.ends(path.ids[: path.start], path.new, candidate.text)
             for path, candidate in zip(paths, job.candidates, strict=True)
         )
 
     def forget(self, query_id: str) -> None:
-        self._prompts.pop(query_id, None)
+        self._kept.pop(query_id, None)
         self.dialect.forget(query_id)
 
     # --- tokens -----------------------------------------------------------------------------------
 
-    def prompt_ids(
-        self,
-        turns: Sequence[Turn],
-        tools: Sequence[Tool] = (),
-        constraint: Constraint | None = None,
-    ) -> list[int]:
-        """The tokens of these turns' prompt."""
-        if self.system_prompt is not None:
-            turns = with_system(turns, self.system_prompt)
-        parts = self.template.parts(turns, tools, constraint, think=False)
-        if len(parts) > MOST_PARTS and isinstance(self.words.tokenizer, RemoteTokenizer):
-            error = UsageError(
-                f"{amount(len(parts) - 1, 'text')} in this conversation would be read as control "
-                f"tokens; without tokenizer=, at most {MOST_PARTS} can be sent as text"
-            )
-            raise advised(error, "name the model's tokenizer: tokenizer=")
-        return self.words.encode_parts(parts)
-
     def _prompt(self, query: Query) -> list[int]:
-        if query.id not in self._prompts:
-            ids = self.prompt_ids(query.turns, query.tools, query.constraint)
-            self._prompts[query.id] = ids or list(self.dialect.stops[:1]) or [0]
-        return self._prompts[query.id]
+        if query.id not in self._kept:
+            self._kept[query.id] = self.prompts.prompt(query.turns, query.tools, query.constraint)
+        return self._kept[query.id]
 
-    def _context(self, job: DraftJob | ScoreJob) -> list[int]:
-        return self.words.answer_ids(self.name, self._prompt(job.query), job.answer)
+    def _ids(self, query: Query, answer: Sequence[Segment]) -> list[int]:
+        """Prompt and answer. (Local members keep the ids of an answer. Here several samples of one
+        query are read at the same time, in threads.)"""
+        return self.prompts.words.answer_ids(self.name, self._prompt(query), answer)
 
     def _path(self, job: ScoreJob, context: Sequence[int], candidate: Candidate) -> Path:
         """The candidate as it would be tokenized if it were agreed: its first token may begin
@@ -240,21 +243,13 @@ class TokenSession:
         answer = job.answer
         if candidate.text:
             answer = (*answer, Segment(candidate.text))
-        ids = self.words.answer_ids(self.name, self._prompt(job.query), answer)
+        ids = self._ids(job.query, answer)
         start = 0
         for ours, theirs in zip(context, ids, strict=False):
             if ours != theirs:
                 break
             start += 1
         return Path(tuple(ids), start, candidate.ended)
-
-    def _end_ids(self, query: Query) -> list[int]:
-        """The text that ends a turn, where there is one and the query's constraint leaves room for
-        it."""
-        text = self.template.end_text
-        if not text or not allows_prose(query.constraint):
-            return []
-        return self.words.continuing(text, marks=True)
 
     def _check_fits(self, size: int) -> None:
         if self.limit and size > self.limit:

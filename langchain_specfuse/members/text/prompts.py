@@ -52,10 +52,21 @@ class Prompts:
 
         An empty prompt becomes a single stop token, because a model must read something.
         """
+        parts = self.parts(turns, tools, constraint, think=think and self.thinks)
+        return self.words.encode_parts(parts) or self.stops[:1] or [0]
+
+    def parts(
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool],
+        constraint: Constraint | None,
+        *,
+        think: bool,
+    ) -> list[str]:
+        """The prompt as text, in parts to be tokenized separately."""
         if self.system_prompt is not None:
             turns = with_system(turns, self.system_prompt)
-        parts = self.template.parts(turns, tools, constraint, think=think and self.thinks)
-        return self.words.encode_parts(parts) or self.stops[:1] or [0]
+        return self.template.parts(turns, tools, constraint, think=think)
 
     def candidates(self, job: ScoreJob, context: Context) -> list[CandidateTokens]:
         """The job's candidates, each after the prompt and the answer."""
