@@ -9,7 +9,7 @@ or before a bracket, a colon or a full stop.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -143,26 +143,22 @@ def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str:
     ('', '', 'B')
     """
     mentions = list(_mentions(answer.strip(), LETTERS[: len(choices) or 10]))
-    for is_choice in _LAST_COUNTS:
-        if found := [one for one in mentions if is_choice(one)]:
-            return "" if found[-1].several else found[-1].letter
+    # Ways to state a choice, the clearest first. Among several letters of one way the last counts.
+    for way in ("is_final", "is_stated", "is_alone"):
+        stated = [mention for mention in mentions if getattr(mention, way)]
+        if stated:
+            return "" if stated[-1].several else stated[-1].letter
     first = mentions[0] if mentions else None
     if first and first.is_first and not _is_list(mentions):
         return first.letter
-    if declared := [one for one in mentions if one.is_declared]:
+    declared = [mention for mention in mentions if mention.is_declared]
+    if declared:
         return "" if declared[-1].several else declared[-1].letter
-    if named := _named(answer, choices):
+    named = _named(answer, choices)
+    if named:
         return LETTERS[named[0]] if len(named) == 1 else ""
-    marked = {one.letter for one in mentions if one.is_marked}
+    marked = {mention.letter for mention in mentions if mention.is_marked}
     return marked.pop() if len(marked) == 1 else ""
-
-
-_LAST_COUNTS: tuple[Callable[[Mention], bool], ...] = (
-    lambda one: one.is_final,
-    lambda one: one.is_stated,
-    lambda one: one.is_alone,
-)
-"""Ways to state a choice, the clearest first; among several letters of one way the last counts."""
 
 
 def _mentions(answer: str, letters: str) -> Iterator[Mention]:

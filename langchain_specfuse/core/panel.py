@@ -1,7 +1,7 @@
-"""Who is in, with which voting weight, and who leaves: multiplicative weights and the exit policy.
+"""The members that take part, their voting weights, and when they leave.
 
-A :class:`Panel` is frozen; every change returns a new one. It holds names and numbers, no drafts or
-texts.
+A :class:`Panel` is frozen: every change returns a new one. It contains names and numbers, no drafts
+or texts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The members still in, with their weights."""
+    """The members that are still in, with their weights."""
 
     members: tuple[Panelist, ...]
     weights: Mapping[str, float]
@@ -65,17 +65,19 @@ class Panel:
         prior: Mapping[str, float] | None = None,
         lead: str | None = None,
     ) -> Panel:
-        """Everybody in, with equal weights or those of ``prior`` (1 for those that it does not
-        name).
+        """A panel of all members. Their weights are equal, or those of ``prior``, in which a member
+        that is not named has 1.
 
         >>> Panel.of([Panelist("a"), Panelist("b")]).weights
         {'a': 0.5, 'b': 0.5}
         """
-        weights = normalised({one.name: (prior or {}).get(one.name, 1.0) for one in members})
+        prior = prior or {}
+        weights = normalised({member.name: prior.get(member.name, 1.0) for member in members})
         return cls(tuple(members), weights, lead=lead)
 
     def without(self, departures: Sequence[Departure]) -> Panel:
-        """The panel after these members have left; the others keep their proportions."""
+        """The panel after these members have left. The weights of the others keep their
+        proportions."""
         if not departures:
             return self
         gone = {departure.member for departure in departures}
@@ -88,8 +90,8 @@ class Panel:
 
 
 def normalised(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights that sum to 1, none below the floor (or below half of an equal share, with many
-    members).
+    """Weights that sum to 1, none below the floor. With many members the floor is half of an equal
+    share.
 
     >>> normalised({"a": 3.0, "b": 1.0})
     {'a': 0.75, 'b': 0.25}
@@ -130,14 +132,12 @@ def rewarded(panel: Panel, rewards: Mapping[str, float], eta: float) -> Panel:
     if eta == 0.0 or len(panel.drafters) < 2 or len(set(rewards.values())) < 2:
         return panel
     gains = {name: eta * rewards.get(name, 0.5) for name in panel.weights}
-    # a common factor changes nothing, and keeps a high learning rate finite
-    most = max(gains.values())
-    return replace(
-        panel,
-        weights=normalised(
-            {name: w * math.exp(gains[name] - most) for name, w in panel.weights.items()}
-        ),
-    )
+    # A common factor changes nothing, and keeps a high learning rate finite.
+    highest = max(gains.values())
+    weights = {
+        name: weight * math.exp(gains[name] - highest) for name, weight in panel.weights.items()
+    }
+    return replace(panel, weights=normalised(weights))
 
 
 # --- exits ----------------------------------------------------------------------------------------
@@ -200,26 +200,26 @@ def win_entropy(panel: Panel) -> float:
 
 
 def without_losers(panel: Panel, min_members: int, round: int) -> Panel:
-    """The panel after this round's exits: members leave whose keep-probability is below 0.5 / n
-    twice in a row, not before the third scored round. ``min_members`` (at least one) drafting
-    members stay."""
-    names, least = panel.drafters, max(min_members, 1)
+    """The panel after this round's exits. A member leaves if its keep-probability is below 0.5 / n
+    twice in a row, from the third scored round on. ``min_members`` (at least one) drafting members
+    stay."""
+    names = panel.drafters
+    least = max(min_members, 1)
     if len(names) <= least:
         return panel
-    keep, limit = keep_probabilities(panel), 0.5 / len(names)
-    low = {name: panel.record.low.get(name, 0) + 1 if keep[name] < limit else 0 for name in names}
+    keep = keep_probabilities(panel)
+    limit = 0.5 / len(names)
+    low = dict.fromkeys(names, 0)
+    for name in names:
+        if keep[name] < limit:
+            low[name] = panel.record.low.get(name, 0) + 1
     panel = replace(panel, record=replace(panel.record, low=low))
-    lost = [
-        name
-        for name, times in low.items()
-        if times >= PATIENCE and panel.record.rounds >= FIRST_EXIT
-    ]
-    ready = [name for name in lost if name != panel.lead]
-    ready.sort(key=lambda name: (keep[name], panel.weights[name], -names.index(name)))
-    reason = "its drafts kept losing: keep-probability {:.3f}, below {:.3f}"
-    return panel.without(
-        [
-            Departure(n, "exit", reason.format(keep[n], limit), round)
-            for n in ready[: len(names) - least]
-        ]
-    )
+    if panel.record.rounds < FIRST_EXIT:
+        return panel
+    losers = [name for name in names if low[name] >= PATIENCE and name != panel.lead]
+    losers.sort(key=lambda name: (keep[name], panel.weights[name], -names.index(name)))
+    departures = []
+    for name in losers[: len(names) - least]:
+        reason = f"its drafts kept losing: keep-probability {keep[name]:.3f}, below {limit:.3f}"
+        departures.append(Departure(name, "exit", reason, round))
+    return panel.without(departures)

@@ -1,9 +1,8 @@
-"""Which text is allowed in an answer that has a constraint. A referee works on texts, not on tokens
-or members.
+"""Decides which text is allowed in an answer that has a constraint.
 
-The loop asks it about every draft: a member that masks its own drafting passes unchanged, a draft
-of one that cannot is cut at the last legal character. The referee that reads grammars is in
-``constraints``.
+The loop asks the referee about every draft. Drafts of members that mask their own tokens pass
+unchanged; a draft of another member is cut at the last legal character. A referee works on texts,
+not on tokens. The one that reads grammars is in ``constraints``.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from collections.abc import Hashable
 class Referee:
     """The referee of a query without a constraint: everything is legal, nothing is forced.
 
-    Every question is about a text that is legal so far: ``answer`` is the beginning of some
-    complete answer.
+    In every method ``answer`` is a legal text so far, the beginning of some complete answer.
     """
 
     def legal(self, answer: str, draft: str) -> int:
@@ -31,15 +29,14 @@ class Referee:
         return False
 
     def forced(self, answer: str) -> str:
-        """What must come next, as far as there is only one way ("" if there is a choice, or the
-        answer must end).
+        """The text that must come next; "" if there is a choice, or if the answer must end.
 
         White space at its end is left to the members: many tokenizers join it to the next word.
         """
         return ""
 
     def spans(self, answer: str, draft: str) -> tuple[tuple[int, int], ...]:
-        """The parts [from, to) of a legal draft in which its author had no choice."""
+        """The parts [from, to) of a legal draft that the constraint forced."""
         return ()
 
     def same(self, answer: str, draft: str) -> Hashable:

@@ -22,8 +22,8 @@ _FINAL = (re.compile(r"####\s*([^\n]*)"), re.compile(r"\\boxed\{([^{}]*)\}"))
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that a text ends up with: that after ``####``, else in ``\\boxed{}``, else the
-    last one.
+    """The final number of a text: the one after ``####``, else in ``\\boxed{}``, else the last
+    one.
 
     >>> (
     ...     final_number("12 + 30 = 42, so it costs $1,042.50."),
@@ -33,28 +33,31 @@ def final_number(text: str) -> Decimal | None:
     (Decimal('1042.50'), Decimal('7'), None)
     """
     for mark in _FINAL:
-        marked = [values for found in mark.findall(text) if (values := _numbers(found))]
-        if marked:
-            return marked[-1][0]
-    found = _numbers(text)
-    return found[-1] if found else None
+        for marked in reversed(mark.findall(text)):
+            numbers = _numbers(marked)
+            if numbers:
+                return numbers[0]
+    numbers = _numbers(text)
+    return numbers[-1] if numbers else None
 
 
 def _numbers(text: str) -> list[Decimal]:
-    return [
-        Decimal(re.sub(r"[^\d.\-]", "", found.replace("−", "-"))) for found in _NUMBER.findall(text)
-    ]
+    numbers = []
+    for spelling in _NUMBER.findall(text):
+        digits = re.sub(r"[^\d.\-]", "", spelling.replace("−", "-"))
+        numbers.append(Decimal(digits))
+    return numbers
 
 
 def json_in(text: str) -> str | None:
-    """The first JSON object or list in a text, in a form in which equal values are spelt alike.
+    """The first JSON object or list in a text, rewritten so that equal values are equal texts.
 
     >>> json_in('So: {"b": 1.0, "a": [2]}.') == json_in('{"a": [2], "b": 1}'), json_in("no")
     (True, None)
     """
-    for found in re.finditer(r"[{\[]", text):
+    for bracket in re.finditer(r"[{\[]", text):
         try:
-            value, _ = json.JSONDecoder().raw_decode(text, found.start())
+            value, _ = json.JSONDecoder().raw_decode(text, bracket.start())
         except (ValueError, RecursionError):
             continue
         return json.dumps(alike(value), sort_keys=True)
@@ -62,7 +65,7 @@ def json_in(text: str) -> str | None:
 
 
 def json_value(text: str) -> str | None:
-    """The JSON value that the whole text is, in a form in which equal values are spelt alike.
+    """The whole text as a JSON value, rewritten so that equal values are equal texts.
 
     >>> json_value('{"b": 1.0, "a": -2}') == json_value('{"a": -2, "b": 1}'), json_value("-1")
     (True, '-1')
@@ -76,18 +79,20 @@ def json_value(text: str) -> str | None:
 def alike(value: Any) -> Any:
     """The value with 3 for 3.0, so that equal numbers are written alike."""
     if isinstance(value, dict):
-        return {key: alike(one) for key, one in value.items()}
+        return {key: alike(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [alike(one) for one in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+        return [alike(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 _WORD = re.compile(r"(?:(?<!\w)-(?=\d))?\w+(?:[+#]+(?!\w))?")
 
 
 def plain_text(text: str) -> str | None:
-    """The words of the text in lower case, without white space and punctuation around them. Kept
-    are the sign of a number and the end of C++ and C#, because they change the meaning.
+    """The words of the text in lower case, without punctuation. The sign of a number and the end of
+    C++ and C# stay, because they change the meaning.
 
     >>> plain_text(" Paris. "), plain_text("...")
     ('paris', None)

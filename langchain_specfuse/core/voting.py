@@ -39,12 +39,13 @@ def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
     """
     if not logprobs:
         return 0.0 if kind == "mean_prob" else FLOOR
-    held = logprobs if min(logprobs) >= FLOOR else [max(value, FLOOR) for value in logprobs]
+    if min(logprobs) < FLOOR:
+        logprobs = [max(value, FLOOR) for value in logprobs]
     if kind == "mean_prob":
-        return math.fsum(map(math.exp, held)) / len(held)
+        return math.fsum(map(math.exp, logprobs)) / len(logprobs)
     if kind == "mean_logprob":
-        return math.fsum(held) / len(held)
-    return math.fsum(held) / max(len(text.encode()), 1)
+        return math.fsum(logprobs) / len(logprobs)
+    return math.fsum(logprobs) / max(len(text.encode()), 1)
 
 
 def votes(kind: ScoreKind, scores: Sequence[float]) -> list[float]:
@@ -68,7 +69,9 @@ def votes(kind: ScoreKind, scores: Sequence[float]) -> list[float]:
         best = max(scores)
         raw = [math.exp(score - best) for score in scores]
     whole = math.fsum(raw)
-    return [one / whole for one in raw] if whole > 0 else [1.0 / len(scores)] * len(scores)
+    if whole <= 0:
+        return [1.0 / len(scores)] * len(scores)
+    return [score / whole for score in raw]
 
 
 def totals(
@@ -80,7 +83,7 @@ def totals(
     [0.625, 0.375]
     """
     return [
-        math.fsum(weights[judge] * row[i] for judge, row in by_verifier.items())
+        math.fsum(weights[verifier] * row[i] for verifier, row in by_verifier.items())
         for i in range(drafts)
     ]
 
@@ -104,18 +107,20 @@ def confidences(
     """
     if kind == "equal":
         return dict.fromkeys(scores, 1.0)
-    return {
-        name: LEAST_CONFIDENCE
-        + (1 - LEAST_CONFIDENCE) * per_token(score, max(row)) ** CONFIDENT_TOKENS
-        for name, row in scores.items()
-    }
+    confidence = {}
+    for name, row in scores.items():
+        probability = per_token(score, max(row)) ** CONFIDENT_TOKENS
+        confidence[name] = LEAST_CONFIDENCE + (1 - LEAST_CONFIDENCE) * probability
+    return confidence
 
 
 def per_token(kind: ScoreKind, score: float) -> float:
     """The probability per token that a score stands for."""
     if kind == "mean_prob":
         return min(score, 1.0)
-    return math.exp(min(score * (BYTES_PER_TOKEN if kind == "logprob_per_byte" else 1.0), 0.0))
+    if kind == "logprob_per_byte":
+        score *= BYTES_PER_TOKEN
+    return math.exp(min(score, 0.0))
 
 
 def shares(confidence: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
@@ -142,11 +147,9 @@ def rewards(
     1."""
     if len(authors) == 1:
         return [1.0]
-    return (
-        win_rates(by_verifier, authors)
-        if kind == "wins"
-        else margins(by_verifier, confidence, len(authors))
-    )
+    if kind == "wins":
+        return win_rates(by_verifier, authors)
+    return margins(by_verifier, confidence, len(authors))
 
 
 def margins(
@@ -171,9 +174,10 @@ def margins(
     """
     if not by_verifier:
         return [0.5] * drafts
-    whole = math.fsum(confidence[judge] for judge in by_verifier)
+    whole = math.fsum(confidence[verifier] for verifier in by_verifier)
+    parts = {verifier: confidence[verifier] / whole for verifier in by_verifier}
     return [
-        math.fsum(confidence[judge] / whole * _margin(i, row) for judge, row in by_verifier.items())
+        math.fsum(parts[verifier] * _margin(i, row) for verifier, row in by_verifier.items())
         for i in range(drafts)
     ]
 
@@ -188,9 +192,9 @@ def win_rates(
 ) -> list[float]:
     """Reward r_i of each draft as third parties judge it.
 
-    The share of comparisons (judge j, other draft k) in which s_ji > s_jk, ties one half, where j
-    wrote neither of the two. Where there are no third parties (two drafts, each judge wrote one of
-    them): the mean vote s_ji of the judges that did not write i.
+    The share of comparisons (verifier j, other draft k) in which s_ji > s_jk, for verifiers that
+    wrote neither of the two; a tie is one half. If there are no such verifiers (two drafts, each
+    verifier wrote one of them): the mean vote s_ji of the verifiers that did not write i.
 
     >>> win_rates({"a": [0.7, 0.3], "b": [0.6, 0.4]}, [["a"], ["b"]])
     [0.6, 0.3]
@@ -213,12 +217,10 @@ def win_rates(
 def _win_rate(
     i: int, by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]
 ) -> float:
-    judges = [judge for judge in by_verifier if judge not in authors[i]]
-    won = [
-        0.5 + 0.5 * ((row := by_verifier[judge])[i] > row[k]) - 0.5 * (row[i] < row[k])
-        for judge in judges
-        for k in range(len(authors))
-        if k != i and judge not in authors[k]
-    ]
-    won = won or [by_verifier[judge][i] for judge in judges]
-    return math.fsum(won) / len(won) if won else 0.5
+    others = {name: row for name, row in by_verifier.items() if name not in authors[i]}
+    wins: list[float] = []
+    for verifier, row in others.items():
+        rivals = [k for k in range(len(authors)) if k != i and verifier not in authors[k]]
+        wins += [0.5 + 0.5 * (row[i] > row[k]) - 0.5 * (row[i] < row[k]) for k in rivals]
+    values = wins or [row[i] for row in others.values()]
+    return math.fsum(values) / len(values) if values else 0.5
