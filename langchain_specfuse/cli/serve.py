@@ -1,5 +1,4 @@
-"""``langchain-specfuse serve``: an ensemble behind a port, for clients that speak OpenAI's
-protocol."""
+"""``langchain-specfuse serve``: serve an ensemble to clients that speak OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -33,9 +32,8 @@ def parser() -> argparse.ArgumentParser:
     made = new_parser(
         "serve",
         "Serve an ensemble to clients that speak OpenAI's protocol: /v1/chat/completions, "
-        "/v1/models, /health, "
-        "/ready, /metrics; and a page for the browser at /. Without --members the demo ensemble "
-        "answers.",
+        "/v1/models, /health, /ready, /metrics; and a page for the browser at /. Without --members "
+        "the demo ensemble answers.",
         "exit codes: 0 stopped by a signal, 1 the members could not be loaded, 2 a mistake in the "
         "call",
     )
@@ -138,9 +136,12 @@ def _limits(arguments: argparse.Namespace) -> Limits:
 
 
 def keys_of(variable: str | None) -> list[str]:
-    """The keys in this environment variable."""
-    keys = [key.strip() for key in os.environ.get(variable or "", "").split(",") if key.strip()]
-    if variable is not None and not keys:
+    """The API keys in this environment variable."""
+    if variable is None:
+        return []
+    keys = [key.strip() for key in os.environ.get(variable, "").split(",")]
+    keys = [key for key in keys if key]
+    if not keys:
         error = UsageError(f"--api-key-env {variable}: this variable is empty or not set")
         raise advised(
             error, f"export {variable}=..., for example what `openssl rand -hex 32` prints"
