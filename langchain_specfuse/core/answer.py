@@ -1,7 +1,8 @@
-"""The agreed text: where a draft may be cut, stop strings across seams, the budget, and loops.
+"""The agreed text: where it may be cut, where it ends, and how much of it may be shown.
 
-It works on characters; members pass in where their tokens end. Nothing is ever stripped or
-replaced.
+:class:`Answer` decides about the end (stop strings, also across seams, the budget, the constraint)
+and about what may be shown. All functions work on characters; members pass in where their tokens
+end. Nothing is ever stripped or replaced.
 """
 
 from __future__ import annotations
@@ -162,41 +163,38 @@ class Answer:
             object.__setattr__(self, "tokens_left", self.budget)
 
     def started(self) -> Answer:
-        """With the text that every answer to this query begins with."""
+        """The answer with the text that the constraint forces at its beginning."""
         forced = self.referee.forced("")
-        return (
-            replace(self, segments=(Segment(forced),), text=forced, forced=forced)
-            if forced
-            else self
-        )
+        if not forced:
+            return self
+        return replace(self, segments=(Segment(forced),), text=forced, forced=forced)
 
     def plus(self, segment: Segment) -> Answer:
         """The answer with one more segment."""
         text = self.text + segment.text
-        writer_tokens = next(iter(segment.tokens.values()), ())
-        left = self.tokens_left - (len(writer_tokens) or 1)
+        tokens = next(iter(segment.tokens.values()), ())  # the writer's
+        left = self.tokens_left - (len(tokens) or 1)
+        forced = ""
         finish: Finish | None = None
         stalled = False
-        segments, forced = (*self.segments, segment), ""
         stop_at = self._stop_in(text[: self.referee.prose(text)])
         if stop_at is not None:
-            text, finish = text[:stop_at], "stop_string"
+            text = text[:stop_at]
+            finish = "stop_string"
         elif segment.ended:
             finish = "stop"
         else:
             forced = self.referee.forced(text)
-            text, segments = text + forced, (*segments, Segment(forced)) if forced else segments
-            if self.referee.must_end(text):
-                finish = "stop"
-            # no member adds anything now, so none would next time
-            elif not (segment.text or writer_tokens):
-                stalled = not self._is_complete(text)
-                finish = "length" if stalled else "stop"
-            elif left <= 0:
-                finish = "length"
+            text += forced
+            is_empty = not (segment.text or tokens)
+            finish, stalled = self._finish_at(text, is_empty, left)
         if finish:
             text, finish = self._without_stop(text, finish)
         shown = len(text) if finish else len(text) - self._held_back(text)
+        segments = (*self.segments, segment)
+        if forced:
+            segments = (*segments, Segment(forced))
+        is_first = self.tokens_left == self.budget
         return replace(
             self,
             segments=segments,
@@ -204,11 +202,21 @@ class Answer:
             shown=shown,
             released=text[self.shown : shown],
             # The text forced before the first segment belongs to the first round.
-            forced=(self.forced if self.tokens_left == self.budget else "") + forced,
+            forced=self.forced + forced if is_first else forced,
             tokens_left=left,
             finish=finish,
             stalled=stalled and finish == "length",
         )
+
+    def _finish_at(self, text: str, is_empty: bool, left: int) -> tuple[Finish | None, bool]:
+        """Whether an answer with this text is finished although nobody has ended it, and whether it
+        has stalled. ``is_empty``: the last segment added nothing."""
+        if self.referee.must_end(text):
+            return "stop", False
+        if is_empty:
+            # No member adds anything now, so none would next time.
+            return ("stop", False) if self._is_complete(text) else ("length", True)
+        return ("length" if left <= 0 else None), False
 
     def _is_complete(self, text: str) -> bool:
         """Whether the constraint says that the answer is complete; prose has no such mark."""
@@ -254,11 +262,11 @@ def legal_part(draft: Draft, answer: Answer) -> Draft:
         draft = replace(draft, text=text[:legal], ended=False, tokens=(), logprobs=None, ends=None)
     whole = answer.text + draft.text
     if draft.ended and not referee.may_end(whole):
-        return replace(
-            draft, ended=False, logprobs=draft.logprobs and draft.logprobs[: len(draft.tokens)]
-        )
+        logprobs = draft.logprobs and draft.logprobs[: len(draft.tokens)]
+        return replace(draft, ended=False, logprobs=logprobs)
     if draft.text and not draft.ended and referee.must_end(whole):
-        return replace(draft, ended=True, logprobs=draft.logprobs and (*draft.logprobs, 0.0))
+        logprobs = draft.logprobs and (*draft.logprobs, 0.0)
+        return replace(draft, ended=True, logprobs=logprobs)
     return draft
 
 
@@ -272,8 +280,12 @@ def first_stop(text: str, stop: Sequence[str], start: int = 0) -> int | None:
     >>> first_stop("a b c", ["a b c", "b"])
     2
     """
-    found = [(at + len(word), at) for word in stop if word and (at := text.find(word, start)) >= 0]
-    return min(found)[1] if found else None
+    places = []
+    for word in stop:
+        at = text.find(word, start) if word else -1
+        if at >= 0:
+            places.append((at + len(word), at))
+    return min(places)[1] if places else None
 
 
 def held_back(text: str, stop: Sequence[str]) -> int:
@@ -282,12 +294,9 @@ def held_back(text: str, stop: Sequence[str]) -> int:
     >>> held_back("one E", ["END"]), held_back("one", ["END"])
     (1, 0)
     """
-    return max(
-        (
-            size
-            for word in stop
-            for size in range(1, min(len(word) - 1, len(text)) + 1)
-            if text.endswith(word[:size])
-        ),
-        default=0,
-    )
+    longest = 0
+    for word in stop:
+        for size in range(1, min(len(word) - 1, len(text)) + 1):
+            if text.endswith(word[:size]):
+                longest = max(longest, size)
+    return longest
