@@ -148,7 +148,7 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
     with pytest.raises(UsageError, match="no argument 'dtipe'") as error:
         SpecFuseChatModel(members=[{"model": "org/x", "dtipe": "bfloat16"}]).invoke("Who?")
     assert error.value.__notes__ == ["-> did you mean 'dtype'?"]
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError, match="'colour'") as error:
         SpecFuseChatModel(members=[{"model": "org/x", "colour": "red"}]).invoke("Who?")
     assert "its arguments are model, tokenizer, " in error.value.__notes__[0]
 
