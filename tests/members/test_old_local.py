@@ -160,6 +160,7 @@ class Fault:
 
     def __init__(self) -> None:
         self.left, self.kind, self.times = 0, "", 0
+        self.leaving: Any = None
 
     def arm(self, left: int, kind: str, times: int) -> None:
         self.left, self.kind, self.times = left, kind, times
@@ -168,6 +169,8 @@ class Fault:
         self.left -= 1
         if self.left <= 0 < self.times:
             self.times -= 1
+            if self.kind == "unload":
+                self.leaving.unload()
             return self.kind
         return ""
 
@@ -303,11 +306,10 @@ class Life:
         """Compare the replies to one batch; the jobs that are to be asked again."""
         chance = self.chance
         if chance.random() < self.failures:
-            plan = (
-                chance.randint(1, 12),
-                chance.choice(["memory", "lost", "nan"]),
-                chance.choice([1, 1, 99]),
-            )
+            kind = chance.choice(["memory", "lost", "nan", "unload"])
+            plan = (chance.randint(1, 12), kind, chance.choice([1, 1, 99]))
+            leaving = chance.choice(self.pairs)
+            self.faults[0].leaving, self.faults[1].leaving = leaving.old, leaving.new
         else:
             plan = (0, "", 0)
         for fault in self.faults:

@@ -1,2 +1,5 @@
-"""What engines in this process share, on numpy logits: batches, drafts, scores, masks, thoughts,
-prefixes, memory."""
+"""What llama.cpp and transformers share: members, weights, caches, batches, drafts, scores.
+
+A question's way: ``member`` takes jobs, ``batch`` forms batches of them, ``jobs`` turns each into
+tokens, ``drafting`` writes drafts, ``cache`` reads, and an engine computes the logits.
+"""

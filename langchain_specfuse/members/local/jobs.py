@@ -22,7 +22,7 @@ from ...core.values import (
     ScoreJob,
 )
 from ...errors import UsageError, emptied
-from ..text.prompts import CandidateTokens, Context
+from ..text.prompts import CandidateTokens, Context, Prompts
 from ..text.tools import call_format
 from .drafting import Leftover, OpenDraft, most_tokens
 from .logits import candidate_ends, candidate_logprobs
@@ -74,6 +74,11 @@ class OpenJob:
     candidates: list[CandidateTokens] = field(default_factory=list)
     size: int = 0
     """At most about this many tokens must be cached for it."""
+    prompts: Prompts = field(init=False)
+    """The member's, also if it is unloaded meanwhile."""
+
+    def __post_init__(self) -> None:
+        self.prompts = self.member.prompts
 
     @property
     def key(self) -> SequenceKey:
@@ -81,7 +86,7 @@ class OpenJob:
 
     @property
     def state(self) -> QueryState:
-        return self.member.state(self.job)
+        return self.member.state(self.job, self.prompts)
 
     # --- before it is read ------------------------------------------------------------------------
 
@@ -97,7 +102,7 @@ class OpenJob:
         return self.thought is not None
 
     def _new_thought(self) -> Thought | None:
-        member, prompts = self.member, self.member.prompts
+        member, prompts = self.member, self.prompts
         marks = prompts.template.marks
         if marks is None or not prompts.thinks or self.job.query.id in member.states:
             return None
@@ -145,7 +150,7 @@ class OpenJob:
         if isinstance(job, DraftJob):
             self.size = len(self.context) + most_tokens(job)
             return len(self.context) + 1
-        self.candidates = self.member.prompts.candidates(job, context)
+        self.candidates = self.prompts.candidates(job, context)
         sizes = [len(candidate.ids) for candidate in self.candidates]
         new = sum(abs(size - len(self.context)) + SPARE for size in sizes)
         self.size = len(self.context) + new
@@ -159,7 +164,7 @@ class OpenJob:
 
     def begin_draft(self) -> OpenDraft:
         assert isinstance(self.job, DraftJob)
-        job, prompts, weights = self.job, self.member.prompts, self.cache.weights
+        job, prompts, weights = self.job, self.prompts, self.cache.weights
         penalty = job.sampling.repetition_penalty or weights.repetition_penalty
         room = job.max_tokens
         if self._limit is not None:
@@ -212,7 +217,7 @@ class OpenJob:
 
     def scored(self, logits: list[Logits]) -> Scored:
         """The reply, without what it has cost. ``logits``: of each branch."""
-        prompts = self.member.prompts
+        prompts = self.prompts
         pairs = list(zip(self.candidates, logits, strict=True))
         logprobs = tuple(candidate_logprobs(tokens, rows, prompts.stops) for tokens, rows in pairs)
         ends = None

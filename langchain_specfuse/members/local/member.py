@@ -224,12 +224,11 @@ class LocalMember(ABC):
         """The name of this query in the cache."""
         return SequenceKey(query_id, self._id)
 
-    def state(self, job: Job) -> QueryState:
-        """What it keeps of the job's query."""
+    def state(self, job: Job, prompts: Prompts) -> QueryState:
+        """What it keeps of the job's query; ``prompts`` make it where it is new."""
         query = job.query
         if query.id not in self.states:
             think = isinstance(job, DraftJob) or job.thinks
-            prompts = self.prompts
             prompt = prompts.prompt(query.turns, query.tools, query.constraint, think=think)
             self.states[query.id] = QueryState(Context(prompts, prompt), len(prompt))
         return self.states[query.id]
