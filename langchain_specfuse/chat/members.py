@@ -41,23 +41,23 @@ class Arguments(Mapping[str, Any]):
     """A member's arguments, if they contain secrets: these reach the member, but no trace, repr or
     JSON."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = dict(given)
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
 
     def __getitem__(self, key: str) -> Any:
-        return self._given[key]
+        return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._values)
 
     def __repr__(self) -> str:
-        return repr(masked(self._given))
+        return repr(masked(self._values))
 
 
-Given: TypeAlias = Any
+Reference: TypeAlias = Any
 """A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of
 arguments, an object."""
 
@@ -66,75 +66,73 @@ _ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+([/#].*)?|localhost([/#
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 UNLOAD_WAIT_S = 30.0  # a member that hangs frees its weights when it comes back
 
+# What the chat models of this process share. Members that were made from names or dicts, and the
+# ensembles of such members, live until unload(). Objects of the user, and ensembles with one of
+# them, live only as long as a chat model holds them.
 _LOCK = threading.RLock()
+"""Guards all of these."""
 _MEMBERS: dict[tuple[str, str], Member] = {}
-"""The members made here, by specification and name."""
-_SHARED: weakref.WeakValueDictionary[tuple[int, ...], Ensemble] = weakref.WeakValueDictionary()
-"""All ensembles. Those of the user's own objects live as long as a chat model holds them."""
-_KEPT: dict[tuple[int, ...], Ensemble] = {}
-"""The ensembles of members made here live until :func:`unload`."""
-_IDS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""(specification, name) -> the member that was made from it."""
 _CHAT_MODELS: weakref.WeakValueDictionary[tuple[int, str], ChatModelMember] = (
     weakref.WeakValueDictionary()
 )
-"""The members made of chat models that were given, by the chat model's id and name. They hold
-it."""
+"""(id of a chat model, name) -> the member around it, which holds it."""
+_SHARED: weakref.WeakValueDictionary[tuple[int, ...], Ensemble] = weakref.WeakValueDictionary()
+"""(number of writers, ids of all members) -> their ensemble."""
+_KEPT: dict[tuple[int, ...], Ensemble] = {}
+"""The part of ``_SHARED`` that lives until :func:`unload`."""
+_IDS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""The texts of :func:`id_of`."""
 
 
-def members_list(given: Any, field: str) -> list[Any]:
+def members_list(value: Any, field: str) -> list[Any]:
     """The members of a list, each checked as far as possible without loading it."""
     expected = (
         f"{field} must be a list of hub ids, folders, .gguf files, servers' addresses, names such "
         "as 'openai:gpt-4.1-mini', chat models, dicts or member objects"
     )
-    if given is None:
+    if value is None:
         error = UsageError(f"{expected}, got None")
         raise advised(error, "name one, for example members=['model.gguf']")
-    if not isinstance(given, list | tuple):
-        error = UsageError(f"{expected}, got {masked(given)!r:.200}")
+    if not isinstance(value, list | tuple):
+        error = UsageError(f"{expected}, got {masked(value)!r:.200}")
         raise advised(error, f"put it into a list: {field}=[...]")
-    if not given and field == "members":
+    if not value and field == "members":
         error = UsageError(f"{expected}, at least one; got none")
         raise advised(error, "name one, for example 'Qwen/Qwen3-0.6B'")
-    return [checked_member(member) for member in given]
+    return [checked_member(member) for member in value]
 
 
-def checked_member(given: Given) -> Given:
+def checked_member(reference: Reference) -> Reference:
     """The same, if it can name a member; paths become strings."""
-    if isinstance(given, os.PathLike):
-        given = os.fspath(given)
-    if isinstance(given, str):
-        return _checked_name(given)
-    if isinstance(given, Mapping):
-        return _checked_dict(given)
-    if isinstance(given, BaseChatModel):
-        return given
+    if isinstance(reference, os.PathLike):
+        reference = os.fspath(reference)
+    if isinstance(reference, str):
+        return _checked_name(reference)
+    if isinstance(reference, Mapping):
+        return _checked_dict(reference)
+    if isinstance(reference, BaseChatModel):
+        return reference
     # Look at the type, not at the object: `device` may be unknown before the member is loaded.
-    missing = [
-        need
-        for need in ("probe", "draft", "score", "forget")
-        if not callable(getattr(type(given), need, None))
-    ]
-    if missing or not isinstance(getattr(given, "name", None), str):
-        expected = (
-            "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an "
-            "object like Member"
+    needed = ("probe", "draft", "score", "forget")
+    is_member = all(callable(getattr(type(reference), name, None)) for name in needed)
+    if not is_member or not isinstance(getattr(reference, "name", None), str):
+        kinds = (
+            "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an object like "
+            "Member"
         )
-        error = UsageError(f"a member is {expected}, got {given!r:.80} ({type(given).__name__})")
-        made = (
-            f"that is a class: make an object of it, {given.__name__}(...)"
-            if isinstance(given, type)
-            else ""
-        )
-        if isinstance(given, Runnable):
-            made = (
+        kind = type(reference).__name__
+        error = UsageError(f"a member is {kinds}, got {reference!r:.80} ({kind})")
+        advice = "a model that is already loaded: TransformersMember(model, tokenizer)"
+        if isinstance(reference, Runnable):
+            advice = (
                 "pass the chat model itself, with its settings, no chain: "
                 "ChatOllama(model='qwen3', num_ctx=8192)"
             )
-        raise advised(
-            error, made or "a model that is already loaded: TransformersMember(model, tokenizer)"
-        )
-    return given
+        elif isinstance(reference, type):
+            advice = f"that is a class: make an object of it, {reference.__name__}(...)"
+        raise advised(error, advice)
+    return reference
 
 
 def _checked_name(name: str) -> str:
@@ -206,16 +204,16 @@ def _refuse_mistaken(model: str, name: str) -> None:
     raise advised(error, advice)
 
 
-def _checked_dict(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    remember(given)
-    if "model" not in given:
+def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    remember(arguments)
+    if "model" not in arguments:
         error = UsageError(
-            f"a member given as a dict needs a 'model', got only {sorted(map(str, given))}"
+            f"a member given as a dict needs a 'model', got only {sorted(map(str, arguments))}"
         )
         raise advised(
             error, "for example {'model': 'Qwen/Qwen2.5-0.5B-Instruct', 'dtype': 'bfloat16'}"
         )
-    secret = next((key for key in given if is_secret(key)), None)
+    secret = next((key for key in arguments if is_secret(key)), None)
     if secret is not None:
         error = UsageError(
             f"a member given as a dict must not hold {secret!r}: traces show all its values"
@@ -227,7 +225,7 @@ def _checked_dict(given: Mapping[str, Any]) -> Mapping[str, Any]:
         raise advised(error, advice)
     written = {
         key: os.fspath(value) if isinstance(value, os.PathLike) else value
-        for key, value in given.items()
+        for key, value in arguments.items()
     }
     for key in ("model", "adapter"):
         if isinstance(written.get(key), str):
@@ -262,21 +260,19 @@ def is_chat_model(name: Any) -> bool:
     )
 
 
-def check_prices(given: Iterable[Given], names: Iterable[str]) -> None:
+def check_prices(references: Iterable[Reference], names: Iterable[str]) -> None:
     """Refuse chat models whose price is not known: what they cost cannot be bounded."""
-    for one, name in zip(given, names, strict=True):
-        model = one.get("model") if isinstance(one, Mapping) else one
-        chats = is_chat_model(model) or isinstance(model, BaseChatModel | ChatModelMember)
-        if (
-            chats
-            and (one.get("price") if isinstance(one, Mapping) else getattr(one, "price", None))
-            is None
-        ):
+    for reference, name in zip(references, names, strict=True):
+        if isinstance(reference, Mapping):
+            model, price = reference.get("model"), reference.get("price")
+        else:
+            model, price = reference, getattr(reference, "price", None)
+        is_billed = is_chat_model(model) or isinstance(model, BaseChatModel | ChatModelMember)
+        if is_billed and price is None:
             error = UsageError(f"max_cost is given, but not the price of {name}")
             dollars = "(dollars per million input tokens, dollars per million output tokens)"
-            raise advised(
-                error, f"ChatModelMember(..., price={dollars}); (0, 0) if it costs nothing"
-            )
+            advice = f"ChatModelMember(..., price={dollars}); (0, 0) if it costs nothing"
+            raise advised(error, advice)
 
 
 def split_adapter(name: str) -> tuple[str, str | None]:
@@ -305,36 +301,31 @@ def _split_path(name: str) -> tuple[str, str | None]:
     return name[:at], name[at + 1 :]
 
 
-def is_spec(given: Given) -> bool:
+def is_spec(reference: Reference) -> bool:
     """Whether this can be written as JSON, so that it can be serialized without weights. Arguments
     with secrets cannot."""
     try:
-        return isinstance(given, str | Mapping) and bool(json.dumps(given))
+        return isinstance(reference, str | Mapping) and bool(json.dumps(reference))
     except (TypeError, ValueError):
         return False
 
 
-def names_of(given: Iterable[Given]) -> list[str]:
+def names_of(references: Iterable[Reference]) -> list[str]:
     """The members' names: the last part of a path, with #2, #3 ... where a name repeats.
 
     >>> names_of(["Qwen/Qwen2.5-0.5B", "models/a.gguf", "Qwen/Qwen2.5-0.5B"])
     ['Qwen2.5-0.5B', 'a', 'Qwen2.5-0.5B#2']
     """
     names: list[str] = []
-    for one in given:
-        chosen = (
-            one.get("name")
-            if isinstance(one, Mapping)
-            else None
-            if isinstance(one, str)
-            else one.name
-        )
+    for reference in references:
+        chosen = _chosen_name(reference)
         if chosen is None:
-            plain = _last_part(one)
-            numbered = (
-                plain if number == 1 else f"{plain}#{number}" for number in itertools.count(1)
-            )
-            names.append(next(name for name in numbered if name not in names))
+            plain = _last_part(reference)
+            numbers = itertools.count(2)
+            name = plain
+            while name in names:
+                name = f"{plain}#{next(numbers)}"
+            names.append(name)
         elif chosen in names:
             error = UsageError(f"two members are called {chosen!r}; names must differ")
             raise advised(error, "give one of them another name, for example name='b'")
@@ -343,11 +334,20 @@ def names_of(given: Iterable[Given]) -> list[str]:
     return names
 
 
-def _last_part(given: str | Mapping[str, Any] | BaseChatModel) -> str:
+def _chosen_name(reference: Reference) -> Any:
+    """The name that the user gave this member; None: it is named by its model."""
+    if isinstance(reference, str):
+        return None
+    if isinstance(reference, Mapping):
+        return reference.get("name")
+    return reference.name
+
+
+def _last_part(reference: str | Mapping[str, Any] | BaseChatModel) -> str:
     """The last part of the adapter's path if there is an adapter, else of the model's."""
-    if isinstance(given, BaseChatModel):
-        return name_of(given)
-    arguments = _arguments(given)
+    if isinstance(reference, BaseChatModel):
+        return name_of(reference)
+    arguments = _arguments(reference)
     source = arguments.get("adapter") or arguments["model"]
     if not isinstance(source, str):
         source = str(getattr(source, "name_or_path", "") or type(source).__name__)
@@ -362,24 +362,25 @@ def _last_part(given: str | Mapping[str, Any] | BaseChatModel) -> str:
     return last.removesuffix(".gguf") or source
 
 
-def identity(given: Given, name: str) -> dict[str, Any]:
+def identity(reference: Reference, name: str) -> dict[str, Any]:
     """Everything that affects this member's output, as plain JSON for caches and traces. Loads
     nothing. Secrets are left out: answers do not depend on whose key is used."""
-    return dict(masked(_identity(given, name)))
+    return dict(masked(_identity(reference, name)))
 
 
-def _identity(given: Given, name: str) -> dict[str, Any]:
-    if isinstance(given, str):
-        return {"name": name, "model": given}
-    if isinstance(given, Mapping):
-        values = {
-            key: value if is_spec({key: value}) else id_of(value) for key, value in given.items()
-        }
+def _identity(reference: Reference, name: str) -> dict[str, Any]:
+    if isinstance(reference, str):
+        return {"name": name, "model": reference}
+    if isinstance(reference, Mapping):
+        values = {}
+        for key, value in reference.items():
+            values[key] = value if is_spec({key: value}) else id_of(value)
         return {"name": name, **values}
-    spec = getattr(
-        _member(given, name) if isinstance(given, BaseChatModel) else given, "spec", None
-    )
-    return {"name": name, **(spec if isinstance(spec, Mapping) else {"object": id_of(given)})}
+    member = _member(reference, name) if isinstance(reference, BaseChatModel) else reference
+    spec = getattr(member, "spec", None)
+    if isinstance(spec, Mapping):
+        return {"name": name, **spec}
+    return {"name": name, "object": id_of(reference)}
 
 
 def id_of(thing: Any) -> str:
@@ -391,68 +392,70 @@ def id_of(thing: Any) -> str:
         return f"{type(thing).__name__}-{id(thing):x}"
 
 
-def previews(given: Sequence[Given]) -> dict[str, Probe | None]:
+def previews(references: Sequence[Reference]) -> dict[str, Probe | None]:
     """What is known of each member before it is loaded, by its name. Asks no server and imports no
     engine."""
-    return {name: _preview(one, name) for one, name in zip(given, names_of(given), strict=True)}
+    pairs = zip(references, names_of(references), strict=True)
+    return {name: _preview(reference, name) for reference, name in pairs}
 
 
-def _preview(given: Given, name: str) -> Probe | None:
-    if isinstance(given, str | Mapping):
-        arguments = _arguments(given)
+def _preview(reference: Reference, name: str) -> Probe | None:
+    if isinstance(reference, str | Mapping):
+        arguments = _arguments(reference)
         if is_server(arguments["model"]):
             return None
         if isinstance(arguments["model"], str) and not is_chat_model(arguments["model"]):
             return _files.preview(arguments)
     try:
         with _LOCK:
-            member = _member(given, name)
+            member = _member(reference, name)
     except SpecFuseError:  # raised again when the member is needed
         return None
     known: Probe | None = getattr(member, "preview", lambda: None)()
     return known
 
 
-def ensemble_for(members: Sequence[Given], verifiers: Sequence[Given] = ()) -> Ensemble:
+def ensemble_for(members: Sequence[Reference], verifiers: Sequence[Reference] = ()) -> Ensemble:
     """The one ensemble of these members in this process. Makes members, loads nothing."""
-    given = [*members, *verifiers]
+    references = [*members, *verifiers]
     refuse_fork()  # a thread that is not here may hold the lock
     with _LOCK:
-        made = [_member(one, name) for one, name in zip(given, names_of(given), strict=True)]
+        pairs = zip(references, names_of(references), strict=True)
+        made = [_member(reference, name) for reference, name in pairs]
         key = (len(members), *map(id, made))
         ensemble = _SHARED.get(key)
         if ensemble is None:
             ensemble = _SHARED[key] = Ensemble(made[: len(members)], made[len(members) :])
-            if all(isinstance(one, str | Mapping) for one in given):
+            if all(isinstance(reference, str | Mapping) for reference in references):
                 _KEPT[key] = ensemble
         return ensemble
 
 
-def _member(given: Given, name: str) -> Member:
-    if isinstance(given, BaseChatModel):
-        known = _CHAT_MODELS.get((id(given), name)) or ChatModelMember(given, name=name)
-        return _CHAT_MODELS.setdefault((id(given), name), known)
-    if not isinstance(given, str | Mapping):
-        member: Member = given
+def _member(reference: Reference, name: str) -> Member:
+    if isinstance(reference, BaseChatModel):
+        known = _CHAT_MODELS.get((id(reference), name)) or ChatModelMember(reference, name=name)
+        return _CHAT_MODELS.setdefault((id(reference), name), known)
+    if not isinstance(reference, str | Mapping):
+        member: Member = reference
         return member
-    key = (_written(given), name)
+    key = (_written(reference), name)
     if key not in _MEMBERS:
-        _MEMBERS[key] = _made({**_arguments(given), "name": name})
+        _MEMBERS[key] = _made({**_arguments(reference), "name": name})
     return _MEMBERS[key]
 
 
-def _arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    arguments = {"model": given} if isinstance(given, str) else dict(given)
+def _arguments(reference: str | Mapping[str, Any]) -> dict[str, Any]:
+    arguments = {"model": reference} if isinstance(reference, str) else dict(reference)
     if isinstance(arguments.get("model"), str) and "adapter" not in arguments:
         base, adapter = split_adapter(arguments["model"])
         arguments |= {} if adapter is None else {"model": base, "adapter": adapter}
     return arguments
 
 
-def _written(given: str | Mapping[str, Any]) -> str:
+def _written(reference: str | Mapping[str, Any]) -> str:
     """The specification as text, without the name. It includes secrets, because a member with
     another key is another member, and never leaves this process."""
-    return json.dumps({**_identity(_arguments(given), ""), "name": ""}, sort_keys=True)
+    return json.dumps({**_identity(_arguments(reference), ""), "name": ""}, sort_keys=True)
 
 
 def _made(arguments: dict[str, Any]) -> Member:
@@ -514,35 +517,35 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_members(
-    options: Mapping[str, Any], convert: Callable[[list[Given]], list[Any]]
+    options: Mapping[str, Any], convert: Callable[[list[Reference]], list[Any]]
 ) -> dict[str, Any]:
     """The options of a call, with the members that they name converted."""
     found = dict(options)
     for field in ("members", "verifiers"):
-        given = found.get(field)
-        if isinstance(given, list | tuple):
-            found[field] = convert([checked_member(member) for member in given])
+        references = found.get(field)
+        if isinstance(references, list | tuple):
+            found[field] = convert([checked_member(member) for member in references])
     if found.get("model") is not None:
         (found["model"],) = convert([checked_member(found["model"])])
     return found
 
 
-def identities(given: Sequence[Given]) -> list[dict[str, Any]]:
+def identities(references: Sequence[Reference]) -> list[dict[str, Any]]:
     """The identity of each of these members."""
-    pairs = zip(given, names_of(given), strict=True)
+    pairs = zip(references, names_of(references), strict=True)
     return [identity(member, name) for member, name in pairs]
 
 
-def _hiding(given: Sequence[Given]) -> list[Any]:
+def _hiding(references: Sequence[Reference]) -> list[Any]:
     """These members, with chat models wrapped so that their secrets are hidden."""
-    hidden = list(given)
-    for place, name in enumerate(names_of(given)):
-        if isinstance(given[place], BaseChatModel):
-            hidden[place] = _member(given[place], name)
+    hidden = list(references)
+    for place, name in enumerate(names_of(references)):
+        if isinstance(references[place], BaseChatModel):
+            hidden[place] = _member(references[place], name)
     return hidden
 
 
-def unload(*given: Given) -> None:
+def unload(*references: Reference) -> None:
     """Free the weights of these members, or of all members that this process made from names.
 
     Answers under way are not disturbed; the next question loads again. A member given as an object
@@ -551,18 +554,18 @@ def unload(*given: Given) -> None:
     >>> unload("Qwen/Qwen2.5-0.5B-Instruct")
     """
     with _LOCK:
-        written = {_written(one) for one in given if isinstance(one, str | Mapping)}
-        keys = [key for key in _MEMBERS if not given or key[0] in written]
-        leaving = [one for one in given if not isinstance(one, str | Mapping)] + [
-            _MEMBERS.pop(key) for key in keys
-        ]
-        leaving += [
-            one for one in _CHAT_MODELS.values() if any(one.model is model for model in given)
-        ]
+        named = [_written(member) for member in references if isinstance(member, str | Mapping)]
+        keys = [key for key in _MEMBERS if not references or key[0] in named]
+        leaving = [member for member in references if not isinstance(member, str | Mapping)]
+        leaving += [_MEMBERS.pop(key) for key in keys]
+        for member in _CHAT_MODELS.values():
+            if any(member.model is model for model in references):
+                leaving.append(member)
         ids = {id(member) for member in leaving}
         for ensembles in (_KEPT, _SHARED):
-            for key in [key for key in list(ensembles) if ids.intersection(key[1:])]:
-                ensembles.pop(key, None)
+            for ensemble_key in list(ensembles):
+                if ids.intersection(ensemble_key[1:]):
+                    ensembles.pop(ensemble_key, None)
     for member in leaving:
         free = getattr(member, "unload", None)
         if callable(free):  # on the member's own worker, or it would race with the running batch
