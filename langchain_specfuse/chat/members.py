@@ -459,50 +459,52 @@ def _written(reference: str | Mapping[str, Any]) -> str:
 
 
 def _made(arguments: dict[str, Any]) -> Member:
-    on_server = is_server(arguments["model"])
+    """The member with these arguments. The engine of its kind is imported now."""
+    model = arguments["model"]
     try:
-        if on_server:
+        if is_server(model):
             from ..members.server.member import ServerMember
 
-            address, model = urldefrag(arguments["model"])
-            return ServerMember(
-                address,
-                model or None,
-                **{key: arguments[key] for key in arguments if key != "model"},
-            )
-        if is_chat_model(arguments["model"]) or isinstance(arguments["model"], BaseChatModel):
+            address, served = urldefrag(model)
+            others = {key: value for key, value in arguments.items() if key != "model"}
+            return ServerMember(address, served or None, **others)
+        if is_chat_model(model) or isinstance(model, BaseChatModel):
             return ChatModelMember(**arguments)
-        if is_gguf(arguments["model"]):
+        if is_gguf(model):
             from ..members.llamacpp.member import LlamaCppMember as Local
         else:
-            if isinstance(arguments["model"], str) and "cluster" not in arguments:
-                _refuse_mistaken(arguments["model"], arguments["name"])
+            if isinstance(model, str) and "cluster" not in arguments:
+                _refuse_mistaken(model, arguments["name"])
             from ..members.transformers.member import TransformersMember as Local  # type: ignore[assignment]
 
         if "cluster" not in arguments:
             return Local(**arguments)
         from ..members.ray import RayMember
 
-        where = {key: arguments[key] for key in arguments if key in PLACEMENT}
-        what = {key: arguments[key] for key in arguments if key not in PLACEMENT}
-        return RayMember(Local(**what), **where)
+        placement = {key: value for key, value in arguments.items() if key in PLACEMENT}
+        others = {key: value for key, value in arguments.items() if key not in PLACEMENT}
+        return RayMember(Local(**others), **placement)
     except ModuleNotFoundError as error:
-        model, needs = str(arguments["model"]), f"needs {error.name}, which is not installed"
-        missing = UsageError(f"a member named {arguments['name']!r} {needs}")
-        extra = "server" if on_server else "llamacpp" if is_gguf(model) else "transformers"
-        advice = f'pip install "langchain-specfuse[{extra}]"'
-        if extra == "transformers":
-            advice += " (this brings PyTorch: up to several GB)"
-        if extra == "transformers" and not os.path.exists(model):
-            missing = UsageError(
-                f"there is no file or folder {model!r}; as the name of a model on the hub it "
-                f"{needs}"
-            )
-            advised(
-                missing,
-                'a chat model is named with its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"',
-            )
-        raise advised(missing, advice) from error
+        raise _missing_extra(str(model), arguments["name"], error) from error
+
+
+def _missing_extra(model: str, name: str, error: ModuleNotFoundError) -> UsageError:
+    """The error for a member whose engine is not installed."""
+    needs = f"needs {error.name}, which is not installed"
+    missing = UsageError(f"a member named {name!r} {needs}")
+    if is_server(model):
+        return advised(missing, 'pip install "langchain-specfuse[server]"')
+    if is_gguf(model):
+        return advised(missing, 'pip install "langchain-specfuse[llamacpp]"')
+    install = 'pip install "langchain-specfuse[transformers]"'
+    install += " (this brings PyTorch: up to several GB)"
+    if os.path.exists(model):
+        return advised(missing, install)
+    missing = UsageError(
+        f"there is no file or folder {model!r}; as the name of a model on the hub it {needs}"
+    )
+    named = 'a chat model is named with its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"'
+    return advised(advised(missing, named), install)
 
 
 def with_identities(options: Mapping[str, Any]) -> dict[str, Any]:
