@@ -45,7 +45,7 @@ def facts(city: str) -> Any:
     }[city]
 
 
-def test_several_calls_at_once_are_all_made_and_answered() -> None:
+def test_parallel_calls_are_all_run_and_answered() -> None:
     calls = [
         ("weather", {"city": "Paris"}),
         ("weather", {"city": "Rome"}),

@@ -55,7 +55,7 @@ def loop(llm: Runnable[Any, Any], way: str = "invoke") -> Any:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
-async def test_tokens_calls_and_rounds_come_out_while_the_node_works(llm: Any, way: str) -> None:
+async def test_tokens_calls_and_rounds_stream_while_the_node_runs(llm: Any, way: str) -> None:
     app, state = loop(llm.bind_tools([weather]), way), {}
     seen: list[tuple[str, Any]] = []
     async for mode, value in app.astream(

@@ -38,7 +38,9 @@ async def test_every_way_of_asking_gives_the_same_message(ensemble: Any) -> None
         assert message.response_metadata == first.response_metadata
 
 
-async def test_each_agreed_segment_is_one_chunk_and_they_join_to_the_answer(ensemble: Any) -> None:
+async def test_each_agreed_segment_is_one_chunk_and_chunks_join_to_the_answer(
+    ensemble: Any,
+) -> None:
     llm = ensemble()
     chunks = [chunk.text for chunk in llm.stream("Why?") if chunk.text]
     assert chunks == [
@@ -79,7 +81,7 @@ async def test_a_calls_stop_strings_replace_those_of_the_model(ensemble: Any) ->
 # --- metadata and usage ---------------------------------------------------------------------------
 
 
-async def test_metadata_comes_once(ensemble: Any) -> None:
+async def test_metadata_is_sent_once(ensemble: Any) -> None:
     llm = ensemble()
     for chunks in (list(llm.stream("Why?")), [chunk async for chunk in llm.astream("Why?")]):
         first, *middle, last = chunks
@@ -216,7 +218,7 @@ class Speechless(ScriptedMember):
 
 
 @pytest.mark.filterwarnings("ignore:no member can score")
-def test_there_is_no_confidence_where_nobody_could_disagree_or_vote(ensemble: Any) -> None:
+def test_confidence_is_absent_if_no_member_could_disagree_or_vote(ensemble: Any) -> None:
     mute = [
         ScriptedMember(text, name=name, draft_only=True)
         for text, name in (("The sky", "a"), ("The sea", "b"))

@@ -70,7 +70,7 @@ async def test_max_concurrency_is_respected(llm: SpecFuseChatModel) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-async def test_a_wrong_question_fails_alone(llm: SpecFuseChatModel, asynchronous: bool) -> None:
+async def test_an_invalid_question_fails_alone(llm: SpecFuseChatModel, asynchronous: bool) -> None:
     inputs: list[Any] = [
         "one",
         [HumanMessage([{"type": "image", "url": "https://example.com/x.png"}])],

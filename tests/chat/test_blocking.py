@@ -59,7 +59,7 @@ def hosted() -> SpecFuseChatModel:
 ASYNC = [way for way in WAYS if way.startswith("a")]
 
 
-async def test_the_guard_sees_what_blocks(guarded: BlockBuster, tmp_path: Path) -> None:
+async def test_the_guard_detects_blocking_calls(guarded: BlockBuster, tmp_path: Path) -> None:
     with pytest.raises(BlockingError):
         (tmp_path / "x").write_text("x")
 
@@ -70,7 +70,7 @@ async def test_no_way_of_asking_blocks(guarded: BlockBuster, make: Any, way: str
     assert await asked(make(), way)
 
 
-async def test_many_at_once_do_not_block(guarded: BlockBuster) -> None:
+async def test_many_questions_at_once_do_not_block(guarded: BlockBuster) -> None:
     llm = scripted(max_concurrency=4)
     answers = await llm.abatch(["Why?"] * 40)
     assert {one.text for one in answers} == {BLUE}

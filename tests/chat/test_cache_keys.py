@@ -80,7 +80,7 @@ def test_different_functions_never_share_a_key(at_call: bool) -> None:
     assert not any(f"{id(one):x}" in text for one, text in zip(functions, keys, strict=True))
 
 
-def test_a_function_that_is_gone_leaves_its_key_to_nobody() -> None:
+def test_the_key_of_a_deleted_function_is_never_reused() -> None:
     """Addresses are given again soon."""
     keys = set()
     for _ in range(50):
@@ -135,7 +135,7 @@ def test_a_function_has_the_same_key_in_another_process(tmp_path: Path) -> None:
     assert not set(third[:3]) & set(first) and third[3] == first[3]
 
 
-def test_a_call_with_other_members_has_a_key_of_their_specifications() -> None:
+def test_the_key_of_a_call_with_other_members_depends_on_their_arguments() -> None:
     llm = SpecFuseChatModel(members=[MEMBER], cache=InMemoryCache())
     other = ScriptedMember("B 2", name="b")
     string = llm._get_llm_string(members=[other])

@@ -59,7 +59,7 @@ def content(message: AIMessage) -> list[Any]:
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
 @pytest.mark.parametrize("words", ["", "Let me see < <tool. "])
-async def test_words_and_calls_are_the_same_in_every_way_of_asking(
+async def test_text_and_calls_are_the_same_in_every_way_of_asking(
     ensemble: Make, version: str, words: str
 ) -> None:
     bound = ensemble(words + BOTH, output_version=version).bind_tools([add, say])
@@ -97,7 +97,7 @@ CALLS = st.lists(SAY | ADD, max_size=3, unique_by=str)
 
 @settings(max_examples=25)
 @given(PROSE, CALLS, st.integers(2, 30), st.sampled_from(["v0", "v1"]))
-def test_any_words_and_calls_come_out_as_they_were_written(
+def test_any_text_and_calls_are_returned_as_written(
     words: str, calls: list[tuple[str, Any]], segment_tokens: int, version: str
 ) -> None:
     member = ScriptedMember(words + written(*calls))
@@ -108,7 +108,7 @@ def test_any_words_and_calls_come_out_as_they_were_written(
     assert message.invalid_tool_calls == []
 
 
-async def test_a_call_says_who_wrote_it_and_how_sure_the_others_were(ensemble: Make) -> None:
+async def test_a_call_names_its_author_and_the_confidence_of_the_vote(ensemble: Make) -> None:
     scripts = [written(("add", {"a": a, "b": 2})) for a in (1, 1, 3)]
     for message in await every_message(
         ensemble(*scripts, output_version="v1", segment_tokens=40).bind_tools([add])
@@ -119,7 +119,7 @@ async def test_a_call_says_who_wrote_it_and_how_sure_the_others_were(ensemble: M
         assert 0.5 < extras["confidence"] < 1 and 0 < extras["dissent"] <= 1
 
 
-async def test_prose_stays_prose_where_members_are_free(ensemble: Make) -> None:
+async def test_prose_stays_prose_if_members_need_not_call(ensemble: Make) -> None:
     for message in await every_message(
         ensemble("No <tool_call> is needed here.").bind_tools([add])
     ):
@@ -130,7 +130,7 @@ async def test_prose_stays_prose_where_members_are_free(ensemble: Make) -> None:
     assert (message.text, message.tool_calls) == (text, [])
 
 
-def test_the_vote_decides_between_words_and_a_call() -> None:
+def test_the_vote_decides_between_text_and_a_call() -> None:
     call = written(("add", {"a": 1, "b": 2}))
     members = [
         ScriptedMember("It is three I think.", name="a"),
@@ -144,7 +144,7 @@ def test_the_vote_decides_between_words_and_a_call() -> None:
     assert (message.text, message.tool_calls) == ("It is three I think.", [])
 
 
-def test_a_forced_call_is_begun_whatever_members_would_say(ensemble: Make) -> None:
+def test_a_forced_call_begins_whatever_members_would_write(ensemble: Make) -> None:
     message = (
         ensemble("I would rather talk.", max_tokens=9)
         .bind_tools([add], tool_choice="add")
@@ -157,7 +157,7 @@ def test_a_forced_call_is_begun_whatever_members_would_say(ensemble: Make) -> No
 
 
 @pytest.mark.parametrize("stop", ["four", "\n", "tool_call", "}"])
-def test_a_stop_string_ends_prose_and_cuts_no_call(ensemble: Make, stop: str) -> None:
+def test_a_stop_string_ends_prose_but_never_cuts_a_call(ensemble: Make, stop: str) -> None:
     message = ensemble("So: " + BOTH).bind_tools([add, say]).invoke("?", stop=[stop])
     assert (message.text, len(message.tool_calls), message.invalid_tool_calls) == ("So: ", 2, [])
     message = ensemble("So four: " + BOTH, stop=["four"]).bind_tools([add, say]).invoke("?")
@@ -226,7 +226,7 @@ def test_with_tools_stop_strings_only_cut_prose_and_never_appear_in_it(
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
 @pytest.mark.parametrize("words", ["", "So: "])
-async def test_a_call_that_the_budget_cuts_is_invalid_and_whole_ones_stay_valid(
+async def test_a_call_cut_by_the_budget_is_invalid_and_complete_calls_stay_valid(
     ensemble: Make, words: str, version: str
 ) -> None:
     text = words + written(("add", {"a": 1, "b": 2}), ("say", SAID))
@@ -257,7 +257,7 @@ async def test_a_call_that_the_budget_cuts_is_invalid_and_whole_ones_stay_valid(
     assert seen >= {(0, 1), (1, 1), (2, 0)}
 
 
-def test_a_forced_call_that_nobody_writes_is_not_blamed_on_max_tokens() -> None:
+def test_a_forced_call_that_no_member_writes_is_not_blamed_on_max_tokens() -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember("I will not.")])
     message = llm.bind_tools([add], tool_choice="any").invoke("?")
     (call,) = message.invalid_tool_calls
@@ -290,7 +290,7 @@ def test_an_agent_does_not_run_a_call_that_was_cut_off() -> None:
 # --- results, formats, thoughts -------------------------------------------------------------------
 
 
-async def test_a_result_goes_back_to_every_member() -> None:
+async def test_every_member_reads_the_result_of_a_call() -> None:
     seen: list[Any] = []
 
     def answer(query: Any) -> str:
@@ -345,7 +345,7 @@ class Trained(ScriptedMember):
         ((None, None), BARE, COMMON),
     ],
 )
-def test_calls_are_written_as_the_writers_know_them_if_they_agree(
+def test_calls_use_the_format_the_writers_were_trained_on_if_they_share_one(
     writers: Any, verifier: Any, begin: Any
 ) -> None:
     members = [Trained(calls, name=name) for calls, name in zip(writers, "ab", strict=True)]
@@ -360,7 +360,7 @@ def test_calls_are_written_as_the_writers_know_them_if_they_agree(
 
 
 @pytest.mark.parametrize("format", [OWN, BARE, COMMON])
-def test_words_before_a_call_stream_in_every_format(format: CallFormat) -> None:
+def test_text_before_a_call_streams_in_every_format(format: CallFormat) -> None:
     llm = SpecFuseChatModel(
         members=[Trained(format, "Well, let me see: ", name="a")], segment_tokens=2
     )
@@ -381,7 +381,7 @@ class Thinking(ScriptedMember):
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
-async def test_the_thought_of_whose_draft_won_first_is_shown_where_asked_for(version: str) -> None:
+async def test_the_reasoning_of_the_first_winner_is_shown_on_request(version: str) -> None:
     members = [Thinking("The sky is blue and wide.", name=name) for name in "ab"]
     llm = SpecFuseChatModel(
         members=members, segment_tokens=2, output_version=version, reasoning=True

@@ -40,7 +40,7 @@ def arguments(parts: list[tuple[str, list[CallPiece]]]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("size", range(1, len(HERMES.begin)))
-def test_the_beginning_of_a_call_that_ends_an_answer_is_said_only_if_the_answer_was_not_cut(
+def test_the_beginning_of_a_call_at_the_end_is_text_unless_the_answer_was_cut(
     size: int,
 ) -> None:
     text = "So: " + HERMES.begin[:size]
@@ -56,7 +56,7 @@ def test_the_beginning_of_a_call_that_ends_an_answer_is_said_only_if_the_answer_
     st.lists(st.integers(0, 200), max_size=6),
     st.sampled_from([HERMES, BARE]),
 )
-def test_a_call_that_is_cut_off_can_be_completed_by_nobody(
+def test_a_call_that_is_cut_off_is_never_parsed_as_a_complete_one(
     given: Any, size: int, places: list[int], format: CallFormat
 ) -> None:
     whole = written(format, "add", given)
@@ -66,7 +66,7 @@ def test_a_call_that_is_cut_off_can_be_completed_by_nobody(
         assert parse_partial_json(found) is None
 
 
-def test_arguments_come_in_pieces_and_name_and_id_once() -> None:
+def test_arguments_stream_in_pieces_and_name_and_id_are_sent_once() -> None:
     text = written(HERMES, "say", {"what": "one two three"})
     (_, (first,)), (_, (second,)) = fed(HERMES, text, [text.index("two")])
     assert (first.name, first.arguments) == ("say", '{"what": "one ')

@@ -32,7 +32,9 @@ async def started(member: GatedMember, llm: SpecFuseChatModel) -> asyncio.Task[A
     return first
 
 
-async def test_a_refused_call_is_langchains_rate_limit_and_can_be_retried() -> None:
+async def test_a_call_beyond_the_limit_raises_langchains_rate_limit_error_and_can_be_retried() -> (
+    None
+):
     member, llm = gated("refused")
     first = await started(member, llm)
     for refused in (
@@ -50,7 +52,7 @@ async def test_a_refused_call_is_langchains_rate_limit_and_can_be_retried() -> N
     assert (await llm.ainvoke("second", max_waiting=0)).text == BLUE
 
 
-def test_several_event_loops_one_after_another_and_at_once() -> None:
+def test_event_loops_can_be_used_one_after_another_and_at_once() -> None:
     llm = SpecFuseChatModel(
         members=[ScriptedMember(BLUE, name="l", device="concurrency-loops")], max_concurrency=2
     )
@@ -68,7 +70,7 @@ def test_several_event_loops_one_after_another_and_at_once() -> None:
     assert texts == [BLUE] * 25
 
 
-def test_chat_models_that_are_gone_leave_no_thread_and_no_worker(
+def test_deleted_chat_models_leave_no_thread_and_no_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "IDLE_S", 0.05)

@@ -45,7 +45,7 @@ def ends(llm: SpecFuseChatModel) -> bool:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-async def test_leaving_a_loop_frees_everything(gated: Any, asynchronous: bool) -> None:
+async def test_breaking_out_of_a_stream_frees_everything(gated: Any, asynchronous: bool) -> None:
     if asynchronous:
         async for _ in gated.astream("?"):
             break
@@ -71,7 +71,7 @@ async def test_cancelling_a_task_frees_everything(gated: Any, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["stream", "astream", "invoke", "ainvoke"])
-async def test_a_late_answer_is_langchains_timeout_and_has_the_agreed_text(
+async def test_a_late_answer_raises_langchains_timeout_with_the_agreed_text(
     gated: Any, way: str
 ) -> None:
     with pytest.raises(AnswerTimeoutError, match=r"timeout=0\.5") as error:
@@ -104,7 +104,7 @@ next(stream)
 """
 
 
-def test_a_stream_that_was_not_read_to_its_end_ends_with_the_interpreter() -> None:
+def test_an_unfinished_stream_does_not_keep_the_interpreter_alive() -> None:
     program = [sys.executable, "-c", ABANDONED]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "GeneratorExit\n" * 2, "")
@@ -137,7 +137,7 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_the_failures()
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream", "batch"])
-async def test_a_prompt_too_long_for_all_members_is_langchains_overflow(way: str) -> None:
+async def test_a_prompt_too_long_for_all_members_raises_langchains_overflow_error(way: str) -> None:
     llm = SpecFuseChatModel(
         members=[FailingMember("overflow", name="a"), FailingMember("overflow", name="b")]
     )
@@ -160,7 +160,7 @@ class SmallContext(ScriptedMember):
         ]
 
 
-def test_an_answer_ends_for_its_length_when_all_contexts_are_full() -> None:
+def test_the_finish_reason_is_length_when_all_contexts_are_full() -> None:
     members = [SmallContext("a b c d e f g h", name=name) for name in "ab"]
     answer = SpecFuseChatModel(members=members, segment_tokens=2).invoke("count")
     assert (answer.text, answer.response_metadata["finish_reason"]) == ("a b c d", "length")
@@ -183,7 +183,7 @@ class Unloadable(ScriptedMember):
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-async def test_a_model_that_does_not_exist_is_langchains_not_found(way: str) -> None:
+async def test_a_model_that_does_not_exist_raises_langchains_not_found_error(way: str) -> None:
     llm = SpecFuseChatModel(
         members=[Unloadable(MemberError("no such model", member="x", kind="not_found"))]
     )
@@ -203,7 +203,7 @@ async def test_an_error_while_loading_is_a_members_failure_and_the_next_question
     assert llm.invoke("?").text == BLUE
 
 
-def test_langchains_retry_and_fallback_go_on() -> None:
+def test_langchains_retries_and_fallbacks_work() -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="a", fails_in=1)])
     assert (
         llm.with_retry(stop_after_attempt=2, wait_exponential_jitter=False).invoke("Why?").text

@@ -123,7 +123,7 @@ def failing(*errors: Exception) -> SpecFuseChatModel:
     ids=lambda value: str(value) if isinstance(value, Exception) else None,
 )
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_all_members_failed_with_is_langchains_class_too(
+def test_a_failure_of_all_members_has_langchains_class_for_it(
     error: Exception, known: str, retryable: bool, count: int
 ) -> None:
     with pytest.raises(EnsembleError) as raised:
@@ -165,7 +165,7 @@ def test_different_failures_can_be_retried_if_one_of_them_can(
     assert not isinstance(raised.value, tuple(specific))
 
 
-def test_a_provider_s_own_word_on_retrying_counts() -> None:
+def test_the_providers_own_retry_hint_is_used() -> None:
     class Overloaded(ModelError):
         is_retryable = True
 
@@ -314,7 +314,7 @@ async def test_an_agent_retries_a_hosted_member_only_where_that_can_help(
     indirect=["failing_server"],
 )
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_advice_fits_what_a_hosted_member_was_answered(
+def test_the_advice_fits_the_response_of_the_provider(
     failing_server: FailingServer, kind: str, advice: str, count: int
 ) -> None:
     chat = pytest.importorskip("langchain_openai").ChatOpenAI(
@@ -338,7 +338,7 @@ def test_the_advice_names_the_members_that_failed_differently() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_several_members_are_tried_one_by_one_and_a_single_one_is_not(count: int) -> None:
+def test_the_advice_to_try_members_one_by_one_needs_several_members(count: int) -> None:
     with pytest.raises(EnsembleError) as raised:
         failing(*[RuntimeError("boom")] * count).invoke("Why?")
     (note,) = raised.value.__notes__
@@ -414,7 +414,7 @@ def test_a_server_that_cannot_be_reached_is_langchains_connection_error(
     assert llm.with_fallbacks([good], exceptions_to_handle=(ModelError,)).invoke("?").text == BLUE
 
 
-async def test_a_call_that_cannot_work_is_not_retried() -> None:
+async def test_an_invalid_call_is_not_retried() -> None:
     """Neither one that is refused before it begins nor one whose messages are refused."""
     tries: list[int] = []
 
@@ -443,7 +443,7 @@ async def test_a_call_that_cannot_work_is_not_retried() -> None:
         ({"grammar": "root := a"}, "the grammar cannot be read", 'root ::= "yes" | "no"'),
     ],
 )
-def test_a_pattern_that_cannot_be_read_is_quoted_as_written_in_one_sentence(
+def test_an_invalid_pattern_is_quoted_as_written_in_one_sentence(
     options: Any, said: str, advice: str
 ) -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember("yes", name="a")])
@@ -453,7 +453,7 @@ def test_a_pattern_that_cannot_be_read_is_quoted_as_written_in_one_sentence(
     assert advice in raised.value.__notes__[0]
 
 
-def test_an_agent_does_not_repeat_a_call_that_cannot_work() -> None:
+def test_an_agent_does_not_retry_an_invalid_call() -> None:
     class Counting(SpecFuseChatModel):
         calls: int = 0
 

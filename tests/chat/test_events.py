@@ -181,7 +181,7 @@ async def test_each_run_gets_its_own_rounds_once_and_in_order(
 
 
 @pytest.mark.parametrize("way", WAYS[:4])
-async def test_run_id_tags_metadata_and_callbacks_count_wherever_they_are_set(
+async def test_run_id_tags_metadata_and_callbacks_are_used_wherever_they_are_set(
     ensemble: Any, way: str
 ) -> None:
     seen: list[dict[str, Any]] = []
@@ -218,7 +218,7 @@ async def test_interleaved_streams_do_not_mix(ensemble: Any) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-async def test_a_stream_closed_early_has_reported_what_it_showed(
+async def test_a_stream_closed_early_has_reported_every_round_it_showed(
     ensemble: Any, asynchronous: bool
 ) -> None:
     listener = Listener()

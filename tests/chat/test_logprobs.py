@@ -44,7 +44,7 @@ async def test_the_tokens_are_those_of_the_answer_in_every_way_of_asking() -> No
     json.dumps(content(streamed), allow_nan=False)
 
 
-def test_they_can_be_asked_for_with_one_call_and_are_absent_otherwise() -> None:
+def test_log_probabilities_are_present_only_where_requested() -> None:
     chat = llm(ANSWER, logprobs=False)
     assert content(chat.invoke("?", logprobs=True))
     assert content(chat.bind(logprobs=True).invoke("?"))
@@ -79,7 +79,7 @@ class Whole(ScriptedMember):
         ]
 
 
-def test_what_is_not_known_is_left_out_or_one_entry_for_a_segment() -> None:
+def test_unknown_tokens_are_left_out_or_become_one_entry_per_segment() -> None:
     assert content(llm(Silent(ANSWER)).invoke("?")) == []
     entries = content(llm(Whole(ANSWER), segment_tokens=5).invoke("?"))
     assert [one["token"] for one in entries] == [
@@ -90,7 +90,7 @@ def test_what_is_not_known_is_left_out_or_one_entry_for_a_segment() -> None:
     assert {one["logprob"] for one in entries} == {-9999.0}
 
 
-def test_a_whole_answer_has_them_under_a_constraint_too() -> None:
+def test_a_whole_answer_under_a_constraint_has_log_probabilities_too() -> None:
     empty = {"type": "object", "properties": {}}
     tool = {"type": "function", "function": {"name": "look", "parameters": empty}}
     chat = llm(ANSWER, segment="answer", result="text")

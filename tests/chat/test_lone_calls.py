@@ -75,7 +75,7 @@ async def test_a_call_in_plain_json_alone_in_an_answer_is_a_call(form: str, vers
         assert not any(chunk.text for chunks in streams for chunk in chunks)
 
 
-def test_a_call_in_front_of_a_stop_string_is_one() -> None:
+def test_a_call_before_a_stop_string_is_a_call() -> None:
     for text in (f"{BODY} END", f"```json\n{BODY}\n```\nEND and more"):
         message = model(text).invoke("?", stop=["END"])
         assert [call["args"] for call in message.tool_calls] == [ARGUMENTS]
@@ -83,7 +83,7 @@ def test_a_call_in_front_of_a_stop_string_is_one() -> None:
 
 
 @pytest.mark.parametrize("form", TEXTS)
-def test_other_text_is_text_to_the_last_character(form: str) -> None:
+def test_other_text_is_returned_to_the_last_character(form: str) -> None:
     for size in (1, 3, 100):
         llm = model(TEXTS[form], size)
         chunks = list(llm.stream("?"))
@@ -93,7 +93,7 @@ def test_other_text_is_text_to_the_last_character(form: str) -> None:
             assert one.response_metadata["finish_reason"] == "stop"
 
 
-def test_text_that_cannot_become_a_call_any_more_is_streamed_at_once() -> None:
+def test_text_that_can_no_longer_become_a_call_is_streamed_at_once() -> None:
     for text in (
         "```python\na b c d e f",
         '{"name": "Ann", "is": 1} a b c d',
@@ -109,7 +109,7 @@ pieces = st.sampled_from(["```", "json\n", "{", '"name"', ": ", '"get_weather"',
 
 @given(st.lists(pieces, max_size=12).map("".join) | st.sampled_from([*CALLS.values(), *TEXTS.values()]),
        st.lists(st.integers(0, 10**6), max_size=5))  # fmt: skip
-def test_text_is_conserved_and_what_is_a_call_does_not_depend_on_the_pieces(
+def test_text_is_conserved_and_calls_do_not_depend_on_where_pieces_end(
     text: str, places: list[int]
 ) -> None:
     whole = LoneCall(["get_weather"])
@@ -129,7 +129,7 @@ def test_a_call_that_the_budget_cuts_stays_text() -> None:
     assert message.response_metadata["finish_reason"] == "length"
 
 
-def test_its_arguments_are_checked_like_those_of_any_call() -> None:
+def test_arguments_of_a_call_in_plain_json_are_checked_like_any_others() -> None:
     for wrong in ({}, {"city": 7}, {"city": "Rome", "days": "two"}):
         body = json.dumps({"name": "get_weather", "arguments": wrong})
         message = model(f"```json\n{body}\n```").invoke("?")
@@ -138,7 +138,7 @@ def test_its_arguments_are_checked_like_those_of_any_call() -> None:
         assert broken["name"] == "get_weather" and broken["error"]
 
 
-def test_an_object_that_was_asked_for_is_no_call() -> None:
+def test_a_requested_object_is_not_a_call() -> None:
     wanted = {"type": "object", "properties": {"name": {"type": "string"}, "arguments": {}}}
     body = '{"name": "get_weather", "arguments": {}}'
     message = model(body).invoke("?", response_format=wanted)
@@ -150,7 +150,7 @@ def test_without_tools_nothing_is_read_as_a_call() -> None:
     assert (message.text, message.tool_calls) == (BODY, [])
 
 
-async def test_an_agent_goes_on_with_it() -> None:
+async def test_an_agent_runs_a_call_in_plain_json() -> None:
     """As small models that were trained on code call tools."""
     fenced = f"```json\n{json.dumps({'name': 'get_weather', 'arguments': {'city': 'Rome'}})}\n```"
     members = [ScriptedMember([fenced, "It is sunny in Rome."])]

@@ -88,7 +88,7 @@ async def test_a_valid_call_is_made_and_an_invalid_one_is_reported(case: str) ->
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
-def test_a_whole_message_has_an_invalid_call_as_it_was_written(version: str) -> None:
+def test_a_complete_message_contains_an_invalid_call_as_written(version: str) -> None:
     wrong = SCHEMAS["labels of an issue"][2]
     llm = bound("labels of an issue", wrong, output_version=version)
     for message in (llm.invoke("?"), *llm.batch(["?", "?"])):
@@ -191,7 +191,7 @@ def test_an_object_is_checked_against_the_whole_schema(case: str, method: str) -
         asked(right, strict=True)
 
 
-def test_a_tool_that_takes_a_set_merges_doubles_itself() -> None:
+def test_a_tool_that_takes_a_set_removes_duplicates_itself() -> None:
     @tool
     def count(words: set[str]) -> int:
         """Count words."""
@@ -203,7 +203,7 @@ def test_a_tool_that_takes_a_set_merges_doubles_itself() -> None:
 
 
 @pytest.mark.parametrize("schema", [{"type": "objekt"}, {"minLength": "3"}, {"pattern": "(a"}])
-def test_what_is_no_schema_is_refused_without_strict_too(schema: Any) -> None:
+def test_an_invalid_schema_is_refused_without_strict_too(schema: Any) -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember("x")])
     with pytest.raises(UsageError):
         llm.bind_tools([{"name": "act", "parameters": object_of([], a=schema)}])

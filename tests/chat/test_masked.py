@@ -57,7 +57,7 @@ def test_whole_answers_satisfy_a_schema_with_several_keys() -> None:
 
 
 @pytest.mark.parametrize("choice", ["any", "auto"])
-def test_every_call_has_the_tool_s_arguments_and_is_not_in_the_words(choice: str) -> None:
+def test_every_call_has_the_tools_arguments_and_is_not_in_the_text(choice: str) -> None:
     for number in range(5):
         llm = fused(temperature=1.5, seed=number, max_tokens=48)
         message = llm.bind_tools([get_weather, now], tool_choice=choice).invoke(

@@ -77,7 +77,7 @@ def test_chat_models_that_name_the_same_member_share_it(named: Any) -> None:
     assert named.made == ["one", "two", "three"]
 
 
-def test_configuring_copying_pickling_and_serializing_load_nothing_again(named: Any) -> None:
+def test_configuring_copying_pickling_and_serializing_never_load_again(named: Any) -> None:
     llm = SpecFuseChatModel(members=["org/one", "org/two"])
     llm.invoke("Who?")
     configurable = llm.configurable_fields(
@@ -100,7 +100,7 @@ def test_configuring_copying_pickling_and_serializing_load_nothing_again(named: 
     assert named.loads == ["one", "two"]
 
 
-def test_an_object_beside_a_name_warns_once_that_it_has_no_vote(named: Any) -> None:
+def test_a_member_that_cannot_score_beside_one_that_can_warns_once(named: Any) -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="mute", draft_only=True), "org/one"])
     with pytest.warns(UserWarning, match="mute cannot score, so only one votes"):
         llm.invoke("Who?")
@@ -183,7 +183,7 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
         ("./model.bin", "is a file, but not a .gguf file", "name a .gguf file"),
     ],
 )
-def test_a_mistaken_name_is_refused_before_transformers_is_imported(
+def test_a_mistyped_name_is_refused_before_transformers_is_imported(
     name: str, said: str, advice: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
@@ -196,7 +196,7 @@ def test_a_mistaken_name_is_refused_before_transformers_is_imported(
     assert said in str(error.value) and advice in error.value.__notes__[0]
 
 
-def test_a_mistyped_name_without_transformers_is_told_as_such(
+def test_without_transformers_a_mistyped_name_is_still_reported_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "langchain_specfuse.members.transformers.member", None)
@@ -229,7 +229,7 @@ def test_a_lead_is_one_of_the_members_that_write(ensemble: Any) -> None:
         SpecFuseChatModel(members=members[:1], verifiers=members[1:], lead="bob")
 
 
-def test_a_call_to_one_model_has_no_use_for_the_lead() -> None:
+def test_a_call_to_one_member_ignores_the_lead() -> None:
     ann, bob = ScriptedMember(BLUE, name="ann"), ScriptedMember(WIDE, name="bob")
     llm = SpecFuseChatModel(members=[ann, bob], lead="bob")
     assert (llm.invoke("Why?").text, llm.invoke("Why?", model=ann).text) == (WIDE, BLUE)
@@ -307,7 +307,7 @@ async def test_the_cache_key_has_every_option_that_can_change_the_answer(
 
 
 @pytest.mark.usefixtures("no_cache")
-def test_members_of_one_name_but_other_answers_do_not_share_cached_answers() -> None:
+def test_different_members_with_the_same_name_do_not_share_cached_answers() -> None:
     set_llm_cache(InMemoryCache())
     for answer in ("one", "two", "three"):
         assert (

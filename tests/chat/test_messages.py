@@ -100,7 +100,7 @@ ADD = {"name": "add", "args": {"a": 1, "b": "天"}, "id": "1"}
 ADDED = Call("add", '{"a": 1, "b": "天"}', "1")
 
 
-def test_calls_and_results_are_turns_of_their_own() -> None:
+def test_calls_and_results_are_separate_turns() -> None:
     results = [ToolMessage("2", tool_call_id="1", name="sum"), ToolMessage("3", tool_call_id="1")]
     messages = [
         HumanMessage("1+1?"),
@@ -131,7 +131,7 @@ def test_a_call_is_read_once_from_a_block_from_tool_calls_or_from_both(
     )
 
 
-def test_a_failed_result_says_so_once() -> None:
+def test_a_failed_result_is_marked_once() -> None:
     failed = ToolMessage(
         "no such city", tool_call_id="1", status="error", artifact={"big": object()}
     )
@@ -326,7 +326,7 @@ CIRCLE["a"] = [CIRCLE]
 
 @example([Sample(AIMessage([{"type": ["text"], "text": "a"}]), "assistant", None)])
 @given(conversations)
-def test_a_conversation_is_answered_unless_it_holds_what_is_no_text(found: list[Sample]) -> None:
+def test_a_conversation_is_answered_unless_its_content_cannot_be_read(found: list[Sample]) -> None:
     messages, seen = [one.message for one in found], []
 
     def answer(query: Any) -> str:

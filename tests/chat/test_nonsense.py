@@ -166,7 +166,7 @@ def asked(llm: SpecFuseChatModel) -> str | EnsembleError:
 
 
 @given(work=st.sampled_from(["draft", "score"]), seed=st.integers(0, 2**32))
-def test_nonsense_ends_no_worker(work: str, seed: int) -> None:
+def test_random_nonsense_never_ends_a_worker(work: str, seed: int) -> None:
     hurts_nobody_else(work, Maker(seed))
 
 
@@ -183,19 +183,19 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_such_nonsense_ends_no_worker(name: str) -> None:
+def test_known_nonsense_never_ends_a_worker(name: str) -> None:
     for work in ("draft", "score"):
         hurts_nobody_else(work, [KNOWN[name]])
 
 
 @pytest.mark.parametrize("work", ["draft", "score"])
 @pytest.mark.parametrize("number", range(len(RAISED)))
-def test_whatever_is_raised_ends_no_worker(work: str, number: int) -> None:
+def test_no_exception_ends_a_worker(work: str, number: int) -> None:
     hurts_nobody_else(work, RAISED[number])
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
-def test_objects_that_raise_end_no_worker(error: type[BaseException]) -> None:
+def test_objects_that_raise_never_end_a_worker(error: type[BaseException]) -> None:
     for nonsense in (Hostile(error), [Hostile(error)], [Draft(" and", effort=Hostile(error))]):  # type: ignore[arg-type]
         hurts_nobody_else("draft", nonsense)
 
@@ -210,7 +210,7 @@ def hurts_nobody_else(work: str, nonsense: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [Effort(read=None), Effort(cost=math.nan), Effort(began="x"), None])  # type: ignore[arg-type]
-def test_an_effort_that_is_none_makes_the_member_leave_and_the_others_go_on(bad: Any) -> None:
+def test_a_member_that_reports_an_invalid_effort_leaves_and_the_others_go_on(bad: Any) -> None:
     device = f"nonsense {next(_NUMBERS)}"
     member = Nonsense("draft", [Draft(" and", tokens=(1,), effort=bad)], name="odd", device=device)
     llm = beside(device, member)
@@ -238,7 +238,7 @@ class Annotated(Draft):
     note: dict[str, Any] = field(default_factory=dict)
 
 
-def test_a_draft_may_have_further_fields_of_its_own() -> None:
+def test_a_draft_may_have_extra_fields() -> None:
     class Noting(ScriptedMember):
         def draft(self, jobs: Sequence[Any]) -> Any:
             return [
@@ -281,7 +281,7 @@ def test_a_member_whose_device_raises_blocks_no_other_answer() -> None:
 
 
 @pytest.mark.parametrize("probe", [None, "fine", Hostile], ids=["None", "text", "hostile"])
-def test_a_member_that_reports_nonsense_of_itself_is_named(probe: Any) -> None:
+def test_a_member_with_an_invalid_probe_is_named(probe: Any) -> None:
     class Reporting(ScriptedMember):
         def preview(self) -> Any:
             return None

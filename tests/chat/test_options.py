@@ -158,7 +158,7 @@ def test_every_field_is_described_and_checked_in_the_constructor_and_in_a_call(
         assert name in error and note.startswith("-> ")
 
 
-def test_a_value_that_asks_for_nothing_is_accepted(ensemble: Any) -> None:
+def test_neutral_values_of_unsupported_options_are_accepted(ensemble: Any) -> None:
     neutral = {
         "n": 1,
         "stream_usage": True,
@@ -173,7 +173,7 @@ def test_a_value_that_asks_for_nothing_is_accepted(ensemble: Any) -> None:
     assert ensemble().invoke("Why?", **neutral).text == BLUE
 
 
-def test_what_is_advised_instead_of_n_and_format_works(ensemble: Any) -> None:
+def test_the_suggested_replacements_for_n_and_format_work(ensemble: Any) -> None:
     options = {"segment": "answer", "samples": 3, "result": "text", "temperature": 0.5}
     assert ensemble().invoke("Why?", **options).text == BLUE
     with pytest.raises(UsageError, match="must be a dict or a class, got 'json'") as error:
@@ -198,7 +198,7 @@ def test_langchains_standard_parameters_are_accepted(ensemble: Any, caplog: Any)
     assert "max_retries is ignored" in caplog.text and "not-a-key" not in caplog.text + repr(llm)
 
 
-def test_an_option_counts_in_the_constructor_in_bind_in_the_call_and_in_the_config(
+def test_an_option_works_in_the_constructor_in_bind_in_the_call_and_in_the_config(
     ensemble: Any,
 ) -> None:
     three = " ".join(BLUE.split()[:3])

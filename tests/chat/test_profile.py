@@ -62,7 +62,7 @@ def chat(num_ctx: int | None = None, **profile: Any) -> Ollama:
         ),
     ],
 )
-def test_it_has_what_drafting_members_can_read_and_whether_they_reason(
+def test_the_profile_describes_what_drafting_members_read_and_whether_they_reason(
     members: Any, before: Any, after: Any
 ) -> None:
     llm = SpecFuseChatModel(members=members, verifiers=[ScriptedMember(BLUE, max_context=100)])
@@ -77,7 +77,7 @@ def test_it_has_what_drafting_members_can_read_and_whether_they_reason(
     )
 
 
-def test_what_the_user_gives_stays_and_the_rest_is_added() -> None:
+def test_the_users_entries_stay_and_missing_ones_are_added() -> None:
     members = [
         of(4096, Server),
         "http://localhost:1/v1#none",
@@ -102,7 +102,7 @@ async def test_a_first_guess_is_corrected_once_the_member_is_known() -> None:
         assert twin.profile["image_inputs"] is True
 
 
-def test_a_profile_of_the_member_s_own_counts() -> None:
+def test_a_members_own_profile_is_used() -> None:
     llm = SpecFuseChatModel(members=[chat(image_inputs=True, audio_inputs=False)])
     assert llm.profile["image_inputs"] is True and llm.profile["audio_inputs"] is False
 
@@ -116,7 +116,7 @@ async def test_a_call_with_other_members_leaves_the_profile_as_it_is(way: str) -
     assert llm.profile == before and "max_input_tokens" not in before
 
 
-def test_what_the_user_gives_or_changes_wins_over_what_is_found() -> None:
+def test_the_users_entries_take_precedence_over_detected_ones() -> None:
     llm = SpecFuseChatModel(members=[of(None, Seeing)], profile={"image_inputs": False})
     llm.invoke("?")
     assert llm.profile["image_inputs"] is False and llm.profile["pdf_inputs"] is True

@@ -86,7 +86,7 @@ def test_a_member_that_refuses_still_votes() -> None:
     assert members[0].score_calls > 0
 
 
-def test_a_whole_answer_that_is_refused_is_no_answer() -> None:
+def test_a_refusal_does_not_count_among_whole_answers() -> None:
     members = [refusing("a"), willing("b", "It is 42."), willing("c", "It is 42.")]
     llm = SpecFuseChatModel(members=members, segment="answer", result="number")
     message = llm.invoke("6 * 7?")
@@ -125,7 +125,7 @@ async def test_if_all_refuse_the_message_is_a_refusal(how: str, version: str) ->
         assert not message.tool_calls and not message.invalid_tool_calls
 
 
-def test_members_that_failed_do_not_count() -> None:
+def test_an_answer_is_a_refusal_if_every_member_refused_or_failed() -> None:
     members = [ScriptedMember(TEXT, name="a", fails_in=1), refusing("b")]
     message = SpecFuseChatModel(members=members).invoke("Why?")
     assert is_refused(message, NO, v1=False)
@@ -141,7 +141,7 @@ def test_what_was_agreed_before_the_last_writer_left_stays(version: str) -> None
     assert is_refused(message, NO, v1=version == "v1", said=said)
 
 
-def test_a_refusal_without_words_is_one() -> None:
+def test_a_refusal_without_text_is_a_refusal() -> None:
     message = SpecFuseChatModel(members=[refusing("a", "")]).invoke("Why?")
     assert is_refused(message, "", v1=False)
 
@@ -162,7 +162,7 @@ async def test_an_object_that_is_refused_raises_langchains_error() -> None:
     assert issubclass(RefusalError, exceptions.ModelError)
 
 
-def test_an_object_is_given_where_one_member_gives_it() -> None:
+def test_an_object_is_returned_if_one_member_writes_it() -> None:
     llm = SpecFuseChatModel(members=[refusing("a"), ScriptedMember({"ok": True}, name="b")])
     assert llm.with_structured_output(SCHEMA).invoke("Is it?") == {"ok": True}
 
@@ -206,7 +206,7 @@ def test_langchains_middleware_sees_the_refusal(version: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-async def test_with_any_one_refusal_is_the_answer(how: str) -> None:
+async def test_refusals_any_makes_one_refusal_the_answer(how: str) -> None:
     members = [willing("b"), refusing("a"), willing("c")]
     llm = SpecFuseChatModel(members=members, **HOW[how])
     assert llm.invoke("Why?").text == TEXT
@@ -218,14 +218,14 @@ async def test_with_any_one_refusal_is_the_answer(how: str) -> None:
         assert message.response_metadata["specfuse"]["refusals"] == {"a": NO}
 
 
-def test_with_any_an_object_is_refused() -> None:
+def test_refusals_any_applies_to_objects_too() -> None:
     members = [ScriptedMember({"ok": True}, name="b"), refusing("a")]
     llm = SpecFuseChatModel(members=members, lead=None, refusals="any")
     with pytest.raises(RefusalError, match=NO):
         llm.with_structured_output(SCHEMA).invoke("Is it?")
 
 
-def test_other_values_are_refused_and_the_cache_tells_them_apart() -> None:
+def test_refusals_is_validated_and_part_of_the_cache_key() -> None:
     with pytest.raises(UsageError, match="refusals must be 'outvoted' or 'any'"):
         SpecFuseChatModel(members=[willing("a")], refusals="all")
     keys = {
@@ -240,7 +240,7 @@ def test_other_values_are_refused_and_the_cache_tells_them_apart() -> None:
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
-def test_a_refusal_goes_on_as_history(version: str) -> None:
+def test_a_refusal_can_be_sent_back_as_history(version: str) -> None:
     seen: list[Any] = []
 
     def answer(query: Any) -> str:
@@ -319,7 +319,7 @@ def test_blocks_of_refusals_and_of_providers_tools_are_read(kind: str) -> None:
         assert seen[-1].endswith(said[-1])
 
 
-def test_blocks_that_nobody_knows_are_still_refused() -> None:
+def test_unknown_blocks_are_still_refused() -> None:
     llm = SpecFuseChatModel(members=[willing("a")])
     for block in ({"type": "image", "url": "https://x.test"}, {"type": "strange", "a": 1}):
         with pytest.raises(UsageError, match="expected 'text'"):

@@ -91,7 +91,7 @@ def joker() -> Callable[..., SpecFuseChatModel]:
 @pytest.mark.parametrize("version", ["v0", "v1"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_every_kind_of_schema_by_every_method(
+async def test_every_kind_of_schema_works_with_every_method(
     joker: Any, kind: str, method: str, version: str
 ) -> None:
     schema, expected, name = KINDS[kind]
@@ -109,7 +109,7 @@ async def test_every_kind_of_schema_by_every_method(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_answer_itself_comes_along_when_asked_for(joker: Any, method: str) -> None:
+def test_the_raw_answer_is_included_on_request(joker: Any, method: str) -> None:
     llm = joker(method).with_structured_output(Joke, method=method, include_raw=True, strict=True)
     streamed: dict[str, Any] = {}
     for part in llm.stream("A joke?"):
@@ -130,7 +130,7 @@ class Cat(BaseModel):
             raise ValueError("names must differ")
 
 
-def test_what_a_class_refuses_is_an_error_or_stands_beside_the_answer(joker: Any) -> None:
+def test_an_object_that_its_class_rejects_raises_or_is_returned_as_an_error(joker: Any) -> None:
     llm = joker("json_schema", text='{"name": "Tom", "other": "Tom"}')
     with pytest.raises(OutputParserException, match="names must differ"):
         llm.with_structured_output(Cat).invoke("?")
@@ -142,7 +142,7 @@ def test_what_a_class_refuses_is_an_error_or_stands_beside_the_answer(joker: Any
 @pytest.mark.parametrize("version", ["v0", "v1"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("schema", [Joke, SCHEMA], ids=["class", "dict"])
-async def test_an_answer_that_the_budget_cuts_is_an_error_that_names_max_tokens(
+async def test_an_answer_cut_by_the_budget_raises_an_error_that_names_max_tokens(
     joker: Any, schema: Any, method: str, version: str
 ) -> None:
     def bound(budget: int, **options: Any) -> Any:
@@ -170,7 +170,7 @@ async def test_an_answer_that_the_budget_cuts_is_an_error_that_names_max_tokens(
 @pytest.mark.parametrize("options", [{}, {"segment": "answer"}], ids=["segments", "whole"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("words", ["I will not.", '{"setup": "Why?", "moral": "None."}'])
-def test_an_object_that_nobody_writes_is_not_blamed_on_max_tokens(
+def test_an_object_that_no_member_writes_is_not_blamed_on_max_tokens(
     words: str, method: str, options: dict[str, Any]
 ) -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember(words)], **options)
@@ -198,7 +198,7 @@ class Tags(BaseModel):
     tags: set[str]
 
 
-def test_recursion_is_kept_and_sets_are_written_as_lists(joker: Any) -> None:
+def test_recursive_schemas_work_and_sets_are_written_as_lists(joker: Any) -> None:
     llm = joker("json_schema", text='{"value": 1, "children": [{"value": 2, "children": []}]}')
     assert llm.with_structured_output(Tree).invoke("?") == Tree(value=1, children=[Tree(value=2)])
     llm = joker("json_schema", text='{"tags": ["a", "b", "a"]}')
@@ -211,7 +211,7 @@ def test_recursion_is_kept_and_sets_are_written_as_lists(joker: Any) -> None:
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
-def test_a_call_where_an_object_was_wanted_is_an_error_that_says_so(
+def test_a_call_in_place_of_an_object_raises_an_error_that_names_it(
     joker: Any, version: str
 ) -> None:
     tools = [{"name": "look", "parameters": {"type": "object", "properties": {}}}]
@@ -247,7 +247,7 @@ def grows(before: Any, after: Any) -> bool:
 
 
 @given(st.dictionaries(st.text(max_size=3), VALUES, max_size=4), st.booleans())
-def test_what_is_shown_of_an_object_only_grows(data: dict[str, Any], ascii: bool) -> None:
+def test_a_streamed_object_only_grows(data: dict[str, Any], ascii: bool) -> None:
     text = json.dumps(data, ensure_ascii=ascii)
     reader, shown = StructuredReader(), {}
     for size in range(1, len(text) + 1):
@@ -287,9 +287,7 @@ def test_what_is_shown_of_an_object_only_grows(data: dict[str, Any], ascii: bool
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_text_has_the_form_that_was_asked_for(
-    options: dict[str, Any], said: str, heard: str
-) -> None:
+def test_an_answer_has_the_requested_form(options: dict[str, Any], said: str, heard: str) -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember(said, name=name) for name in "ab"])
     for message in (llm.invoke("?", **options), llm.bind(**options).invoke("?")):
         assert message.text == heard
@@ -318,7 +316,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: str(value)[:50])
-def test_a_form_that_cannot_be_is_refused_before_anything_runs(
+def test_an_impossible_form_is_refused_before_anything_runs(
     options: dict[str, Any], message: str
 ) -> None:
     member = ScriptedMember("never asked", name="a", fails_in=1)
@@ -352,7 +350,7 @@ BADLY_BOUND: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("schema", "options", "message"), BADLY_BOUND, ids=str)
-def test_a_schema_that_cannot_be_is_refused_where_it_is_bound(
+def test_an_impossible_schema_is_refused_when_it_is_bound(
     schema: Any, options: Any, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):

@@ -106,7 +106,9 @@ CHOICES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("choice", "begins"), CHOICES, ids=lambda value: str(value)[:30])
-def test_every_choice_says_whether_and_what_must_be_called(choice: Any, begins: str) -> None:
+def test_every_tool_choice_decides_whether_and_what_must_be_called(
+    choice: Any, begins: str
+) -> None:
     seen: list[Any] = []
     member = ScriptedMember(lambda query: seen.append(query) or FREE)
     llm = SpecFuseChatModel(members=[member], max_tokens=4).bind_tools(
@@ -172,7 +174,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: str(value)[:50])
-def test_a_wrong_tool_or_choice_is_refused_where_it_is_bound_and_where_it_is_asked(
+def test_an_invalid_tool_or_choice_is_refused_when_bound_and_when_passed_to_a_call(
     options: dict[str, Any], message: str
 ) -> None:
     llm = SpecFuseChatModel(members=["nobody/has-this-model"])
@@ -183,7 +185,7 @@ def test_a_wrong_tool_or_choice_is_refused_where_it_is_bound_and_where_it_is_ask
         assert error.value.__notes__[0].startswith("-> ")
 
 
-def test_what_can_be_no_tool_is_refused_in_one_sentence() -> None:
+def test_an_invalid_tool_is_refused_in_one_sentence() -> None:
     class Odd(dict[str, Any]):
         pass
 

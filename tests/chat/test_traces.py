@@ -138,7 +138,7 @@ def test_langsmith_gets_one_tree_with_every_run_posted_once(ensemble: Any) -> No
     assert model["extra"]["metadata"]["specfuse_shares"] == {"a": 1.0}
 
 
-def test_the_method_and_the_members_are_said_once() -> None:
+def test_the_method_and_the_members_are_recorded_once() -> None:
     """By the chat model's run: an answer has a run for each round, and each is posted."""
     scripts = [" ".join(f"{name}{n}" for n in range(400)) for name in ("ann", "bob")]
     members = [ScriptedMember(script, name=script[:3]) for script in scripts]
@@ -242,7 +242,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-async def test_an_answer_that_breaks_off_leaves_no_run_open(end: Callable[..., Any]) -> None:
+async def test_an_aborted_answer_leaves_no_run_open(end: Callable[..., Any]) -> None:
     collector, llm = RunCollectorCallbackHandler(), gated()
     with recorded() as (tracer, endpoint):
         await end(llm, {"callbacks": [tracer, collector]})

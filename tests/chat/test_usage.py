@@ -82,7 +82,7 @@ WAYS = ["invoke", "ainvoke", "stream", "astream", "batch"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_usage_is_all_that_hosted_members_were_sent_and_wrote(way: str) -> None:
+async def test_usage_counts_everything_hosted_members_read_and_wrote(way: str) -> None:
     models = counting()
     handler = UsageMetadataCallbackHandler()
     found = await asked(ensemble(*models), way, config={"callbacks": [handler]})
@@ -101,7 +101,7 @@ async def test_usage_is_all_that_hosted_members_were_sent_and_wrote(way: str) ->
     assert (counted["input_tokens"], counted["output_tokens"]) == (sent, written)
 
 
-def test_each_hosted_member_has_its_own_sum() -> None:
+def test_each_hosted_member_has_its_own_total() -> None:
     models = counting()
     answer = ensemble(*models).invoke("Why?")
     usage = answer.response_metadata["specfuse"]["usage"]
@@ -124,7 +124,7 @@ def test_whole_answers_count_every_sample() -> None:
     assert usage["output_tokens"] == sum(one.written for one in models)
 
 
-def test_what_a_cancelled_stream_does_not_report_is_marked_as_an_estimate() -> None:
+def test_unreported_usage_of_a_cancelled_stream_is_marked_as_an_estimate() -> None:
     answer = ensemble(*counting(reports=False)).invoke("Why?")
     usage = answer.response_metadata["specfuse"]["usage"]
     assert all(one["estimated"] is True and one["input_tokens"] > 0 for one in usage.values())

@@ -67,7 +67,7 @@ def find(what: str) -> str:
     return what
 
 
-def test_beside_tools_too() -> None:
+def test_answers_beside_tools_are_compared_exactly() -> None:
     texts = ('{"x": -1, "label": ""}', '{"x": 1.0, "label": ""}', '{"x": 1, "label": ""}')
     assert agreed(*texts, response_format=Point, tools=[find]).text == texts[1]
     call = ScriptedMember.call("find", what="-1")
@@ -76,7 +76,7 @@ def test_beside_tools_too() -> None:
     assert [one["args"] for one in answer.tool_calls] == [{"what": "1"}]
 
 
-def test_an_answer_that_the_budget_cuts_comes_to_nothing() -> None:
+def test_an_answer_cut_by_the_budget_has_no_result() -> None:
     long = '{"x": 1, "label": "one two three"}'
     short = '{"x": 2, "label": "one"}'
     answer = agreed(long, long, short, response_format=Point, max_tokens=4)

@@ -49,7 +49,7 @@ def ask(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("more", [[], ["--quiet"]])
-def test_a_refusal_is_shown_and_is_not_the_answer(ask, more):
+def test_a_refusal_is_shown_but_is_not_the_answer(ask, more):
     no = ScriptedMember.refusal("I cannot help.\x1b[2J")
     code, out, err = ask("Why?", *more, by=[ScriptedMember(no, name="a")])
     assert code == FINE and "I cannot help" not in out
@@ -66,7 +66,7 @@ class Terminal(io.StringIO):
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def test_prints_a_legend_then_the_answer_then_the_rounds(ask):
+def test_the_command_prints_a_legend_the_answer_and_the_rounds(ask):
     code, out, err = ask("Why?")
     assert code == FINE
     assert out.startswith("alpha  beta  gamma\n\n" + TEXT + "\n\n")
@@ -81,7 +81,7 @@ def test_prints_a_legend_then_the_answer_then_the_rounds(ask):
     assert "the budget was used up" in ask("Why?", "--max-tokens", "4")[1]
 
 
-def test_choices_reach_the_members(ask):
+def test_flags_reach_the_members(ask):
     jobs: list[DraftJob] = []
 
     class Listening(ScriptedMember):
@@ -238,7 +238,7 @@ def test_a_question_before_or_after_the_members_or_on_standard_input_is_the_ques
     assert {name for name, _ in heard} <= {"a", "b"}
 
 
-def test_one_word_or_a_folder_after_the_members_is_a_member(heard, ask, tmp_path, monkeypatch):
+def test_a_single_word_or_a_folder_after_the_members_is_a_member(heard, ask, tmp_path, monkeypatch):
     (tmp_path / "my own model").mkdir()
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why?"))
     assert ask("--members", "beside", str(tmp_path / "my own model"), "-q")[0] == FINE
@@ -289,7 +289,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("argv", WRONG.values(), ids=WRONG.keys())
-def test_a_mistake_in_the_call_exits_with_2_and_says_what_before_any_member_works(ask, argv):
+def test_a_mistake_exits_with_2_and_is_named_before_any_member_works(ask, argv):
     by = members()
     code, out, err = ask(*argv, by=by)
     assert (code, out) == (MISUSED, "")
@@ -364,12 +364,12 @@ runpy.run_module("langchain_specfuse", run_name="__main__")
 """
 
 
-def test_ctrl_c_while_the_command_is_imported_is_the_same():
+def test_ctrl_c_during_the_imports_exits_without_a_traceback():
     done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
 
 
-def test_a_reader_that_leaves_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     code = SLOW.replace("time.sleep(600)", "pass").replace(
         '"--quiet"', '"--quiet", "--segment-tokens", "1"'
     )
@@ -381,7 +381,7 @@ def test_a_reader_that_leaves_is_no_error():
         assert (process.wait(timeout=60), process.stderr.read()) == (UNREAD, b"")
 
 
-def test_the_module_is_the_command(monkeypatch, capsys):
+def test_python_m_runs_the_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["langchain-specfuse", "--version"])
     with pytest.raises(SystemExit, match="0"):
         runpy.run_module("langchain_specfuse", run_name="__main__")
@@ -399,7 +399,7 @@ OLD = {
 
 
 @pytest.mark.parametrize("argument", OLD)
-def test_an_unknown_argument_is_refused_with_what_was_meant_or_an_example(argument, capsys):
+def test_an_unknown_argument_is_refused_with_a_suggestion_or_an_example(argument, capsys):
     assert main(["Why?", argument]) == MISUSED
     assert OLD[argument] in capsys.readouterr().err
 
@@ -441,7 +441,7 @@ NO_FLAGS = {
 
 
 @pytest.mark.parametrize("words", NO_FLAGS)
-def test_a_flag_of_another_program_is_refused_with_what_to_do_here(ask, words):
+def test_a_flag_of_another_program_is_refused_with_its_equivalent(ask, words):
     code, out, err = ask("Why is it so?", *words.split())
     assert (code, out) == (MISUSED, "") and NO_FLAGS[words] in err
     assert "in quotes" not in err and len(err.splitlines()) == 2
@@ -496,7 +496,7 @@ def test_a_lead_that_is_not_the_only_member_is_refused_before_it_works(ask):
         (["serve", "--max-waiting", "-3"], "--max-waiting must be greater than or equal to 0"),
     ],
 )
-def test_a_mistake_in_a_flag_of_a_command_is_told_in_the_same_way(ask, argv, said):
+def test_a_mistake_in_a_subcommands_flag_is_reported_alike(ask, argv, said):
     code, out, err = ask(*argv)
     assert (code, out) == (MISUSED, "") and said in err
     assert "put a question" not in err and "%(" not in err and len(err.splitlines()) == 2
@@ -521,7 +521,7 @@ def test_a_missing_key_of_a_hosted_member_names_its_variable(capsys, monkeypatch
 # --- forms and pages ------------------------------------------------------------------------------
 
 
-def test_a_schema_a_pattern_and_a_choice_are_kept(ask, tmp_path):
+def test_a_schema_a_pattern_and_a_choice_are_enforced(ask, tmp_path):
     file = tmp_path / "city.json"
     file.write_text(
         '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'

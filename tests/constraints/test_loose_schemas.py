@@ -84,7 +84,7 @@ def refused(constraint: Constraint, schema: Any) -> str:
 
 
 @given(spoiled(), st.integers(0, 10**6))
-def test_any_schema_has_a_grammar_or_an_error_in_words(schema: Any, seed: int) -> None:
+def test_any_schema_has_a_grammar_or_is_refused_with_a_reason(schema: Any, seed: int) -> None:
     constraint = json_schema(schema)
     if refused(constraint, schema):
         return
@@ -113,11 +113,13 @@ def test_any_schema_has_a_grammar_or_an_error_in_words(schema: Any, seed: int) -
     ],
     ids=lambda value: str(value)[:50],
 )  # fmt: skip
-def test_only_what_a_grammar_cannot_say_is_left_out(schema: Any, parts: list[str]) -> None:
+def test_only_keywords_that_a_grammar_cannot_express_are_left_out(
+    schema: Any, parts: list[str]
+) -> None:
     assert [one.path for one in left_out(json_schema(schema))] == parts
 
 
-def test_the_rest_is_still_enforced() -> None:
+def test_all_other_keywords_are_enforced() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -172,7 +174,7 @@ def test_nothing_is_fetched_for_a_reference(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "schema", [{"type": "thing"}, {"type": "object", "required": 5}, {"pattern": "(a"}]
 )
-def test_what_is_no_schema_is_refused(schema: Any) -> None:
+def test_an_invalid_schema_is_refused(schema: Any) -> None:
     with pytest.raises(UsageError) as error:
         Validator(schema, "add.parameters")
     assert "add.parameters" in str(error.value) and error.value.__notes__[0].startswith("-> ")

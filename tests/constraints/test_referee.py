@@ -34,7 +34,7 @@ WIDE: dict[str, Any] = {
 WIDE["required"] = list(WIDE["properties"])
 
 
-def test_nothing_is_ruled_without_a_constraint() -> None:
+def test_without_a_constraint_everything_is_legal() -> None:
     assert referee_for(None) is FREE
 
 
@@ -60,7 +60,7 @@ def test_a_draft_is_cut_at_its_last_legal_character() -> None:
         referee.may_end("Sure!")
 
 
-def test_spans_are_where_there_was_no_choice() -> None:
+def test_spans_cover_the_text_without_a_choice() -> None:
     referee = referee_for(json_schema(PERSON))
     draft = '{"name": "x", "age": 3'
     assert [draft[a:b] for a, b in referee.spans("", draft)] == ['{"name": "', ', "age": ']
@@ -90,7 +90,9 @@ def test_answers_may_be_asked_about_in_any_order() -> None:
         (Constraint("any_of", '[["choice", "[\\"yes\\"]"], ["json", ""]]'), "yes", "no"),
     ],
 )
-def test_other_kinds(constraint: Constraint, whole: str, wrong: str) -> None:
+def test_patterns_choices_grammars_json_and_any_of_are_enforced(
+    constraint: Constraint, whole: str, wrong: str
+) -> None:
     check(constraint)
     referee = referee_for(constraint)
     assert referee.legal("", whole) == len(whole)
@@ -123,7 +125,7 @@ spacings = st.sampled_from(
 
 
 @given(values, spacings, st.floats(0, 1))
-def test_json_with_any_spaces_is_spaced_as_grammars_want_it(
+def test_white_space_in_json_is_normalised_to_the_grammars(
     value: Any, spacing: dict[str, Any], share: float
 ) -> None:
     right, text = (
@@ -135,6 +137,6 @@ def test_json_with_any_spaces_is_spaced_as_grammars_want_it(
     assert answer + respaced(Constraint("json"), answer, right[len(answer) :]) == right
 
 
-def test_spaces_stay_where_the_answer_need_not_be_json() -> None:
+def test_white_space_stays_if_the_answer_need_not_be_json() -> None:
     for constraint in (None, Constraint("regex", r"[a, b]*"), Constraint("choice", '["a , b"]')):
         assert respaced(constraint, "", "a , b") == "a , b"

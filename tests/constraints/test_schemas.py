@@ -119,7 +119,9 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "message"), WRONG, ids=lambda value: str(value)[:50])
-def test_a_schema_that_cannot_be_kept_is_refused_with_its_place(schema: Any, message: str) -> None:
+def test_a_schema_that_cannot_be_enforced_is_refused_with_its_path(
+    schema: Any, message: str
+) -> None:
     with pytest.raises(UsageError, match=message) as error:
         check(json_schema(schema))
     assert error.value.__notes__[0].startswith("-> ")
@@ -175,7 +177,7 @@ KEPT: list[tuple[str, Any, str, str]] = [
 @pytest.mark.parametrize(
     ("name", "schema", "right", "wrong"), KEPT, ids=lambda value: str(value)[:30]
 )
-def test_what_llguidance_alone_would_not_keep_is_kept(
+def test_keywords_that_llguidance_ignores_are_enforced(
     name: str, schema: Any, right: str, wrong: str
 ) -> None:
     check(json_schema(schema))
@@ -215,7 +217,7 @@ DECLARED: list[Any] = [
 
 
 @pytest.mark.parametrize("kind", DECLARED, ids=str)
-def test_pydantic_reads_whatever_is_written_for_its_own_schemas(kind: Any) -> None:
+def test_pydantic_validates_every_answer_written_for_its_schemas(kind: Any) -> None:
     adapter = TypeAdapter(kind)
     dice, grammar = random.Random(3), BYTES.grammar(json_schema(adapter.json_schema()))
     for _ in range(40):
@@ -242,6 +244,6 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("constraint", "message"), OTHERS)
-def test_a_constraint_that_cannot_work_is_refused(constraint: Constraint, message: str) -> None:
+def test_an_invalid_constraint_is_refused(constraint: Constraint, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check(constraint)

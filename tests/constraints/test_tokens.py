@@ -52,7 +52,7 @@ def test_the_bytes_of_a_token_are_what_decoding_adds(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda value: str(value)[:60])
-def test_masks_hold_exactly_the_tokens_that_fit_whoever_wrote_the_text(
+def test_masks_allow_exactly_the_tokens_that_fit_whoever_wrote_the_text(
     kind: str, constraint: Constraint
 ) -> None:
     vocab, words, stop, size = made(kind)

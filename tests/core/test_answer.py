@@ -156,12 +156,12 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_is_found(name):
+def test_a_loop_is_detected(name):
     assert continues_loop(*LOOPS[name])
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_plain_text_is_no_loop(name):
+def test_plain_text_is_not_a_loop(name):
     assert not continues_loop(*PLAIN[name])
 
 
@@ -169,7 +169,7 @@ def test_plain_text_is_no_loop(name):
     st.text("abcde ,.", min_size=8, max_size=50).filter(lambda s: len(set(s)) > 3),
     st.integers(2, 40),
 )
-def test_a_long_repetition_is_found_wherever_the_seam_is(period, at):
+def test_a_long_repetition_is_detected_wherever_segments_end(period, at):
     whole = period * 12
     assert continues_loop(whole[:-at], whole[-at:]) or not whole[-at:].strip()
 
@@ -191,7 +191,7 @@ def test_only_the_end_of_a_long_answer_matters(unit, times, draft):
 @pytest.mark.parametrize(
     ("unit", "period", "least"), [("ab", 2, 24), ("-", 1, 96)], ids=["letters", "marks"]
 )
-def test_a_repetition_counts_from_its_least_length_on(unit, period, least):
+def test_a_repetition_counts_from_its_minimum_length_on(unit, period, least):
     text = unit * 120
     assert not continues_loop(text[: least + period - 2], text[least + period - 2])
     assert continues_loop(text[: least + period - 1], text[least + period - 1])

@@ -90,7 +90,7 @@ def test_a_loop_loses_to_any_draft_that_goes_on():
     assert won.disputed
 
 
-def test_loops_are_eligible_where_there_is_nothing_else_or_without_the_guard():
+def test_loops_are_eligible_if_every_draft_loops_or_the_guard_is_off():
     assert ballot(LOOP, a="it is so because").looped == ()
     assert ballot(LOOP, a="it is so because", b="it is so").looped == ()
     unguarded = ballot(

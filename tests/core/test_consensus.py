@@ -57,7 +57,7 @@ def test_the_result_that_most_of_the_weight_agrees_on_wins():
     assert asked_of(THREE, prior={"a": 5.0})[0].text == "It is 41."
 
 
-def test_nobody_is_asked_who_cannot_change_the_result():
+def test_members_that_cannot_change_the_result_are_not_asked():
     same = {name: says(f"{name}: 7") for name in "abcde"}
     assert names(asked_of(same)[1]) == [["a", "b", "c"]]
     assert names(asked_of(THREE)[1]) == [["a", "b"], ["c"]]
@@ -83,14 +83,14 @@ def test_further_samples_are_drawn_with_other_seeds_and_a_temperature():
     )
 
 
-def test_an_answer_that_comes_to_nothing_does_not_count():
+def test_an_answer_without_a_result_does_not_count():
     round, _ = asked_of({"a": says("No idea."), "b": says("Perhaps 3"), "c": says("Who knows?")})
     assert (round.text, round.winner) == ("Perhaps 3", "b")
     nothing, _ = asked_of({"a": says("No idea."), "b": says("Who knows?")})
     assert (nothing.text, nothing.winner) == ("No idea.", "a")
 
 
-def test_a_function_says_what_an_answer_comes_to():
+def test_a_function_extracts_the_result_of_an_answer():
     by_length = NUMBER.model_copy(update={"result": len})
     assert asked_of({"a": says("abc"), "b": says("xy"), "c": says("zw")}, by_length)[0].text == "xy"
     for wrong, said in (
@@ -111,7 +111,7 @@ def test_a_failed_member_does_not_hurt_the_others():
     assert round.text == "5"
 
 
-def test_an_answer_that_uses_up_its_budget_or_meets_a_stop_string_says_so():
+def test_finish_records_a_used_up_budget_or_a_stop_string():
     assert asked_of({"a": says("It is 4", ended=False)})[0].finish == "length"
     stopped, _ = asked_of(
         {"a": says("It is 4\nNo, 5", ended=False)}, NUMBER.model_copy(update={"stop": ["\n"]})

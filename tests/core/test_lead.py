@@ -34,7 +34,7 @@ def drafters(played):
     return [set(round.drafts) for round in played.rounds]
 
 
-def test_a_sure_lead_is_not_questioned():
+def test_a_sure_lead_writes_without_a_vote():
     played = play({"b": repeater("y", always(SURE)), **OTHERS}, led())
     assert drafters(played) == [{"b"}] * 10
     assert {name for ask in played.asks for name in ask.jobs} == {"b"}
@@ -139,7 +139,7 @@ def test_ties_go_to_the_lead():
 
 
 @pytest.mark.parametrize("stop", [(), ("five",), ("e f",)])
-def test_with_an_infinite_margin_the_answer_is_the_leads_own_and_nobody_else_is_asked(stop):
+def test_with_an_infinite_margin_the_lead_writes_alone_and_no_other_member_is_asked(stop):
     text = "One two three four five six seven eight nine ten."
     members = speakers(a="No. " + text, b=text, c="Never.")
     settings = Settings(segment_tokens=3, lead="b", stop=stop, method=Method(margin=math.inf))
@@ -178,7 +178,7 @@ def test_a_lead_never_leaves_because_it_loses():
     assert "b" in play({"b": hopeless, **others}, equals).left
 
 
-def test_a_lead_that_repeats_itself_is_questioned():
+def test_a_lead_that_repeats_itself_is_put_to_the_vote():
     members = speakers(
         a="Something else entirely, at last. " * 3, b="so it goes and so it goes and " * 20
     )
@@ -188,7 +188,7 @@ def test_a_lead_that_repeats_itself_is_questioned():
     assert any(round.looped == ("b",) and round.winner == "a" for round in played.rounds)
 
 
-def test_a_lead_without_log_probabilities_is_always_questioned():
+def test_a_lead_without_log_probabilities_is_always_put_to_the_vote():
     text = speakers(b="One two three four.")["b"]
     bare = lambda job, number: replace(text(job, number), logprobs=None)
     panel = [Panelist("a"), Panelist("b", scores=False)]

@@ -141,7 +141,7 @@ WITHOUT_CHOICES = [
 
 
 @pytest.mark.parametrize(("answer", "letter"), WITHOUT_CHOICES)
-def test_capital_letters_count_where_an_answer_stands(answer: str, letter: str) -> None:
+def test_the_chosen_letter_is_found_without_knowing_the_choices(answer: str, letter: str) -> None:
     assert chosen_letter(answer) == letter
 
 
@@ -167,7 +167,7 @@ CHOICES = ["carrot", "banana", "red apple", "apple"]
         ("pineapple", ""),
     ],
 )
-def test_the_words_of_a_choice_count_where_the_choices_are_known(answer: str, letter: str) -> None:
+def test_the_text_of_a_choice_counts_if_the_choices_are_known(answer: str, letter: str) -> None:
     assert chosen_letter(answer, CHOICES) == letter
 
 

@@ -50,12 +50,12 @@ def test_all_choices_of_the_method_can_be_read_from_text(name):
     ("name", "text", "value"),
     [("margin", "inf", float("inf")), ("margin", "none", None), ("learning_rate", "1e-3", 0.001)],
 )
-def test_numbers_in_text(name, text, value):
+def test_numbers_are_read_from_text(name, text, value):
     assert parsed(Method, name, text) == value
 
 
 @pytest.mark.parametrize(("name", "text"), [("learning_rate", "1e999"), ("sure", "none")])
-def test_text_that_is_no_value(name, text):
+def test_text_that_is_not_a_value_is_refused(name, text):
     with pytest.raises(UsageError, match=f"{name} must be"):
         parsed(Method, name, text)
 

@@ -98,7 +98,7 @@ def test_forced_text_is_appended_before_and_after_a_segment_without_a_vote():
 
 
 @pytest.mark.parametrize(("budget", "finish"), [(1, "length"), (2, "length"), (3, "stop")])
-def test_forced_text_costs_no_budget_and_an_answer_cut_by_it_says_so(budget, finish):
+def test_forced_text_costs_no_budget_and_a_cut_answer_finishes_with_length(budget, finish):
     played = play({"a": reciting(ROME)}, Settings(max_tokens=budget), referee=CITIES)
     assert ROME.startswith(played.text) and (played.text == ROME) == (finish == "stop")
     assert played.rounds[-1].finish == finish
@@ -126,7 +126,7 @@ def test_a_member_that_cannot_keep_to_the_constraint_is_cut_and_cannot_end_the_a
     assert (last.finish, last.drafts["a"].ended) == ("length", False)
 
 
-def test_equal_values_in_other_words_are_one_draft():
+def test_equal_values_spelled_differently_are_one_draft():
     texts = ('{"a": 1, "b": 2}', '{"b": 2, "a": 1}', '{"a": 3, "b": 1}')
     drafts = {
         "x": Draft(texts[0][1:], True, (1,), (-1.0, -1.0)),
@@ -153,7 +153,7 @@ def test_tokens_wholly_inside_forced_text_do_not_count():
 
 
 @pytest.mark.parametrize(("texts", "finish"), [(("1", "12"), "stop"), (("123", "124"), "length")])
-def test_an_answer_to_which_nobody_adds_anything_ends_complete_or_cut(texts, finish):
+def test_an_answer_to_which_no_member_adds_anything_ends_complete_or_cut(texts, finish):
     assert play(speakers(a="1 and more words"), referee=Only(*texts)).rounds[-1].finish == finish
 
 

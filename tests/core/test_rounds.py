@@ -180,7 +180,7 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_every_failure(
 
 
 @pytest.mark.parametrize("drafting", ["ab", "a"])
-def test_a_job_carries_all_that_is_needed_to_redo_it(drafting):
+def test_a_job_contains_everything_needed_to_repeat_it(drafting):
     """Only a lone drafter is given the stop strings: a draft that ends early would have another
     score."""
     settings = Settings(segment_tokens=2, max_tokens=20, temperature=0.5, seed=7, stop=["zzz"])

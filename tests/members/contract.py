@@ -88,13 +88,13 @@ class MemberContract:
         assert member.name
         assert member.device
 
-    def test_it_says_what_it_can_do(self, make_member: Callable[[], Member]) -> None:
+    def test_its_probe_reports_what_it_can_do(self, make_member: Callable[[], Member]) -> None:
         probe = make_member().probe()
         assert isinstance(probe, Probe)
         assert probe.model
         assert probe.max_context is None or probe.max_context > 0
 
-    def test_making_one_is_enough_to_know_its_name(self, make_member: Callable[[], Member]) -> None:
+    def test_its_name_is_known_before_it_is_probed(self, make_member: Callable[[], Member]) -> None:
         assert make_member().name
 
     # --- drafts -----------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class MemberContract:
         if len(row) == len(draft.logprobs):
             assert row == pytest.approx(draft.logprobs, abs=self.tolerance)
 
-    def test_an_ending_is_one_event_more(self, member: Member) -> None:
+    def test_an_ending_adds_one_event(self, member: Member) -> None:
         if not probe_of(member).scores:
             pytest.skip("draft-only")
         for text in (" is blue.", "天", "", "\n\n- one"):
@@ -193,9 +193,7 @@ class MemberContract:
             assert rows[1][:-1] == pytest.approx(rows[0], abs=self.tolerance)
             assert all(math.isfinite(value) and value <= 1e-3 for row in rows for value in row)
 
-    def test_candidates_are_scored_in_their_order_whatever_stands_beside_them(
-        self, member: Member
-    ) -> None:
+    def test_candidates_are_scored_in_order_whatever_the_others_are(self, member: Member) -> None:
         if not probe_of(member).scores:
             pytest.skip("draft-only")
         candidates = [
@@ -294,13 +292,13 @@ class MemberContract:
         assert warm == pytest.approx(cold, abs=self.tolerance)
         assert warm == pytest.approx(new, abs=self.tolerance)
 
-    def test_an_answer_may_go_back_to_an_earlier_place(self, member: Member) -> None:
+    def test_an_answer_may_return_to_an_earlier_position(self, member: Member) -> None:
         """After a crash elsewhere the same query may be asked again from its beginning."""
         first = drafted(member, draft_job())
         drafted(member, draft_job(answer=FOREIGN[2]))
         assert same(drafted(member, draft_job()), first, self.tolerance)
 
-    def test_forgetting_what_was_never_known_is_harmless(self, member: Member) -> None:
+    def test_forgetting_an_unknown_query_is_harmless(self, member: Member) -> None:
         member.forget("never heard of")
         drafted(member, draft_job())
         member.forget("q")

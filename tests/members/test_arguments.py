@@ -78,7 +78,7 @@ def test_no_secret_is_shown() -> None:
         assert "k7" not in repr(error.value) + repr(vars(error.value))
 
 
-def test_right_arguments_arrive_and_the_signature_stays() -> None:
+def test_valid_arguments_are_passed_on_and_the_signature_stays() -> None:
     options = {"a": [1]}
     made = Example("m", count=2, timeout=1, price=[0.5, 1], options=options)
     assert made.given == ("m", 2, "auto", 1.0, [0.5, 1.0], options, None)
@@ -87,7 +87,7 @@ def test_right_arguments_arrive_and_the_signature_stays() -> None:
     assert str(parameters["count"]) == "count: int = 8", "without pydantic's field"
 
 
-def test_an_error_of_the_body_is_not_taken_for_a_wrong_argument() -> None:
+def test_an_error_in_the_body_is_not_reported_as_a_wrong_argument() -> None:
     class Inner(BaseModel):
         number: int
 

@@ -158,7 +158,7 @@ def test_a_secret_in_a_members_arguments_is_in_no_output(
     assert kind == "a chat model" or errors or events.seen
 
 
-def test_whose_key_is_used_does_not_change_the_cache_key() -> None:
+def test_an_api_key_does_not_change_the_cache_key() -> None:
     """And the key cannot be guessed from it."""
 
     def string(secret: str, **changes: Any) -> str:
@@ -177,7 +177,7 @@ def test_whose_key_is_used_does_not_change_the_cache_key() -> None:
     assert string("one-secret-1") != string("one-secret-1", max_tokens=8)
 
 
-def test_headers_that_say_who_asks_hide_no_words() -> None:
+def test_headers_that_identify_the_client_are_not_treated_as_secrets() -> None:
     headers = {
         "HTTP-Referer": "http://localhost:8765",
         "X-Title": "wonderful",
@@ -235,7 +235,7 @@ def test_a_secret_in_an_address_is_refused_and_not_shown(
         assert refused(printed.out + printed.err)
 
 
-def test_a_list_that_was_forgotten_shows_no_secret() -> None:
+def test_a_dict_passed_in_place_of_a_list_shows_no_secret() -> None:
     with pytest.raises(UsageError) as error:
         SpecFuseChatModel(members={"model": "m", "model_kwargs": NESTED})
     assert refused(shown_of(error.value))

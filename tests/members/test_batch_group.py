@@ -96,7 +96,7 @@ def test_members_of_one_base_hold_it_once(arch, family):
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)
-def test_a_long_random_life(arch, family):
+def test_replies_stay_equal_over_a_long_random_life(arch, family):
     """Queries of some members, in batches and alone, begun as others were, scored, ended and
     forgotten at random."""
     chance, made = random.Random(arch), family(arch)
@@ -153,13 +153,13 @@ def test_a_long_random_life(arch, family):
 
 
 @pytest.mark.parametrize("kind", ["schema", "choice"])
-def test_under_a_constraint(kind, family):
+def test_constrained_replies_in_a_shared_batch_equal_those_alone(kind, family):
     made, query = family(), tiny.query(constraint=BOUND[kind])
     made.scores(query, (), made.drafts(query))
     assert made.worst < NEAR
 
 
-def test_a_batch_counts_the_time_that_it_took_once(family):
+def test_the_time_of_a_batch_is_counted_once(family):
     members = family().members
     members[0].probe()
     since = time.perf_counter()
@@ -185,7 +185,7 @@ def test_members_may_think_and_end_their_turns_differently(tmp_path):
 # --- what one has read ----------------------------------------------------------------------------
 
 
-def test_what_was_read_with_one_adapter_is_of_use_to_that_adapter_alone(family):
+def test_text_read_with_one_adapter_is_reused_by_that_adapter_only(family):
     made = family()
     plain, first, other, _ = made.members
     reused = {}
@@ -202,7 +202,7 @@ def test_what_was_read_with_one_adapter_is_of_use_to_that_adapter_alone(family):
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
-def test_when_one_is_unloaded_in_the_middle_the_others_continue(leaving, family):
+def test_unloading_one_member_leaves_the_others_working(leaving, family):
     made, query = family(), tiny.query(STORY)
     made.drafts(query)
     gone, stays = made.members[leaving], made.members[leaving - 1]
@@ -220,7 +220,7 @@ def test_when_one_is_unloaded_in_the_middle_the_others_continue(leaving, family)
     assert gone.cache.weights is stays.cache.weights and made.worst < NEAR
 
 
-def test_an_adapter_that_loads_meanwhile_waits_for_the_pass_under_way(tmp_path):
+def test_loading_an_adapter_waits_for_the_current_pass(tmp_path):
     model, _ = tiny.made("llama", 1)
     adapters = Adapters(model)
     one, other = (str(adapter("llama", tmp_path / f"a{seed}", seed)[0]) for seed in (3, 4))

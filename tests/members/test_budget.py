@@ -61,14 +61,14 @@ def test_members_in_this_process_go_on() -> None:
     assert [(one["member"], one["kind"]) for one in summary["exits"]] == [("a", "budget")]
 
 
-def test_an_unsure_lead_that_spent_the_budget_is_not_corrected_by_others_that_cost() -> None:
+def test_a_lead_that_spent_the_budget_is_not_corrected_by_members_that_cost() -> None:
     lead, other = talker(), talker(script=RED)
     members = [ChatModelMember(one, name=name) for name, one in (("a", lead), ("b", other))]
     text, summary, _ = answered(members, lead="a", max_calls=1)
     assert text == STORY and asked(lead, other) == 1 and summary["exits"][0]["kind"] == "budget"
 
 
-def test_where_nobody_can_go_on_the_answer_ends_with_all_that_was_streamed() -> None:
+def test_if_no_member_can_continue_the_answer_ends_with_the_streamed_text() -> None:
     model = talker(script="The sky is blue today.", finish="length")
     text, summary, finish = answered([ChatModelMember(model, name="a")], max_calls=1)
     assert (text, finish, asked(model), summary["exits"]) == (model.script, "length", 1, [])

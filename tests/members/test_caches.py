@@ -34,7 +34,7 @@ def test_every_reply_of_an_answer_equals_one_without_a_cache(arch, size):
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)
-def test_a_cache_with_room_for_one_query_is_slower_and_never_wrong(arch):
+def test_a_cache_with_room_for_one_query_gives_the_same_replies(arch):
     member, intruder = tiny.member(arch, 1), tiny.query("Somebody else asks something.")
     cache, held = member.cache, []
     cache.set_budget(1, 0)
@@ -146,7 +146,7 @@ def live(cache, truth, near, rounds=40):
 @pytest.mark.parametrize(
     "arch", tiny.three_first(["llama", "gemma3", "mistral", "gpt2", "qwen3-next", "bloom"])
 )
-def test_sequences_come_go_grow_and_go_back_in_any_order(arch):
+def test_sequences_may_grow_shrink_and_disappear_in_any_order(arch):
     cache = chosen(arch)
     live(cache, ModelCache(cache.weights, "no cache"), 2e-4)
 
@@ -167,9 +167,7 @@ def test_states_that_llama_cpp_cannot_cut_are_copied_or_read_again(tmp_path, mon
 
 
 @pytest.mark.real
-def test_a_cache_of_llama_cpp_that_may_not_grow_gives_up_what_rests_and_then_says_so(
-    tmp_path, monkeypatch
-):
+def test_a_full_llama_cpp_cache_evicts_idle_sequences_before_it_raises(tmp_path, monkeypatch):
     cache, _ = llamacpp(tmp_path, monkeypatch, 256)
     cache.set_budget(256 * cache.token_bytes, 0)
     for k, key in enumerate(KEYS):
@@ -218,7 +216,7 @@ def test_a_forgotten_query_leaves_nothing_behind(arch):
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)
-def test_the_logits_of_a_draft_count_as_held_while_it_is_written(arch):
+def test_the_logits_of_a_draft_count_as_memory_while_it_is_written(arch):
     member, held = tiny.member(arch, 1), []
     cache = member.cache
     hook = member.cache.weights.model.register_forward_pre_hook(
@@ -246,7 +244,7 @@ def test_attention_of_any_kind_can_be_cut_and_recurrent_states_are_copied():
 
 
 @pytest.mark.parametrize("window", [40, 512])
-def test_a_cache_whose_window_is_off_by_one_is_found_out_also_when_it_is_long(window, monkeypatch):
+def test_a_window_off_by_one_is_detected_even_if_it_is_long(window, monkeypatch):
     assert chosen("gemma3", sliding_window=window).kind == "keys and values"
     honest = DynamicLayer.get_mask_sizes
     shifted = lambda length, offset: (length, offset + (length > 2))
@@ -256,7 +254,7 @@ def test_a_cache_whose_window_is_off_by_one_is_found_out_also_when_it_is_long(wi
     assert chosen("gemma3", sliding_window=window).kind != "keys and values"
 
 
-def test_a_model_with_which_no_cache_agrees_is_read_anew(monkeypatch):
+def test_a_model_for_which_no_cache_is_exact_runs_without_one(monkeypatch):
     monkeypatch.setattr(ModelCache, "agrees", lambda *_: False)
     member, query = tiny.member("llama", 1), tiny.query()
     assert member.probe().detail.endswith("no cache")

@@ -217,7 +217,7 @@ def test_a_continuation_begins_where_the_answer_stops(way: str) -> None:
         ).text == " " + " ".join(rest[:3])
 
 
-def test_one_that_cannot_continue_leaves_with_advice() -> None:
+def test_a_model_that_cannot_continue_leaves_with_advice() -> None:
     member = ChatModelMember(talker(way="restart"), name="a")
     (reply,) = member.draft([draft_job(answer=(Segment("The sea"),))])
     assert isinstance(reply, Failure) and "cannot continue text" in reply.message
@@ -309,7 +309,7 @@ def test_max_cost_counts_text_without_spaces() -> None:
 
 
 @given(st.text(st.sampled_from("ab,.é \n天空ทเ😀\u200d\u0301")))
-def test_words_are_the_text(text: str) -> None:
+def test_words_join_to_the_text(text: str) -> None:
     words = words_of(text)
     assert "".join(words) == text and all(words) and all(len(word) <= 28 for word in words)
 
@@ -364,7 +364,7 @@ def test_a_true_continuation_is_neither_cut_nor_doubled(echo: str, way: str, dat
     assert draft.text and text[at:].startswith(draft.text)
 
 
-def test_rows_that_are_equal_are_all_written() -> None:
+def test_equal_rows_are_all_written() -> None:
     row = "| 1 | blue | yes |\n"
     table = "Colours:\n" + row * 6 + "Done."
     model = Echo(script=table, echo=ECHOES["nothing"], asked=[], said=[], closed=[])
@@ -375,7 +375,7 @@ def test_rows_that_are_equal_are_all_written() -> None:
         assert draft.text == row * (6 - rows) + "Done."
 
 
-def test_a_model_that_once_starts_over_is_understood() -> None:
+def test_a_continuation_that_starts_over_is_cut_where_the_answer_stops() -> None:
     """It repeated nothing in its trial, but begins a long answer once more."""
     script = "".join(f"Sentence {at} says something of its own about blue. " for at in range(9))
 
@@ -393,7 +393,7 @@ def test_a_model_that_once_starts_over_is_understood() -> None:
 # --- whole answers, thoughts, ends ----------------------------------------------------------------
 
 
-def test_a_trial_that_was_refused_decides_nothing_and_what_it_cost_is_told() -> None:
+def test_a_refused_trial_decides_nothing_and_its_cost_is_reported() -> None:
     class Limited(Talker):
         left: int = 2
 
@@ -411,7 +411,7 @@ def test_a_trial_that_was_refused_decides_nothing_and_what_it_cost_is_told() -> 
     assert draft.text == " blue because air" and draft.effort.requests == 2
 
 
-def test_a_trial_in_vain_is_made_once_and_paid_by_the_answer_that_made_it() -> None:
+def test_a_failed_trial_runs_once_and_is_charged_to_the_answer_that_made_it() -> None:
     model = talker(way="no", script="The sky is green.")
     llm = SpecFuseChatModel(
         members=[model, ScriptedMember(STORY, name="b")], lead="b", method=Method(sure=1.1)
@@ -430,9 +430,7 @@ WRITTEN = ['{"ok": true}', '{\n "ok":true}', '```json\n{"ok": true}\n```']
 
 @pytest.mark.parametrize("segment", ["draft", "answer"])
 @pytest.mark.parametrize("written", WRITTEN, ids=["plain", "spaced", "fenced"])
-def test_one_that_cannot_continue_writes_the_object_that_it_is_asked_for(
-    written: str, segment: str
-) -> None:
+def test_a_model_that_cannot_continue_writes_a_requested_object(written: str, segment: str) -> None:
     model = talker(way="no", script=written)
     llm = SpecFuseChatModel(members=[model], segment=segment)
     schema = {
@@ -502,7 +500,7 @@ def thinker(**made: Any) -> Thinker:
 
 
 @pytest.mark.parametrize("how", REASONED)
-def test_thoughts_are_no_part_of_the_answer(how: str) -> None:
+def test_reasoning_is_not_part_of_the_answer(how: str) -> None:
     found = rounds([ChatModelMember(thinker(**REASONED[how]), name="a")])
     assert "".join(round.text for round in found) == STORY
     assert [round.thoughts for round in found if round.thoughts] == [{"a": "Well, blue?"}]
@@ -522,7 +520,7 @@ THOUGHTS = [
 
 
 @pytest.mark.parametrize("thought", THOUGHTS, ids=["tags", "chunks"])
-def test_a_thought_without_end_is_cancelled_and_the_others_finish(thought: Any) -> None:
+def test_endless_reasoning_is_cancelled_and_the_others_finish(thought: Any) -> None:
     model = thinker(**({"thought": thought} if isinstance(thought, str) else {"chunks": thought}))
     member = ChatModelMember(model, name="a", thinking_tokens=40)
     found = rounds([member, ScriptedMember(STORY, name="b")], lead=None)
@@ -537,7 +535,7 @@ def test_a_thought_without_end_is_cancelled_and_the_others_finish(thought: Any) 
     assert "reasoning effort" in raised.value.__notes__[0]
 
 
-def test_a_thought_that_used_up_the_providers_tokens_is_a_failure() -> None:
+def test_reasoning_that_uses_up_the_providers_tokens_is_a_failure() -> None:
     (reply,) = ChatModelMember(
         talker(thought="<think>so", script="", finish="length"), name="a"
     ).draft([draft_job()])
@@ -549,7 +547,7 @@ def test_a_thought_that_used_up_the_providers_tokens_is_a_failure() -> None:
     [ChatOllama, partial(ChatOpenAI, api_key="none", max_retries=0)],
     ids=["ollama", "openai"],
 )
-def test_a_server_that_is_not_there_is_named_with_what_to_do(made: Any) -> None:
+def test_an_unreachable_server_is_named_with_advice(made: Any) -> None:
     url = "http://127.0.0.1:9"
     llm = SpecFuseChatModel(members=[made(model="m", base_url=f"{url}/v1")])
     with pytest.raises(
@@ -594,7 +592,7 @@ def test_images_go_to_all_that_write_and_vote() -> None:
         ),
     ],
 )
-def test_members_that_cannot_see_are_named_before_anybody_is_asked(
+def test_members_that_cannot_read_images_are_named_before_any_member_is_asked(
     others: Any, block: Any, unable: str
 ) -> None:
     model = talker()
@@ -751,7 +749,7 @@ def test_a_member_that_refused_is_asked_once_for_an_answer() -> None:
         assert (used["requests"], used["input_tokens"], used["output_tokens"]) == (1, 9, 7)
 
 
-def test_an_error_that_is_a_refusal_is_one() -> None:
+def test_an_error_that_reports_a_refusal_is_a_refusal() -> None:
     class ModelRefusalError(Exception):
         pass
 
@@ -964,7 +962,7 @@ def test_a_lead_that_shows_that_it_is_sure_is_not_put_to_the_vote(
 # --- as users write it ----------------------------------------------------------------------------
 
 
-def test_a_chat_model_object_is_a_member_and_stays_the_same_one() -> None:
+def test_a_chat_model_object_is_always_the_same_member() -> None:
     model = FakeListChatModel(responses=["Blue."])
     ensemble = ensemble_for([checked_member(model)])
     assert ensemble_for([model]) is ensemble and isinstance(
@@ -1000,7 +998,7 @@ def test_a_model_that_was_bound_is_refused_with_advice() -> None:
     assert "pass the chat model itself" in error.value.__notes__[0]
 
 
-def test_names_of_providers_are_chat_models_and_nothing_else_is() -> None:
+def test_only_names_with_a_provider_become_chat_models() -> None:
     assert names_of(["ollama:llama3.2", "openai:gpt-5-mini"]) == ["llama3.2", "gpt-5-mini"]
     with pytest.raises(UsageError, match="not installed") as found:
         ensemble_for(["groq:llama-3.3"])

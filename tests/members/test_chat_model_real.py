@@ -90,7 +90,7 @@ def test_a_stream_that_is_given_up_stops_the_server(
 
 
 @pytest.mark.parametrize("lead", [None, "hosted"])
-def test_it_writes_with_a_model_in_this_process_and_what_it_cost_is_told(
+def test_it_writes_with_a_model_in_this_process_and_its_cost_is_reported(
     hosted: Callable[..., ChatModelMember], lead: str | None
 ) -> None:
     local = LlamaCppMember(file_of(SMOLLM2), name="local")

@@ -138,7 +138,9 @@ def test_a_key_is_sent_and_never_shown(serve: Serve, monkeypatch: pytest.MonkeyP
         ({"model": "other"}, "serves llama3.2:latest; wanted other"),
     ],
 )
-def test_what_it_cannot_do_is_refused(serve: Serve, options: dict[str, Any], message: str) -> None:
+def test_unsupported_arguments_are_refused(
+    serve: Serve, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises((MemberError, UsageError), match=message):
         ServerMember(**({"base_url": serve("ollama").url} | options)).probe()
 

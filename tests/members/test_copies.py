@@ -61,7 +61,7 @@ def served() -> Iterator[ServerMember]:
     server.stop()
 
 
-def test_a_used_server_member(served: ServerMember, copied: Any) -> None:
+def test_a_used_server_member_can_be_copied(served: ServerMember, copied: Any) -> None:
     said = says(served)
     twin = copied(served)
     assert (twin.name, twin.spec, twin.device) == (served.name, served.spec, served.device)
@@ -70,7 +70,7 @@ def test_a_used_server_member(served: ServerMember, copied: Any) -> None:
     assert says(served) == said, "the copy's connections were its own"
 
 
-def test_a_used_member_on_a_server_that_only_chats(copied: Any) -> None:
+def test_a_used_member_on_a_chat_server_can_be_copied(copied: Any) -> None:
     server = FakeChatServer("ollama", talker())
     member = ServerMember(server.url, "llama3.2")
     try:
@@ -80,7 +80,7 @@ def test_a_used_member_on_a_server_that_only_chats(copied: Any) -> None:
         server.stop()
 
 
-def test_a_used_chat_model_member(copied: Any) -> None:
+def test_a_used_chat_model_member_can_be_copied(copied: Any) -> None:
     member = ChatModelMember(FakeListChatModel(responses=["The sky is blue."] * 9), name="fake")
     stream = SpecFuseChatModel(members=[member], segment_tokens=1).stream("Why?")
     next(stream)
@@ -110,7 +110,7 @@ def test_a_used_scripted_member_is_fresh_when_copied(copied: Any) -> None:
     assert says(twin) == said
 
 
-def test_a_used_chat_model_of_members(served: ServerMember, copied: Any) -> None:
+def test_a_used_chat_model_can_be_copied(served: ServerMember, copied: Any) -> None:
     llm = SpecFuseChatModel(
         members=[served, ScriptedMember(STORY, name="a")], max_tokens=8, segment_tokens=4
     )
@@ -118,7 +118,7 @@ def test_a_used_chat_model_of_members(served: ServerMember, copied: Any) -> None
     assert copied(llm).invoke("Why?").text == said
 
 
-def test_a_used_member_in_this_process(tmp_path: Path, copied: Any) -> None:
+def test_a_used_member_in_this_process_can_be_copied(tmp_path: Path, copied: Any) -> None:
     model, tokenizer = tiny.made("llama", 1)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -90,7 +90,7 @@ def same(asked: Any, replies: Any, apart: Any, work: str = "draft") -> bool:
     ("where", "first"),
     [*((where, 3) for where in SHORT_OF_MEMORY), *(("the CPU", first) for first in (1, 2, 6))],
 )
-def test_out_of_memory_once_changes_no_reply(where, first):
+def test_running_out_of_memory_once_changes_no_reply(where, first):
     member, asked = fresh(), jobs()
     Broken(member, SHORT_OF_MEMORY[where], first)
     assert same(asked, member.draft(asked), tiny.member("llama", 1))
@@ -109,7 +109,7 @@ def tensors() -> int:
 
 
 @pytest.mark.parametrize("where", ["a GPU", "the CPU"])
-def test_out_of_memory_for_good_is_a_failure_that_holds_nothing(where):
+def test_permanent_lack_of_memory_is_a_failure_that_leaks_nothing(where):
     member, asked = fresh(), jobs()
     member.draft(asked)
     for job in asked:
@@ -200,7 +200,7 @@ print(next(llm.stream("Why is the sky blue?")).text)
 
 
 @pytest.mark.long
-def test_the_interpreter_ends_in_peace_though_a_device_has_gone_in_the_middle_of_an_answer():
+def test_the_interpreter_exits_cleanly_after_a_device_disappears_in_mid_answer():
     done = subprocess.run(
         [sys.executable, "-c", GOODBYE], capture_output=True, text=True, timeout=240, cwd=ROOT
     )

@@ -47,7 +47,7 @@ def folder_of(tmp_path_factory):
         ("phi3-long", tiny.CHATML, {}, 48, False),
     ],
 )
-def test_a_folder_tells_what_the_loaded_model_reports(
+def test_a_folder_shows_what_the_loaded_model_reports(
     arch, template, options, length, reasoning, folder_of
 ):
     member = TransformersMember(folder_of(arch, chat_template=template), dtype="float32", **options)
@@ -60,7 +60,7 @@ def test_a_folder_tells_what_the_loaded_model_reports(
 
 
 @pytest.mark.real
-def test_a_gguf_file_tells_what_the_loaded_model_reports():
+def test_a_gguf_file_shows_what_the_loaded_model_reports():
     member = LlamaCppMember(file_of(SMOLLM2))
     before = member.preview()
     assert member.cache is None and told(before) == (True, 8192, False)
@@ -129,7 +129,7 @@ def test_a_hub_id_is_read_from_the_cache_and_never_fetched(folder_of, tmp_path, 
         '{"text_config": {"model_type": "gemma3_text"}}',
     ],
 )
-def test_files_that_do_not_tell_leave_it_unknown(config, tmp_path):
+def test_properties_that_files_do_not_show_stay_unknown(config, tmp_path):
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
     assert preview({"model": str(tmp_path)}) is None

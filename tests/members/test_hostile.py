@@ -93,7 +93,7 @@ def test_no_pickle_is_opened(folder, name, alone):
 @pytest.mark.parametrize(
     "name", ["a/../../etc", "../../etc/passwd", "/etc/passwd", "\0", "a\0b", "../" * 40 + "etc"]
 )
-def test_a_name_that_leads_elsewhere_is_an_error_and_writes_nothing(name, tmp_path, monkeypatch):
+def test_a_name_that_leaves_its_folder_is_an_error_and_writes_nothing(name, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for options in ({}, {"adapter": name}):
@@ -102,7 +102,7 @@ def test_a_name_that_leads_elsewhere_is_an_error_and_writes_nothing(name, tmp_pa
     assert not list(tmp_path.rglob("*"))
 
 
-def test_a_members_name_is_no_part_of_any_path(folder, tmp_path, monkeypatch):
+def test_a_members_name_is_never_part_of_a_path(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
     TransformersMember(str(folder), name="../../../escaped").probe()
     assert not [
@@ -146,7 +146,7 @@ for file in sys.argv[1:]:
 """
 
 
-def test_a_gguf_file_whose_sizes_lie_is_refused_in_time_and_memory(tmp_path):
+def test_a_gguf_file_with_false_sizes_is_refused_in_bounded_time_and_memory(tmp_path):
     files = []
     for number, told in enumerate(LIES.values()):
         files.append(str(tmp_path / f"{number}.gguf"))

@@ -35,7 +35,7 @@ def template(text: str) -> Template:
 
 
 @pytest.mark.parametrize("how", BREAKING_OUT)
-def test_a_template_reaches_nothing_but_what_it_is_given(how, tmp_path, monkeypatch):
+def test_a_template_reaches_nothing_but_its_arguments(how, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     try:
         shown = template(BREAKING_OUT[how]).prompt(TURNS)

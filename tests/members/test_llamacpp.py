@@ -130,9 +130,7 @@ class Restless(Threads):
 
 
 @pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
-def test_no_reply_depends_on_the_number_of_threads_that_is_found(
-    cache_type, tiny_llama, monkeypatch
-):
+def test_no_reply_depends_on_the_number_of_threads(cache_type, tiny_llama, monkeypatch):
     monkeypatch.setattr("langchain_specfuse.members.llamacpp.cache.most_threads", lambda: 2)
     replies = {}
     for fixed in (False, True):
@@ -284,7 +282,7 @@ def test_recurrent_states_are_copied_not_cut(tmp_path):
 
 
 @pytest.mark.long
-def test_past_gemma_s_sliding_window():
+def test_texts_longer_than_gemmas_sliding_window_are_read_correctly():
     """Texts that are cut back behind the window, and read on in parts, are as if they had been read
     at once."""
     store = LlamaCppCache(model.load(model.GgufSource(str(file_of(GEMMA)))))
@@ -318,9 +316,7 @@ def test_it_is_named_by_its_file_and_pickled_without_its_weights(smol):
         ("empty.gguf", MemberError, "is empty"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told_before_anything_is_streamed(
-    wrong, kind, words, tmp_path
-):
+def test_an_unreadable_file_is_reported_before_anything_is_streamed(wrong, kind, words, tmp_path):
     (tmp_path / "empty.gguf").touch()
     (tmp_path / "foreign.gguf").write_bytes(b"PK\x03\x04 something else")
     whole = file_of(SMOLLM2).read_bytes()
@@ -333,7 +329,7 @@ def test_a_file_that_cannot_be_read_is_told_before_anything_is_streamed(
     assert (f"the file of {size} bytes seems incomplete" in note) == (size != "none")
 
 
-def test_arguments_that_cannot_be_kept_are_refused(monkeypatch):
+def test_unsupported_arguments_of_a_gguf_member_are_refused(monkeypatch):
     with pytest.raises(UsageError, match=r"cache_type must be .*'q8_0'.*, got 'f64'"):
         LlamaCppMember("a.gguf", cache_type="f64")
     for wrong in (-3, True, 1.5, "some"):

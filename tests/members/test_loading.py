@@ -74,7 +74,7 @@ def test_nothing_is_loaded_before_it_is_needed(folder):
     assert (member.name, member.device, member.cache) == ("not there", "loading", None)
 
 
-def test_a_typo_and_an_argument_of_our_own_in_model_kwargs_are_refused(folder):
+def test_typos_and_arguments_of_the_member_are_refused_in_model_kwargs(folder):
     with pytest.raises(UsageError, match="no argument 'divice'") as caught:
         TransformersMember(folder, divice="cpu")
     assert "device" in caught.value.__notes__[0]
@@ -181,7 +181,7 @@ def test_on_a_gpu_every_reply_equals_one_without_a_cache(tmp_path, arch):
 
 
 @pytest.mark.parametrize("name", ["./not/there", "/not/there", "~/surely/not/there"])
-def test_a_folder_that_is_not_there(name):
+def test_a_missing_folder_is_an_error(name):
     assert refused(MemberError, name, match="does not exist").kind == "not_found"
 
 
@@ -195,7 +195,7 @@ def test_a_folder_that_is_not_there(name):
         ("404 RevisionNotFound", "not_found", "main is not a valid git identifier"),
     ],
 )
-def test_a_hub_that_refuses_a_model_is_not_asked_again_and_again(
+def test_a_hub_that_refuses_a_model_is_not_asked_repeatedly(
     answer, kind, said, folder, tmp_path, monkeypatch
 ):
     asked = []
@@ -240,7 +240,7 @@ def test_a_hub_that_refuses_a_model_is_not_asked_again_and_again(
     assert len(asked) <= 3
 
 
-def test_a_folder_without_a_tokenizer(copied):
+def test_a_folder_without_a_tokenizer_is_an_error(copied):
     path = copied(leave_out=["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
     refused((MemberError, UsageError), path, match=str(path))
 
@@ -248,7 +248,7 @@ def test_a_folder_without_a_tokenizer(copied):
 @pytest.mark.parametrize(
     "text", ["Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "invalid device"]
 )
-def test_a_device_that_is_not_here(folder, monkeypatch, text):
+def test_a_missing_device_is_an_error(folder, monkeypatch, text):
     """As the builds of torch say it."""
 
     def loaded(*_, **__):
@@ -266,7 +266,7 @@ def test_a_model_in_memory_needs_its_tokenizer_and_a_name_does_not(folder):
     refused(UsageError, "  ", match="empty string")
 
 
-def test_a_checkpoint_with_a_hole_is_refused_instead_of_made_up_at_random(copied):
+def test_a_checkpoint_with_missing_weights_is_refused(copied):
     from safetensors.torch import load_file, save_file
 
     path = copied()

@@ -90,7 +90,7 @@ def test_texts_with_adapters_are_what_the_merged_models_make_of_them(variant, tm
 
 @torch.inference_mode()
 @pytest.mark.parametrize("arch", EVERYWHERE)
-def test_transposed_fused_and_flattened_layers_too(arch, tmp_path):
+def test_adapters_of_transposed_fused_and_flattened_layers_are_merged(arch, tmp_path):
     folder, merged = adapter(arch, tmp_path / "a", 1)
     model, _ = tiny.made(arch, 1)
     adapters = Adapters(model)
@@ -98,7 +98,7 @@ def test_transposed_fused_and_flattened_layers_too(arch, tmp_path):
         assert (model(input_ids=IDS).logits - merged(input_ids=IDS).logits).abs().max() < NEAR
 
 
-def test_an_adapter_that_nobody_holds_is_freed_and_the_others_stay(tmp_path):
+def test_an_unused_adapter_is_freed_and_the_others_stay(tmp_path):
     model, _ = tiny.made("llama", 1)
     adapters, size = Adapters(model), lambda: sum(one.numel() for one in model.parameters())
     bare = size()
@@ -171,7 +171,7 @@ def test_matrices_that_do_not_fit_are_refused(base, made, change, match):
     refused(UsageError, base, made(matrices=change), match)
 
 
-def test_a_hub_id_that_is_not_there_says_so(base, monkeypatch):
+def test_a_hub_id_that_does_not_exist_is_an_error(base, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     refused(MemberError, base, "nobody/no-such-adapter", "was not found")
 
@@ -179,7 +179,7 @@ def test_a_hub_id_that_is_not_there_says_so(base, monkeypatch):
 # --- how it is named ------------------------------------------------------------------------------
 
 
-def test_a_base_and_its_adapter_in_one_name(base, made, tmp_path):
+def test_a_base_and_its_adapter_can_share_one_name(base, made, tmp_path):
     folder = made()
     together, apart = f"{base}+{folder}", {"model": str(base), "adapter": str(folder)}
     assert registry.split_adapter(together) == (str(base), str(folder))
@@ -195,7 +195,7 @@ def test_a_base_and_its_adapter_in_one_name(base, made, tmp_path):
     registry.unload()
 
 
-def test_the_adapter_tells_one_members_answers_from_anothers(base, made):
+def test_members_with_different_adapters_have_different_cache_keys(base, made):
     folder = made()
     one, other = TransformersMember(base, adapter=folder), TransformersMember(base)
     assert one.spec == other.spec | {"adapter": str(folder)}

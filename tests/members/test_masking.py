@@ -150,7 +150,7 @@ def test_every_draft_is_what_a_brute_force_loop_writes(arch, kind):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_same_drafts_alone_or_in_a_crowd(arch):
+def test_same_constrained_drafts_alone_or_in_a_crowd(arch):
     """Some bound and some not, at different places of their answers."""
     member, apart = tiny.member(arch, 1), tiny.member(arch, 1)
     queries = [
@@ -208,7 +208,7 @@ def test_an_answer_that_does_not_fit_is_a_failure_and_the_next_job_is_answered()
     assert isinstance(member.draft([right])[0], Draft)
 
 
-def test_a_complete_answer_is_ended_without_a_token():
+def test_a_complete_answer_ends_without_a_token():
     member, query = (
         tiny.member("llama", 1),
         tiny.query(constraint=Constraint("choice", '["yes", "no"]')),
@@ -267,7 +267,7 @@ def test_a_call_longer_than_its_budget_continues_in_the_next_draft():
     assert draft.ended and draft.logprobs[-1] == 0.0
 
 
-def test_json_without_spaces_is_cut_behind_its_punctuation():
+def test_json_without_spaces_is_cut_after_its_punctuation():
     text = "[[1],[2],[3],[4],[5],[6],[7],[8],[9],[10],[11],[12]]"
     rounds = written(Constraint("regex", r"[\[\]0-9,]+"), text, segment_tokens=5)
     assert tiny.text_of(rounds) == text and len(rounds) > 3
@@ -278,7 +278,7 @@ def test_json_without_spaces_is_cut_behind_its_punctuation():
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_ends_say_where_each_token_of_drafts_and_candidates_ends(arch):
+def test_ends_are_the_character_positions_where_tokens_end(arch):
     member, query, answer = (
         tiny.member(arch, 1),
         tiny.query(constraint=BOUND["schema"]),

@@ -65,7 +65,7 @@ def in_chunks(member: Any, job: Any, between: Callable[[], Any] = lambda: None) 
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral"])
-def test_same_replies_in_chunks_as_at_once_while_others_draft(arch: str) -> None:
+def test_reading_in_chunks_gives_the_same_replies_as_reading_at_once(arch: str) -> None:
     whole, other = fresh(arch), tiny.query("Is it grey?")
     text = long_for(whole)
     for job in (

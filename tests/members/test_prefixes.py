@@ -61,7 +61,7 @@ def next_turn(query, answer, then):
 
 @pytest.mark.parametrize("arch", tiny.three_first(KINDS))
 @pytest.mark.parametrize("limit", [True, 150_000])
-def test_a_long_random_life_of_prompts_that_begin_alike(arch, limit):
+def test_replies_stay_equal_over_a_long_random_life_of_prompts_that_begin_alike(arch, limit):
     """Queries begin as others did, over or open, in batches and alone, sampled and greedy, and end
     at any moment."""
     chance = random.Random(arch)
@@ -117,7 +117,7 @@ def candidates(chance):
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)
-def test_constrained_and_thoughtful_answers_are_the_same_after_others(arch):
+def test_constrained_and_reasoned_answers_do_not_depend_on_earlier_queries(arch):
     compared = tiny.Compared(tiny.member(arch, 1, chat_template=OPENS, thinking_tokens=12))
     for text, constraint in (
         ("Why?", None),
@@ -134,7 +134,7 @@ def test_constrained_and_thoughtful_answers_are_the_same_after_others(arch):
 
 @pytest.mark.parametrize("arch", [*tiny.THREE, "mamba"])
 @pytest.mark.parametrize("long", [1, 8])
-def test_a_question_asked_again_is_answered_to_the_bit(arch, long):
+def test_a_repeated_question_gets_a_bit_identical_answer(arch, long):
     """Its prompt is not read again, in other chunks: so no rounding differs."""
     member = tiny.member(arch, 1)
     one = once(member, tiny.query(STORY * long + "Why?"), 8)
@@ -149,7 +149,7 @@ def test_a_question_asked_again_is_answered_to_the_bit(arch, long):
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral", "gpt2"])
-def test_the_next_turn_reads_what_is_new_and_reports_that(arch):
+def test_the_next_turn_reads_and_reports_only_new_text(arch):
     member, query = tiny.member(arch, 1), tiny.query(STORY * 4)
     cold = drafted(member, query)
     answer = (Segment(cold.text, tokens={member.name: cold.tokens}),)
@@ -164,7 +164,7 @@ def test_the_next_turn_reads_what_is_new_and_reports_that(arch):
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_open_queries_share_what_they_begin_with(arch):
+def test_open_queries_share_the_beginning_of_their_prompts(arch):
     """It is read once, by the first of them; then each has its own copy."""
     member, slow = tiny.member(arch, 1), tiny.uncached(tiny.member(arch, 1))
     queries = [tiny.query(STORY * 4 + text) for text in ("Why?", "How?", "Since when?", "Why?")]
@@ -187,7 +187,7 @@ def test_open_queries_share_what_they_begin_with(arch):
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3-next"])
-def test_switched_off_nothing_is_kept_or_shared(arch):
+def test_without_a_prefix_cache_nothing_is_kept_or_shared(arch):
     member = tiny.member(arch, 1, prefix_cache=False)
     queries = [tiny.query(STORY * 3 + text) for text in ("Why?", "How?")]
     replies = member.draft([DraftJob(query, (), 4, 40, Sampling()) for query in queries])
@@ -200,7 +200,7 @@ def test_switched_off_nothing_is_kept_or_shared(arch):
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3-next"])
-def test_it_never_holds_more_than_its_limit_and_the_least_recently_used_goes_first(arch):
+def test_the_prefix_cache_keeps_its_limit_and_evicts_the_least_recently_used(arch):
     texts = [f"{k} {STORY}" * 2 for k in ("One", "Big", "car")]
     free = tiny.member(arch, 1)
     once(free, tiny.query(texts[0]))
@@ -225,7 +225,7 @@ def test_a_limit_that_is_not_a_number_of_bytes_is_refused(wrong):
 
 @pytest.mark.parametrize("arch", tiny.THREE)
 @pytest.mark.parametrize("at", [1, 3])
-def test_nothing_of_a_pass_that_broke_off_is_ever_used(arch, at):
+def test_results_of_an_interrupted_pass_are_never_used(arch, at):
     member, query, calls = tiny.member(arch, 1), tiny.query(STORY * 2), []
 
     def breaks(module, arguments):

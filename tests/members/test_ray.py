@@ -174,7 +174,7 @@ def test_an_error_that_cannot_be_pickled_keeps_its_text(ray: FakeRay) -> None:
 # --- deaths ---------------------------------------------------------------------------------------
 
 
-def test_a_killed_process_costs_no_reply(ray: FakeRay) -> None:
+def test_a_killed_process_loses_no_reply(ray: FakeRay) -> None:
     member, here = RayMember(ScriptedMember(STORY)), ScriptedMember(STORY)
     jobs = [draft_job(id=f"q{k}") for k in range(6)]
     before = member.draft(jobs) and member.place
@@ -244,7 +244,7 @@ def test_a_member_takes_a_gpu_if_the_cluster_has_any(ray: FakeRay) -> None:
         RayMember(ScriptedMember("x")).probe()
 
 
-def test_a_place_that_others_hold_is_not_waited_for_forever(ray: FakeRay) -> None:
+def test_waiting_for_occupied_resources_ends(ray: FakeRay) -> None:
     ray.placed = False
     with pytest.raises(
         MemberError, match=r"no place was free within 120 s\): it wants CPU 1; free are CPU 0.5"
@@ -260,7 +260,7 @@ def test_a_process_belongs_to_one_cluster(ray: FakeRay) -> None:
         RayMember(ScriptedMember("x"), cluster="127.0.0.1:6380").probe()
 
 
-def test_an_address_where_nobody_listens_is_refused_soon(ray: FakeRay) -> None:
+def test_an_address_where_nothing_listens_is_refused_soon(ray: FakeRay) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -294,7 +294,7 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     assert raised.value.__notes__ == ['-> pip install "langchain-specfuse[ray]"']
 
 
-def test_a_dict_says_where_a_member_works(ray: FakeRay) -> None:
+def test_a_dict_chooses_where_a_member_runs(ray: FakeRay) -> None:
     given = {"model": "./nothing", "cluster": "auto", "num_cpus": 2, "dtype": "float32"}
     assert checked_member(given) == given
     with pytest.raises(UsageError, match="which no node has"):

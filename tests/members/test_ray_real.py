@@ -100,13 +100,13 @@ def test_replies_are_those_of_the_member_in_this_process(hosted: RayMember, fold
     assert hosted.token_count(jobs[0].query.turns) == here.token_count(jobs[0].query.turns)
 
 
-def test_resources_say_where(made: Callable[..., RayMember]) -> None:
+def test_resources_choose_the_node(made: Callable[..., RayMember]) -> None:
     assert clusters.OTHER in made(ScriptedMember(STORY), resources={"other": 0.5}).probe().detail
     with pytest.raises(UsageError, match=r"which no node has; there are .*other 2"):
         made(ScriptedMember("x"), num_gpus=1).probe()
 
 
-def test_a_process_killed_in_the_middle_of_20_answers_costs_none_of_them(
+def test_killing_a_process_in_the_middle_of_20_answers_loses_none_of_them(
     made: Callable[..., RayMember],
 ) -> None:
     names = ("ann", "bob")
@@ -124,7 +124,7 @@ def test_a_process_killed_in_the_middle_of_20_answers_costs_none_of_them(
         assert [one.text for one in answers.result(LONG_S)] == expected
 
 
-def test_a_lost_node_takes_its_member_along_until_it_is_back(
+def test_a_member_on_a_lost_node_is_away_until_the_node_is_back(
     cluster: clusters.Cluster, made: Callable[..., RayMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_module, "RESTART_S", 3.0)
@@ -139,7 +139,7 @@ def test_a_lost_node_takes_its_member_along_until_it_is_back(
     until(lambda: isinstance(bound.draft([draft_job()])[0], Draft))
 
 
-def test_a_program_ends_by_itself_and_its_actors_with_it(cluster: clusters.Cluster) -> None:
+def test_a_program_exits_and_ends_its_actors(cluster: clusters.Cluster) -> None:
     code = f"""
 from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel
 member = RayMember(ScriptedMember("The sky is blue.", name="ann"), cluster={cluster.address!r})

@@ -75,7 +75,7 @@ def test_every_reply_equals_one_without_a_cache(members, name):
 
 
 @pytest.mark.long
-def test_past_gemma_s_sliding_window(members):
+def test_texts_longer_than_gemmas_sliding_window_are_read_correctly(members):
     member, other = members[NAMES[1]], members[NAMES[0]]
     query = tiny.query("The air scatters blue light more than red light. " * 50)
     assert member.token_count(query.turns) > 512
@@ -95,7 +95,7 @@ def test_past_gemma_s_sliding_window(members):
         one.forget(query.id)
 
 
-def test_same_replies_alone_or_in_a_crowd_also_with_constraints(members):
+def test_same_replies_alone_or_in_a_crowd_with_and_without_constraints(members):
     member, constraint = members[NAMES[0]], Constraint("json_schema", json.dumps(PERSON))
     queries = [
         *(tiny.query(text) for text in (*QUESTIONS, "Hi! " * 40)),
@@ -144,7 +144,7 @@ def test_every_constrained_answer_parses(members, name):
     )
 
 
-def test_the_next_turn_reads_what_is_new_and_equals_a_fresh_reading(members):
+def test_the_next_turn_reads_only_new_text_and_equals_a_fresh_reading(members):
     member, query = members[NAMES[0]], tiny.query("Hello there! " * 25 + QUESTIONS[0])
     (draft,) = member.draft([DraftJob(query, (), 6, 30, Sampling())])
     member.forget(query.id)

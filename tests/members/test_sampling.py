@@ -107,7 +107,7 @@ def test_noise_depends_on_seed_and_position_and_on_no_global_state():
 
 
 @given(rows, st.sets(st.integers(0, SIZE - 1), min_size=1))
-def test_the_end_is_the_sum_over_its_tokens(row, stops):
+def test_the_probability_of_an_end_is_the_sum_over_its_tokens(row, stops):
     (found,) = end_logprobs(row[None], sorted(stops))
     assert math.exp(found) == pytest.approx(
         float(torch.tensor(row).softmax(-1)[sorted(stops)].sum()), abs=1e-5

@@ -48,19 +48,19 @@ def whole(
     return drafted(member, replace(job, query=Query(id, turns, constraint=constraint))).text
 
 
-def test_the_whole_script_is_said_to_its_last_space():
+def test_the_whole_script_is_written_to_its_last_space():
     for size in (1, 2, 7, 100):
         assert alone(ScriptedMember(STORY), size=size, budget=99)[0] == STORY
 
 
-def test_it_continues_where_the_agreed_answer_is_in_words():
+def test_it_continues_after_as_many_words_as_were_agreed():
     job = draft_job(answer=(Segment("Two other"), Segment(" words")), segment_tokens=2)
     assert drafted(ScriptedMember("one two three four five six"), job).text == " four five"
     draft = drafted(ScriptedMember("one"), draft_job(answer=(Segment("one two three"),)))
     assert (draft.text, draft.ended, len(draft.logprobs)) == ("", True, 1)
 
 
-def test_under_a_constraint_it_continues_inside_a_word_and_says_where_its_words_end():
+def test_under_a_constraint_it_continues_inside_a_word_and_reports_where_words_end():
     member, agreed = ScriptedMember('{"city": "Paris", "sunny": true}'), (Segment('{"city": "'),)
     query = Query("q", (Turn("user", "Where?"),), constraint=Constraint("json"))
     draft = drafted(member, replace(draft_job(answer=agreed, segment_tokens=2), query=query))
@@ -86,13 +86,13 @@ def test_a_list_has_one_text_for_each_answer_of_the_conversation():
 @pytest.mark.parametrize(
     "wrong", [3, None, [], b"a", ["a", 3], [["a"]], {"a": {1}}, {"a": float("nan")}]
 )
-def test_a_script_that_is_no_text_is_refused_with_advice(wrong: Any):
+def test_a_script_that_is_not_text_is_refused_with_advice(wrong: Any):
     with pytest.raises(UsageError, match=r"script") as caught:
         ScriptedMember(wrong)
     assert caught.value.__notes__
 
 
-def test_a_call_without_a_name_or_with_arguments_that_are_no_json_is_refused():
+def test_a_call_without_a_name_or_with_arguments_that_are_not_json_is_refused():
     for wrong in (lambda: ScriptedMember.call(""), lambda: ScriptedMember.call("f", a={1})):
         with pytest.raises(UsageError, match="call"):
             wrong()
@@ -130,7 +130,7 @@ CALLS = Constraint("calls", json.dumps({"tools": [{"name": "f", "parameters": TO
     ],
     ids=["json", "call", "regex"],
 )
-def test_a_legal_script_is_said_as_it_is(
+def test_a_legal_script_is_written_unchanged(
     script: Any, constraint: Constraint, caplog: pytest.LogCaptureFixture
 ):
     assert (

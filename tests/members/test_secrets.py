@@ -70,7 +70,7 @@ FAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_key_is_nowhere_but_in_the_header(
+def test_a_key_appears_only_in_the_header(
     server: FakeServer,
     fault: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -143,7 +143,7 @@ def test_a_key_is_not_sent_to_langsmith(
 
 
 @pytest.mark.parametrize("name", ["api_key", "hf_token", "password", "Authorization"])
-def test_a_key_among_a_member_s_arguments_is_refused_and_not_shown(name: str) -> None:
+def test_a_key_among_a_members_arguments_is_refused_and_not_shown(name: str) -> None:
     """The arguments of a named member are in every trace."""
     wrong = {"model": "http://127.0.0.1:9/v1#tiny", name: KEY}
     made = SpecFuseChatModel(members=["http://127.0.0.1:9/v1#tiny"])

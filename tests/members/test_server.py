@@ -139,7 +139,7 @@ def test_completions_that_echo_give_the_numbers_of_the_same_weights_in_this_proc
     server.stop()
 
 
-def test_llama_cpp_scores_halves_of_characters_too(serve: Serve) -> None:
+def test_llama_cpp_scores_incomplete_characters(serve: Serve) -> None:
     """Its grammar breaks at them, and no number is reported: they are scored token by token."""
     made_with = {"chat_template": INST_END, "tokenizer": "pieces-bare"}
     server, served = serve("llama.cpp", made_with=made_with, name="m")
@@ -179,7 +179,7 @@ def test_a_prompt_has_one_beginning_token(serve: Serve, template: str) -> None:
         ("llama.cpp", "grammar", ""),
     ],
 )
-def test_an_engine_that_ignores_what_it_does_not_know_is_found_out(
+def test_an_engine_that_ignores_unknown_fields_is_detected(
     serve: Serve, engine: str, field: str, scores: str
 ) -> None:
     """As older versions do. A member that cannot score is draft-only."""
@@ -193,7 +193,7 @@ def test_an_engine_that_ignores_what_it_does_not_know_is_found_out(
     assert drafted(member, draft_job())
 
 
-def test_shifted_scores_are_found_out(serve: Serve) -> None:
+def test_shifted_scores_are_detected(serve: Serve) -> None:
     """As llama-cpp-python reports them: each token with the number of the one before."""
     server, member = serve("vllm")
     server.without = {"logprob_token_ids"}
@@ -310,7 +310,7 @@ def test_a_wrong_argument_is_refused_with_advice(
     assert [word for word in words if word not in f"{caught.value}{note}"] == []
 
 
-def test_another_model_than_the_named_one_is_reported_with_what_is_served(serve: Serve) -> None:
+def test_a_server_with_another_model_is_reported_with_the_models_it_serves(serve: Serve) -> None:
     _, member = serve("vllm", model="Qwen/Qwen3-8B")
     with pytest.raises(MemberError, match="serves tiny; wanted Qwen/Qwen3-8B") as caught:
         member.probe()
@@ -334,7 +334,7 @@ def bytes_of(root: Any) -> int:
     return held
 
 
-def test_queries_that_are_over_leave_next_to_nothing_behind(serve: Serve) -> None:
+def test_finished_queries_leave_almost_nothing_in_memory(serve: Serve) -> None:
     _, member = serve(lends=True)
     member.probe()
     sizes = []
@@ -350,7 +350,7 @@ def test_queries_that_are_over_leave_next_to_nothing_behind(serve: Serve) -> Non
     assert (sizes[-1] - sizes[0]) / 8 < prompt / 4
 
 
-def test_short_texts_are_asked_for_once_and_bounded_in_bytes() -> None:
+def test_tokens_of_short_texts_are_requested_once_and_kept_within_a_bound() -> None:
     asked: list[str] = []
 
     def encode(text: str, marks: bool) -> list[int]:

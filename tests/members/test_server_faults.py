@@ -175,7 +175,7 @@ def test_a_member_whose_server_fails_leaves_and_the_answer_goes_on(
 
 
 @pytest.mark.parametrize("effect", [429, 500, "cut"])
-def test_a_fault_that_is_over_in_a_moment_is_not_noticed(
+def test_a_momentary_fault_goes_unnoticed(
     llm: SpecFuseChatModel, server: FakeServer, effect: Any
 ) -> None:
     well = asked(llm)
@@ -234,7 +234,7 @@ def test_unloading_ends_requests_under_way(served: ServerMember, server: FakeSer
         assert isinstance(replies.result(LONG_S)[0], Failure)
 
 
-def test_a_program_ends_though_a_server_hangs(server: FakeServer) -> None:
+def test_a_program_exits_even_if_a_server_hangs(server: FakeServer) -> None:
     code = f"""
         import threading, time
         from langchain_specfuse import ServerMember
@@ -338,7 +338,7 @@ THROUGH = "asked through the proxy 127.0.0.1:9 (from %s), cannot be"
         ),
     ],
 )
-def test_a_server_that_cannot_be_reached_is_told_with_the_proxy_and_what_to_do(
+def test_an_unreachable_server_is_reported_with_the_proxy_and_advice(
     environment: dict[str, str],
     address: str,
     said: str,
@@ -357,7 +357,7 @@ def test_a_server_that_cannot_be_reached_is_told_with_the_proxy_and_what_to_do(
     assert "secret" not in f"{caught.value}{note}"
 
 
-def test_what_a_proxy_answers_is_told_with_the_proxy(
+def test_a_response_of_the_proxy_is_reported_with_the_proxy(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("no_proxy", "NO_PROXY"):
@@ -406,7 +406,7 @@ def test_an_unknown_certificate_is_refused_unless_its_authority_is_named(
     ],
     ids=str,
 )
-def test_a_server_that_fails_in_an_answer_fails_with_langchains_class(
+def test_a_server_that_fails_during_an_answer_raises_langchains_class(
     server: FakeServer, served: ServerMember, fault: Any, known: type[langchain.ModelError]
 ) -> None:
     server.fault = lambda path, before: fault

@@ -111,13 +111,13 @@ def test_its_draft_continues_the_answer_and_its_numbers_are_its_scores(
     )
 
 
-def test_same_answer_however_it_is_cut(member: ServerMember) -> None:
+def test_same_answer_whatever_the_segment_length(member: ServerMember) -> None:
     settings = [Settings(segment_tokens=size, max_tokens=24) for size in (4, 12)]
     texts = {tiny.text_of(tiny.answered([member], tiny.query(id="q"), one)) for one in settings}
     assert len(texts) == 1 and texts.pop()
 
 
-def test_an_object_is_written_to_its_end_however_the_model_spaces_it(member: ServerMember) -> None:
+def test_an_object_is_completed_whatever_white_space_the_model_writes(member: ServerMember) -> None:
     question = "Give me a JSON object with the keys name and age of Anna, who is 5."
     llm = SpecFuseChatModel(members=[member], max_tokens=120)
     assert set(json.loads(llm.invoke(question, response_format={"type": "json_object"}).text)) == {
@@ -126,7 +126,7 @@ def test_an_object_is_written_to_its_end_however_the_model_spaces_it(member: Ser
     }
 
 
-def test_an_ensemble_answers_and_survives_the_engine(
+def test_an_ensemble_survives_the_death_of_an_engine(
     engine: engines.Engine, here: TransformersMember
 ) -> None:
     served = ServerMember(engine.url, engines.MODEL, name="served", tokenizer=engines.folder())

@@ -46,7 +46,7 @@ def test_the_tokenizers_template_is_used_and_asks_for_an_answer():
     )
 
 
-def test_a_template_given_by_the_user_goes_first():
+def test_a_template_from_the_user_takes_precedence():
     assert template(tiny.CHATML, "own: {{ messages[-1].content }}").prompt(TALK) == "own: And?"
 
 
@@ -73,12 +73,12 @@ def test_turns_that_a_template_refuses_are_a_clear_error():
     assert caught.value.__notes__
 
 
-def test_a_template_that_is_no_template_is_a_clear_error():
+def test_an_invalid_template_is_a_clear_error():
     with pytest.raises(UsageError, match="chat template"):
         template(override="{% if %}").prompt(TALK)
 
 
-def test_without_a_template_there_is_a_plain_one_and_a_warning_once(caplog):
+def test_without_a_template_a_plain_one_is_used_with_one_warning(caplog):
     with caplog.at_level(logging.WARNING, "langchain_specfuse"):
         plain = template()
         prompts = {plain.prompt(TALK) for _ in range(2)}
@@ -129,5 +129,5 @@ def test_stop_tokens_come_from_config_tokenizer_and_template():
         (None, None),
     ],
 )
-def test_the_templates_end_is_the_special_token_behind_an_answer(own, end):
+def test_the_templates_end_is_the_special_token_after_an_answer(own, end):
     assert end_of_turn(template(own)) == end

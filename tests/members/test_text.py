@@ -188,7 +188,7 @@ def test_text_of_others_is_tokenized_as_part_of_the_whole(kind):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "unigram"])
-def test_growing_by_segments_keeps_the_tokens_of_earlier_blocks(kind):
+def test_an_answer_that_grows_keeps_the_tokens_of_earlier_segments(kind):
     words = WORDS[kind]
     prompt = prompt_of(words)
     run = [Segment(f" sky {k} is blue," + "\n" * (k % 5 == 0)) for k in range(80)]
@@ -208,7 +208,7 @@ def test_growing_by_segments_keeps_the_tokens_of_earlier_blocks(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("whole", ["😀", "天", "👩‍👩‍👧", "é", "a😀b", "\n😀", "한국"])
-def test_incomplete_characters_are_held_back_and_then_come_whole(kind, whole):
+def test_incomplete_characters_are_held_back_until_they_are_complete(kind, whole):
     words = WORDS[kind]
     prompt = prompt_of(words)
     # Byte by byte, as models write what they rarely see.

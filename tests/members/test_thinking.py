@@ -69,13 +69,13 @@ def prompt_of(member, query):
 
 
 @pytest.mark.parametrize("own", MARKS)
-def test_a_template_that_knows_thoughts_opens_or_empties_one(own):
+def test_a_template_with_reasoning_opens_a_block_or_leaves_it_empty(own):
     head, before, _, none = MARKS[own]
     assert template(own).prompt(TURNS) == head + before
     assert template(own).prompt(TURNS, think=False) == head + none
 
 
-def test_thinking_can_be_switched_off_in_the_template():
+def test_reasoning_can_be_switched_off_in_the_template():
     assert template(KNOWS, enable_thinking=False).prompt(TURNS) == HEAD + "<think>\n\n</think>\n\n"
     member = tiny.member(
         "llama", 1, chat_template=KNOWS, chat_template_kwargs={"enable_thinking": False}
@@ -84,7 +84,7 @@ def test_thinking_can_be_switched_off_in_the_template():
 
 
 @pytest.mark.parametrize("own", [tiny.CHATML, tiny.INST, None])
-def test_a_template_that_knows_no_thoughts_is_unchanged(own):
+def test_a_template_without_reasoning_is_unchanged(own):
     assert template(own).marks is None
     assert template(own).prompt(TURNS) == template(own).prompt(TURNS, think=False)
     assert "think>" not in template(own).prompt(TURNS)
@@ -94,7 +94,7 @@ def test_a_template_that_knows_no_thoughts_is_unchanged(own):
 
 
 @pytest.mark.parametrize("own", MARKS)
-def test_the_thought_comes_with_the_first_draft_and_is_not_part_of_the_answer(own):
+def test_reasoning_comes_with_the_first_draft_and_is_not_part_of_the_answer(own):
     query, text = (
         tiny.query("Why?"),
         f"Let me see.{MARKS[own][2]}The sky is blue because of the air.",
@@ -114,14 +114,14 @@ def test_the_thought_comes_with_the_first_draft_and_is_not_part_of_the_answer(ow
 
 
 @pytest.mark.parametrize("text", ["</think>\n\nSo.", ""])
-def test_an_empty_thought_and_one_that_ends_the_turn_are_closed(text):
+def test_empty_reasoning_and_reasoning_that_ends_the_turn_are_closed(text):
     member = tiny.wishful(query := tiny.query("Why?"), text, chat_template=KNOWS)
     assert member.draft([job_for(query)])[0].thought == ""
     assert prompt_of(member, query).endswith("<think>\n\n</think>\n\n")
 
 
 @pytest.mark.parametrize("own", MARKS)
-def test_a_thought_is_closed_when_its_budget_is_used(own):
+def test_reasoning_is_closed_when_its_budget_is_used_up(own):
     query, text = tiny.query("Why?"), "one two three four five six seven eight"
     member = tiny.wishful(query, text, chat_template=own, thinking_tokens=9)
     (draft,) = member.draft([job_for(query)])
@@ -129,7 +129,7 @@ def test_a_thought_is_closed_when_its_budget_is_used(own):
     assert prompt_of(member, query).endswith(f"{MARKS[own][1]}{draft.thought}{MARKS[own][2]}")
 
 
-def test_a_thought_that_repeats_itself_is_closed():
+def test_reasoning_that_repeats_itself_is_closed():
     query = tiny.query("Why?")
     member = tiny.wishful(
         query, "so it is blue and " * 60, chat_template=OPENS, thinking_tokens=600
@@ -137,7 +137,7 @@ def test_a_thought_that_repeats_itself_is_closed():
     assert 40 < len(member.draft([job_for(query)])[0].thought) < 800
 
 
-def test_no_budget_means_no_thought():
+def test_no_budget_means_no_reasoning():
     member = tiny.member("llama", 1, chat_template=KNOWS, thinking_tokens=0)
     (draft,) = member.draft([job_for(query := tiny.query("Why?"))])
     assert draft.thought == "" and member.spec["thinking_tokens"] == 0
@@ -161,7 +161,7 @@ def test_replies_depend_on_their_job_alone(arch):
     assert (again.text, again.thought) == (draft.text, draft.thought) and draft.thought
 
 
-def test_a_thought_leaves_room_for_an_answer():
+def test_reasoning_leaves_room_for_an_answer():
     member, query = (
         thinker(tokens=500, made_with={"max_position_embeddings": 96}),
         tiny.query("Why?"),
@@ -170,7 +170,7 @@ def test_a_thought_leaves_room_for_an_answer():
     assert draft.text and len(member.states[query.id].context.prompt) < 96 - 8
 
 
-def test_a_failure_while_thinking_leaves_nothing_half_done():
+def test_a_failure_during_reasoning_leaves_no_partial_state():
     member, query, passes = thinker(tokens=8), tiny.query(), []
 
     def breaks(*_):
@@ -189,7 +189,7 @@ def test_a_failure_while_thinking_leaves_nothing_half_done():
     )
 
 
-def test_a_member_that_only_votes_does_not_think():
+def test_a_member_that_only_votes_does_not_reason():
     query, voter, writer = tiny.query(), thinker(), thinker()
     job = ScoreJob(query, (), (Candidate(" The sky", False, ("b",)),), thinks=False)
     voted = voter.score([job])[0]

@@ -42,7 +42,7 @@ def busy(number: int) -> float:
 
 
 @pytest.mark.parametrize("machine", [idle, busy])
-def test_trying_costs_a_few_percent(machine: Machine) -> None:
+def test_trying_numbers_of_threads_costs_a_few_percent(machine: Machine) -> None:
     best = 2000 * min(machine(1), machine(2))
     threads = Threads(2)
     written(threads, machine, 50)
@@ -50,7 +50,7 @@ def test_trying_costs_a_few_percent(machine: Machine) -> None:
     assert spent < 1.06 * best and right > 0.93 * 2000
 
 
-def test_an_idle_machine_hardly_notices_from_the_first_pass_on() -> None:
+def test_on_an_idle_machine_trying_costs_little_from_the_first_pass_on() -> None:
     spent, _ = written(Threads(2), idle, 128)
     assert spent < 1.03 * 128 * idle(2)
 
@@ -61,7 +61,7 @@ def test_on_a_busy_machine_the_first_hundred_passes_are_nearly_the_fastest() -> 
 
 
 @given(st.lists(st.tuples(st.sampled_from([idle, busy]), st.integers(80, 600)), max_size=6))
-def test_it_follows_a_machine_that_becomes_busy_and_idle_again(
+def test_the_number_adapts_to_a_machine_that_becomes_busy_and_idle_again(
     life: list[tuple[Machine, int]],
 ) -> None:
     threads = Threads(2)
@@ -72,7 +72,7 @@ def test_it_follows_a_machine_that_becomes_busy_and_idle_again(
 
 
 @given(seed=st.integers(0, 10_000), most=st.integers(2, 16), other=st.integers(0, 12))
-def test_with_noise_and_any_number_of_cores_it_stays_near_the_best(
+def test_with_noise_and_any_number_of_cores_the_number_stays_near_the_best(
     seed: int, most: int, other: int
 ) -> None:
     """Each thread that shares its core with other work halves the speed of all."""
@@ -95,7 +95,7 @@ def test_with_noise_and_any_number_of_cores_it_stays_near_the_best(
     assert machine(usual) < 1.4 * min(machine(number) for number in steps(most))
 
 
-def test_long_passes_and_a_single_thread_are_left_alone() -> None:
+def test_long_passes_use_all_threads() -> None:
     assert {Threads(1).number(1) for _ in range(50)} == {1}
     threads = Threads(2)
     written(threads, busy, 100)

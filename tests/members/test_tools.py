@@ -96,17 +96,17 @@ def template(own, **kwargs):
         ("chatml", False, "no", False),
     ],
 )
-def test_what_a_template_knows_is_found_by_rendering(style, tools, calls, results):
+def test_features_of_a_template_are_detected_by_rendering_it(style, tools, calls, results):
     native = template(ALL[style]).native
     assert (native.tools, native.calls, native.results) == (tools, calls, results)
 
 
 @pytest.mark.parametrize("style", ["bare", "strict", "hostile", "chatml"])
-def test_a_call_without_marks_is_no_call_format(style):
+def test_a_call_without_marks_is_not_a_call_format(style):
     assert template(ALL[style]).native.format is None
 
 
-def test_a_call_format_is_the_model_s_own_only_if_its_marks_are_plain_text():
+def test_a_models_own_call_format_is_used_only_if_its_marks_are_plain_text():
     special = HERMES.replace("<tool_call>\n", "<|im_start|>").replace(
         "\n</tool_call>", "<|im_end|>"
     )
@@ -138,7 +138,7 @@ def test_every_prompt_has_the_tools_calls_and_results(own, constraint):
     assert order == sorted(order) or own is None
 
 
-def test_a_template_that_knows_tools_does_not_repeat_them_in_words():
+def test_tools_in_the_template_are_not_repeated_in_words():
     prompt = template(HERMES).prompt(TALK, (WEATHER,), FORCED)
     assert prompt.count("which city") == 1 and "You can use these tools" not in prompt
     assert prompt.count("Be brief.") == 1
@@ -150,13 +150,13 @@ def test_a_template_that_knows_tools_does_not_repeat_them_in_words():
     assert "To use a tool" not in prompt  # its own way is the common one
 
 
-def test_a_template_with_another_call_format_gets_the_common_one_in_words():
+def test_another_call_format_is_explained_in_words():
     assert '<tool_call>\n{"name": "TOOL", "arguments": {...}}\n</tool_call>' in template(
         BARE
     ).prompt(TALK, (WEATHER,))
 
 
-def test_ids_fit_the_strictest_template_and_calls_find_their_results():
+def test_ids_fit_the_strictest_template_and_match_calls_with_results():
     prompt = template(STRICT).prompt(TALK[1:4], (WEATHER,), FORCED)
     made = plain_id("call_8")
     assert len(made) == 9 and prompt.count(made) == 2
@@ -164,7 +164,7 @@ def test_ids_fit_the_strictest_template_and_calls_find_their_results():
 
 
 @pytest.mark.parametrize("own", [tiny.CHATML, HOSTILE, None], ids=["chatml", "hostile", "plain"])
-def test_a_template_without_tools_gets_them_in_words(own):
+def test_without_tools_in_the_template_they_are_described_in_words(own):
     prompt = template(own).prompt(TALK, (WEATHER,), AUTO)
     assert '- get_weather: How the weather is. Arguments: {"type": "object"' in prompt
     assert "answer in plain words" in prompt
@@ -176,7 +176,7 @@ def test_a_template_without_tools_gets_them_in_words(own):
     assert "answer in plain words" not in template(own).prompt(TALK, (WEATHER,), FORCED)
 
 
-def test_the_query_s_call_format_is_the_one_in_the_prompt():
+def test_the_prompt_uses_the_call_format_of_the_query():
     body = BODY | {
         "begin": "<<",
         "end": ">>",
@@ -205,12 +205,12 @@ def test_calls_that_a_template_refuses_are_written_as_text():
     )
 
 
-def test_turns_that_are_refused_as_text_too_are_a_clear_error():
+def test_turns_that_the_template_refuses_as_text_too_are_a_clear_error():
     with pytest.raises(UsageError, match="refused these turns"):
         template(HOSTILE).prompt((Turn("assistant", "x"), Turn("user", "y")), (WEATHER,))
 
 
-def test_arguments_that_are_no_object_are_rendered_too():
+def test_arguments_that_are_not_an_object_are_rendered_too():
     for arguments in ("not json", "[1]", ""):
         turns = (
             Turn("user", "x"),

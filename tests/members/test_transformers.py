@@ -80,7 +80,7 @@ def test_the_end_of_a_plain_template_is_written_in_words_and_never_shown(text, s
 
 
 @pytest.mark.parametrize("size", [1, 3, 20])
-def test_an_end_in_words_may_begin_inside_a_token(size):
+def test_an_end_written_in_words_may_begin_inside_a_token(size):
     """One token holds the last sign and a line break behind it: neither the sign nor the word
     before is lost."""
     query, made_with = tiny.query(), {"tokenizer": "bytes-lines", "template": None}

@@ -74,7 +74,7 @@ def test_members_read_what_langchains_own_conversion_gives(given):
     )
 
 
-def test_broken_calls_and_names_are_passed_on():
+def test_invalid_calls_and_names_are_passed_on():
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{a: 1"}}
     (turn,) = read([{"role": "assistant", "content": None, "tool_calls": [call]}])
     assert json.loads(turn.calls[0].arguments) == {"invalid": "{a: 1"}

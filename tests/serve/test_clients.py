@@ -99,7 +99,7 @@ def test_options_reach_the_chat_model(serve):
     assert chosen.choices[0].message.content == "positive"
 
 
-def test_a_clients_schema_that_no_grammar_says_stops_nothing_and_is_not_checked(serve):
+def test_a_clients_schema_beyond_grammars_is_accepted_and_not_checked(serve):
     """A stranger's schema can be made so that a check never ends."""
     double: dict = {"$ref": "#/$defs/d0"}
     pairs = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
@@ -141,7 +141,7 @@ def test_log_probabilities_come_in_openais_shape(serve):
         ask(client, logprobs=True, top_logprobs=2)
 
 
-def test_calls_come_whole_and_in_pieces_and_stay_apart(serve):
+def test_calls_arrive_complete_or_in_pieces_and_stay_separate(serve):
     both = "\n".join([CALL, ScriptedMember.call("get_weather", city="Oslo")])
     client = serve(ensemble(both, both)).client()
     whole = ask(client, tools=[TOOL]).choices[0]
@@ -178,7 +178,7 @@ def test_a_response_format_is_kept(serve):
     assert json.loads(loose.choices[0].message.content) == JOKE
 
 
-def test_a_failure_within_a_stream_is_an_error_after_its_text_and_no_end(serve):
+def test_a_failure_within_a_stream_is_an_error_after_its_text_without_an_end(serve):
     endpoint = serve(
         ensemble(ScriptedMember(BLUE, fails_in=3, error=RuntimeError("the secret is 42")))
     )
@@ -202,7 +202,7 @@ def langchain(endpoint):
     )
 
 
-def test_langchain_gets_answers_streams_and_objects(serve):
+def test_langchains_client_reads_answers_streams_and_objects(serve):
     remote = langchain(serve())
     assert remote.invoke("Why is the sky blue?").text == BLUE
     chunks = list(remote.stream("Why is the sky blue?"))
@@ -218,7 +218,7 @@ def test_langchain_gets_answers_streams_and_objects(serve):
         assert remote.invoke("A joke, as JSON?") == Joke(**JOKE)
 
 
-def test_lm_evaluation_harness_gets_what_the_chat_model_says(serve):
+def test_lm_evaluation_harness_reads_the_chat_models_answer(serve):
     endpoint = serve()
     client = LocalChatCompletion(
         base_url=f"{endpoint.url}/v1/chat/completions", model="specfuse", num_concurrent=2

@@ -155,7 +155,7 @@ def test_a_mistake_is_reported_before_anything_is_loaded(capsys, monkeypatch, ar
     assert WRONG[argv] in printed and "-> " in printed and "no such file" not in printed
 
 
-def test_unloadable_members_or_a_missing_package_end_it(monkeypatch, capsys):
+def test_members_that_cannot_load_or_a_missing_package_end_the_command(monkeypatch, capsys):
     replace_demo([Unloadable(BLUE, name="a")], monkeypatch.setattr)
     assert main(["serve", "--port", "0"]) == FAILED
     printed = capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_closing_a_stream_cancels_the_answer_within_a_round(paced):
     assert endpoint.idle() and member.begun == 2
 
 
-def test_leaving_cancels_an_answer_that_waits_or_is_not_streamed(paced):
+def test_disconnecting_cancels_an_answer_that_waits_or_is_not_streamed(paced):
     """Nothing is written to these clients, so no write can fail."""
     endpoint, member = paced
     answered = sent(endpoint)
@@ -91,7 +91,7 @@ class Flood(ScriptedMember):
         return [Draft(text, False, (1,), (-0.1,), Effort(read=1, prompt=1)) for _ in jobs]
 
 
-def test_an_answer_that_is_not_read_ends_in_its_time(serve, monkeypatch):
+def test_an_answer_that_the_client_does_not_read_ends_at_its_timeout(serve, monkeypatch):
     monkeypatch.setattr(answers, "GRACE_S", 0.2)
     endpoint = serve(ensemble(Flood("", name="flood"), max_tokens=60), limits=Limits(timeout=1))
     with sent(endpoint, stream=True):
@@ -99,7 +99,7 @@ def test_an_answer_that_is_not_read_ends_in_its_time(serve, monkeypatch):
         assert endpoint.idle()
 
 
-def test_a_body_that_stops_coming_is_given_up(serve, monkeypatch):
+def test_a_request_body_that_stalls_is_abandoned(serve, monkeypatch):
     endpoint = serve()
     with socket.create_connection(endpoint.address) as connection:
         connection.sendall(HEAD + b"content-length: 1000\r\n\r\n{")

@@ -50,7 +50,7 @@ def endpoint(shared):
 # --- bodies ---------------------------------------------------------------------------------------
 
 
-def test_a_body_that_is_no_request_is_refused(endpoint):
+def test_a_body_that_is_not_a_request_is_refused(endpoint):
     wrong_json = [
         b"",
         b'{"model": NaN}',
@@ -100,7 +100,7 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(endpoint, monkeypatch):
     wrong(endpoint.ask(tools=TOOLS), 400, "shape_too_large")
 
 
-def test_other_types_paths_and_methods_are_refused_in_the_same_form(endpoint):
+def test_other_content_types_paths_and_methods_are_refused_in_the_same_form(endpoint):
     """A web page may send text to another site without asking, but not JSON."""
     wrong(endpoint.post(GOOD, content_type="text/plain"), 415, "unsupported_media_type")
     assert endpoint.post(GOOD, content_type="Application/JSON; charset=utf-8").status_code == 200
@@ -165,7 +165,7 @@ def test_a_wrong_value_is_named_with_advice(endpoint, options, param):
     assert "AAAA" not in error["message"], "an image would be all of the message"
 
 
-def test_messages_that_are_no_list_are_refused_with_a_list_as_the_example(endpoint):
+def test_messages_that_are_not_a_list_are_refused_with_an_example(endpoint):
     error = endpoint.ask(messages="hi").json()["error"]
     shown = error["message"].partition("-> for example ")[2]
     assert endpoint.ask(messages=json.loads(shown)).status_code == 200
@@ -224,7 +224,7 @@ def test_limits_are_checked_and_the_smaller_budget_holds(serve):
 # --- keys and names -------------------------------------------------------------------------------
 
 
-def test_without_a_key_there_are_only_probes_and_under_a_foreign_name_nothing(serve):
+def test_without_a_key_only_probes_are_served_and_unknown_hosts_get_nothing(serve):
     endpoint = serve(api_keys=["first", "söcond"])
     assert {httpx2.head(endpoint.url + path).status_code for path in ("/health", "/ready")} == {200}
     for path in ("/v1/models", "/v1/models/specfuse", "/metrics"):
@@ -245,7 +245,7 @@ def test_without_a_key_there_are_only_probes_and_under_a_foreign_name_nothing(se
     ]
 
 
-def test_a_key_is_neither_in_metrics_nor_logs_nor_traces(serve, caplog):
+def test_a_key_is_in_no_metric_log_or_trace(serve, caplog):
     caplog.set_level(logging.DEBUG)
     key = "sk-canary-5b1c8e"
     with recorded() as (tracer, langsmith):

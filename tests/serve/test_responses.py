@@ -13,7 +13,7 @@ from langchain_specfuse.serve.responses import Completion
 SUMMARY = {"exits": [{"member": "a", "reason": "secret"}]}
 
 
-def test_reasoning_is_sent_and_reasons_of_exits_are_not():
+def test_reasoning_is_sent_but_reasons_of_exits_are_not():
     completion = Completion("m")
     last = AIMessageChunk("", response_metadata={"finish_reason": "stop", "specfuse": SUMMARY})
     chunks = [

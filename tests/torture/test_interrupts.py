@@ -126,20 +126,20 @@ EVERY = [pytest.param(way, 1, marks=pytest.mark.long) for way in SYNC]
 
 
 @pytest.mark.parametrize(("way", "step"), [("invoke", 31), ("stream", 31), ("batch", 2), *EVERY])
-def test_an_interrupt_at_the_entry_of_any_function(way, step):
+def test_an_interrupt_at_the_entry_of_any_function_changes_no_later_answer(way, step):
     numbers = range(1, entries(way).count + 1, step)
     assert strike_all(lambda case, n=n: interrupted_at_entry(case, way, n) for n in numbers) > 10
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])
-def test_an_interrupt_while_members_load_and_the_answer_begins(way):
+def test_an_interrupt_while_members_load_changes_no_later_answer(way):
     """Every single entry around the one where members begin to load, on into the worker."""
     loading = entries(way).first_of[Ensemble.loaded.__code__]
     numbers = range(loading - 60, loading + 60)
     assert strike_all(lambda case, n=n: interrupted_at_entry(case, way, n) for n in numbers) > 100
 
 
-def test_the_checks_notice_a_member_that_forgets_nothing(monkeypatch):
+def test_these_checks_detect_a_member_that_forgets_nothing(monkeypatch):
     monkeypatch.setattr(ScriptedMember, "forget", lambda member, query_id: None)
     monkeypatch.setattr(sys.modules[__name__], "PATIENCE_S", 1.0)
     assert Case().wrong_afterwards().startswith("still held")
