@@ -66,7 +66,9 @@ class Calibration:
 
     def as_dict(self) -> dict[str, Any]:
         """The calibration as plain JSON, which has no infinity."""
-        method = {key: str(one) if one == math.inf else one for key, one in self.method.items()}
+        method = dict(self.method)
+        if method.get("margin") == math.inf:
+            method["margin"] = "inf"
         return {"specfuse_calibration": FORMAT, **asdict(self), "method": method}
 
     def save(self, path: str | Path) -> None:
@@ -80,21 +82,20 @@ class Calibration:
             data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
             if not isinstance(data, dict) or data.pop("specfuse_calibration", None) != FORMAT:
                 raise ValueError("it is not a calibration file of this version")
-            data["method"] = {
-                key: math.inf if one == "inf" else one for key, one in data["method"].items()
-            }
-            found: Calibration = _ADAPTER.validate_python(data)
-            Method.named("robust", **found.method)
-            if found.result not in (None, *RESULTS):
+            if data["method"].get("margin") == "inf":
+                data["method"]["margin"] = math.inf
+            calibration: Calibration = _ADAPTER.validate_python(data)
+            Method.named("robust", **calibration.method)
+            if calibration.result not in (None, *RESULTS):
                 raise ValueError(
-                    f"result must be one of {', '.join(RESULTS)}, got {found.result!r}"
+                    f"result must be one of {', '.join(RESULTS)}, got {calibration.result!r}"
                 )
-        except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             raise advised(
                 UsageError(f"calibration {str(path)!r} cannot be read: {reason}"), ADVICE
             ) from error
-        return found
+        return calibration
 
 
 _ADAPTER = TypeAdapter(Calibration)
@@ -110,23 +111,23 @@ def changes_for(call: Options, writers: Sequence[str]) -> dict[str, Any]:
     path = call.calibration
     assert path
     try:
-        found = _read(path, Path(path).stat().st_mtime_ns)
+        calibration = _read(path, Path(path).stat().st_mtime_ns)
     except OSError as error:
         unread = UsageError(f"calibration {path!r} cannot be read: {error}")
         raise advised(unread, ADVICE) from error
-    if set(found.members) != set(writers):
+    if set(calibration.members) != set(writers):
         foreign = UsageError(
-            f"calibration {path!r} was made for {', '.join(found.members)}, but the members are "
-            f"{', '.join(writers)}"
+            f"calibration {path!r} was made for {', '.join(calibration.members)}, but the members "
+            f"are {', '.join(writers)}"
         )
         raise advised(foreign, "calibrate these members, or leave calibration out")
     changes: dict[str, Any] = {}
     if call.lead == "auto" and call.method.margin is not None:
-        changes["lead"] = found.lead if found.leads else None
-    if call.method == METHODS["robust"] and call.lead in ("auto", found.lead):
-        changes["method"] = Method.named("robust", **found.method)
-    if found.result and call.segment == "draft" and call.result is None:
-        changes |= {"segment": "answer", "result": found.result}
-    if found.prior and call.prior is None:
-        changes["prior"] = dict(found.prior)
+        changes["lead"] = calibration.lead if calibration.leads else None
+    if call.method == METHODS["robust"] and call.lead in ("auto", calibration.lead):
+        changes["method"] = Method.named("robust", **calibration.method)
+    if calibration.result and call.segment == "draft" and call.result is None:
+        changes |= {"segment": "answer", "result": calibration.result}
+    if calibration.prior and call.prior is None:
+        changes["prior"] = dict(calibration.prior)
     return changes

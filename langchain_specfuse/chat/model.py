@@ -72,16 +72,16 @@ class _IsSerializable:
 class _Profile(dict[str, Any]):
     """A profile that remembers which of its values the user gave, also in copies."""
 
-    def __init__(self, found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        super().__init__({**found, **given})
+    def __init__(self, default: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
+        super().__init__({**default, **chosen})
         self._before = dict(self)
-        self._given = dict(given)
+        self._chosen = dict(chosen)
 
     @property
-    def given(self) -> dict[str, Any]:
+    def chosen(self) -> dict[str, Any]:
         """The values that the user gave, or has changed since."""
         unchanged = {key for key, value in self._before.items() if self.get(key) == value}
-        return {key: self[key] for key in self if key in self._given or key not in unchanged}
+        return {key: self[key] for key in self if key in self._chosen or key not in unchanged}
 
 
 class SpecFuseChatModel(Options, BaseChatModel):
@@ -111,7 +111,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
     def __init__(self, **fields: Any) -> None:
         profile = fields.get("profile")
         if isinstance(profile, _Profile):  # of a copy
-            fields = {**fields, "profile": profile.given}
+            fields = {**fields, "profile": profile.chosen}
         super().__init__(**translated_fields(fields, type(self).model_fields))
         self._call()  # the rules across fields are those of a call
         everybody = self.members + self.verifiers
@@ -315,8 +315,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
             "strict": strict,
             "response_format": response_format,
         }
-        given = {name: value for name, value in choices.items() if value is not None}
-        return self._bound(**kwargs, **given)
+        chosen = {name: value for name, value in choices.items() if value is not None}
+        return self._bound(**kwargs, **chosen)
 
     @langchain_errors()
     def with_structured_output(
@@ -427,13 +427,13 @@ class SpecFuseChatModel(Options, BaseChatModel):
         self, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         kwargs.pop("run_scope", None)
-        given = _without_address(_members.with_identities(kwargs))
-        return super()._get_invocation_params(stop, **given)
+        options = _without_address(_members.with_identities(kwargs))
+        return super()._get_invocation_params(stop, **options)
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain's own takes the serialized form, which leaves out members that are objects.
         kwargs = {name: value for name, value in kwargs.items() if name not in _SAME_ANSWER}
-        params = self._get_invocation_params(stop=stop, **_shape.plain(kwargs))
+        params = self._get_invocation_params(stop=stop, **_shape.as_plain_data(kwargs))
         return str(sorted(params.items(), key=lambda item: item[0]))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
@@ -442,8 +442,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         note_question()
         kwargs.pop("run_scope", None)
         call = self._call(stop, kwargs)
-        given = {name: value for name, value in kwargs.items() if value is not None}
-        params = super()._get_ls_params(call.stop or None, **given)
+        options = {name: value for name, value in kwargs.items() if value is not None}
+        params = super()._get_ls_params(call.stop or None, **options)
         params["ls_provider"] = _messages.PROVIDER
         params.setdefault("ls_model_name", "+".join(call.writers))
         # LangChain adds this to every run. It is here because a stream's events have it, too.
@@ -452,30 +452,28 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     def _resolve_model_profile(self) -> Any:
         able = ("text_inputs", "text_outputs", "tool_calling", "tool_choice", "tool_call_streaming")
-        found = dict.fromkeys((*able, "structured_output", "temperature"), True)
-        return _Profile(found | dict.fromkeys(INPUTS.values(), False), {})
+        values = dict.fromkeys((*able, "structured_output", "temperature"), True)
+        return _Profile(values | dict.fromkeys(INPUTS.values(), False), {})
 
     def _learn(self, writers: Collection[Probe | None]) -> None:
         """Compute the profile from what is known about the model's own drafting members. Of the old
         profile, only the values that the user gave are kept."""
-        found = dict(self._resolve_model_profile())
+        values = dict(self._resolve_model_profile())
         known = [probe for probe in writers if probe is not None]
         if len(known) == len(writers):
-            reasoning, lengths = (
-                {probe.reasons for probe in known},
-                [probe.max_context for probe in known],
-            )
+            reasoning = {probe.reasons for probe in known}
+            lengths = [probe.max_context for probe in known]
             if any(lengths):
-                found["max_input_tokens"] = min(filter(None, lengths))
+                values["max_input_tokens"] = min(filter(None, lengths))
             if True in reasoning or None not in reasoning:
-                found["reasoning_output"] = True in reasoning
-            found |= {
+                values["reasoning_output"] = True in reasoning
+            values |= {
                 key: all(kind in probe.takes and kind not in probe.unsure for probe in known)
                 for kind, key in INPUTS.items()
             }
         profile: Any = self.profile or {}
-        given = profile.given if isinstance(profile, _Profile) else profile
-        self.profile = _Profile(found, given)  # type: ignore[assignment]
+        chosen = profile.chosen if isinstance(profile, _Profile) else profile
+        self.profile = _Profile(values, chosen)  # type: ignore[assignment]
 
     # --- copies and serialization -----------------------------------------------------------------
 

@@ -131,12 +131,12 @@ class Call(Options):
         The fields are validated again, because they can be assigned or copied without a check.
         """
         options = options or {}
-        given = {name: value for name, value in options.items() if name not in _LANGCHAINS_OWN}
+        chosen = {name: value for name, value in options.items() if name not in _LANGCHAINS_OWN}
         if stop is not None:
-            given["stop"] = stop
-        given = translated(given, cls.model_fields.keys() - set(NOT_FOR_A_CALL))
+            chosen["stop"] = stop
+        chosen = translated(chosen, cls.model_fields.keys() - set(NOT_FOR_A_CALL))
         fields = {name: getattr(model, name) for name in Options.model_fields}
-        call = cls(**{"members": None, **_without_none(fields), **given})
+        call = cls(**{"members": None, **_without_none(fields), **chosen})
         if call.calibration and "model" not in options:
             # It was made for the chat model's members, not for one that is asked instead of them.
             call = cls(**{**dict(call), **changes_for(call, call.writers)})
@@ -269,10 +269,10 @@ FOREIGN: Mapping[str, Foreign] = {
 (docs/how-to/coming-from-chatopenai.md)."""
 
 
-def translated(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+def translated(foreign: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     """These options by our names, without those that ask for nothing. None means "not given",
     except in ``lead=None``: no member leads. Unknown names are refused with advice."""
-    options = _without_none(given)
+    options = _without_none(foreign)
     if "stop_sequences" in options:
         options["stop"] = options.pop("stop_sequences")
     for name in options.keys() & FOREIGN.keys():
@@ -291,10 +291,10 @@ def translated(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]
     return options
 
 
-def translated_fields(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+def translated_fields(foreign: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     """The options with which a chat model is made, by our names."""
-    options = dict(given)
-    for name in given.keys() & FOREIGN.keys():
+    options = dict(foreign)
+    for name in foreign.keys() & FOREIGN.keys():
         if FOREIGN[name].is_ignored:
             log.warning("%s is ignored: %s", name, FOREIGN[name].advice)
             del options[name]

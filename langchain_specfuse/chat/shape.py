@@ -133,18 +133,18 @@ def _strict_schemas(call: Call) -> set[str] | None:
     """The names of the schemas that must be enforced whole; None: all of them."""
     if call.strict:
         return None
-    found = set()
+    names = set()
     for tool in call.tools or ():
         if not isinstance(tool, Mapping):
             continue  # only a dict can ask for it
         function = tool.get("function", tool)
         if function.get("strict") is True:
-            found.add(_schema_name(function["name"]))
+            names.add(_schema_name(function["name"]))
     format = call.response_format
     wrapped = format.get("json_schema") if isinstance(format, Mapping) else None
     if isinstance(wrapped, Mapping) and wrapped.get("strict") is True:
-        found.add("schema")
-    return found
+        names.add("schema")
+    return names
 
 
 def _schema_name(tool: str) -> str:
@@ -195,16 +195,16 @@ def _refuse_conflicts(shape: Shape, call: Call, stop: Sequence[str]) -> None:
         raise advised(error, "leave stop out: the answer ends when it is complete")
 
 
-def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+def as_plain_data(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a call as plain data for cache keys and traces, because two classes may have
     the same name."""
-    found = dict(options)
-    if found.get("tools"):
-        found["tools"] = openai_tools(found["tools"], found.get("strict"))
-    if found.get("response_format") is not None:
-        text = _response_format(found["response_format"])
-        found["response_format"] = text and [text.kind, text.body]
-    return found
+    plain = dict(options)
+    if plain.get("tools"):
+        plain["tools"] = openai_tools(plain["tools"], plain.get("strict"))
+    if plain.get("response_format") is not None:
+        text = _response_format(plain["response_format"])
+        plain["response_format"] = text and [text.kind, text.body]
+    return plain
 
 
 # --- the text -------------------------------------------------------------------------------------
@@ -256,8 +256,8 @@ def _response_format(format: Any) -> Constraint | None:
     )
 
 
-def _refuse_more(given: Mapping[str, Any], known: set[str] | frozenset[str]) -> None:
-    unknown = [name for name in given if name not in known]
+def _refuse_more(format: Mapping[str, Any], known: set[str] | frozenset[str]) -> None:
+    unknown = [name for name in format if name not in known]
     if unknown:
         error = UsageError(f"response_format has an unknown key {unknown[0]!r}")
         raise advised(error, f"known keys are {', '.join(sorted(known))}")

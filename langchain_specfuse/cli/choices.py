@@ -126,14 +126,14 @@ class _Parser(argparse.ArgumentParser):
         about = re.fullmatch("argument ([^ :/]+)[^ :]*: (.*)", message, re.DOTALL)
         if about is None:
             raise advised(UsageError(message), self._all_arguments())
-        name, said = about.groups()
-        said = re.sub("^expected (at least )?one argument$", "needs a value", said)
+        name, problem = about.groups()
+        problem = re.sub("^expected (at least )?one argument$", "needs a value", problem)
         advice = self._all_arguments()
         for action in self._actions:
             if name in (*action.option_strings, action.metavar, action.dest):
                 meaning = (action.help or "") % {**vars(action), "prog": self.prog}
                 advice = f"{name}: {meaning}"
-        raise advised(UsageError(f"{name} {said}"), advice)
+        raise advised(UsageError(f"{name} {problem}"), advice)
 
 
 def whole(text: str) -> int:
@@ -200,7 +200,8 @@ def _help(name: str, field: Any, default: str | None = None) -> str:
 
 def _types(annotation: Any) -> tuple[Any, ...]:
     """The type and all types inside it."""
-    return (annotation, *(one for arg in get_args(annotation) for one in _types(arg)))
+    inner = [kind for argument in get_args(annotation) for kind in _types(argument)]
+    return (annotation, *inner)
 
 
 class _MethodArgument(argparse.Action):
@@ -307,7 +308,7 @@ def _demo(arguments: argparse.Namespace) -> list[Any]:
     """The demo's members. Their weights are fetched only with the user's consent."""
     from .. import demo
 
-    _check_lead(arguments.lead, [one.name for one in demo.ensemble()])
+    _check_lead(arguments.lead, [file.name for file in demo.ensemble()])
     missing = demo.to_fetch()
     if missing and not arguments.yes:
         _ask_to_fetch(missing)
@@ -319,7 +320,7 @@ def _ask_to_fetch(missing: Sequence[DemoFile]) -> None:
     from .. import demo
 
     needed, small = _gigabytes(missing), _gigabytes(demo.to_fetch("small"))
-    names = ", ".join(one.name for one in missing)
+    names = ", ".join(file.name for file in missing)
     what = f"{needed:.2f} GB for {names}, to be fetched once into {demo.cache_folder()}"
     if small == 0:
         what += "; the smaller models of DEMO=small are already there"
@@ -335,7 +336,7 @@ def _ask_to_fetch(missing: Sequence[DemoFile]) -> None:
 
 
 def _gigabytes(weights: Sequence[DemoFile]) -> float:
-    return sum(one.size for one in weights) / 1e9
+    return sum(file.size for file in weights) / 1e9
 
 
 def ensemble_of(arguments: argparse.Namespace) -> Ensemble:
