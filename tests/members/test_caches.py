@@ -13,7 +13,7 @@ from langchain_specfuse.demo import SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp import cache as llamacpp_cache
 from langchain_specfuse.members.llamacpp.cache import LlamaCppCache
 from langchain_specfuse.members.llamacpp.model import GgufSource, load
-from langchain_specfuse.members.local.strands import Branches, SequenceKey
+from langchain_specfuse.members.local.strands import Branches, Extension, SequenceKey
 from langchain_specfuse.members.transformers.cache import ModelCache, best_cache
 from langchain_specfuse.members.transformers.model import in_memory
 
@@ -92,7 +92,7 @@ def llamacpp(tmp_path, monkeypatch, cells):
 def anew(cache, ids, count=1):
     """The logits after each of the last tokens, from an empty strand."""
     cache.clear()
-    return cache.with_room(lambda: cache.read([(cache.blank(), ids, count)])[0], [])
+    return cache.with_room(lambda: cache.read([Extension(cache.blank(), ids, count)])[0], [])
 
 
 def live(cache, truth, near, rounds=40):

@@ -115,7 +115,7 @@ def test_a_hub_id_is_read_from_the_cache_and_never_fetched(folder_of, tmp_path, 
     (kept / "snapshots").mkdir()
     folder_of("llama").rename(kept / "snapshots" / "123")
     assert told(preview({"model": "org/tiny"})) == (True, 2048, False)
-    assert preview({"model": "org/tiny", "revision": "old"}) is None
+    assert preview({"model": "org/tiny", "model_kwargs": {"revision": "old"}}) is None
 
 
 @pytest.mark.parametrize(
