@@ -38,7 +38,7 @@ def summary(message):
 
 @pytest.mark.parametrize("arch", MODELS)
 def test_1_one_member_alone_writes_its_own_greedy_generation(arch):
-    """In detail: ``tests/members/test_transformers.py``."""
+    """In detail: ``tests/members/transformers/test_transformers.py``."""
     model, tokenizer = tiny.cached(arch, MODELS[arch])
     messages = [{"role": "user", "content": QUESTION}]
     ids = torch.tensor(
@@ -65,7 +65,7 @@ def test_2_twins_answer_like_one_without_verification_and_stay_equal():
 
 
 def test_3_replies_with_caches_are_those_computed_from_scratch():
-    """In detail: ``tests/members/contract.py``, ``tests/members/test_caches.py``."""
+    """In detail: ``tests/members/contract.py``, ``tests/members/local/test_caches.py``."""
     used, query, answer = member("llama"), tiny.query(QUESTION), ()
     used.probe()
     for foreign in (" The sky", " is blue.", "\n"):
@@ -93,7 +93,7 @@ def test_4_an_answer_does_not_depend_on_the_other_questions_of_a_batch():
 
 
 def test_5_text_is_conserved_and_stop_strings_only_cut():
-    """In detail: ``tests/core/test_properties.py``, ``tests/members/test_text.py``."""
+    """In detail: ``tests/core/test_properties.py``, ``tests/members/text/test_text.py``."""
     llm = chat_model([member(arch) for arch in MODELS])
     whole = llm.invoke(QUESTION).text
     assert "".join(chunk.text for chunk in llm.stream(QUESTION)) == whole
@@ -128,7 +128,7 @@ def test_6_weights_sum_to_1_and_belong_to_members_whatever_their_names():
 
 
 def test_7_a_writer_keeps_its_tokens_and_others_text_is_tokenized_in_its_context():
-    """In detail: ``tests/members/test_text.py``."""
+    """In detail: ``tests/members/text/test_text.py``."""
     rounds = list(
         Ensemble([member(arch) for arch in MODELS]).rounds(
             tiny.query(QUESTION), Settings(max_tokens=24)

@@ -14,7 +14,7 @@ from langchain_specfuse.members.ray import RayMember
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny
-from .test_thinking import KNOWS, OPENS
+from .local.test_thinking import KNOWS, OPENS
 
 
 def told(probe):

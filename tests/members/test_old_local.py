@@ -32,15 +32,15 @@ from langchain_specfuse.members.local import strands as new_prefixes
 from langchain_specfuse.members.transformers.member import TransformersMember
 
 from . import tiny
+from .llamacpp.test_llamacpp import adapter as gguf_adapter
+from .llamacpp.test_llamacpp import mamba
+from .local.test_masking import AUTO, BOUND
+from .local.test_thinking import KNOWS, OPENS
 from .lora import adapter, saved
 from .old_local.llamacpp import cache as old_llamacpp
 from .old_local.llamacpp.member import LlamaCppMember as OldLlamaCppMember
 from .old_local.local import prefixes as old_prefixes
 from .old_local.transformers.member import TransformersMember as OldTransformersMember
-from .test_llamacpp import adapter as gguf_adapter
-from .test_llamacpp import mamba
-from .test_masking import AUTO, BOUND
-from .test_thinking import KNOWS, OPENS
 
 STORY = "The sky is blue because the air scatters blue light more than red light. "
 WORDS = STORY.split(" ")

@@ -21,10 +21,10 @@ from langchain_specfuse.errors import UsageError
 from langchain_specfuse.members.local import strands
 from langchain_specfuse.members.local.strands import common_prefix
 
-from . import tiny
+from .. import tiny
+from ..tiny import NEAR
 from .test_masking import BOUND
 from .test_thinking import OPENS
-from .tiny import NEAR
 
 KINDS = ["llama", "gemma3", "mistral", "gpt2", "qwen3-next", "mamba", "bloom"]
 """Full attention, windows among it and everywhere, learned positions, states, states read one by

@@ -28,8 +28,8 @@ from langchain_specfuse.errors import EnsembleError, MemberError, UsageError
 from langchain_specfuse.members.server import http
 from langchain_specfuse.members.server.http import Address, Client
 
-from . import tiny
-from .fake_server import INST_END, FakeServer, later
+from .. import tiny
+from ..fake_server import INST_END, FakeServer, later
 
 MADE_WITH = {"chat_template": INST_END}
 LONG_S = 30.0

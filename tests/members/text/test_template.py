@@ -17,7 +17,7 @@ from langchain_specfuse.members.text.templates import (
     with_system_folded,
 )
 
-from . import tiny
+from .. import tiny
 
 TALK = (
     Turn("system", "Be brief."),

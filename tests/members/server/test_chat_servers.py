@@ -15,9 +15,9 @@ from langchain_specfuse.core.member import Probe
 from langchain_specfuse.core.values import Segment
 from langchain_specfuse.errors import MemberError, UsageError
 
-from .contract import MemberContract, draft_job, drafted
-from .fake_chat_server import FakeChatServer
-from .test_chat_model import STORY, talker
+from ..contract import MemberContract, draft_job, drafted
+from ..fake_chat_server import FakeChatServer
+from ..test_chat_model import STORY, talker
 
 Serve = Callable[..., FakeChatServer]
 KINDS = {"ollama": "llama3.2", "lm studio": "my-model", "sglang": "my-model"}

@@ -19,7 +19,7 @@ from langchain_specfuse.core.values import DraftJob, Sampling, Segment
 from langchain_specfuse.members.text.words import BLOCK_CHARS, PartialDraft, Words
 from tests.torture.texts import texts as hard
 
-from . import tiny
+from .. import tiny
 
 KINDS = ["bytes", "bytes-prefix", "pieces", "pieces-bare"]
 """Tokenizers that can encode any text (a unigram model without bytes cannot)."""

@@ -7,7 +7,7 @@ import pytest
 from langchain_specfuse.demo import GEMMA, QWEN, SMOLLM2, file_of
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
-from .contract import MemberContract
+from ..contract import MemberContract
 
 pytestmark = [pytest.mark.real]
 

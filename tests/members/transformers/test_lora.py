@@ -12,9 +12,9 @@ from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.transformers.lora import Adapters
 from langchain_specfuse.members.transformers.member import TransformersMember
 
-from . import tiny
-from .lora import EVERYWHERE, adapter, saved
-from .tiny import NEAR
+from .. import tiny
+from ..lora import EVERYWHERE, adapter, saved
+from ..tiny import NEAR
 
 IDS = torch.tensor([[5, 9, 30, 7], [8, 2, 40, 11]], device=tiny.DEVICE)
 

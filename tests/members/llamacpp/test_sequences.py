@@ -17,7 +17,7 @@ from langchain_specfuse.core.values import (
 )
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 
-from . import tiny
+from .. import tiny
 
 pytestmark = pytest.mark.real
 STORY = "The sky is blue because the air scatters blue light more than red light. " * 6

@@ -21,9 +21,9 @@ from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.server.completions import FORMS
 from langchain_specfuse.members.server.tokenizers import KEPT_BYTES, RemoteTokenizer
 
-from . import engines, tiny
-from .contract import drafted
-from .fake_server import INST_END, FakeServer
+from .. import engines, tiny
+from ..contract import drafted
+from ..fake_server import INST_END, FakeServer
 
 Serve = Callable[..., tuple[FakeServer, ServerMember]]
 ENGINES = ("vllm", "llama.cpp")

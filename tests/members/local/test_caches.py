@@ -17,8 +17,8 @@ from langchain_specfuse.members.local.strands import Branches, Extension, Sequen
 from langchain_specfuse.members.transformers.cache import ModelCache, best_cache
 from langchain_specfuse.members.transformers.model import in_memory
 
-from . import tiny
-from .tiny import NEAR
+from .. import tiny
+from ..tiny import NEAR
 
 KEYS = [SequenceKey(name) for name in "abcdef"]
 

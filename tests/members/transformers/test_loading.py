@@ -18,10 +18,10 @@ from langchain_specfuse.core.values import DraftJob, Sampling
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.transformers.member import TransformersMember
 
-from . import tiny
-from .tiny import NEAR
+from .. import tiny
+from ..tiny import NEAR
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 

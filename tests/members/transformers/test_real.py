@@ -19,8 +19,8 @@ from langchain_specfuse.core.values import (
 )
 from langchain_specfuse.demo import GEMMA, SMOLLM2
 
-from . import engines, tiny
-from .tiny import NEAR
+from .. import engines, tiny
+from ..tiny import NEAR
 
 pytestmark = pytest.mark.real
 NAMES = [SMOLLM2.name, GEMMA.name]

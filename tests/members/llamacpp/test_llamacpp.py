@@ -21,9 +21,9 @@ from langchain_specfuse.members.llamacpp.cache import LlamaCppCache
 from langchain_specfuse.members.llamacpp.member import LlamaCppMember
 from langchain_specfuse.members.llamacpp.threads import Threads
 
-from . import tiny
-from .test_caches import KEYS, anew, live
-from .test_masking import BOUND, WEATHER
+from .. import tiny
+from ..local.test_caches import KEYS, anew, live
+from ..local.test_masking import BOUND, WEATHER
 
 pytestmark = pytest.mark.real
 

@@ -18,8 +18,8 @@ from langchain_specfuse.core.values import (
 )
 from langchain_specfuse.members.text.templates import PLAIN_END
 
-from . import tiny
-from .tiny import NEAR
+from .. import tiny
+from ..tiny import NEAR
 
 QUESTIONS = ["Why?", "def add(a, b):\n", "天空是蓝色的 😀"]
 

@@ -14,8 +14,8 @@ from langchain_specfuse.core.values import (
 )
 from langchain_specfuse.members.text.templates import Template
 
-from . import tiny
-from .tiny import NEAR
+from .. import tiny
+from ..tiny import NEAR
 
 BODY = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
 KNOWS = (  # writes nothing before the thought; an empty one where thinking is switched off

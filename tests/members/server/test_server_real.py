@@ -25,7 +25,7 @@ from langchain_specfuse.core.values import (
     Turn,
 )
 
-from . import engines, tiny
+from .. import engines, tiny
 
 pytestmark = [pytest.mark.serving, pytest.mark.slow]
 TOLERANCE = {"llama.cpp": 0.15, "vllm": 0.01}

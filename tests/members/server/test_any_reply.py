@@ -30,8 +30,8 @@ from langchain_specfuse.core.values import (
 from langchain_specfuse.members.server import http
 from tests.torture.texts import broken, places_in
 
-from . import tiny
-from .fake_server import INST_END, FakeServer
+from .. import tiny
+from ..fake_server import INST_END, FakeServer
 
 ENGINES = ("vllm", "llama.cpp")
 HURTING = [

@@ -2,8 +2,8 @@
 
 import pytest
 
-from . import tiny
-from .contract import MemberContract
+from .. import tiny
+from ..contract import MemberContract
 
 
 class InProcess(MemberContract):

@@ -10,7 +10,7 @@ from langchain_specfuse.members.text.native import plain_id
 from langchain_specfuse.members.text.templates import Template
 from langchain_specfuse.members.text.words import Words
 
-from . import tiny
+from .. import tiny
 
 # Made up in the style of well-known families, as short as what they must show allows.
 HERMES = (  # Qwen: tools in the system text, calls between tags, results as the user's words

@@ -22,7 +22,7 @@ from langchain_specfuse.core.values import (
     Turn,
 )
 
-from . import tiny
+from .. import tiny
 
 SENTENCE = "The air scatters blue light more than red light. "
 TOKENS = 1900

@@ -22,8 +22,8 @@ from langchain_specfuse.core.values import (
 )
 from langchain_specfuse.members.local.logits import end_logprobs, logprobs_of, sample
 
-from . import tiny
-from .tiny import NEAR
+from .. import tiny
+from ..tiny import NEAR
 
 SCHEMA = {
     "type": "object",

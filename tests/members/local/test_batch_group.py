@@ -15,11 +15,11 @@ from langchain_specfuse.members.local import strands
 from langchain_specfuse.members.transformers.lora import Adapters
 from langchain_specfuse.members.transformers.member import TransformersMember
 
-from . import tiny
-from .lora import Family, adapter, saved
+from .. import tiny
+from ..lora import Family, adapter, saved
+from ..tiny import NEAR
 from .test_masking import BOUND
 from .test_thinking import KNOWS
-from .tiny import NEAR
 
 STORY = "The sky is blue because the air scatters blue light more than red light. "
 GIVEN = {"dtype": "float32", "device": "cpu"}

@@ -9,9 +9,9 @@ import pytest
 from langchain_specfuse import ServerMember
 from langchain_specfuse.core.member import Member
 
-from . import tiny
-from .contract import MemberContract
-from .fake_server import FakeServer
+from .. import tiny
+from ..contract import MemberContract
+from ..fake_server import FakeServer
 
 
 class Served(MemberContract):
