@@ -43,14 +43,15 @@ _NO_TEXT = frozenset(
         "input_json_delta",
     }
 )
-"""Blocks of an AI message that hold no text for members: reasoning, and calls, which are read from
+"""Blocks of an AI message without text for members: reasoning, and calls, which are read from
 ``tool_calls``."""
 BYTES_PER_TOKEN = 4
-"""Assumed where no member can count."""
+"""The length of a token that is assumed if no member can count tokens."""
 
 
 def refuse_broken(text: str) -> None:
-    """Refuse lone surrogates, which no tokenizer accepts: bytes that are not UTF-8 arrive so."""
+    """Refuse a text with lone surrogates, which no tokenizer accepts. Python reads bytes that are
+    not UTF-8 as surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -61,46 +62,61 @@ def refuse_broken(text: str) -> None:
 
 
 def turns_of(messages: Sequence[BaseMessage]) -> tuple[Turn, ...]:
-    """The conversation as plain turns.
+    """Convert a conversation to plain turns.
 
-    System messages are joined and go first, because most chat templates allow no other place.
-    Neighbours of one role become one turn, with a blank line between, unless they are tool calls or
-    results. A human's ``name`` is written before the text ("ann: hello"), and images, files, audio
-    and videos of a human message are its turn's attachments. Refusals become text of the assistant,
-    and so do calls of tools on a provider's servers and their results. Reasoning of earlier turns
-    is left out. If the last message is an AI message, the answer is a new assistant turn; the
-    message is not continued.
+    System messages are joined and put first, because most chat templates allow them only there.
+    Neighbours with the same role become one turn, with a blank line between them, unless they are
+    tool calls or results. A human's ``name`` is written before the text ("ann: hello"). Images,
+    files, audio and videos of a human message become attachments of its turn. Refusals become text
+    of the assistant, and so do calls and results of tools on a provider's servers. Reasoning of
+    earlier turns is left out. If the last message is an AI message, the answer is a new assistant
+    turn; the message is not continued.
     """
     if not messages:
         error = UsageError("there is nothing to answer: expected at least one message, got none")
         raise advised(error, "pass a text, or a list such as [('human', 'Why is the sky blue?')]")
-    turns = list(_named([_turn(message, place) for place, message in enumerate(messages)]))
+    turns = list(_with_tool_names([_turn(message, at) for at, message in enumerate(messages)]))
     for turn in turns:
-        calls = (part for call in turn.calls for part in (call.name, call.arguments))
-        for text in (turn.text, turn.name, *calls, *(one.body for one in turn.attachments)):
-            refuse_broken(text)
+        _refuse_broken_turn(turn)
     system = [turn for turn in turns if turn.role == "system"]
-    return _merged([*system, *(turn for turn in turns if turn.role != "system")])
+    others = [turn for turn in turns if turn.role != "system"]
+    return _merged([*system, *others])
+
+
+def _refuse_broken_turn(turn: Turn) -> None:
+    texts = [turn.text, turn.name]
+    for call in turn.calls:
+        texts += [call.name, call.arguments]
+    texts += [attachment.body for attachment in turn.attachments]
+    for text in texts:
+        refuse_broken(text)
 
 
 def _merged(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The turns, with neighbours of the same role joined."""
     merged: list[Turn] = []
     for turn in turns:
-        if (
-            merged
-            and merged[-1].role == turn.role != "tool"
-            and not merged[-1].calls
-            and not turn.calls
-        ):
+        if merged and _can_join(merged[-1], turn):
             before = merged.pop()
-            text = "\n\n".join(text for text in (before.text, turn.text) if text)
+            text = _paragraphs(before.text, turn.text)
             turn = Turn(turn.role, text, attachments=before.attachments + turn.attachments)
         merged.append(turn)
     return tuple(merged)
 
 
-def _named(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """A tool's turn without a name gets the name of the call that it answers."""
+def _can_join(before: Turn, turn: Turn) -> bool:
+    if before.role != turn.role or turn.role == "tool":
+        return False
+    return not before.calls and not turn.calls
+
+
+def _paragraphs(*texts: str) -> str:
+    """The texts that are not empty, with a blank line between them."""
+    return "\n\n".join(filter(None, texts))
+
+
+def _with_tool_names(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """The turns. A tool's turn without a name gets the name of the call that it answers."""
     names: dict[str, str] = {}
     for turn in turns:
         names |= {call.id: call.name for call in turn.calls if call.id}
@@ -114,23 +130,19 @@ def _turn(message: BaseMessage, place: int) -> Turn:
     if isinstance(message, SystemMessage):
         return Turn("system", text)
     if isinstance(message, HumanMessage):
-        return Turn(
-            "user", f"{message.name}: {text}" if message.name else text, attachments=attachments
-        )
+        if message.name:
+            text = f"{message.name}: {text}"
+        return Turn("user", text, attachments=attachments)
     if isinstance(message, AIMessage):
         # Many providers' packages store a refusal outside the content, and some of them in it too.
         refusal = message.additional_kwargs.get("refusal")
         if isinstance(refusal, str) and refusal not in text:
-            text = "\n\n".join(filter(None, (text, refusal)))
+            text = _paragraphs(text, refusal)
         return Turn("assistant", text, calls=tuple(_calls(message)))
     if isinstance(message, ToolMessage):
-        failed = message.status == "error" and not text.lower().startswith("error")
-        return Turn(
-            "tool",
-            f"Error: {text}" if failed else text,
-            name=message.name or "",
-            call_id=message.tool_call_id,
-        )
+        if message.status == "error" and not text.lower().startswith("error"):
+            text = f"Error: {text}"
+        return Turn("tool", text, name=message.name or "", call_id=message.tool_call_id)
     if isinstance(message, FunctionMessage):
         return Turn("tool", text, name=message.name)
     if isinstance(message, ChatMessage) and message.role in _ROLES:
@@ -143,14 +155,21 @@ def _turn(message: BaseMessage, place: int) -> Turn:
 
 
 def _calls(message: AIMessage) -> Iterator[Call]:
-    """All calls of the message, from its fields and its blocks, each once: valid ones first."""
-    calls = [Call(one["name"], _json(one["args"]), one["id"] or "") for one in message.tool_calls]
-    yield from calls
-    known = {call.id for call in calls if call.id} | {(call.name, call.arguments) for call in calls}
-    for block in message.content if isinstance(message.content, list) else ():
+    """All calls of the message, from its fields and its blocks, each once. Valid calls come
+    first."""
+    ids: set[str] = set()
+    contents: set[tuple[str, str]] = set()
+    for valid in message.tool_calls:
+        call = Call(valid["name"], _json(valid["args"]), valid["id"] or "")
+        if call.id:
+            ids.add(call.id)
+        contents.add((call.name, call.arguments))
+        yield call
+    blocks = message.content if isinstance(message.content, list) else []
+    for block in blocks:
         if isinstance(block, Mapping) and _kind(block) in _CALLS:
             call = _block_call(block)
-            if call.id not in known and (call.name, call.arguments) not in known:
+            if call.id not in ids and (call.name, call.arguments) not in contents:
                 yield call
     for broken in message.invalid_tool_calls:
         yield Call(broken["name"] or "unknown", _object(broken["args"]), broken["id"] or "")
@@ -167,16 +186,15 @@ def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        wrong = UsageError(
+        refused = UsageError(
             f"arguments of a call, or a result, cannot be written as JSON: {error!s:.200}"
         )
-        raise advised(
-            wrong, "use strings as keys, no circular references, and fewer levels"
-        ) from error
+        advice = "use strings as keys, no circular references, and fewer levels"
+        raise advised(refused, advice) from error
 
 
 def _object(text: str | None) -> str:
-    """Arguments given as text: an object stays as it is, other text becomes ``{"invalid":
+    """A call's arguments as a JSON object. Text that is not an object becomes ``{"invalid":
     text}``."""
     try:
         arguments = read_json(text or "{}")
@@ -186,21 +204,25 @@ def _object(text: str | None) -> str:
 
 
 def _contents(message: BaseMessage, place: int) -> tuple[str, tuple[Attachment, ...]]:
-    """The text of a message, and what a human message holds besides."""
+    """The text of a message, and the attachments of a human message."""
     if isinstance(message.content, str):
         return message.content, ()
-    text, attachments = "", []
+    text = ""
+    attachments: list[Attachment] = []
     for index, block in enumerate(message.content):
-        if isinstance(message, HumanMessage) and (found := _attachment(block)):
-            attachments.append(found)
-        else:
-            said = _block_text(block, message, place, index)
-            text += f"\n\n{said}" if text and refusal_block(block) else said
+        attachment = _attachment(block) if isinstance(message, HumanMessage) else None
+        if attachment is not None:
+            attachments.append(attachment)
+            continue
+        block_text = _block_text(block, message, place, index)
+        if text and refusal_block(block):
+            text += "\n\n"
+        text += block_text
     return text, tuple(attachments)
 
 
 def _kind(block: Any) -> str | None:
-    """The type of a block. It may be anything, also unhashable."""
+    """The type of a block, as text even if it is not a string."""
     kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
     return kind if kind is None or isinstance(kind, str) else repr(kind)
 
@@ -209,16 +231,18 @@ def _foreign_text(block: Any, message: AIMessage) -> str | None:
     """The text for a provider's block in an AI message: the text of a refusal, or the call or
     result of a tool on the provider's servers. None for other blocks.
 
-    LangChain converts the blocks of the providers that it supports to a common format.
+    LangChain converts the blocks of the providers that it supports to standard blocks.
     """
-    own = message.response_metadata.get("model_provider")
-    for provider in [own] if own else ["openai", "anthropic", "google_genai"]:
-        about = {"model_provider": provider}
+    providers = ["openai", "anthropic", "google_genai"]
+    if message.response_metadata.get("model_provider"):
+        providers = [message.response_metadata["model_provider"]]
+    for provider in providers:
+        metadata = {"model_provider": provider}
         try:
-            found = AIMessage([block], response_metadata=about).content_blocks
+            standard = AIMessage([block], response_metadata=metadata).content_blocks
         except (AttributeError, LookupError, TypeError, ValueError):
             continue
-        texts = [_standard_text(one) for one in found]
+        texts = [_standard_text(standard_block) for standard_block in standard]
         if texts and None not in texts:
             return "".join(filter(None, texts))
     return None
@@ -226,98 +250,93 @@ def _foreign_text(block: Any, message: AIMessage) -> str | None:
 
 def _standard_text(block: Mapping[str, Any]) -> str | None:
     """The text for a standard block, see :func:`_foreign_text`."""
-    if (refusal := refusal_block(block)) is not None:
+    refusal = refusal_block(block)
+    if refusal is not None:
         return refusal
     kind = block["type"]
     if kind == "server_tool_call":
         return f"[{block.get('name')}: {_json(block.get('args'))}]\n"
     if kind == "server_tool_result":
         output = _readable(block.get("output"))
-        shown = output if isinstance(output, str) else _json(output)
-        return f"[result: {shown}]\n" if output else ""
+        if not output:
+            return ""
+        output_text = output if isinstance(output, str) else _json(output)
+        return f"[result: {output_text}]\n"
     return "" if kind in _NO_TEXT | {"server_tool_call_chunk"} else None
 
 
 def _readable(value: Any) -> Any:
     """The result of a provider's tool without the parts that only the provider can read."""
     if isinstance(value, Mapping):
-        return {
-            key: _readable(one)
-            for key, one in value.items()
-            if not str(key).startswith("encrypted")
-        }
-    return [_readable(one) for one in value] if isinstance(value, list) else value
+        readable_keys = [key for key in value if not str(key).startswith("encrypted")]
+        return {key: _readable(value[key]) for key in readable_keys}
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return value
 
 
 def _block_text(block: Any, message: BaseMessage, place: int, index: int) -> str:
     if isinstance(block, str):
         return block
     kind = _kind(block)
-    if (
-        isinstance(block, Mapping)
-        and kind in ("text", "text-plain")
-        and isinstance(block.get("text"), str)
-    ):
-        return str(block["text"])
-    if isinstance(message, AIMessage):
-        if kind in _NO_TEXT | _CALLS:
-            return ""
-        if isinstance(block, Mapping) and (said := _foreign_text(block, message)) is not None:
-            return said
-    if (
-        isinstance(message, ToolMessage)
-        and isinstance(block, Mapping)
-        and (kind is None or kind == "json")
-    ):
-        return _json(block.get("json", dict(block)))
+    if isinstance(block, Mapping):
+        text = _mapping_text(block, kind, message)
+        if text is not None:
+            return text
     where = f"block {index} of message {place} ({message.type})"
     error = UsageError(f"{where} is of type {kind!r:.80}, expected 'text'")
     more = "; images, files and audio can be in a human message: {'type': 'image', 'url': ...}"
     raise advised(error, f"leave the block out, or describe it in words{more}")
 
 
-def _attachment(block: Any) -> Attachment | None:
-    """What this block of a human message holds besides text, in LangChain's standard form; None if
-    unknown.
-
-    LangChain gives some blocks a random id. It is left out, because answers do not depend on it.
-    """
-    try:
-        # reads the forms of OpenAI, Anthropic and others too
-        (found,) = HumanMessage([block]).content_blocks
-        if found["type"] in INPUTS and is_data_content_block(dict(found)):
-            return Attachment(
-                found["type"], _json({key: one for key, one in found.items() if key != "id"})
-            )
-    # such a block has no form that is known
-    except (AttributeError, LookupError, TypeError, ValueError):
-        pass
+def _mapping_text(block: Mapping[str, Any], kind: str | None, message: BaseMessage) -> str | None:
+    """The text of a block; None if blocks of this type are not supported in this message."""
+    if kind in ("text", "text-plain") and isinstance(block.get("text"), str):
+        return str(block["text"])
+    if isinstance(message, AIMessage):
+        if kind in _NO_TEXT | _CALLS:
+            return ""
+        return _foreign_text(block, message)
+    if isinstance(message, ToolMessage) and kind in (None, "json"):
+        return _json(block.get("json", dict(block)))
     return None
 
 
-def length(member: Any, turns: Sequence[Turn], tools: Sequence[Tool]) -> int:
-    """How many tokens these turns have for a member that can count."""
-    if hasattr(member, "token_count"):
-        return int(member.token_count(turns, tools) if tools else member.token_count(turns))
-    return sum(len(member.token_ids(text)) for text in texts_of(turns, tools))
+def _attachment(block: Any) -> Attachment | None:
+    """The image, file, audio or video in a block of a human message, as LangChain's standard block;
+    None if the block is something else.
+
+    LangChain gives some blocks a random id, which is left out: answers do not depend on it.
+    """
+    try:
+        # LangChain reads the formats of OpenAI, Anthropic and others too.
+        (standard,) = HumanMessage([block]).content_blocks
+        kind = standard["type"]
+        if kind not in INPUTS or not is_data_content_block(dict(standard)):
+            return None
+        return Attachment(kind, _json({key: standard[key] for key in standard if key != "id"}))
+    except (AttributeError, LookupError, TypeError, ValueError):  # the format is unknown
+        return None
 
 
-def guessed(texts: Iterable[str]) -> int:
-    """About how many tokens these texts have, where no member can count."""
-    return math.ceil(sum(len(text.encode(errors="replace")) for text in texts) / BYTES_PER_TOKEN)
+def estimated_tokens(texts: Iterable[str]) -> int:
+    """About how many tokens these texts have, if no member can count."""
+    size = sum(len(text.encode(errors="replace")) for text in texts)
+    return math.ceil(size / BYTES_PER_TOKEN)
 
 
 def texts_of(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[str]:
     """All texts of a conversation, without what a template puts around them."""
-    texts = [
-        turn.text + "".join(call.name + call.arguments for call in turn.calls) for turn in turns
-    ]
+    texts = []
+    for turn in turns:
+        calls = "".join(call.name + call.arguments for call in turn.calls)
+        texts.append(turn.text + calls)
     return texts + [tool.name + tool.description + tool.parameters for tool in tools]
 
 
 def read_json(text: str | bytes) -> Any:
-    """Read JSON. Also a number that is too large for a float, such as ``1e999``, is a
-    ``ValueError``: Python reads it as infinity.
+    """Read JSON. Raises ``ValueError`` also for a number that is too large for a float, such as
+    ``1e999``, which Python reads as infinity.
 
     >>> read_json('{"a": 1e3}')
     {'a': 1000.0}

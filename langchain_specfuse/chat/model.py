@@ -377,7 +377,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
                 "The first member has no tokenizer here: counting four bytes as a token.",
                 stacklevel=2,
             )
-            return _messages.guessed([text])
+            return _messages.estimated_tokens([text])
         return len(self.get_token_ids(text))
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Any = None) -> int:
@@ -387,7 +387,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         described = _shape.tools_of(openai_tools(tools or []))
         first = self._first_member()
         if self.custom_get_token_ids is None and hasattr(first, "token_count"):
-            return _messages.length(first, turns, described)
+            counted = (turns, described) if described else (turns,)
+            return int(first.token_count(*counted))
         return sum(self.get_num_tokens(text) for text in _messages.texts_of(turns, described))
 
     def _first_member(self) -> Any:
