@@ -1,12 +1,13 @@
-"""Our errors as LangChain's classes: its retry, fallback and summarization middleware act on these.
+"""Raise this package's errors as LangChain's classes too, because its retry, fallback and
+summarization middleware act on those.
 
 UsageError ───── InvalidRequestError   also LangChain's ModelInvalidRequestError: never retried
 EnsembleError ── PromptTooLongError    also LangChain's ContextOverflowError
 MemberError ──── MemberNotFoundError   also LangChain's ModelNotFoundError
 SpecFuseError ── AnswerTimeoutError    also LangChain's ModelTimeoutError, and a TimeoutError
 BusyError ────── TooBusyError          also LangChain's ModelRateLimitError
-EnsembleError ── (one for each class)  also LangChain's class of what all members failed with
-MemberError ──── (one for each class)  also LangChain's class of what the member failed with
+EnsembleError ── a class for each      also LangChain's class for the failures of all members
+MemberError ──── a class for each      also LangChain's class for the member's failure
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _Class = type[ModelError]
 
 
 class InvalidRequestError(UsageError, ModelInvalidRequestError):
-    """The call cannot work, and repeating it does not help."""
+    """The call is invalid, so repeating it does not help."""
 
 
 class PromptTooLongError(EnsembleError, ContextOverflowError):
@@ -52,15 +53,15 @@ class MemberNotFoundError(MemberError, ModelNotFoundError):
 
 
 class AnswerTimeoutError(SpecFuseError, ModelTimeoutError, TimeoutError):
-    """The whole answer took longer than ``timeout`` seconds. ``text`` is the text agreed until
-    then."""
+    """The whole answer took longer than ``timeout`` seconds."""
 
     text: str = ""
+    """The text that had been agreed by then."""
 
 
 class TooBusyError(BusyError, ModelRateLimitError):
-    """Too many answers are under way, and too many are waiting. ``retry_after_s``: when to try
-    again, in seconds."""
+    """Too many answers are under way, and too many are waiting. ``retry_after_s`` says in how many
+    seconds to try again."""
 
 
 class ModelRefusalError(ModelError):
@@ -72,7 +73,7 @@ class ModelRefusalError(ModelError):
 
 
 RefusalError: type[Any] = getattr(_langchain, "ModelRefusalError", ModelRefusalError)
-"""LangChain's ``ModelRefusalError``: the members refused to give the object that was asked for."""
+"""LangChain's ``ModelRefusalError``: the members refused to give the requested object."""
 
 _KINDS: Mapping[str, _Class] = {
     "timeout": ModelTimeoutError,
@@ -88,8 +89,8 @@ _STATUSES: Mapping[int, _Class] = {
     413: ContextOverflowError,
     429: ModelRateLimitError,
 }
-"""LangChain's class for an HTTP status. Other statuses below 500 mean an invalid request, and from
-500 on a failure of the server."""
+"""LangChain's class for an HTTP status. Any other status below 500 means an invalid request, and a
+status from 500 on means that the server failed."""
 _NAMES: Mapping[str, _Class] = {
     **dict.fromkeys(("TimeoutError", "TimeoutException", "APITimeoutError"), ModelTimeoutError),
     **dict.fromkeys(
@@ -97,8 +98,8 @@ _NAMES: Mapping[str, _Class] = {
         ModelConnectionError,
     ),
 }
-"""LangChain's class for an error without a status, by the name of its class in Python, httpx or a
-provider's client. Timeouts come first, because OpenAI's is a connection error too."""
+"""LangChain's class for an error without a status, by the name of the error's class in Python,
+httpx or a provider's client. Timeouts come first, because OpenAI's is a connection error too."""
 _ADVICE: Mapping[_Class, str] = {
     ModelAuthenticationError: "check the key that the provider gave you",
     ModelPermissionDeniedError: "the provider knows the key, but does not let it use this model: "
@@ -114,10 +115,16 @@ _ADVICE: Mapping[_Class, str] = {
     ContextOverflowError: OVERFLOW,
 }
 """What to do after a failure of this class, if the member itself has no advice."""
-_SEVERAL = "try the members one by one; in Python, .failures of this error has what each one raised"
-_SINGLE = "this is the member's own error; in Python, .failures of this error has what it raised"
-_SPENT = "raise max_calls= or max_cost=, or ask for a shorter answer with max_tokens="
+_SEVERAL_FAILED = (
+    "try the members one by one; in Python, .failures of this error has what each one raised"
+)
+_ONE_FAILED = (
+    "this is the member's own error; in Python, .failures of this error has what it raised"
+)
+_BUDGET_SPENT = "raise max_calls= or max_cost=, or ask for a shorter answer with max_tokens="
 
+# The class has been in langchain-core since 1.7.5.
+_REFUSALS = [_langchain.ModelRefusalError] if hasattr(_langchain, "ModelRefusalError") else []
 _CLASSES: tuple[_Class, ...] = (
     ModelAuthenticationError,
     ModelPermissionDeniedError,
@@ -128,64 +135,63 @@ _CLASSES: tuple[_Class, ...] = (
     ModelConnectionError,
     ModelTimeoutError,
     ContextOverflowError,
-    # since langchain-core 1.7.5
-    *([_langchain.ModelRefusalError] if hasattr(_langchain, "ModelRefusalError") else ()),
+    *_REFUSALS,
     ModelError,
 )
 
 
-def _both(base: type[SpecFuseError], known: _Class) -> type[SpecFuseError]:
-    """A subclass of our class and of LangChain's, such as ``EnsembleModelRateLimitError``. Its
-    instances can be pickled, because this module has the class under its name."""
-    name = base.__name__.removesuffix("Error") + known.__name__
-    about = {
-        "__module__": __name__,
-        "__doc__": f"{base.__name__} and LangChain's {known.__name__}.",
-    }
-    return type(name, (base, known), about)
+def _subclass(ours: type[SpecFuseError], theirs: _Class) -> type[SpecFuseError]:
+    """A subclass of our class and of LangChain's, such as ``EnsembleModelRateLimitError``."""
+    name = ours.__name__.removesuffix("Error") + theirs.__name__
+    doc = f"{ours.__name__} and LangChain's {theirs.__name__}."
+    return type(name, (ours, theirs), {"__module__": __name__, "__doc__": doc})
 
 
-_BOTH: dict[tuple[type[SpecFuseError], _Class], type[SpecFuseError]] = {
-    (base, known): _both(base, known) for base in (EnsembleError, MemberError) for known in _CLASSES
+_SUBCLASSES: dict[tuple[type[SpecFuseError], _Class], type[SpecFuseError]] = {
+    (ours, theirs): _subclass(ours, theirs)
+    for ours in (EnsembleError, MemberError)
+    for theirs in _CLASSES
 }
-_BOTH[EnsembleError, ContextOverflowError] = PromptTooLongError
-_BOTH[MemberError, ModelNotFoundError] = MemberNotFoundError
-globals().update({made.__name__: made for made in _BOTH.values()})
+_SUBCLASSES[EnsembleError, ContextOverflowError] = PromptTooLongError
+_SUBCLASSES[MemberError, ModelNotFoundError] = MemberNotFoundError
+# pickle looks for the classes in this module, by their names.
+globals().update({subclass.__name__: subclass for subclass in _SUBCLASSES.values()})
 
 
 @contextmanager
 def langchain_errors() -> Iterator[None]:
-    """Inside this, errors that LangChain has a class for are raised as that class."""
+    """Raise an error for which LangChain has a class as that class too."""
     try:
         yield
     except SpecFuseError as error:
         cleaned(error)
-        known = _known(error)
-        if known is None:
+        converted = _converted(error)
+        if converted is None:
             raise
-        raise known.with_traceback(error.__traceback__) from _cause_of(error)
+        raise converted.with_traceback(error.__traceback__) from _cause_of(error)
     except TimeoutError as error:
-        late = AnswerTimeoutError(str(error))
-        late.text = getattr(error, "text", "")
-        raise advised(late, "raise timeout=, or lower max_tokens= for a shorter answer") from error
+        timeout = AnswerTimeoutError(str(error))
+        timeout.text = getattr(error, "text", "")
+        raise advised(
+            timeout, "raise timeout=, or lower max_tokens= for a shorter answer"
+        ) from error
 
 
 @contextmanager
 def loading_errors() -> Iterator[None]:
-    """Inside this, any exception that a member raises while loading becomes a MemberError."""
+    """Raise any exception of a member that is being loaded as a MemberError."""
     try:
         yield
     except SpecFuseError:
         raise
     except Exception as error:
-        failed = MemberError(f"a member could not be loaded: {type(error).__name__}: {error}")
-        raise advised(
-            failed, "the error above is the member's own; try it alone: members=[...]"
-        ) from error
+        failure = MemberError(f"a member could not be loaded: {type(error).__name__}: {error}")
+        advice = "the error above is the member's own; try it alone: members=[...]"
+        raise advised(failure, advice) from error
 
 
-def _known(error: SpecFuseError) -> SpecFuseError | None:
-    """The error as an instance of LangChain's class too; None if it is one already."""
+def _converted(error: SpecFuseError) -> SpecFuseError | None:
+    """The error as an instance of LangChain's class too; None if it needs no conversion."""
     if isinstance(error, ModelError):
         return None
     if isinstance(error, BusyError):
@@ -193,49 +199,48 @@ def _known(error: SpecFuseError) -> SpecFuseError | None:
     if isinstance(error, UsageError):
         return _as(InvalidRequestError, error)
     if isinstance(error, EnsembleError):
-        # a member without budget for another request has not failed
-        failures = [failed for failed in error.failures if failed.kind != BUDGET]
-        return _as_failures(EnsembleError, error, failures)
+        # A member without budget for another request has not failed.
+        failures = [failure for failure in error.failures if failure.kind != BUDGET]
+        return _with_class_of(failures, error, EnsembleError)
     if isinstance(error, MemberError):
-        return _as_failures(MemberError, error, [error])
+        return _with_class_of([error], error, MemberError)
     return None
 
 
-def _as_failures(
-    base: type[SpecFuseError], error: SpecFuseError, failures: Sequence[MemberError]
+def _with_class_of(
+    failures: Sequence[MemberError], error: SpecFuseError, ours: type[SpecFuseError]
 ) -> SpecFuseError:
-    """The error as an instance of the LangChain class that all these failures share. If they do not
-    share one: as a ModelError, retryable if one of them is."""
-    found = [_class_of(failed) for failed in failures]
-    classes = {known for known, _ in found}
-    made: Any
-    if len(classes) == 1 and ModelError not in classes:
-        made = _as(_BOTH[base, next(iter(classes))], error)
+    """The error as an instance of the LangChain class that all these failures share. If they share
+    none, it becomes a ModelError, which is retryable if one of the failures is."""
+    classes = [_class_of(failure) for failure in failures]
+    kinds = {theirs for theirs, _ in classes}
+    converted: Any
+    if len(kinds) == 1 and ModelError not in kinds:
+        (theirs,) = kinds
+        converted = _as(_SUBCLASSES[ours, theirs], error)
     else:
-        made = _as(_BOTH[base, ModelError], error)
-        made.is_retryable = any(retryable for _, retryable in found)
-    for advice in _advice(failures, [known for known, _ in found]):
-        if f"-> {advice}" not in _notes_of(made):
-            advised(made, advice)
-    if isinstance(made, EnsembleError) and not _notes_of(made):
-        advised(made, _SEVERAL if len(failures) > 1 else _SINGLE)
-    return made  # type: ignore[no-any-return]
+        converted = _as(_SUBCLASSES[ours, ModelError], error)
+        converted.is_retryable = any(retryable for _, retryable in classes)
+    for advice in _advice(failures, [theirs for theirs, _ in classes]):
+        if f"-> {advice}" not in _notes_of(converted):
+            advised(converted, advice)
+    if isinstance(converted, EnsembleError) and not _notes_of(converted):
+        advised(converted, _SEVERAL_FAILED if len(failures) > 1 else _ONE_FAILED)
+    return converted  # type: ignore[no-any-return]
 
 
 def _advice(failures: Sequence[MemberError], classes: Sequence[_Class]) -> Iterator[str]:
-    """What to do about these failures, besides what the failed members themselves advise."""
+    """What to do about the failures that come without advice from their members."""
     if not failures:
-        yield _SPENT
+        yield _BUDGET_SPENT
         return
-    silent = [
-        (failed, known)
-        for failed, known in zip(failures, classes, strict=True)
-        if not (_notes_of(failed) or _notes_of(failed.__cause__))
-    ]
-    alike = len(set(classes)) == 1
-    for failed, known in silent:
-        if known in _ADVICE:
-            yield _ADVICE[known] if alike else f"{failed.member}: {_ADVICE[known]}"
+    same_class = len(set(classes)) == 1
+    for failure, theirs in zip(failures, classes, strict=True):
+        has_advice = _notes_of(failure) or _notes_of(failure.__cause__)
+        if has_advice or theirs not in _ADVICE:
+            continue
+        advice = _ADVICE[theirs]
+        yield advice if same_class else f"{failure.member}: {advice}"
 
 
 def _notes_of(error: BaseException | None) -> Sequence[str]:
@@ -244,54 +249,57 @@ def _notes_of(error: BaseException | None) -> Sequence[str]:
 
 def _as(kind: type[SpecFuseError], error: SpecFuseError) -> SpecFuseError:
     """A copy of the error as this class, with its message, attributes and notes."""
-    made = kind(*error.args)
-    vars(made).update(vars(error))
-    return made
+    copy = kind(*error.args)
+    vars(copy).update(vars(error))
+    return copy
 
 
-def _class_of(failed: MemberError) -> tuple[_Class, bool]:
+def _class_of(failure: MemberError) -> tuple[_Class, bool]:
     """LangChain's class for this failure, and whether a retry may help. LangChain retries errors
     for which it has no class."""
-    if known := _KINDS.get(failed.kind):
-        return known, known.is_retryable
-    chain = list(_chain(failed))
-    for one in chain:
-        if isinstance(one, ModelError):
-            known = next(known for known in _CLASSES if isinstance(one, known))
-            return known, one.is_retryable
-    for one in chain:
-        if found := _by_status(one) or _by_name(one):
-            return found, found.is_retryable
+    by_kind = _KINDS.get(failure.kind)
+    if by_kind is not None:
+        return by_kind, by_kind.is_retryable
+    errors = list(_chain(failure))
+    for error in errors:
+        if isinstance(error, ModelError):
+            theirs = next(theirs for theirs in _CLASSES if isinstance(error, theirs))
+            return theirs, error.is_retryable
+    for error in errors:
+        by_content = _by_status(error) or _by_name(error)
+        if by_content is not None:
+            return by_content, by_content.is_retryable
     return ModelError, True
 
 
 def _by_status(error: BaseException) -> _Class | None:
-    code = status_of(error)
-    if code is None:
+    status = status_of(error)
+    if status is None:
         return None
-    return _STATUSES.get(code, ModelInvalidRequestError if code < 500 else ModelAPIError)
+    return _STATUSES.get(status, ModelInvalidRequestError if status < 500 else ModelAPIError)
 
 
 def _by_name(error: BaseException) -> _Class | None:
-    names = {one.__name__ for one in type(error).__mro__}
-    return next((known for name, known in _NAMES.items() if name in names), None)
+    names = {base.__name__ for base in type(error).__mro__}
+    return next((theirs for name, theirs in _NAMES.items() if name in names), None)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, its cause, the cause of that, and so on."""
+    """The error, its cause, the cause of its cause, and so on."""
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        context = None if current.__suppress_context__ else current.__context__
+        current = current.__cause__ or context
 
 
 def _cause_of(error: SpecFuseError) -> BaseException | None:
     """The exception that a provider or a library raised; otherwise the first member's failure."""
     failures = getattr(error, "failures", ())
-    for failed in failures or [error]:
-        for one in _chain(failed):
-            if not isinstance(one, SpecFuseError):
-                return one
+    for failure in failures or [error]:
+        for cause in _chain(failure):
+            if not isinstance(cause, SpecFuseError):
+                return cause
     return failures[0] if failures else error.__cause__
