@@ -1,4 +1,4 @@
-"""Names for functions in cache keys, so that other processes find the same entries."""
+"""Identify functions in cache keys, so that other processes find the same entries."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-_MARKS: dict[int, tuple[Any, str]] = {}
-"""id -> the object and its mark. Objects are kept alive, so that no other object gets the same
-id."""
+_LOCAL_IDS: dict[int, tuple[Any, str]] = {}
+"""``id(function)`` -> the function and its text in this process. Functions are kept alive, so that
+no other object gets the same ``id``."""
 _DIGESTS: dict[str, str | None] = {}
-"""file -> the digest of its text when it was first needed; None: it cannot be read."""
+"""file -> the digest of its content when it was first needed; None if it cannot be read."""
 
 
 def function_id(function: Callable[..., Any]) -> str:
     """A text that identifies this function in every process.
 
-    There is no such text for a closure, a bound method, a callable object, a function without a
-    file, or a file that is first needed on an event loop; these get a text that is unique to this
-    process.
+    A closure, a bound method, a callable object or a function without a file has no such text; nor
+    has a function whose file would have to be read on an event loop. These get a text that is
+    unique to this process.
 
     >>> function_id(len), function_id(str.strip)
     ('builtins.len', 'builtins.str.strip')
     """
-    if id(function) in _MARKS:
-        return _mark(function)
-    found = _of_builtin(function) if not isinstance(function, FunctionType) else _of(function)
-    return found or _mark(function)
+    if id(function) in _LOCAL_IDS:
+        return _local_id(function)
+    if isinstance(function, FunctionType):
+        shared_id = _id_of_function(function)
+    else:
+        shared_id = _id_of_builtin(function)
+    return shared_id or _local_id(function)
 
 
 def on_event_loop() -> bool:
@@ -44,65 +47,73 @@ def on_event_loop() -> bool:
     return True
 
 
-def _mark(thing: Any) -> str:
-    name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    return _MARKS.setdefault(id(thing), (thing, f"{name}-{uuid.uuid4().hex}"))[1]
+def _local_id(function: Any) -> str:
+    """A text that identifies this function in this process only."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    text = f"{name}-{uuid.uuid4().hex}"
+    return _LOCAL_IDS.setdefault(id(function), (function, text))[1]
 
 
-def _of_builtin(function: Any) -> str | None:
+def _id_of_builtin(function: Any) -> str | None:
     """The name of a function without Python code, if it can be imported by that name."""
     if not inspect.isbuiltin(function) and not inspect.ismethoddescriptor(function):
         return None
     owner = getattr(function, "__objclass__", None)
     module = getattr(owner or function, "__module__", None)
     name = getattr(function, "__qualname__", "")
-    found: Any = sys.modules.get(str(module))
+    imported: Any = sys.modules.get(str(module))
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}.{name}" if found is function else None
+        imported = getattr(imported, part, None)
+    return f"{module}.{name}" if imported is function else None
 
 
-def _of(function: FunctionType) -> str | None:
-    """Its name, and a digest of its place, its code and its file, because the file may contain
-    helpers that it calls. None if the function depends on more than that.
+def _id_of_function(function: FunctionType) -> str | None:
+    """The function's name, and a digest of its position, its code and its file. The file belongs to
+    it, because it may contain functions that this one calls. None if the function depends on more
+    than that.
     """
     code = function.__code__
-    places = list(code.co_positions())
+    positions = list(code.co_positions())
     defaults = [function.__defaults__, function.__kwdefaults__]
-    if function.__closure__ or vars(function) or not _is_plain(defaults):
+    if function.__closure__ or vars(function) or not _has_stable_repr(defaults):
         return None
-    if any(None in place for place in places):  # python -X no_debug_ranges
+    if any(None in position for position in positions):  # python -X no_debug_ranges
         return None
-    if (text := _digest_of(code.co_filename)) is None:
+    content = _digest_of(code.co_filename)
+    if content is None:
         return None
-    parts = [text, places, defaults, _described(code)]
+    parts = [content, positions, defaults, _parts_of_code(code)]
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     return f"{function.__module__}.{function.__qualname__}-{digest}"
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether its repr is the same in every process."""
+def _has_stable_repr(value: Any) -> bool:
+    """Whether the value's repr is the same in every process."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+        keys_are_texts = all(isinstance(key, str) for key in value)
+        return keys_are_texts and all(map(_has_stable_repr, value.values()))
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+        return all(map(_has_stable_repr, value))
     return value is None or isinstance(value, str | bytes | int | float)
 
 
-def _described(code: CodeType) -> list[Any]:
+def _parts_of_code(code: CodeType) -> list[Any]:
     """A code object as values whose repr is the same in every process."""
     return [code.co_code, code.co_names, code.co_varnames, *map(_constant, code.co_consts)]
 
 
-def _constant(one: Any) -> Any:
-    if isinstance(one, CodeType):
-        return _described(one)
-    if isinstance(one, tuple):
-        return tuple(map(_constant, one))
-    return sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one)
+def _constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _parts_of_code(value)
+    if isinstance(value, tuple):
+        return tuple(map(_constant, value))
+    if isinstance(value, frozenset):
+        return sorted(map(repr, value))
+    return repr(value)
 
 
 def _digest_of(file: str) -> str | None:
+    """A digest of the file's content; None if it cannot be read, or not now."""
     if file not in _DIGESTS:
         if on_event_loop():
             return None
