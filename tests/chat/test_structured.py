@@ -344,7 +344,7 @@ BADLY_BOUND: list[tuple[Any, dict[str, Any], str]] = [
     (
         {"title": "x", "type": "array", "items": {"type": "string"}},
         {"method": "function_calling"},
-        "wanted 'object'",
+        "expected 'object'",
     ),
 ]
 

@@ -132,12 +132,12 @@ for _ in range(300):
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": add}, "tools must be a list"),
     ({"tools": [7]}, "tool 0 cannot be called: 7"),
-    ({"tools": [{"type": "web_search"}]}, "tool 0 is of type 'web_search', wanted 'function'"),
+    ({"tools": [{"type": "web_search"}]}, "tool 0 is of type 'web_search', expected 'function'"),
     ({"tools": [{"name": "", "parameters": STRINGS}]}, "tool 0 has no name"),
     ({"tools": [{"name": "add"}]}, "tool 'add' has no schema for its arguments"),
     (
         {"tools": [{"name": "add", "parameters": {"type": "string"}}]},
-        "is of type 'string', wanted 'object'",
+        "is of type 'string', expected 'object'",
     ),
     ({"tools": [add, {"name": "add", "parameters": STRINGS}]}, "two tools are called 'add'"),
     (
