@@ -162,8 +162,8 @@ def openai_tools(tools: Any, strict: bool | None = None) -> list[dict[str, Any]]
 
 
 def _untitled(tool: Any) -> Any:
-    """The parameters of a tool without titles; the tool itself if they cannot be written as JSON, as
-    a schema that contains itself."""
+    """The parameters of a tool without titles; the tool itself if they cannot be written as JSON,
+    as a schema that contains itself cannot."""
     try:
         return json.loads(json.dumps(tool["function"]["parameters"]), object_hook=_drop_title)
     except (TypeError, ValueError):
