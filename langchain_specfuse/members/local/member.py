@@ -119,7 +119,7 @@ class LocalMember(ABC):
     def __getstate__(self) -> dict[str, Any]:
         """What it is made from, and nothing that it has loaded: the process that unpickles it loads
         for itself."""
-        if self._in_memory:
+        if self._in_memory is not None:
             error = UsageError(f"{self.name} is a model in memory, which stays in its process")
             raise advised(
                 error, "save it (model and tokenizer: save_pretrained(folder)) and name the folder"
@@ -141,7 +141,7 @@ class LocalMember(ABC):
         usual = {**vars(MemberSettings()), **self.usual_source, "adapter": None}
         values = {**vars(self.source), **vars(self.settings), "adapter": self.adapter}
         spec = masked({key: value for key, value in values.items() if value != usual.get(key)})
-        if self._in_memory:
+        if self._in_memory is not None:
             spec["mark"] = self._in_memory.id
         return dict(masked({key: _as_json(value) for key, value in spec.items()}))
 
@@ -178,9 +178,10 @@ class LocalMember(ABC):
         return self._loaded_cache().score([(self, job) for job in jobs])
 
     def forget(self, query_id: str) -> None:
-        if self.cache is not None:
-            with self.cache.weights.at_work():
-                self._forget(self.cache, query_id)
+        cache = self.cache
+        if cache is not None:
+            with cache.weights.at_work():
+                self._forget(cache, query_id)
 
     def unload(self) -> None:
         """Free the weights and all caches (weights given in memory stay yours). The next job loads
