@@ -20,7 +20,7 @@ from common import NOTES, Turns, arguments, demo, on_workers, query, report, tex
 
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.round import Round
-from langchain_specfuse.core.values import Call, Tool, Turn
+from langchain_specfuse.core.values import Tool, ToolCall, Turn
 from langchain_specfuse.engine import Ensemble
 
 MEASURES = ("members/local", "members/llamacpp", "members/text/words.py")
@@ -74,7 +74,9 @@ def scenes(member: Any, tokens: int) -> list[Scene]:
         )
 
     chat, task = history(member, tokens), (Turn("system", INSTRUCTIONS), ASK)
-    called = Turn("assistant", "", (Call("find_note", json.dumps({"word": "wick"}), "call00001"),))
+    called = Turn(
+        "assistant", "", (ToolCall("find_note", json.dumps({"word": "wick"}), "call00001"),)
+    )
     result = Turn("tool", PARAGRAPHS[2], name="find_note", call_id="call00001")
     next_turn = Turn("user", "And what did Fresnel do?")
     return [

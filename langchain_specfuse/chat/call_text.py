@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..constraints import CallPiece, CallReader, scanned
-from ..core.values import Call, CallFormat
+from ..core.values import CallFormat, ToolCall
 from ..secret_values import masked
 from .messages import read_json
 
@@ -65,7 +65,7 @@ class LoneCall:
     >>> reader.feed('```json\\n{"name": "ad'), reader.feed('d", "arguments": {"a": 1}}\\n```')
     ('', '')
     >>> reader.finish()
-    ('', Call(name='add', arguments='{"a": 1}', id=''))
+    ('', ToolCall(name='add', arguments='{"a": 1}', id=''))
     >>> LoneCall(["add"]).feed('{"name": "Ann"}')
     '{"name": "Ann"}'
     """
@@ -92,7 +92,7 @@ class LoneCall:
         held, self._held, self._possible = self._held, "", False
         return held
 
-    def finish(self) -> tuple[str, Call | None]:
+    def finish(self) -> tuple[str, ToolCall | None]:
         """End the answer. Returns what was held back, either as text or as a call."""
         call = self._call() if self._possible else None
         return ("", call) if call else (self.release(), None)
@@ -132,7 +132,7 @@ class LoneCall:
             return any(name.startswith(value) or value.startswith(name) for name in self._names)
         return False
 
-    def _call(self) -> Call | None:
+    def _call(self) -> ToolCall | None:
         """The call, if the text is one."""
         end, _, _, is_whole = self._scan
         if self._begin is None or not is_whole:
@@ -145,7 +145,7 @@ class LoneCall:
         name = json.dumps(data.get("name"), ensure_ascii=False)
         if len(data) != 2 or name not in self._names or not isinstance(arguments, dict):
             return None
-        return Call(data["name"], json.dumps(arguments, ensure_ascii=False))
+        return ToolCall(data["name"], json.dumps(arguments, ensure_ascii=False))
 
 
 _KEYS = ('"name"', '"arguments"', '"parameters"')
@@ -232,12 +232,12 @@ class Splitter:
             _extend(pieces, self.calls, marked(cut))
         return prose, pieces
 
-    def _lone_piece(self, call: Call) -> CallPiece:
+    def _lone_piece(self, call: ToolCall) -> CallPiece:
         self._lone_calls = 1
         arguments = call.arguments + self._mark(call, by_grammar=False)
         return CallPiece(0, call.name, arguments, _new_id())
 
-    def _mark(self, call: Call, *, by_grammar: bool) -> str:
+    def _mark(self, call: ToolCall, *, by_grammar: bool) -> str:
         """What makes a finished call invalid; empty if it is valid."""
         try:
             arguments = read_json(call.arguments)

@@ -18,7 +18,7 @@ from langchain_core.messages import (
     is_data_content_block,
 )
 
-from ..core.values import Attachment, Call, Tool, Turn
+from ..core.values import Attachment, Tool, ToolCall, Turn
 from ..errors import UsageError, advised
 from ..members.chat_model.member import INPUTS
 from ..members.chat_model.refusals import refusal_block
@@ -154,13 +154,13 @@ def _turn(message: BaseMessage, place: int) -> Turn:
     raise advised(error, "leave it out, or make it a human message")
 
 
-def _calls(message: AIMessage) -> Iterator[Call]:
+def _calls(message: AIMessage) -> Iterator[ToolCall]:
     """All calls of the message, from its fields and its blocks, each once. Valid calls come
     first."""
     ids: set[str] = set()
     contents: set[tuple[str, str]] = set()
     for valid in message.tool_calls:
-        call = Call(valid["name"], _json(valid["args"]), valid["id"] or "")
+        call = ToolCall(valid["name"], _json(valid["args"]), valid["id"] or "")
         if call.id:
             ids.add(call.id)
         contents.add((call.name, call.arguments))
@@ -172,14 +172,14 @@ def _calls(message: AIMessage) -> Iterator[Call]:
             if call.id not in ids and (call.name, call.arguments) not in contents:
                 yield call
     for broken in message.invalid_tool_calls:
-        yield Call(broken["name"] or "unknown", _object(broken["args"]), broken["id"] or "")
+        yield ToolCall(broken["name"] or "unknown", _object(broken["args"]), broken["id"] or "")
 
 
-def _block_call(block: Mapping[str, Any]) -> Call:
+def _block_call(block: Mapping[str, Any]) -> ToolCall:
     arguments = block.get("input", block.get("args"))
     text = _object(arguments) if isinstance(arguments, str) else _json(arguments or {})
     name = block.get("name")
-    return Call("unknown" if name is None else str(name), text, str(block.get("id") or ""))
+    return ToolCall("unknown" if name is None else str(name), text, str(block.get("id") or ""))
 
 
 def _json(value: Any) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, AnyStr
 
 from ..core.results import alike
-from ..core.values import Call, CallFormat
+from ..core.values import CallFormat, ToolCall
 
 _OUTSIDE, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
@@ -41,7 +41,7 @@ class CallReader:
     >>> reader.feed('ll>{"name": "add", "arguments": {"a": 1}}</call>')
     ('', [CallPiece(index=0, name='add', arguments='{"a": 1}')])
     >>> reader.calls
-    (Call(name='add', arguments='{"a": 1}', id=''),)
+    (ToolCall(name='add', arguments='{"a": 1}', id=''),)
     """
 
     def __init__(self, form: CallFormat, *, anywhere: bool) -> None:
@@ -52,7 +52,7 @@ class CallReader:
         self._place = "prose" if anywhere else "start"
         self.prose = 0
         """How many characters of free text the answer begins with."""
-        self.calls: tuple[Call, ...] = ()
+        self.calls: tuple[ToolCall, ...] = ()
         """The finished calls."""
         self.ends: tuple[int, ...] = ()
         """Where in the text each of them ends."""
@@ -141,7 +141,7 @@ class CallReader:
             and self._name is not None
             and self.rest.startswith(form.end, self._scanned)
         ):
-            self.calls += (Call(self._name, self.rest[self._arguments : self._scanned - 1]),)
+            self.calls += (ToolCall(self._name, self.rest[self._arguments : self._scanned - 1]),)
             self._cut(self._scanned + len(form.end))
             self.ends += (self._at,)
             self._place = "after"
@@ -222,11 +222,11 @@ def search(text: AnyStr, begin: AnyStr) -> tuple[int | None, int]:
     return None, 0
 
 
-def canonical(call: Call) -> str:
+def canonical(call: ToolCall) -> str:
     """A text that is the same for equivalent calls.
 
-    >>> canonical(Call("f", '{"b": 1.0, "a": "é"}')) == canonical(
-    ...     Call("f", '{"a":"\\\\u00e9","b":1}')
+    >>> canonical(ToolCall("f", '{"b": 1.0, "a": "é"}')) == canonical(
+    ...     ToolCall("f", '{"a":"\\\\u00e9","b":1}')
     ... )
     True
     """

@@ -16,7 +16,7 @@ Finish = Literal["stop", "stop_string", "length", "refusal"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A tool call in the conversation."""
 
     name: str
@@ -64,7 +64,7 @@ class Turn:
     role: str
     """``system``, ``user``, ``assistant`` or ``tool`` (a tool's result)."""
     text: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     """The assistant's tool calls, besides its text."""
     name: str = ""
     """For a tool's result: the tool's name."""

@@ -20,7 +20,6 @@ from ..core.answer import first_stop
 from ..core.member import Probe
 from ..core.values import (
     REFUSAL,
-    Call,
     CallFormat,
     Draft,
     DraftJob,
@@ -29,6 +28,7 @@ from ..core.values import (
     Query,
     Scored,
     ScoreJob,
+    ToolCall,
 )
 from ..errors import UsageError, advised
 from .arguments import checked
@@ -345,7 +345,7 @@ def _call_text(name: str, arguments: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or not name:
         error = UsageError(f"a call needs the name of a tool, got {_shown(name)}")
         raise advised(error, "call('get_weather', city='Rome')")
-    return call_text(Call(name, _json(dict(arguments), f"the call of {name!r}")), CallFormat())
+    return call_text(ToolCall(name, _json(dict(arguments), f"the call of {name!r}")), CallFormat())
 
 
 def _json(value: Any, what: str) -> str:

@@ -22,7 +22,7 @@ from langchain_core.messages import (
 
 from langchain_specfuse import ScriptedMember, SpecFuseChatModel, UsageError
 from langchain_specfuse.chat.messages import turns_of
-from langchain_specfuse.core.values import Attachment, Call, Turn
+from langchain_specfuse.core.values import Attachment, ToolCall, Turn
 from tests.torture.texts import broken, texts
 
 
@@ -97,7 +97,7 @@ def test_an_image_in_any_form_is_the_same_attachment_in_a_human_message_and_refu
 
 
 ADD = {"name": "add", "args": {"a": 1, "b": "天"}, "id": "1"}
-ADDED = Call("add", '{"a": 1, "b": "天"}', "1")
+ADDED = ToolCall("add", '{"a": 1, "b": "天"}', "1")
 
 
 def test_calls_and_results_are_separate_turns() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_specfuse.constraints import CallReader, canonical, reader_for, referee_for
-from langchain_specfuse.core.values import Call, CallFormat, Constraint
+from langchain_specfuse.core.values import CallFormat, Constraint, ToolCall
 from tests.torture.texts import cut
 
 from .walks import BYTES, walk
@@ -118,11 +118,11 @@ def test_if_no_prose_is_allowed_a_call_begins_the_answer_or_there_is_none() -> N
 
 
 def test_calls_are_compared_by_value_whatever_their_spelling() -> None:
-    one = Call("f", '{"b": [1.0, {"x": "é"}], "a": 2}')
-    assert canonical(one) == canonical(Call("f", '{"a":2,"b":[1,{"x":"\\u00e9"}]}', id="7"))
-    assert canonical(one) != canonical(Call("g", one.arguments))
-    assert canonical(Call("f", '{"a": true}')) != canonical(Call("f", '{"a": 1}'))
-    assert canonical(Call("f", "{")) == canonical(Call("f", "{"))
+    one = ToolCall("f", '{"b": [1.0, {"x": "é"}], "a": 2}')
+    assert canonical(one) == canonical(ToolCall("f", '{"a":2,"b":[1,{"x":"\\u00e9"}]}', id="7"))
+    assert canonical(one) != canonical(ToolCall("g", one.arguments))
+    assert canonical(ToolCall("f", '{"a": true}')) != canonical(ToolCall("f", '{"a": 1}'))
+    assert canonical(ToolCall("f", "{")) == canonical(ToolCall("f", "{"))
 
 
 # --- the grammar ----------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from langchain_specfuse import (
     UsageError,
 )
 from langchain_specfuse.core.values import (
-    Call,
     Candidate,
     Constraint,
     DraftJob,
@@ -25,6 +24,7 @@ from langchain_specfuse.core.values import (
     ScoreJob,
     Segment,
     Tool,
+    ToolCall,
     Turn,
 )
 from langchain_specfuse.demo import SMOLLM2, file_of
@@ -192,7 +192,7 @@ def test_names_descriptions_schemas_arguments_and_results_are_text(name):
         tool = Tool(
             "look" + mark, mark, escaped.replace("\\u003c/s>", mark.replace("<", "\\u003c"))
         )
-        call = Call("look" + mark, json.dumps({mark: [mark]}), "call_8")
+        call = ToolCall("look" + mark, json.dumps({mark: [mark]}), "call_8")
         choice = Constraint("any_of", json.dumps([["choice", json.dumps([mark])], ["prose", ""]]))
         turns = [Turn("user", "x"), Turn("assistant", "", (call,))]
         turns += [Turn("tool", mark, name="look" + mark, call_id="call_8")]

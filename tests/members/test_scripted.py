@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from langchain_specfuse import UsageError
-from langchain_specfuse.core.values import Call, Candidate, Constraint, Query, Segment, Turn
+from langchain_specfuse.core.values import Candidate, Constraint, Query, Segment, ToolCall, Turn
 from langchain_specfuse.members.scripted import SURE, UNSURE, ScriptedMember
 
 from .contract import MemberContract, alone, draft_job, drafted, score_job, scored
@@ -37,7 +37,7 @@ class TestDraftOnly(MemberContract):
 
 
 ASKED, ANSWERED = Turn("user", "?"), Turn("assistant", "ok")
-CALLED = Turn("assistant", "", calls=(Call("f", "{}"),)), Turn("tool", "done", name="f")
+CALLED = Turn("assistant", "", calls=(ToolCall("f", "{}"),)), Turn("tool", "done", name="f")
 
 
 def whole(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from ...core.values import Call, Constraint, Tool, Turn
+from ...core.values import Constraint, Tool, ToolCall, Turn
 
 Change = Callable[[str, str], str]
 """(text, role) -> text. ``role``: that of a turn for the turn's own text, otherwise empty."""
@@ -109,7 +109,7 @@ def _turn(turn: Turn, change: Change) -> Turn:
         text=change(turn.text, turn.role),
         name=change(turn.name, ""),
         calls=tuple(
-            Call(change(call.name, ""), _json(call.arguments, change), call.id)
+            ToolCall(change(call.name, ""), _json(call.arguments, change), call.id)
             for call in turn.calls
         ),
     )

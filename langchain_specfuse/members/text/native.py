@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...core.values import Call, CallFormat, Tool, Turn
+from ...core.values import CallFormat, Tool, ToolCall, Turn
 from ...errors import MemberError
 from .thinking import Marks
 from .tools import arguments_of
@@ -75,7 +75,7 @@ def attempt(render: Render, messages: Sequence[Message], **more: Any) -> str:
 
 
 def _called(way: str, count: int = 1) -> Message:
-    calls = [Call(NAME, json.dumps({KEY: VALUE}), f"call{k:05}") for k in range(count)]
+    calls = [ToolCall(NAME, json.dumps({KEY: VALUE}), f"call{k:05}") for k in range(count)]
     return {
         "role": "assistant",
         "content": "",
@@ -189,7 +189,7 @@ def tool_data(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def call_data(call: Call, way: str) -> dict[str, Any]:
+def call_data(call: ToolCall, way: str) -> dict[str, Any]:
     """A call as chat templates want it."""
     arguments: Any = arguments_of(call)
     if way == "text":

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ...core.values import Call, CallFormat, Constraint, Tool, Turn
+from ...core.values import CallFormat, Constraint, Tool, ToolCall, Turn
 from ...errors import MemberError, UsageError, advised
 from .control import Conversation, Cover, Edges, control_texts, cut, forged, pattern_of
 from .native import (
@@ -61,8 +61,11 @@ JSON_EXAMPLE = (
     '{"name": "Mars", "color": "red", "moons": 2}',
 )
 CALL_EXAMPLES = (
-    ("What time is it in Lima? Use a tool.", Call("get_time", '{"city": "Lima"}')),
-    ("How many feet are 7 meters? Use a tool.", Call("convert", '{"value": 7, "unit": "feet"}')),
+    ("What time is it in Lima? Use a tool.", ToolCall("get_time", '{"city": "Lima"}')),
+    (
+        "How many feet are 7 meters? Use a tool.",
+        ToolCall("convert", '{"value": 7, "unit": "feet"}'),
+    ),
 )
 """Two that differ: after a single one a base model calls whatever is most like it."""
 PLAIN_HEADS = {"user": "## Question\n\n", "assistant": "## Answer\n\n"}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...constraints import format_in
-from ...core.values import Call, CallFormat, Constraint, Tool, Turn
+from ...core.values import CallFormat, Constraint, Tool, ToolCall, Turn
 
 CHOICE_CHARS = 600
 
@@ -44,17 +44,17 @@ def call_format(constraint: Constraint | None) -> CallFormat | None:
 # --- calls and results as text --------------------------------------------------------------------
 
 
-def call_text(call: Call, form: CallFormat) -> str:
+def call_text(call: ToolCall, form: CallFormat) -> str:
     """A call as an answer has it.
 
-    >>> call_text(Call("add", '{"a":1}'), CallFormat())
+    >>> call_text(ToolCall("add", '{"a":1}'), CallFormat())
     '<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>'
     """
     body = {form.name_key: call.name, form.arguments_key: arguments_of(call)}
     return form.begin + json.dumps(body, ensure_ascii=False) + form.end
 
 
-def arguments_of(call: Call) -> dict[str, Any]:
+def arguments_of(call: ToolCall) -> dict[str, Any]:
     """A call's arguments; anything but a JSON object becomes the value of one key."""
     try:
         arguments = json.loads(call.arguments or "{}")
@@ -67,7 +67,7 @@ def calls_as_text(turn: Turn, form: CallFormat | None) -> Turn:
     """The assistant's turn with its calls written out; as a sentence (``form=None``) where no call
     may follow.
 
-    >>> calls_as_text(Turn("assistant", "", (Call("weather", '{"city": "Paris"}'),)), None).text
+    >>> calls_as_text(Turn("assistant", "", (ToolCall("weather", '{"city": "Paris"}'),)), None).text
     'I ask the tool weather (city: Paris).'
     """
     if form is None:
@@ -77,7 +77,7 @@ def calls_as_text(turn: Turn, form: CallFormat | None) -> Turn:
     return Turn(turn.role, "\n".join(text for text in (turn.text, calls) if text))
 
 
-def _sentence(call: Call) -> str:
+def _sentence(call: ToolCall) -> str:
     values = []
     for key, value in arguments_of(call).items():
         values.append(f"{key}: {value if isinstance(value, str) else _json(value)}")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from langchain_specfuse.core.values import Call, CallFormat, Constraint, Tool, Turn
+from langchain_specfuse.core.values import CallFormat, Constraint, Tool, ToolCall, Turn
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.members.text.native import plain_id
 from langchain_specfuse.members.text.templates import Template
@@ -57,7 +57,7 @@ WEATHER = Tool(
     "How the weather is.",
     '{"type": "object", "properties": {"city": {"type": "string", "description": "which city"}}}',
 )
-CALL = Call("get_weather", '{"city": "Köln"}', "call_8")
+CALL = ToolCall("get_weather", '{"city": "Köln"}', "call_8")
 TALK = (
     Turn("system", "Be brief."),
     Turn("user", "Rain?"),
@@ -214,7 +214,7 @@ def test_arguments_that_are_not_an_object_are_rendered_too():
     for arguments in ("not json", "[1]", ""):
         turns = (
             Turn("user", "x"),
-            Turn("assistant", "", (Call("get_weather", arguments),)),
+            Turn("assistant", "", (ToolCall("get_weather", arguments),)),
             Turn("user", "y"),
         )
         for own in (HERMES, TEXTUAL, tiny.CHATML, None):
