@@ -311,10 +311,12 @@ def _attachment(block: Any) -> Attachment | None:
     try:
         # LangChain reads the formats of OpenAI, Anthropic and others too.
         (standard,) = HumanMessage([block]).content_blocks
-        kind = standard["type"]
-        if kind not in INPUTS or not is_data_content_block(dict(standard)):
+        content: dict[str, Any] = dict(standard)
+        kind = content["type"]
+        if kind not in INPUTS or not is_data_content_block(content):
             return None
-        return Attachment(kind, _json({key: standard[key] for key in standard if key != "id"}))
+        content.pop("id", None)
+        return Attachment(kind, _json(content))
     except (AttributeError, LookupError, TypeError, ValueError):  # the format is unknown
         return None
 
