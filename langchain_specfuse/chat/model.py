@@ -41,6 +41,7 @@ from .errors import langchain_errors
 from .functions import function_id
 from .options import NOT_FOR_A_CALL, Call, Options, translated_fields
 from .question import Question, aloaded, loaded, warn_where_votes_decide_nothing
+from .references import is_spec, names_of
 from .report import Report, RunScope
 from .schemas import openai_tools
 
@@ -64,8 +65,7 @@ class _IsSerializable:
 
     def __get__(self, model: SpecFuseChatModel | None, owner: type) -> Callable[[], bool]:
         return lambda: (
-            model is not None
-            and all(map(_members.is_spec, [*model.members, *(model.verifiers or ())]))
+            model is not None and all(map(is_spec, [*model.members, *(model.verifiers or ())]))
         )
 
 
@@ -499,8 +499,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         }
 
     def __repr_args__(self) -> Any:
-        yield "members", _members.names_of(self.members)
-        yield "verifiers", _members.names_of(self.verifiers)
+        yield "members", names_of(self.members)
+        yield "verifiers", names_of(self.verifiers)
         for name, value in super().__repr_args__():
             if name not in ("members", "verifiers", "profile", "metadata"):
                 yield name, value

@@ -19,7 +19,7 @@ from ..core.options import Flag, Method, Settings
 from ..errors import UsageError, advised, meant
 from .calibration import changes_for
 from .functions import function_id
-from .members import check_prices, members_list, names_of
+from .references import check_prices, members_list, names_of
 from .report import Depth
 
 log = logging.getLogger("langchain_specfuse")

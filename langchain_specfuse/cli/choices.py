@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel
 
-from ..chat import members as registry
+from ..chat.members import ensemble_for
 from ..chat.options import Options
+from ..chat.references import members_list, names_of
 from ..core.options import METHODS, Method, Settings, parsed
 from ..engine.ensemble import Ensemble
 from ..errors import UsageError, advised, meant
@@ -287,11 +288,11 @@ def members_of(arguments: argparse.Namespace) -> tuple[list[Any], list[Any]]:
             raise advised(
                 UsageError(f"there is no member {name!r}"), f"put spaces between members: {apart}"
             )
-    verifiers = registry.members_list(list(arguments.verifiers or ()), "verifiers")
+    verifiers = members_list(list(arguments.verifiers or ()), "verifiers")
     if not arguments.members:
         return _demo(arguments), verifiers
-    members = registry.members_list(list(arguments.members), "members")
-    _check_lead(arguments.lead, registry.names_of([*members, *verifiers])[: len(members)])
+    members = members_list(list(arguments.members), "members")
+    _check_lead(arguments.lead, names_of([*members, *verifiers])[: len(members)])
     return members, verifiers
 
 
@@ -341,7 +342,7 @@ def _gigabytes(weights: Sequence[DemoFile]) -> float:
 
 def ensemble_of(arguments: argparse.Namespace) -> Ensemble:
     """The ensemble of these members. Loads nothing."""
-    return registry.ensemble_for(*members_of(arguments))
+    return ensemble_for(*members_of(arguments))
 
 
 def question_after_members(arguments: argparse.Namespace) -> None:

@@ -8,8 +8,8 @@ import os
 from concurrent.futures import Future
 from typing import Any, TextIO
 
-from ..chat.members import names_of
 from ..chat.model import SpecFuseChatModel
+from ..chat.references import names_of
 from ..errors import UsageError, advised
 from ..serve import Limits, app_of
 from ..serve.server import listening, server_of

@@ -29,7 +29,8 @@ from langchain_specfuse import (
     TransformersMember,
     UsageError,
 )
-from langchain_specfuse.chat.members import checked_member, ensemble_for
+from langchain_specfuse.chat.members import ensemble_for
+from langchain_specfuse.chat.references import checked_member
 from langchain_specfuse.cli.main import main
 from langchain_specfuse.members.server import http
 

@@ -31,7 +31,8 @@ from langchain_specfuse import (
     SpecFuseChatModel,
     UsageError,
 )
-from langchain_specfuse.chat.members import checked_member, ensemble_for, names_of
+from langchain_specfuse.chat.members import ensemble_for
+from langchain_specfuse.chat.references import checked_member, names_of
 from langchain_specfuse.core.answer import is_safe
 from langchain_specfuse.core.options import Method, Settings
 from langchain_specfuse.core.values import (

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from langchain_specfuse import RayMember, ScriptedMember, SpecFuseChatModel
-from langchain_specfuse.chat.members import checked_member
+from langchain_specfuse.chat.references import checked_member
 from langchain_specfuse.core.values import Candidate, Draft, Failure
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members import ray as ray_module

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from langchain_specfuse import MemberError, SpecFuseChatModel, UsageError
-from langchain_specfuse.chat import members as registry
+from langchain_specfuse.chat.references import names_of
 from langchain_specfuse.constraints import referee_for
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
@@ -205,7 +205,7 @@ def adapter(path, scale, rows=576):
 def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_member(tmp_path):
     base, text = str(file_of(SMOLLM2)), "Why is the sky blue?"
     strong, none = adapter(tmp_path / "strong.gguf", 2.0), adapter(tmp_path / "none.gguf", 0.0)
-    assert registry.names_of([base, f"{base}+{strong}"]) == [SMOLLM2.name, "strong"]
+    assert names_of([base, f"{base}+{strong}"]) == [SMOLLM2.name, "strong"]
     plain, changed, same = (LlamaCppMember(base, adapter=given) for given in (None, strong, none))
     first = [
         one.draft([DraftJob(tiny.query(text), (), 12, 24, Sampling())])[0]

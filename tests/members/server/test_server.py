@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from langchain_specfuse import ServerMember, SpecFuseChatModel, TransformersMember
-from langchain_specfuse.chat.members import checked_member, names_of
+from langchain_specfuse.chat.references import checked_member, names_of
 from langchain_specfuse.core.options import Settings
 from langchain_specfuse.core.values import Candidate, DraftJob, Sampling, ScoreJob, Segment
 from langchain_specfuse.errors import MemberError, UsageError

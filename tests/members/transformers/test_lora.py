@@ -7,7 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from langchain_specfuse.chat import members as registry
+from langchain_specfuse import unload
+from langchain_specfuse.chat.members import ensemble_for
+from langchain_specfuse.chat.references import names_of, split_adapter
 from langchain_specfuse.errors import MemberError, UsageError
 from langchain_specfuse.members.transformers.lora import Adapters
 from langchain_specfuse.members.transformers.member import TransformersMember
@@ -182,17 +184,17 @@ def test_a_hub_id_that_does_not_exist_is_an_error(base, monkeypatch):
 def test_a_base_and_its_adapter_can_share_one_name(base, made, tmp_path):
     folder = made()
     together, apart = f"{base}+{folder}", {"model": str(base), "adapter": str(folder)}
-    assert registry.split_adapter(together) == (str(base), str(folder))
+    assert split_adapter(together) == (str(base), str(folder))
     odd = tmp_path / "c++" / "base"
     odd.mkdir(parents=True)
-    assert registry.split_adapter(str(odd)) == (str(odd), None)
-    assert registry.split_adapter(f"{odd}+{folder}") == (str(odd), str(folder))
-    assert registry.split_adapter("http://host:80/v1#a+b") == ("http://host:80/v1#a+b", None)
-    assert registry.names_of([together, apart, str(base)]) == ["adapter", "adapter#2", "base"]
-    ensemble = registry.ensemble_for([together, apart | {"name": "x"}])
+    assert split_adapter(str(odd)) == (str(odd), None)
+    assert split_adapter(f"{odd}+{folder}") == (str(odd), str(folder))
+    assert split_adapter("http://host:80/v1#a+b") == ("http://host:80/v1#a+b", None)
+    assert names_of([together, apart, str(base)]) == ["adapter", "adapter#2", "base"]
+    ensemble = ensemble_for([together, apart | {"name": "x"}])
     assert [member.adapter for member in ensemble.members.values()] == [str(folder)] * 2
-    assert ensemble is registry.ensemble_for([together, apart | {"name": "x"}])
-    registry.unload()
+    assert ensemble is ensemble_for([together, apart | {"name": "x"}])
+    unload()
 
 
 def test_members_with_different_adapters_have_different_cache_keys(base, made):

@@ -1,0 +1,342 @@
+"""References to members: the ways in which a user can write a member, and the names that follow.
+
+A reference is a text (a hub id, a folder, a file, ``base+adapter``, an address,
+``provider:model``), a dict of arguments, a chat model or a member object. References are checked as
+far as possible without loading anything. :mod:`.members` makes members from them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path, PureWindowsPath
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import Runnable
+
+from ..errors import MemberError, UsageError, advised
+from ..members import files as _files
+from ..members.chat_model.member import ChatModelMember
+from ..members.chat_model.names import PROVIDERS, name_of
+from ..members.network import refuse_secrets
+from ..secret_values import found_in, is_secret, masked, remember
+
+Reference: TypeAlias = Any
+"""A member as the user wrote it: a hub id, folder, file, ``base+adapter``, address, a dict of
+arguments, an object."""
+
+_ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+([/#].*)?|localhost([/#].*)?")
+"""An address whose ``http://`` was forgotten."""
+_WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
+
+
+class Arguments(Mapping[str, Any]):
+    """A member's arguments, if they contain secrets: these reach the member, but no trace, repr or
+    JSON."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(masked(self._values))
+
+
+def members_list(value: Any, field: str) -> list[Any]:
+    """The members of a list, each checked as far as possible without loading it."""
+    expected = (
+        f"{field} must be a list of hub ids, folders, .gguf files, servers' addresses, names such "
+        "as 'openai:gpt-4.1-mini', chat models, dicts or member objects"
+    )
+    if value is None:
+        error = UsageError(f"{expected}, got None")
+        raise advised(error, "name one, for example members=['model.gguf']")
+    if not isinstance(value, list | tuple):
+        error = UsageError(f"{expected}, got {masked(value)!r:.200}")
+        raise advised(error, f"put it into a list: {field}=[...]")
+    if not value and field == "members":
+        error = UsageError(f"{expected}, at least one; got none")
+        raise advised(error, "name one, for example 'Qwen/Qwen3-0.6B'")
+    return [checked_member(member) for member in value]
+
+
+def checked_member(reference: Reference) -> Reference:
+    """The same, if it can name a member; paths become strings."""
+    if isinstance(reference, os.PathLike):
+        reference = os.fspath(reference)
+    if isinstance(reference, str):
+        return _checked_name(reference)
+    if isinstance(reference, Mapping):
+        return _checked_dict(reference)
+    if isinstance(reference, BaseChatModel):
+        return reference
+    # Look at the type, not at the object: `device` may be unknown before the member is loaded.
+    needed = ("probe", "draft", "score", "forget")
+    is_member = all(callable(getattr(type(reference), name, None)) for name in needed)
+    if not is_member or not isinstance(getattr(reference, "name", None), str):
+        kinds = (
+            "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an object like "
+            "Member"
+        )
+        kind = type(reference).__name__
+        error = UsageError(f"a member is {kinds}, got {reference!r:.80} ({kind})")
+        advice = "a model that is already loaded: TransformersMember(model, tokenizer)"
+        if isinstance(reference, Runnable):
+            advice = (
+                "pass the chat model itself, with its settings, no chain: "
+                "ChatOllama(model='qwen3', num_ctx=8192)"
+            )
+        elif isinstance(reference, type):
+            advice = f"that is a class: make an object of it, {reference.__name__}(...)"
+        raise advised(error, advice)
+    return reference
+
+
+def _checked_name(name: str) -> str:
+    if not name.strip():
+        error = UsageError(f"a member's name is empty, got {name!r}")
+        raise advised(error, "name a model, for example 'Qwen/Qwen3-0.6B'")
+    if address := re.search(r"\w+://.*", name):  # also that of an adapter: base+https://...
+        refuse_secrets(address[0])
+    if is_server(name) and not urlsplit(name).hostname:
+        raise advised(
+            UsageError(f"{name!r} does not name a server"),
+            "for example 'http://localhost:8000/v1#my-model'",
+        )
+    if _WINDOWS.match(name) and os.name != "nt" and not os.path.exists(name):
+        advice = (
+            "it is a Windows path; in WSL it is "
+            f"/mnt/{name[0].lower()}{PureWindowsPath(name).as_posix()[2:]}"
+        )
+        raise advised(UsageError(f"there is no model {name!r}"), advice)
+    return name
+
+
+def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    remember(arguments)
+    if "model" not in arguments:
+        error = UsageError(
+            f"a member given as a dict needs a 'model', got only {sorted(map(str, arguments))}"
+        )
+        raise advised(
+            error, "for example {'model': 'Qwen/Qwen2.5-0.5B-Instruct', 'dtype': 'bfloat16'}"
+        )
+    secret = next((key for key in arguments if is_secret(key)), None)
+    if secret is not None:
+        error = UsageError(
+            f"a member given as a dict must not hold {secret!r}: traces show all its values"
+        )
+        advice = (
+            "put a server's key into the environment variable SPECFUSE_API_KEY, or name "
+            "another: api_key_env="
+        )
+        raise advised(error, advice)
+    written = {
+        key: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for key, value in arguments.items()
+    }
+    for key in ("model", "adapter"):
+        if isinstance(written.get(key), str):
+            _checked_name(written[key])
+    return Arguments(written) if any(found_in(written)) else written
+
+
+def check_prices(references: Iterable[Reference], names: Iterable[str]) -> None:
+    """Refuse chat models whose price is not known: what they cost cannot be bounded."""
+    for reference, name in zip(references, names, strict=True):
+        if isinstance(reference, Mapping):
+            model, price = reference.get("model"), reference.get("price")
+        else:
+            model, price = reference, getattr(reference, "price", None)
+        is_billed = is_chat_model(model) or isinstance(model, BaseChatModel | ChatModelMember)
+        if is_billed and price is None:
+            error = UsageError(f"max_cost is given, but not the price of {name}")
+            dollars = "(dollars per million input tokens, dollars per million output tokens)"
+            advice = f"ChatModelMember(..., price={dollars}); (0, 0) if it costs nothing"
+            raise advised(error, advice)
+
+
+def refuse_mistaken(model: str, name: str) -> None:
+    """Refuse what cannot be a hub id or a folder, before transformers is imported and before a
+    download fails."""
+    path = Path(model).expanduser()
+    error: Exception
+    if _ADDRESS.fullmatch(model):
+        error, advice = (
+            UsageError(f"{model!r} is not a model"),
+            f"a server's address begins with http: 'http://{model}'",
+        )
+    elif ":" in model and not _WINDOWS.match(model) and not path.exists():
+        provider, _, rest = model.partition(":")
+        error = UsageError(
+            f"{model!r} does not name a model"
+            if not rest
+            else f"LangChain has no provider {provider!r}"
+        )
+        near = get_close_matches(provider, PROVIDERS, n=1, cutoff=0.8)
+        advice = (
+            f"did you mean '{near[0]}:{rest or 'MODEL'}'?"
+            if near
+            else f"a model of Ollama's is 'ollama:{model}'"
+        )
+        advice = (
+            "a server's address begins with http:// or https://"
+            if rest.startswith("//")
+            else advice
+        )
+    elif path.is_file():
+        error = UsageError(f"{model!r} is a file, but not a .gguf file")
+        advice = "name a .gguf file, a folder with a model, or a hub id"
+    elif get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
+        right, error = path.with_suffix(".gguf"), UsageError(f"there is no model {model!r}")
+        advice = (
+            f"did you mean {str(right)!r}?"
+            if right.exists()
+            else "name an existing file that ends in .gguf"
+        )
+    elif (
+        re.fullmatch(r"([./~]|[A-Za-z]:/).*|.*/.*/.*|.*\\.*|.*(/|\.safetensors)", model)
+        and not path.exists()
+    ):
+        error = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
+        advice = "name a folder with a model, a .gguf file or a hub id"
+    else:
+        return _files.refuse_unsafe(path) if path.is_dir() else None
+    raise advised(error, advice)
+
+
+def is_spec(reference: Reference) -> bool:
+    """Whether this can be written as JSON, so that it can be serialized without weights. Arguments
+    with secrets cannot."""
+    try:
+        return isinstance(reference, str | Mapping) and bool(json.dumps(reference))
+    except (TypeError, ValueError):
+        return False
+
+
+def is_server(name: Any) -> bool:
+    """Whether this is the address of a server: ``http://host:8000/v1#model``."""
+    return isinstance(name, str) and name.startswith(("http://", "https://"))
+
+
+def is_gguf(name: Any) -> bool:
+    """Whether this is a ``.gguf`` file, which llama.cpp reads."""
+    return isinstance(name, str) and name.lower().endswith(".gguf")
+
+
+def is_chat_model(name: Any) -> bool:
+    """Whether this names a chat model as LangChain's ``init_chat_model`` does: ``provider:model``.
+
+    >>> (
+    ...     is_chat_model("ollama:llama3.2"),
+    ...     is_chat_model("Qwen/Qwen3-0.6B"),
+    ...     is_chat_model("C:/models/a.gguf"),
+    ... )
+    (True, False, False)
+    """
+    return (
+        isinstance(name, str)
+        and name.partition(":")[0] in PROVIDERS
+        and bool(name.partition(":")[2])
+    )
+
+
+def arguments_of(reference: str | Mapping[str, Any]) -> dict[str, Any]:
+    arguments = {"model": reference} if isinstance(reference, str) else dict(reference)
+    if isinstance(arguments.get("model"), str) and "adapter" not in arguments:
+        base, adapter = split_adapter(arguments["model"])
+        arguments |= {} if adapter is None else {"model": base, "adapter": adapter}
+    return arguments
+
+
+def split_adapter(name: str) -> tuple[str, str | None]:
+    """The base and the adapter in ``base+adapter``. A path that exists is never split.
+
+    >>> (
+    ...     split_adapter("Qwen/Qwen2.5-0.5B-Instruct+./adapters/law"),
+    ...     split_adapter("Qwen/Qwen2.5-0.5B-Instruct"),
+    ... )
+    (('Qwen/Qwen2.5-0.5B-Instruct', './adapters/law'), ('Qwen/Qwen2.5-0.5B-Instruct', None))
+    """
+    if "+" not in name or is_server(name) or is_chat_model(name):
+        return name, None
+    return _split_path(name)
+
+
+@lru_cache(maxsize=1024)
+def _split_path(name: str) -> tuple[str, str | None]:
+    """Cached, because it looks for files, and names are split again in every call, even on an event
+    loop."""
+    cuts = [at for at, sign in enumerate(name) if sign == "+"]
+    existing = [at for at in (*cuts, len(name)) if os.path.exists(os.path.expanduser(name[:at]))]
+    if len(name) in existing:
+        return name, None
+    at = (existing or cuts)[0]
+    return name[:at], name[at + 1 :]
+
+
+def names_of(references: Iterable[Reference]) -> list[str]:
+    """The members' names: the last part of a path, with #2, #3 ... where a name repeats.
+
+    >>> names_of(["Qwen/Qwen2.5-0.5B", "models/a.gguf", "Qwen/Qwen2.5-0.5B"])
+    ['Qwen2.5-0.5B', 'a', 'Qwen2.5-0.5B#2']
+    """
+    names: list[str] = []
+    for reference in references:
+        chosen = _chosen_name(reference)
+        if chosen is None:
+            plain = _last_part(reference)
+            numbers = itertools.count(2)
+            name = plain
+            while name in names:
+                name = f"{plain}#{next(numbers)}"
+            names.append(name)
+        elif chosen in names:
+            error = UsageError(f"two members are called {chosen!r}; names must differ")
+            raise advised(error, "give one of them another name, for example name='b'")
+        else:
+            names.append(str(chosen))
+    return names
+
+
+def _chosen_name(reference: Reference) -> Any:
+    """The name that the user gave this member; None: it is named by its model."""
+    if isinstance(reference, str):
+        return None
+    if isinstance(reference, Mapping):
+        return reference.get("name")
+    return reference.name
+
+
+def _last_part(reference: str | Mapping[str, Any] | BaseChatModel) -> str:
+    """The last part of the adapter's path if there is an adapter, else of the model's."""
+    if isinstance(reference, BaseChatModel):
+        return name_of(reference)
+    arguments = arguments_of(reference)
+    source = arguments.get("adapter") or arguments["model"]
+    if not isinstance(source, str):
+        source = str(getattr(source, "name_or_path", "") or type(source).__name__)
+    if is_server(source):
+        url = urlsplit(source)
+        source = url.fragment or url.hostname or source
+    if is_chat_model(source):
+        source = source.partition(":")[2]
+    last = os.path.basename(os.path.normpath(source))
+    if last in (".", ".."):
+        last = os.path.basename(os.path.abspath(source))
+    return last.removesuffix(".gguf") or source
