@@ -99,7 +99,7 @@ class Question:
     def rounds(self, format: CallFormat = _shape.COMMON) -> Iterator[Round]:
         """The rounds of the answer, as they are agreed."""
         query = self.query(format)
-        referee = _shape.referee_of(query.constraint)
+        referee = FREE if query.constraint is None else _shape.referee_of(query.constraint)
         return self.ensemble.rounds(query, self._settings(referee), referee=referee)
 
     async def arounds(self, format: CallFormat = _shape.COMMON) -> AsyncIterator[Round]:

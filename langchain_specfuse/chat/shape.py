@@ -268,6 +268,8 @@ def _refuse_more(format: Mapping[str, Any], known: set[str] | frozenset[str]) ->
 
 def tools_of(tools: Any, strict: bool | None = None) -> tuple[Tool, ...]:
     """The tools as members see them."""
+    if not tools:
+        return ()
     functions = [tool["function"] for tool in openai_tools(tools, strict)]
     return tuple(
         Tool(

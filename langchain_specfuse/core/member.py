@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from .values import CallFormat, Draft, DraftJob, Failure, Scored, ScoreJob
 
@@ -97,8 +97,3 @@ class BatchGroup(Protocol):
 
     def score(self, jobs: Sequence[tuple[Any, ScoreJob]]) -> Sequence[Scored | Failure]:
         """The log-probabilities of each (member, job)'s candidates."""
-
-
-def batch_group_of(member: Any) -> BatchGroup | None:
-    """The group with which this member can share a batch; None: none (yet)."""
-    return cast("BatchGroup | None", getattr(member, "batch_group", None))

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from ..core.member import batch_group_of
 from ..core.replies import checked_reply
 from ..core.values import Draft, DraftJob, Effort, Failure, PrefillPending, Scored, ScoreJob
 from ..errors import UsageError, advised, amount, emptied
@@ -70,7 +69,7 @@ class QueuedJob:
 
     def __post_init__(self) -> None:
         try:
-            group = batch_group_of(self.member)
+            group = getattr(self.member, "batch_group", None)
         except BaseException:  # a member may be anyone's code, and this may run in any thread
             group = None
         object.__setattr__(self, "executor", self.member if group is None else group)

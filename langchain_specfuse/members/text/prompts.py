@@ -70,7 +70,9 @@ class Prompts:
 
     def candidates(self, job: ScoreJob, context: Context) -> list[CandidateTokens]:
         """The job's candidates, each after the prompt and the answer."""
-        end_ids = self.end_ids if allows_prose(job.query.constraint) else []
+        end_ids = self.end_ids
+        if end_ids and not allows_prose(job.query.constraint):
+            end_ids = []
         found = []
         for candidate in job.candidates:
             ids = context.ids(job.answer, candidate.text)

@@ -295,6 +295,8 @@ class Template:
         more: dict[str, Any],
     ) -> str:
         uses_tools = bool(tools) or any(turn.calls or turn.role == "tool" for turn in turns)
+        if not uses_tools and constraint is None:
+            return self._rendered(turns, (), **more)
         native = self.native if uses_tools else Native()
         try:
             text = instructions(tools, constraint, native=native.tools, own=native.format)
