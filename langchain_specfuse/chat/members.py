@@ -38,13 +38,14 @@ from .references import (
     refuse_mistaken,
 )
 
-UNLOAD_WAIT_S = 30.0  # a member that hangs frees its weights when it comes back
+UNLOAD_WAIT_S = 30.0
+"""A member that hangs for longer frees its weights when it replies."""
 
 # What the chat models of this process share. Members that were made from names or dicts, and the
 # ensembles of such members, live until unload(). Objects of the user, and ensembles with one of
 # them, live only as long as a chat model holds them.
 _LOCK = threading.RLock()
-"""Guards all of these."""
+"""Guards the following."""
 _MEMBERS: dict[tuple[str, str], Member] = {}
 """(specification, name) -> the member that was made from it."""
 _CHAT_MODELS: weakref.WeakValueDictionary[tuple[int, str], ChatModelMember] = (
@@ -60,8 +61,8 @@ _IDS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def identity(reference: Reference, name: str) -> dict[str, Any]:
-    """Everything that affects this member's output, as plain JSON for caches and traces. Loads
-    nothing. Secrets are left out: answers do not depend on whose key is used."""
+    """Everything that affects this member's output, as plain JSON for caches and traces. Secrets
+    are left out: answers do not depend on whose key is used."""
     return dict(masked(_identity(reference, name)))
 
 
@@ -90,8 +91,8 @@ def id_of(thing: Any) -> str:
 
 
 def previews(references: Sequence[Reference]) -> dict[str, Probe | None]:
-    """What is known of each member before it is loaded, by its name. Asks no server and imports no
-    engine."""
+    """The properties of each member that are known before it is loaded, by its name. This asks no
+    server and imports no engine."""
     pairs = zip(references, names_of(references), strict=True)
     return {name: _preview(reference, name) for reference, name in pairs}
 
@@ -108,47 +109,49 @@ def _preview(reference: Reference, name: str) -> Probe | None:
             member = _member(reference, name)
     except SpecFuseError:  # raised again when the member is needed
         return None
-    known: Probe | None = getattr(member, "preview", lambda: None)()
-    return known
+    preview: Probe | None = getattr(member, "preview", lambda: None)()
+    return preview
 
 
 def ensemble_for(members: Sequence[Reference], verifiers: Sequence[Reference] = ()) -> Ensemble:
-    """The one ensemble of these members in this process. Makes members, loads nothing."""
+    """The only ensemble of these members in this process. This makes members, but loads nothing."""
     references = [*members, *verifiers]
-    refuse_fork()  # a thread that is not here may hold the lock
+    refuse_fork()  # a thread that does not exist in the fork may hold the lock
     with _LOCK:
         pairs = zip(references, names_of(references), strict=True)
-        made = [_member(reference, name) for reference, name in pairs]
-        key = (len(members), *map(id, made))
+        everybody = [_member(reference, name) for reference, name in pairs]
+        key = (len(members), *map(id, everybody))
         ensemble = _SHARED.get(key)
         if ensemble is None:
-            ensemble = _SHARED[key] = Ensemble(made[: len(members)], made[len(members) :])
+            ensemble = Ensemble(everybody[: len(members)], everybody[len(members) :])
+            _SHARED[key] = ensemble
             if all(isinstance(reference, str | Mapping) for reference in references):
                 _KEPT[key] = ensemble
         return ensemble
 
 
 def _member(reference: Reference, name: str) -> Member:
+    """The only member with this reference and name in this process."""
     if isinstance(reference, BaseChatModel):
-        known = _CHAT_MODELS.get((id(reference), name)) or ChatModelMember(reference, name=name)
-        return _CHAT_MODELS.setdefault((id(reference), name), known)
+        shared = _CHAT_MODELS.get((id(reference), name)) or ChatModelMember(reference, name=name)
+        return _CHAT_MODELS.setdefault((id(reference), name), shared)
     if not isinstance(reference, str | Mapping):
         member: Member = reference
         return member
-    key = (_written(reference), name)
+    key = (_specification(reference), name)
     if key not in _MEMBERS:
-        _MEMBERS[key] = _made({**arguments_of(reference), "name": name})
+        _MEMBERS[key] = _new_member({**arguments_of(reference), "name": name})
     return _MEMBERS[key]
 
 
-def _written(reference: str | Mapping[str, Any]) -> str:
-    """The specification as text, without the name. It includes secrets, because a member with
-    another key is another member, and never leaves this process."""
+def _specification(reference: str | Mapping[str, Any]) -> str:
+    """The member's arguments as text, without the name. They include secrets, because a member with
+    another key is another member. The text never leaves this process."""
     return json.dumps({**_identity(arguments_of(reference), ""), "name": ""}, sort_keys=True)
 
 
-def _made(arguments: dict[str, Any]) -> Member:
-    """The member with these arguments. The engine of its kind is imported now."""
+def _new_member(arguments: dict[str, Any]) -> Member:
+    """Make a member with these arguments. Imports its engine."""
     model = arguments["model"]
     try:
         if is_server(model):
@@ -192,8 +195,8 @@ def _missing_extra(model: str, name: str, error: ModuleNotFoundError) -> UsageEr
     missing = UsageError(
         f"there is no file or folder {model!r}; as the name of a model on the hub it {needs}"
     )
-    named = 'a chat model is named with its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"'
-    return advised(advised(missing, named), install)
+    provider = 'a chat model is named with its provider: "openai:gpt-4.1-mini", "ollama:llama3.2"'
+    return advised(advised(missing, provider), install)
 
 
 def with_identities(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,23 +205,23 @@ def with_identities(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call, with chat models and arguments with secrets wrapped in objects whose
-    repr hides the secrets, so that traces can show them."""
-    return _with_members(options, _hiding)
+    """The options of a call, so that traces can show them: chat models and arguments with secrets
+    become objects whose repr hides the secrets."""
+    return _with_members(options, _hidden)
 
 
 def _with_members(
     options: Mapping[str, Any], convert: Callable[[list[Reference]], list[Any]]
 ) -> dict[str, Any]:
-    """The options of a call, with the members that they name converted."""
-    found = dict(options)
+    """The options of a call, with all members in them converted."""
+    converted = dict(options)
     for field in ("members", "verifiers"):
-        references = found.get(field)
+        references = options.get(field)
         if isinstance(references, list | tuple):
-            found[field] = convert([checked_member(member) for member in references])
-    if found.get("model") is not None:
-        (found["model"],) = convert([checked_member(found["model"])])
-    return found
+            converted[field] = convert([checked_member(member) for member in references])
+    if options.get("model") is not None:
+        (converted["model"],) = convert([checked_member(options["model"])])
+    return converted
 
 
 def identities(references: Sequence[Reference]) -> list[dict[str, Any]]:
@@ -227,7 +230,7 @@ def identities(references: Sequence[Reference]) -> list[dict[str, Any]]:
     return [identity(member, name) for member, name in pairs]
 
 
-def _hiding(references: Sequence[Reference]) -> list[Any]:
+def _hidden(references: Sequence[Reference]) -> list[Any]:
     """These members, with chat models wrapped so that their secrets are hidden."""
     hidden = list(references)
     for place, name in enumerate(names_of(references)):
@@ -239,27 +242,33 @@ def _hiding(references: Sequence[Reference]) -> list[Any]:
 def unload(*references: Reference) -> None:
     """Free the weights of these members, or of all members that this process made from names.
 
-    Answers under way are not disturbed; the next question loads again. A member given as an object
-    frees its weights too, if it can.
+    Answers under way are not disturbed, and the next question loads the members again. A member
+    object frees its weights too, if it has a method ``unload``.
 
     >>> unload("Qwen/Qwen2.5-0.5B-Instruct")
     """
     with _LOCK:
-        named = [_written(member) for member in references if isinstance(member, str | Mapping)]
-        keys = [key for key in _MEMBERS if not references or key[0] in named]
-        leaving = [member for member in references if not isinstance(member, str | Mapping)]
-        leaving += [_MEMBERS.pop(key) for key in keys]
-        for member in _CHAT_MODELS.values():
-            if any(member.model is model for model in references):
-                leaving.append(member)
+        leaving = _removed(references)
         ids = {id(member) for member in leaving}
         for ensembles in (_KEPT, _SHARED):
-            for ensemble_key in list(ensembles):
-                if ids.intersection(ensemble_key[1:]):
-                    ensembles.pop(ensemble_key, None)
+            for key in list(ensembles):
+                if ids.intersection(key[1:]):
+                    ensembles.pop(key, None)
     for member in leaving:
         free = getattr(member, "unload", None)
         if callable(free):  # on the member's own worker, or it would race with the running batch
             done: Future[Any] = Future()
             worker_for(member.device).call(member, free, done.set_result)
             wait([done], timeout=UNLOAD_WAIT_S)
+
+
+def _removed(references: Sequence[Reference]) -> list[Any]:
+    """Remove these members from the registry, or all without references, and return them."""
+    texts = [_specification(member) for member in references if isinstance(member, str | Mapping)]
+    keys = [key for key in _MEMBERS if not references or key[0] in texts]
+    members = [member for member in references if not isinstance(member, str | Mapping)]
+    members += [_MEMBERS.pop(key) for key in keys]
+    for member in list(_CHAT_MODELS.values()):
+        if any(member.model is model for model in references):
+            members.append(member)
+    return members

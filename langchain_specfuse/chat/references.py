@@ -33,13 +33,16 @@ Reference: TypeAlias = Any
 arguments, an object."""
 
 _ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+([/#].*)?|localhost([/#].*)?")
-"""An address whose ``http://`` was forgotten."""
+"""An address without ``http://``."""
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
+"""The beginning of an absolute path on Windows."""
+_PATH = re.compile(r"([./~]|[A-Za-z]:/).*|.*/.*/.*|.*\\.*|.*(/|\.safetensors)")
+"""A path, rather than a hub id."""
 
 
 class Arguments(Mapping[str, Any]):
-    """A member's arguments, if they contain secrets: these reach the member, but no trace, repr or
-    JSON."""
+    """A member's arguments that contain secrets. The member gets the secrets; traces, reprs and
+    JSON do not."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -58,7 +61,7 @@ class Arguments(Mapping[str, Any]):
 
 
 def members_list(value: Any, field: str) -> list[Any]:
-    """The members of a list, each checked as far as possible without loading it."""
+    """Check a list of members, as far as possible without loading them."""
     expected = (
         f"{field} must be a list of hub ids, folders, .gguf files, servers' addresses, names such "
         "as 'openai:gpt-4.1-mini', chat models, dicts or member objects"
@@ -76,7 +79,7 @@ def members_list(value: Any, field: str) -> list[Any]:
 
 
 def checked_member(reference: Reference) -> Reference:
-    """The same, if it can name a member; paths become strings."""
+    """Check a reference to a member. Returns it, with paths as strings."""
     if isinstance(reference, os.PathLike):
         reference = os.fspath(reference)
     if isinstance(reference, str):
@@ -88,42 +91,39 @@ def checked_member(reference: Reference) -> Reference:
     # Look at the type, not at the object: `device` may be unknown before the member is loaded.
     needed = ("probe", "draft", "score", "forget")
     is_member = all(callable(getattr(type(reference), name, None)) for name in needed)
-    if not is_member or not isinstance(getattr(reference, "name", None), str):
-        kinds = (
-            "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an object like "
-            "Member"
-        )
-        kind = type(reference).__name__
-        error = UsageError(f"a member is {kinds}, got {reference!r:.80} ({kind})")
-        advice = "a model that is already loaded: TransformersMember(model, tokenizer)"
-        if isinstance(reference, Runnable):
-            advice = (
-                "pass the chat model itself, with its settings, no chain: "
-                "ChatOllama(model='qwen3', num_ctx=8192)"
-            )
-        elif isinstance(reference, type):
-            advice = f"that is a class: make an object of it, {reference.__name__}(...)"
-        raise advised(error, advice)
-    return reference
+    if is_member and isinstance(getattr(reference, "name", None), str):
+        return reference
+    raise _not_a_member(reference)
+
+
+def _not_a_member(value: Any) -> UsageError:
+    kinds = (
+        "a hub id, a folder, a .gguf file, an address, a chat model, a dict or an object like "
+        "Member"
+    )
+    error = UsageError(f"a member is {kinds}, got {value!r:.80} ({type(value).__name__})")
+    if isinstance(value, Runnable):
+        example = "ChatOllama(model='qwen3', num_ctx=8192)"
+        return advised(error, f"pass the chat model itself, with its settings, no chain: {example}")
+    if isinstance(value, type):
+        return advised(error, f"that is a class: make an object of it, {value.__name__}(...)")
+    return advised(error, "a model that is already loaded: TransformersMember(model, tokenizer)")
 
 
 def _checked_name(name: str) -> str:
     if not name.strip():
         error = UsageError(f"a member's name is empty, got {name!r}")
         raise advised(error, "name a model, for example 'Qwen/Qwen3-0.6B'")
-    if address := re.search(r"\w+://.*", name):  # also that of an adapter: base+https://...
+    address = re.search(r"\w+://.*", name)  # also that of an adapter: base+https://...
+    if address:
         refuse_secrets(address[0])
     if is_server(name) and not urlsplit(name).hostname:
-        raise advised(
-            UsageError(f"{name!r} does not name a server"),
-            "for example 'http://localhost:8000/v1#my-model'",
-        )
+        error = UsageError(f"{name!r} does not name a server")
+        raise advised(error, "for example 'http://localhost:8000/v1#my-model'")
     if _WINDOWS.match(name) and os.name != "nt" and not os.path.exists(name):
-        advice = (
-            "it is a Windows path; in WSL it is "
-            f"/mnt/{name[0].lower()}{PureWindowsPath(name).as_posix()[2:]}"
-        )
-        raise advised(UsageError(f"there is no model {name!r}"), advice)
+        error = UsageError(f"there is no model {name!r}")
+        in_wsl = f"/mnt/{name[0].lower()}{PureWindowsPath(name).as_posix()[2:]}"
+        raise advised(error, f"it is a Windows path; in WSL it is {in_wsl}")
     return name
 
 
@@ -133,31 +133,27 @@ def _checked_dict(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         error = UsageError(
             f"a member given as a dict needs a 'model', got only {sorted(map(str, arguments))}"
         )
-        raise advised(
-            error, "for example {'model': 'Qwen/Qwen2.5-0.5B-Instruct', 'dtype': 'bfloat16'}"
-        )
+        example = {"model": "Qwen/Qwen2.5-0.5B-Instruct", "dtype": "bfloat16"}
+        raise advised(error, f"for example {example}")
     secret = next((key for key in arguments if is_secret(key)), None)
     if secret is not None:
         error = UsageError(
             f"a member given as a dict must not hold {secret!r}: traces show all its values"
         )
-        advice = (
-            "put a server's key into the environment variable SPECFUSE_API_KEY, or name "
-            "another: api_key_env="
-        )
-        raise advised(error, advice)
-    written = {
-        key: os.fspath(value) if isinstance(value, os.PathLike) else value
-        for key, value in arguments.items()
-    }
+        variable = "put a server's key into the environment variable SPECFUSE_API_KEY"
+        raise advised(error, f"{variable}, or name another: api_key_env=")
+    checked = dict(arguments)
+    for key, value in arguments.items():
+        if isinstance(value, os.PathLike):
+            checked[key] = os.fspath(value)
     for key in ("model", "adapter"):
-        if isinstance(written.get(key), str):
-            _checked_name(written[key])
-    return Arguments(written) if any(found_in(written)) else written
+        if isinstance(checked.get(key), str):
+            _checked_name(checked[key])
+    return Arguments(checked) if any(found_in(checked)) else checked
 
 
 def check_prices(references: Iterable[Reference], names: Iterable[str]) -> None:
-    """Refuse chat models whose price is not known: what they cost cannot be bounded."""
+    """Refuse chat models without a price, because their costs cannot be limited."""
     for reference, name in zip(references, names, strict=True):
         if isinstance(reference, Mapping):
             model, price = reference.get("model"), reference.get("price")
@@ -172,57 +168,52 @@ def check_prices(references: Iterable[Reference], names: Iterable[str]) -> None:
 
 
 def refuse_mistaken(model: str, name: str) -> None:
-    """Refuse what cannot be a hub id or a folder, before transformers is imported and before a
-    download fails."""
+    """Refuse a text that cannot be a hub id or a folder, before transformers is imported and before
+    a download fails."""
     path = Path(model).expanduser()
-    error: Exception
     if _ADDRESS.fullmatch(model):
-        error, advice = (
-            UsageError(f"{model!r} is not a model"),
-            f"a server's address begins with http: 'http://{model}'",
-        )
-    elif ":" in model and not _WINDOWS.match(model) and not path.exists():
-        provider, _, rest = model.partition(":")
-        error = UsageError(
-            f"{model!r} does not name a model"
-            if not rest
-            else f"LangChain has no provider {provider!r}"
-        )
-        near = get_close_matches(provider, PROVIDERS, n=1, cutoff=0.8)
-        advice = (
-            f"did you mean '{near[0]}:{rest or 'MODEL'}'?"
-            if near
-            else f"a model of Ollama's is 'ollama:{model}'"
-        )
-        advice = (
-            "a server's address begins with http:// or https://"
-            if rest.startswith("//")
-            else advice
-        )
-    elif path.is_file():
+        error = UsageError(f"{model!r} is not a model")
+        raise advised(error, f"a server's address begins with http: 'http://{model}'")
+    if ":" in model and not _WINDOWS.match(model) and not path.exists():
+        raise _unknown_provider(model)
+    if path.is_file():
         error = UsageError(f"{model!r} is a file, but not a .gguf file")
-        advice = "name a .gguf file, a folder with a model, or a hub id"
-    elif get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
-        right, error = path.with_suffix(".gguf"), UsageError(f"there is no model {model!r}")
-        advice = (
-            f"did you mean {str(right)!r}?"
-            if right.exists()
-            else "name an existing file that ends in .gguf"
-        )
-    elif (
-        re.fullmatch(r"([./~]|[A-Za-z]:/).*|.*/.*/.*|.*\\.*|.*(/|\.safetensors)", model)
-        and not path.exists()
-    ):
-        error = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
-        advice = "name a folder with a model, a .gguf file or a hub id"
-    else:
-        return _files.refuse_unsafe(path) if path.is_dir() else None
-    raise advised(error, advice)
+        raise advised(error, "name a .gguf file, a folder with a model, or a hub id")
+    if get_close_matches(path.suffix.lower(), [".gguf"], cutoff=0.6):
+        raise _misspelt_gguf(model, path)
+    if path.is_dir():
+        _files.refuse_unsafe(path)
+    elif _PATH.fullmatch(model) and not path.exists():
+        missing = MemberError(f"{path.absolute()} does not exist", member=name, kind="not_found")
+        raise advised(missing, "name a folder with a model, a .gguf file or a hub id")
+
+
+def _unknown_provider(model: str) -> UsageError:
+    """The error for ``provider:model`` with a provider that LangChain does not have."""
+    provider, _, rest = model.partition(":")
+    error = UsageError(f"LangChain has no provider {provider!r}")
+    if not rest:
+        error = UsageError(f"{model!r} does not name a model")
+    if rest.startswith("//"):
+        return advised(error, "a server's address begins with http:// or https://")
+    similar = get_close_matches(provider, PROVIDERS, n=1, cutoff=0.8)
+    if similar:
+        return advised(error, f"did you mean '{similar[0]}:{rest or 'MODEL'}'?")
+    return advised(error, f"a model of Ollama's is 'ollama:{model}'")
+
+
+def _misspelt_gguf(model: str, path: Path) -> UsageError:
+    """The error for a file whose extension is almost ``.gguf``."""
+    error = UsageError(f"there is no model {model!r}")
+    corrected = path.with_suffix(".gguf")
+    if corrected.exists():
+        return advised(error, f"did you mean {str(corrected)!r}?")
+    return advised(error, "name an existing file that ends in .gguf")
 
 
 def is_spec(reference: Reference) -> bool:
-    """Whether this can be written as JSON, so that it can be serialized without weights. Arguments
-    with secrets cannot."""
+    """Whether this reference can be written as JSON. Objects cannot, nor can arguments with
+    secrets."""
     try:
         return isinstance(reference, str | Mapping) and bool(json.dumps(reference))
     except (TypeError, ValueError):
@@ -242,36 +233,33 @@ def is_gguf(name: Any) -> bool:
 def is_chat_model(name: Any) -> bool:
     """Whether this names a chat model as LangChain's ``init_chat_model`` does: ``provider:model``.
 
-    >>> (
-    ...     is_chat_model("ollama:llama3.2"),
-    ...     is_chat_model("Qwen/Qwen3-0.6B"),
-    ...     is_chat_model("C:/models/a.gguf"),
-    ... )
-    (True, False, False)
+    >>> names = ["ollama:llama3.2", "Qwen/Qwen3-0.6B", "C:/models/a.gguf"]
+    >>> [is_chat_model(name) for name in names]
+    [True, False, False]
     """
-    return (
-        isinstance(name, str)
-        and name.partition(":")[0] in PROVIDERS
-        and bool(name.partition(":")[2])
-    )
+    if not isinstance(name, str):
+        return False
+    provider, _, model = name.partition(":")
+    return provider in PROVIDERS and model != ""
 
 
 def arguments_of(reference: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a member that is written as a text or a dict."""
     arguments = {"model": reference} if isinstance(reference, str) else dict(reference)
     if isinstance(arguments.get("model"), str) and "adapter" not in arguments:
         base, adapter = split_adapter(arguments["model"])
-        arguments |= {} if adapter is None else {"model": base, "adapter": adapter}
+        if adapter is not None:
+            arguments |= {"model": base, "adapter": adapter}
     return arguments
 
 
 def split_adapter(name: str) -> tuple[str, str | None]:
     """The base and the adapter in ``base+adapter``. A path that exists is never split.
 
-    >>> (
-    ...     split_adapter("Qwen/Qwen2.5-0.5B-Instruct+./adapters/law"),
-    ...     split_adapter("Qwen/Qwen2.5-0.5B-Instruct"),
-    ... )
-    (('Qwen/Qwen2.5-0.5B-Instruct', './adapters/law'), ('Qwen/Qwen2.5-0.5B-Instruct', None))
+    >>> split_adapter("Qwen/Qwen2.5-0.5B-Instruct+./adapters/law")
+    ('Qwen/Qwen2.5-0.5B-Instruct', './adapters/law')
+    >>> split_adapter("Qwen/Qwen2.5-0.5B-Instruct")
+    ('Qwen/Qwen2.5-0.5B-Instruct', None)
     """
     if "+" not in name or is_server(name) or is_chat_model(name):
         return name, None
@@ -280,7 +268,8 @@ def split_adapter(name: str) -> tuple[str, str | None]:
 
 @lru_cache(maxsize=1024)
 def _split_path(name: str) -> tuple[str, str | None]:
-    """Cached, because it looks for files, and names are split again in every call, even on an event
+    """Split ``base+adapter`` at a plus that does not belong to an existing path. The result is
+    cached, because this looks for files, and every call splits the names again, even on an event
     loop."""
     cuts = [at for at, sign in enumerate(name) if sign == "+"]
     existing = [at for at in (*cuts, len(name)) if os.path.exists(os.path.expanduser(name[:at]))]
@@ -291,7 +280,7 @@ def _split_path(name: str) -> tuple[str, str | None]:
 
 
 def names_of(references: Iterable[Reference]) -> list[str]:
-    """The members' names: the last part of a path, with #2, #3 ... where a name repeats.
+    """The members' names: the last part of a path, with #2, #3 ... if the name is already taken.
 
     >>> names_of(["Qwen/Qwen2.5-0.5B", "models/a.gguf", "Qwen/Qwen2.5-0.5B"])
     ['Qwen2.5-0.5B', 'a', 'Qwen2.5-0.5B#2']
@@ -315,7 +304,7 @@ def names_of(references: Iterable[Reference]) -> list[str]:
 
 
 def _chosen_name(reference: Reference) -> Any:
-    """The name that the user gave this member; None: it is named by its model."""
+    """The name that the user gave this member, or None."""
     if isinstance(reference, str):
         return None
     if isinstance(reference, Mapping):
@@ -324,7 +313,7 @@ def _chosen_name(reference: Reference) -> Any:
 
 
 def _last_part(reference: str | Mapping[str, Any] | BaseChatModel) -> str:
-    """The last part of the adapter's path if there is an adapter, else of the model's."""
+    """The last part of the adapter's path, or of the model's if there is no adapter."""
     if isinstance(reference, BaseChatModel):
         return name_of(reference)
     arguments = arguments_of(reference)

@@ -212,7 +212,7 @@ def heard(monkeypatch):
             lambda query: asked.append((name, query.turns[-1].text)) or "Yes.", name=name
         )
 
-    monkeypatch.setattr("langchain_specfuse.chat.members._made", member)
+    monkeypatch.setattr("langchain_specfuse.chat.members._new_member", member)
     yield asked
     unload()
 
