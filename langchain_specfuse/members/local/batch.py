@@ -76,6 +76,10 @@ def _replies(cache: Cache, name: str, jobs: Sequence[tuple[Any, Any]], work: Wor
             (replies[position],) = getattr(member, name)([job])
     with cache.weights.at_work():
         replies |= _own_replies(cache, own, work)
+        for job in own:
+            if job.member.batch_group is not cache:  # it was unloaded meanwhile
+                job.forget_query()
+                lose(cache, [job.key])
     return [replies[position] for position in range(len(jobs))]
 
 
@@ -161,7 +165,7 @@ def _think(cache: Cache, batch: list[OpenJob]) -> list[None]:
         think(cache, thoughts)
     except BaseException:
         for job in batch:
-            job.forget_thought()
+            job.forget_query()
         raise
     for job, thought in zip(batch, thoughts, strict=True):
         job.keep_thought(thought)

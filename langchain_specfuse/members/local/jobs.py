@@ -118,8 +118,8 @@ class OpenJob:
         sampling = Sampling(repetition_penalty=self.cache.weights.repetition_penalty)
         return Thought(self.key, prompt, budget, words, prompts.stops, sampling, marks)
 
-    def forget_thought(self) -> None:
-        """The reasoning broke off: begin again with the next try."""
+    def forget_query(self) -> None:
+        """Discard what the member keeps of the query: the next job makes it again."""
         self.member.states.pop(self.job.query.id, None)
 
     def keep_thought(self, thought: Thought) -> None:

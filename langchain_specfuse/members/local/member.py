@@ -179,9 +179,10 @@ class LocalMember(ABC):
 
     def forget(self, query_id: str) -> None:
         cache = self.cache
-        if cache is not None:
-            with cache.weights.at_work():
-                self._forget(cache, query_id)
+        if cache is None:
+            return
+        with cache.weights.at_work():
+            self._forget(cache, query_id)
 
     def unload(self) -> None:
         """Free the weights and all caches (weights given in memory stay yours). The next job loads

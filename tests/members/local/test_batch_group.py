@@ -220,6 +220,28 @@ def test_unloading_one_member_leaves_the_others_working(leaving, family):
     assert gone.cache.weights is stays.cache.weights and made.worst < NEAR
 
 
+def test_unloading_a_member_during_a_batch_fails_no_other_job_and_leaves_nothing(family):
+    made, query = family(), tiny.query(STORY)
+    made.drafts(tiny.query("Why?"))
+    gone, other = made.members[1], made.members[3]
+    passes = []
+    group = gone.batch_group
+
+    def unload(*_):
+        passes.append(1)
+        if len(passes) == 3:
+            gone.unload()
+
+    hook = group.weights.model.register_forward_pre_hook(unload)
+    (_, _), (_, job) = jobs = draft_jobs([gone, other], query)
+    _, reply = group.draft(jobs)
+    hook.remove()
+    assert gone.batch_group is None and not gone.states
+    assert gone.key(query.id) not in group.trunks and other.key(query.id) in group.trunks
+    (truth,) = made.twins[other].draft([job])
+    assert tiny.difference(reply, truth) < NEAR
+
+
 def test_loading_an_adapter_waits_for_the_current_pass(tmp_path):
     model, _ = tiny.made("llama", 1)
     adapters = Adapters(model)
