@@ -1,1 +1,0 @@
-"""The stack of members in this process before it was rebuilt, for comparison."""

@@ -1,1 +1,0 @@
-"""GGUF files, read by llama.cpp in this process."""

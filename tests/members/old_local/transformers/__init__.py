@@ -1,1 +1,0 @@
-"""Models that transformers loads, in this process."""
