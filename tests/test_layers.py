@@ -130,19 +130,19 @@ def imports(name: str, *, at_import: bool = False) -> set[str]:
 
 
 def _statements(tree: ast.AST, at_import: bool) -> list[ast.Import | ast.ImportFrom]:
-    found: list[ast.Import | ast.ImportFrom] = []
+    statements: list[ast.Import | ast.ImportFrom] = []
     todo = [tree]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found.append(node)
+            statements.append(node)
         elif (
             at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         ) or (at_import and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
             continue
         else:
             todo += ast.iter_child_nodes(node)
-    return found
+    return statements
 
 
 def test_folders_import_only_what_lies_beneath_them():

@@ -47,18 +47,18 @@ def test_1_one_member_alone_writes_its_own_greedy_generation(arch):
     generated = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
     )
-    own = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+    expected = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
     for size in (1, 5, 24):
         answer = chat_model([member(arch)], segment_tokens=size).invoke(QUESTION).text
         # the last character may be incomplete
-        assert answer.rstrip("\ufffd") == own.rstrip("\ufffd") != ""
+        assert answer.rstrip("\ufffd") == expected.rstrip("\ufffd") != ""
 
 
 def test_2_twins_answer_like_one_without_verification_and_stay_equal():
     """In detail: ``tests/core/test_rounds.py``."""
-    one = chat_model([member("llama")]).invoke(QUESTION)
+    single = chat_model([member("llama")]).invoke(QUESTION)
     twins = chat_model([member("llama", name) for name in "abc"]).invoke(QUESTION)
-    assert twins.text == one.text
+    assert twins.text == single.text
     assert summary(twins)["weights"] == pytest.approx(dict.fromkeys("abc", 1 / 3))
     assert summary(twins)["exits"] == []
     assert twins.usage_metadata["output_token_details"]["verified"] == 0
@@ -69,8 +69,8 @@ def test_3_replies_with_caches_are_those_computed_from_scratch():
     used, query, answer = member("llama"), tiny.query(QUESTION), ()
     used.probe()
     for foreign in (" The sky", " is blue.", "\n"):
-        (own,) = used.draft([DraftJob(query, answer, 4, 64, Sampling())])
-        answer = (*answer, Segment(own.text, tokens={"llama": own.tokens}), Segment(foreign))
+        (draft,) = used.draft([DraftJob(query, answer, 4, 64, Sampling())])
+        answer = (*answer, Segment(draft.text, tokens={"llama": draft.tokens}), Segment(foreign))
         job = ScoreJob(
             query, answer, (Candidate(" because", False, ()), Candidate(" of it", True, ()))
         )
@@ -143,9 +143,10 @@ def test_7_a_writer_keeps_its_tokens_and_others_text_is_tokenized_in_its_context
         prompt = words.encode("Answer:\n")
         ids = words.answer_ids(arch, prompt, segments)
         assert words.added(prompt, ids[len(prompt) :]) == text
-        own = [segment.tokens[arch] for segment in segments if arch in segment.tokens]
+        own_tokens = [segment.tokens[arch] for segment in segments if arch in segment.tokens]
         assert all(
-            list(tokens) in [ids[at : at + len(tokens)] for at in range(len(ids))] for tokens in own
+            list(tokens) in [ids[at : at + len(tokens)] for at in range(len(ids))]
+            for tokens in own_tokens
         )
 
 

@@ -95,8 +95,8 @@ def smallest(schema: dict[str, Any]) -> dict[str, Any]:
     """An object of flat fields that fits the schema."""
     values: dict[str, Any] = {"integer": 1, "string": "x", "array": []}
     return {
-        key: values.get(one.get("type", "null"))
-        for key, one in schema.get("properties", {}).items()
+        key: values.get(subschema.get("type", "null"))
+        for key, subschema in schema.get("properties", {}).items()
     }
 
 
@@ -147,15 +147,15 @@ class Instructed(BaseChatModel):
         return "instructed"
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-        told = "\n".join(message.text for message in messages if message.type == "system")
+        system = "\n".join(message.text for message in messages if message.type == "system")
         text = "Hello! I am a chat model that leads the members of this answer."
-        if found := re.search(r"fits this schema:\n(\{.*\})", told):
+        if found := re.search(r"fits this schema:\n(\{.*\})", system):
             text = json.dumps(smallest(json.loads(found[1])))
-        elif "with a JSON object" in told:
+        elif "with a JSON object" in system:
             text = json.dumps({"setup": "x", "punchline": "x"})
         elif (
-            found := re.search(r"- (\w+):? .*?Arguments: (\{.*\})", told)
-        ) and "in plain words" not in told:
+            found := re.search(r"- (\w+):? .*?Arguments: (\{.*\})", system)
+        ) and "in plain words" not in system:
             text = ScriptedMember.call(found[1], **smallest(json.loads(found[2])))
         return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
 

@@ -1,4 +1,4 @@
-"""Agents whose members' scripts are known: what they call, and what they make of the result."""
+"""Agents whose members follow scripts: which tools they call, and how they use the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def weather(city: str) -> str:
 
 
 def called(*calls: tuple[str, dict[str, Any]]) -> str:
-    """These calls as a member writes them."""
+    """Return the text of these calls as a member writes them."""
     bodies = [
         json.dumps({FORMAT.name_key: name, FORMAT.arguments_key: arguments})
         for name, arguments in calls
@@ -36,7 +36,7 @@ def called(*calls: tuple[str, dict[str, Any]]) -> str:
 
 
 def caller(last: str = "The report says: {}", city: str = "Paris") -> Callable[[Query], str]:
-    """Calls its tool first, then says this about the result."""
+    """Return a script that calls its tool first, then answers with this text about the result."""
 
     def script(query: Query) -> str:
         turn = query.turns[-1]
@@ -56,7 +56,7 @@ def model(*scripts: Callable[[Query], str]) -> SpecFuseChatModel:
 
 @pytest.fixture
 def llm() -> SpecFuseChatModel:
-    """Two members that agree on the tool, and on little else; the first wins."""
+    """Two members that agree on the tool and on little else; the first one wins."""
     return model(caller(), caller("The forecast says: {}", "Lyon"))
 
 
@@ -69,6 +69,6 @@ def results(state: dict[str, Any]) -> list[ToolMessage]:
 
 
 def made(state: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The calls that were made, in their order."""
+    """Return the calls in the state, in order."""
     answers = [message for message in state["messages"] if isinstance(message, AIMessage)]
     return [(call["name"], call["args"]) for answer in answers for call in answer.tool_calls]

@@ -1,4 +1,4 @@
-"""LangChain's agents: tools are called, their results come back, the members answer together."""
+"""LangChain's agents run tools, pass results back, and get one answer from all members."""
 
 from __future__ import annotations
 

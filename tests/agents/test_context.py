@@ -1,4 +1,4 @@
-"""Agents that shorten their history by the chat model's profile, before any member is loaded."""
+"""Agents that shorten their history use the chat model's profile before any member is loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def summarizing(llm: SpecFuseChatModel) -> Any:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the members that were loaded."""
+    """Record the names of members as they are loaded."""
     names: list[str] = []
     monkeypatch.setattr(
         ScriptedMember, "probe", lambda self: names.append(self.name) or self.preview()

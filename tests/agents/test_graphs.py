@@ -1,5 +1,4 @@
-"""LangGraph graphs: the members answer in a node; tokens, calls and rounds come out of the
-graph."""
+"""LangGraph graphs stream tokens, calls and rounds of the members that answer in a node."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ ROUNDS: Any = {"callbacks": [SpecFuseCallbackHandler(on_round=write)]}
 
 
 def loop(llm: Runnable[Any, Any], way: str = "invoke") -> Any:
-    """A graph of two nodes: the members, asked in this way, and the tool that they call."""
+    """Return a graph of two nodes: the members, called in the given way, and their tool."""
 
     def invoke(state: MessagesState) -> dict[str, Any]:
         return {"messages": [llm.invoke(state["messages"])]}

@@ -1,5 +1,4 @@
-"""Agents, graphs and answers from documents on the demo's two real models and on real
-embeddings."""
+"""Agents, graphs and answers from documents, with the demo's two models and real embeddings."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ QUESTION: Any = {"messages": [("human", "When can I go to the museum?")]}
 
 
 class ToolFirst(AgentMiddleware):
-    """A tool must be called first; after its result nothing may be called."""
+    """Force a tool call first and forbid calls after its result."""
 
     def wrap_model_call(self, request: Any, handler: Any) -> Any:
         return handler(self._chosen(request))
@@ -45,7 +44,7 @@ class ToolFirst(AgentMiddleware):
 
 @tool
 def opening_hours(place: Literal["library", "museum"]) -> str:
-    """When a place in town is open."""
+    """Return when a place in town is open."""
     return f"The {place} is open {HOURS[place]}."
 
 

@@ -1,4 +1,4 @@
-"""Small ensembles whose answers are known, and members that fail or wait."""
+"""Small ensembles with known answers, and members that fail or wait."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ LIMIT_S = 30
 
 @pytest.fixture
 def ensemble() -> Callable[..., SpecFuseChatModel]:
-    """Makes a chat model of two members that differ; its answer is BLUE. Answers and options can be
-    chosen."""
+    """Return a factory of chat models with two members that differ and answer BLUE together."""
 
     def make(*answers: Any, names: str = "abcdef", **options: Any) -> SpecFuseChatModel:
         scripts = answers or (BLUE, WIDE)
@@ -46,7 +45,7 @@ def no_cache() -> Iterator[None]:
 
 
 def until(happened: Callable[[], object], timeout_s: float = LIMIT_S) -> bool:
-    """Wait until this is true; whether it is."""
+    """Wait until the condition is true; return whether it became true."""
     end = time.monotonic() + timeout_s
     while not happened() and time.monotonic() < end:
         time.sleep(0.005)
@@ -58,12 +57,12 @@ async def auntil(happened: Callable[[], object]) -> bool:
 
 
 def free(llm: SpecFuseChatModel) -> bool:
-    """Whether no member keeps anything of any question."""
+    """Return whether no member holds any state of a query."""
     return not any(member.open_queries for member in llm.members)
 
 
 class GatedMember(ScriptedMember):
-    """Drafts its first segments, then waits in ``draft`` until its gate is opened."""
+    """Drafts its first segments, then blocks in ``draft`` until its gate opens."""
 
     def __init__(self, *args: Any, first: int = 1, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -81,7 +80,7 @@ class GatedMember(ScriptedMember):
 
 
 class FailingMember(ScriptedMember):
-    """Fails every draft in the given way."""
+    """Fails every draft with the given kind of failure."""
 
     def __init__(self, kind: str, **options: Any) -> None:
         super().__init__("never said", **options)
@@ -95,7 +94,7 @@ WAYS = ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "astream_ev
 
 
 async def asked(llm: SpecFuseChatModel, way: str, question: Any = "Why?", **options: Any) -> Any:
-    """The result of asking in this way; streams as lists, batches of two."""
+    """Call the chat model in the given way; streams return lists, batches ask twice."""
     if way in ("batch", "abatch"):
         question = [question, question]
     if way == "astream_events":
@@ -109,5 +108,5 @@ async def asked(llm: SpecFuseChatModel, way: str, question: Any = "Why?", **opti
 
 
 def joined(chunks: list[Any]) -> Any:
-    """The message that the chunks of a stream make."""
+    """Return the message that the chunks of a stream add up to."""
     return sum(chunks[1:], chunks[0])

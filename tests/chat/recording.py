@@ -28,7 +28,7 @@ INFO = {
 
 
 class Endpoint:
-    """What arrived: bodies, and runs put together from their parts."""
+    """Records every request body, and rebuilds runs from their parts."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -46,7 +46,7 @@ class Endpoint:
 
     @property
     def received(self) -> str:
-        """Everything that was sent, as one text."""
+        """Return everything that was sent, as one text."""
         return b"\n".join(self.bodies).decode()
 
     told = received
@@ -61,8 +61,10 @@ class Endpoint:
         return run
 
     def children(self, run: dict[str, Any]) -> list[dict[str, Any]]:
-        found = [one for one in self.runs.values() if one.get("parent_run_id") == run["id"]]
-        return sorted(found, key=lambda one: one["dotted_order"])
+        children = [
+            child for child in self.runs.values() if child.get("parent_run_id") == run["id"]
+        ]
+        return sorted(children, key=lambda child: child["dotted_order"])
 
     def receive(self, kind: str, body: bytes) -> None:
         self.bodies.append(body)
@@ -122,8 +124,7 @@ class Endpoint:
 
 @contextmanager
 def recorded(**options: Any) -> Iterator[tuple[LangChainTracer, Endpoint]]:
-    """The tracer of a real client and its endpoint; everything has arrived at the end of the
-    ``with``."""
+    """Yield the tracer of a real client and its endpoint; on exit, everything has arrived."""
     endpoint = Endpoint()
     client = Client(api_url=endpoint.url, api_key="not-a-key", **options)
     try:

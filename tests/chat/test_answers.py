@@ -1,5 +1,4 @@
-"""What comes out: text, chunks, usage, metadata and provenance; the same whichever way it is asked
-for."""
+"""Text, chunks, usage, metadata and provenance of an answer are the same in every way of asking."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ from .conftest import BLUE, asked, joined
 
 
 async def every_way(llm: SpecFuseChatModel, question: str = "Why?", **options: Any) -> list[Any]:
-    """The message from invoke, ainvoke, stream, astream, batch, abatch, generate and agenerate."""
+    """Return the message from invoke, ainvoke, stream, astream, batch, abatch, generate and
+    agenerate."""
     messages = [await asked(llm, way, question, **options) for way in ("invoke", "ainvoke")]
     messages += [
         joined(await asked(llm, way, question, **options)) for way in ("stream", "astream")
@@ -57,8 +57,7 @@ async def test_each_agreed_segment_is_one_chunk_and_chunks_join_to_the_answer(
 
 
 def test_a_stop_string_does_not_change_the_vote() -> None:
-    """The first draft used to be cut at the stop string before the vote, so that the other draft
-    won."""
+    """A draft that is cut at the stop string before the vote would lose to the other draft."""
     texts = ('{"tags": [\n    {"name": "a"}]}', '{"tags": ["Category A", "Category B"]}')
     members = [ScriptedMember(text, name=name) for text, name in zip(texts, "ab", strict=True)]
     llm = SpecFuseChatModel(members=members, segment_tokens=3)
@@ -136,7 +135,7 @@ def test_usage_counts_the_winners_tokens_once_and_all_drafts_apart(ensemble: Any
 
 
 class Wavering(ScriptedMember):
-    """Says another text in its further samples."""
+    """Writes a different text in its further samples."""
 
     def __init__(self, first: str, later: str, name: str) -> None:
         super().__init__(first, name=name)
@@ -149,7 +148,7 @@ class Wavering(ScriptedMember):
 
 @pytest.mark.parametrize("other", ["b", "a#2"])
 def test_shares_name_the_member_whose_sample_won(other: str) -> None:
-    """Also where a member has the name that a further sample of another one would have."""
+    """This holds even if a member has the name that another one's further sample would get."""
     members = [Wavering("6 x 7 is 41", "It is 42", "a"), Wavering("Who knows?", "43", other)]
     llm = SpecFuseChatModel(
         members=members,
@@ -169,9 +168,11 @@ def test_shares_name_the_member_whose_sample_won(other: str) -> None:
 
 def test_the_seed_of_a_sampled_answer_is_in_its_metadata_and_repeats_it(ensemble: Any) -> None:
     llm = ensemble(temperature=0.8)
-    one, other = (llm.invoke("Why?").response_metadata["specfuse"]["seed"] for _ in range(2))
-    assert one != other
-    assert llm.invoke("Why?", seed=one).response_metadata["specfuse"]["seed"] == one
+    seed, another_seed = (
+        llm.invoke("Why?").response_metadata["specfuse"]["seed"] for _ in range(2)
+    )
+    assert seed != another_seed
+    assert llm.invoke("Why?", seed=seed).response_metadata["specfuse"]["seed"] == seed
     assert "seed" not in ensemble(seed=3).invoke("Why?").response_metadata["specfuse"]
 
 
@@ -205,13 +206,13 @@ def test_the_confidence_of_a_segment_is_its_share_of_the_vote(ensemble: Any) -> 
         ensemble(*texts, output_version="v1", method={"weighting": "equal"}).invoke("?")
     )
     # Each scores its own draft -0.1 a word and the end, another's one word in five with -3.0.
-    mine = 1 / (1 + math.exp(-(3.0 - 0.1) / 5))
-    assert value["confidence"] == pytest.approx((2 * mine + (1 - mine)) / 3)
+    share = 1 / (1 + math.exp(-(3.0 - 0.1) / 5))
+    assert value["confidence"] == pytest.approx((2 * share + (1 - share)) / 3)
     assert 0 < value["dissent"] < 1
 
 
 class Speechless(ScriptedMember):
-    """Drafts nothing and does not end."""
+    """Drafts nothing and never ends the answer."""
 
     def draft(self, jobs: list[DraftJob]) -> Any:
         return [Draft("") for _ in jobs]
@@ -233,7 +234,7 @@ def test_confidence_is_absent_if_no_member_could_disagree_or_vote(ensemble: Any)
 async def test_langchains_v3_events_carry_text_usage_and_metadata(
     ensemble: Any, output_version: Any
 ) -> None:
-    """Its bridge from chunks keeps only the last annotation of a text (1.7.2, 1.8.2)."""
+    """LangChain's bridge from chunks keeps only the last annotation of a text (1.7.2, 1.8.2)."""
     llm = ensemble(output_version=output_version)
     stream = llm.stream_events("Why?", version="v3")
     assert "".join(stream.text) == BLUE

@@ -1,4 +1,4 @@
-"""Many questions at once: jobs that wait for a member together are one batch of its work."""
+"""Jobs that wait for a member at the same time become one batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWERS = [f"You said {word} to me and to all the others who are here today." fo
 
 
 class BatchMember(ScriptedMember):
-    """Notes the sizes of its batches. It takes a moment for each, so that jobs can gather."""
+    """Records the sizes of its batches, and takes a moment for each so that jobs can gather."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
@@ -89,14 +89,14 @@ async def test_each_question_keeps_its_own_config(
 ) -> None:
     recorders = [TraceCallbackHandler() for _ in range(5)]
     configs: list[RunnableConfig] = [
-        {"callbacks": [one], "run_name": f"run {i}"} for i, one in enumerate(recorders)
+        {"callbacks": [recorder], "run_name": f"run {i}"} for i, recorder in enumerate(recorders)
     ]
     _ = (
         await llm.abatch(QUESTIONS[:5], configs)
         if asynchronous
         else llm.batch(QUESTIONS[:5], configs)
     )
-    assert [[trace.answer for trace in one.traces.values()] for one in recorders] == [
+    assert [[trace.answer for trace in recorder.traces.values()] for recorder in recorders] == [
         [text] for text in ANSWERS[:5]
     ]
     assert configs[0].keys() == {"callbacks", "run_name"}, "the caller's config is not changed"

@@ -1,4 +1,4 @@
-"""Nothing blocks the event loop: blockbuster raises where a call on its thread would."""
+"""Nothing blocks the event loop: blockbuster raises if a call on its thread would."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*cannot score:UserWarning")
 
 @pytest.fixture(autouse=True, scope="module")
 def _the_system_is_known() -> None:
-    """LangChain asks the system once, in the first run of a tracer."""
+    """LangChain looks up the system once, in the first run of a tracer."""
     get_runtime_environment()
 
 
@@ -50,7 +50,9 @@ def hosted() -> SpecFuseChatModel:
         for name in ("one", "ballot")
     ]
     return SpecFuseChatModel(
-        members=[ChatModelMember(one, name=name) for one, name in zip(members, "ab", strict=True)],
+        members=[
+            ChatModelMember(model, name=name) for model, name in zip(members, "ab", strict=True)
+        ],
         lead="a",
         segment_tokens=4,
     )
@@ -73,7 +75,7 @@ async def test_no_way_of_asking_blocks(guarded: BlockBuster, make: Any, way: str
 async def test_many_questions_at_once_do_not_block(guarded: BlockBuster) -> None:
     llm = scripted(max_concurrency=4)
     answers = await llm.abatch(["Why?"] * 40)
-    assert {one.text for one in answers} == {BLUE}
+    assert {answer.text for answer in answers} == {BLUE}
 
 
 class City(BaseModel):
@@ -118,7 +120,7 @@ async def test_tools_and_structured_output_do_not_block(guarded: BlockBuster) ->
 
 
 async def test_a_function_as_result_does_not_block(guarded: BlockBuster) -> None:
-    """The key of a cache names it by the text of its file."""
+    """The cache key of a function contains the text of its file."""
     cache = InMemoryCache()
     for _ in range(2):
         llm = scripted(segment="answer", result=lambda text: text[:1], cache=cache)
@@ -128,7 +130,7 @@ async def test_a_function_as_result_does_not_block(guarded: BlockBuster) -> None
 
 
 async def test_a_call_in_plain_json_does_not_block(guarded: BlockBuster) -> None:
-    """Alone, this file is what imports the library that checks it."""
+    """Run alone, this file is the first to import the library that checks the call."""
     saying = '```json\n{"name": "where", "arguments": {"city": "Rome"}}\n```'
     llm = SpecFuseChatModel(members=[ScriptedMember(saying, name=n) for n in "ab"])
     message = await llm.bind_tools([where]).ainvoke("Where?")

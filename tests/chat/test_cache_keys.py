@@ -1,4 +1,4 @@
-"""The key of a cache tells functions and members apart, in this process and in others."""
+"""Cache keys distinguish functions and members, in this process and in others."""
 
 from __future__ import annotations
 
@@ -74,14 +74,16 @@ def test_different_functions_never_share_a_key(at_call: bool) -> None:
         str.strip,
         str.lower,
     ]
-    keys = [key(one, at_call) for one in functions]
+    keys = [key(function, at_call) for function in functions]
     assert len(set(keys)) == len(functions)
-    assert keys == [key(one, at_call) for one in functions]
-    assert not any(f"{id(one):x}" in text for one, text in zip(functions, keys, strict=True))
+    assert keys == [key(function, at_call) for function in functions]
+    assert not any(
+        f"{id(function):x}" in text for function, text in zip(functions, keys, strict=True)
+    )
 
 
 def test_the_key_of_a_deleted_function_is_never_reused() -> None:
-    """Addresses are given again soon."""
+    """Python soon reuses the address of a deleted object."""
     keys = set()
     for _ in range(50):
         keys.add(key(letter_at(0)))

@@ -1,4 +1,4 @@
-"""The handlers: typed events, traces of answers, and listeners that fail."""
+"""Callback handlers receive typed events and traces, and may fail without harm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .conftest import BLUE, WAYS, WIDE, asked, auntil, free
 
 
 def failing_ensemble() -> SpecFuseChatModel:
-    """Three members: one fails in its second draft; the others differ, so that weights move."""
+    """Return three members that differ, so that weights move; one fails in its second draft."""
     members = [
         ScriptedMember("one two three four five six seven eight", name="a"),
         ScriptedMember("one two THREE four five SIX seven eight", name="b"),
@@ -102,9 +102,9 @@ async def test_methods_can_be_overridden_instead() -> None:
         async def on_exit(self, event: ExitEvent) -> None:
             self.left += (event.member,)
 
-    mine, asynchronous = Mine(), AsyncMine()
-    await failing_ensemble().ainvoke("Count.", {"callbacks": [mine, asynchronous]})
-    assert mine.left == asynchronous.left == ("c",)
+    synchronous, asynchronous = Mine(), AsyncMine()
+    await failing_ensemble().ainvoke("Count.", {"callbacks": [synchronous, asynchronous]})
+    assert synchronous.left == asynchronous.left == ("c",)
 
 
 def test_a_coroutine_function_in_the_plain_handler_is_refused() -> None:
@@ -160,7 +160,7 @@ async def test_listeners_that_fail_in_every_hook_change_nothing(ensemble: Any, w
 async def test_a_listener_with_raise_error_ends_the_answer_and_everything_is_freed(
     ensemble: Any, way: str
 ) -> None:
-    """``raise_error`` is LangChain's way to say that this listener's errors are the caller's."""
+    """With ``raise_error``, LangChain passes a listener's errors on to the caller."""
     llm, insistent = ensemble(), SpecFuseCallbackHandler(on_round=fails)
     insistent.raise_error = True
     with pytest.raises(RuntimeError, match="own mistake"):

@@ -1,5 +1,4 @@
-"""Answers that call tools: as messages, as streams, as content blocks; whole, cut off, thought
-about."""
+"""Tool calls in answers: as messages, streams and content blocks, complete or cut off."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ Make = Callable[..., SpecFuseChatModel]
 
 
 async def every_message(model: Any, question: Any = "?") -> list[AIMessage]:
-    """The answer in all ways of asking."""
+    """Return the answer from every way of asking."""
     whole = [await asked(model, way, question) for way in ("invoke", "ainvoke")]
     return [*whole, *[joined(await asked(model, way, question)) for way in ("stream", "astream")]]
 
@@ -166,7 +165,7 @@ def test_a_stop_string_ends_prose_but_never_cuts_a_call(ensemble: Make, stop: st
 
 
 @pytest.mark.parametrize(
-    ("words", "stop", "said"),
+    ("words", "stop", "expected"),
     [
         ("So a < b", "< b", "So a "),
         ("So a < b", "a <", "So "),
@@ -176,13 +175,13 @@ def test_a_stop_string_ends_prose_but_never_cuts_a_call(ensemble: Make, stop: st
     ],
 )
 def test_a_stop_string_is_found_where_a_call_might_begin(
-    ensemble: Make, words: str, stop: str, said: str
+    ensemble: Make, words: str, stop: str, expected: str
 ) -> None:
     for texts in ((words,), (words, words + " and")):
         for size in (1, 3):
             bound = ensemble(*texts, segment_tokens=size, stop=[stop]).bind_tools([add, say])
             message = bound.invoke("?")
-            assert (message.text, message.tool_calls) == (said, [])
+            assert (message.text, message.tool_calls) == (expected, [])
             assert message.response_metadata["specfuse"]["finish"] == "stop_string"
 
 
@@ -194,15 +193,18 @@ STOPS = st.lists(st.text(st.sampled_from("ab <to>\n"), min_size=1, max_size=4), 
 def test_with_tools_stop_strings_only_cut_prose_and_never_appear_in_it(
     words: list[str], calls: list[tuple[str, Any]], stop: list[str], segment: int, budget: int
 ) -> None:
-    members = [ScriptedMember(one + written(*calls), name=one or "silent") for one in set(words)]
+    members = [ScriptedMember(text + written(*calls), name=text or "silent") for text in set(words)]
     llm = SpecFuseChatModel(members=members, segment_tokens=segment, max_tokens=budget)
     bound = llm.bind_tools([add, say])
     plain, chunks = bound.invoke("?"), list(bound.stream("?", stop=stop))
     stopped = joined(chunks)
-    places = [(plain.text.find(one) + len(one), plain.text.find(one)) for one in stop]
+    places = [
+        (plain.text.find(stop_string) + len(stop_string), plain.text.find(stop_string))
+        for stop_string in stop
+    ]
     at = min(((end, at) for end, at in places if at >= 0), default=(0, None))[1]
     assert plain.text.startswith(stopped.text)
-    assert not any(one in stopped.text for one in stop)
+    assert not any(stop_string in stopped.text for stop_string in stop)
     if at is None and plain.response_metadata["finish_reason"] == "length":
         # What may begin a call is not shown where the budget ends, but it can hold a stop string.
         return
@@ -307,7 +309,7 @@ async def test_every_member_reads_the_result_of_a_call() -> None:
     result = add.invoke(call.tool_calls[0])
     assert isinstance(result, ToolMessage)
     assert (await bound.ainvoke([question, call, result])).text == "It is three."
-    assert [one.name for one in seen[-1].tools] == ["add"]
+    assert [tool.name for tool in seen[-1].tools] == ["add"]
     called, answered = seen[-1].turns[1:]
     assert called.calls[0].id == answered.call_id == call.tool_calls[0]["id"]
     assert (answered.name, answered.text) == ("add", "3.0")
@@ -319,8 +321,7 @@ COMMON = CallFormat()
 
 
 class Trained(ScriptedMember):
-    """Was trained to write calls in a format of its own; writes whatever format it is asked for,
-    after some words."""
+    """Was trained on a call format of its own; writes the requested format after some words."""
 
     def __init__(self, calls: CallFormat | None, words: str = "", **options: Any) -> None:
         super().__init__(self._called, **options)
@@ -370,7 +371,7 @@ def test_text_before_a_call_streams_in_every_format(format: CallFormat) -> None:
 
 
 class Thinking(ScriptedMember):
-    """Thinks before its first draft."""
+    """Reasons before its first draft."""
 
     def draft(self, jobs: Any) -> Any:
         thoughts = ["" if job.answer else f"{self.name}?" for job in jobs]

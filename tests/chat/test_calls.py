@@ -1,4 +1,4 @@
-"""Calls for LangChain's chunks: in pieces with ids, and so that no broken one can be read."""
+"""Tool calls are streamed as pieces with ids, and a broken call is never readable."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def fed(
 
 
 def arguments(parts: list[tuple[str, list[CallPiece]]]) -> dict[int, str]:
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for _, pieces in parts:
         assert len({piece.index for piece in pieces}) == len(pieces)
         for piece in pieces:
-            found[piece.index] = found.get(piece.index, "") + piece.arguments
-    return found
+            texts[piece.index] = texts.get(piece.index, "") + piece.arguments
+    return texts
 
 
 @pytest.mark.parametrize("size", range(1, len(HERMES.begin)))
@@ -57,13 +57,13 @@ def test_the_beginning_of_a_call_at_the_end_is_text_unless_the_answer_was_cut(
     st.sampled_from([HERMES, BARE]),
 )
 def test_a_call_that_is_cut_off_is_never_parsed_as_a_complete_one(
-    given: Any, size: int, places: list[int], format: CallFormat
+    values: Any, size: int, places: list[int], format: CallFormat
 ) -> None:
-    whole = written(format, "add", given)
+    whole = written(format, "add", values)
     text = whole[: min(size, len(whole) - 1)]
-    for found in arguments(fed(format, text, places, cut_off=True)).values():
-        assert found.endswith(marked(CUT_OFF))
-        assert parse_partial_json(found) is None
+    for partial in arguments(fed(format, text, places, cut_off=True)).values():
+        assert partial.endswith(marked(CUT_OFF))
+        assert parse_partial_json(partial) is None
 
 
 def test_arguments_stream_in_pieces_and_name_and_id_are_sent_once() -> None:

@@ -1,5 +1,4 @@
-"""How many answers are under way at once, what a refused caller gets, and who may ask from
-where."""
+"""Limits on concurrent answers, errors beyond them, and use from several threads and loops."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def gated(name: str, **options: Any) -> tuple[GatedMember, SpecFuseChatModel]:
 
 
 async def started(member: GatedMember, llm: SpecFuseChatModel) -> asyncio.Task[Any]:
-    """An answer that is under way until the gate opens."""
+    """Start an answer that runs until the gate opens."""
     first = asyncio.create_task(llm.ainvoke("first"))
     await asyncio.to_thread(member.waiting.wait, LIMIT_S)
     return first
@@ -88,7 +87,7 @@ def test_deleted_chat_models_leave_no_thread_and_no_worker(
     def left() -> list[str]:
         gc.collect()
         ours = [thread.name for thread in threading.enumerate() if "specfuse-" in thread.name]
-        mine = [name for name in ours if "short-lived" in name or "FakeListChatModel" in name]
-        return mine + [name for name in worker._WORKERS if name not in before]
+        threads = [name for name in ours if "short-lived" in name or "FakeListChatModel" in name]
+        return threads + [name for name in worker._WORKERS if name not in before]
 
     assert until(lambda: not left()), left()

@@ -1,5 +1,4 @@
-"""Answers that end before their time: closed, cancelled, late or failing. Text already shown is not
-lost, caches are freed."""
+"""Answers that are closed, cancelled, late or failing keep the streamed text and free caches."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ LONG = " ".join(f"word{i}" for i in range(4000))
 
 @pytest.fixture
 def gated() -> Any:
-    """Answers its first segment, then waits."""
+    """Return a member that drafts its first segment, then waits."""
     members = [GatedMember(LONG, name=name, device=f"gated-{name}") for name in "ab"]
     yield SpecFuseChatModel(members=members, segment_tokens=2, max_tokens=4000)
     for member in members:
@@ -38,7 +37,7 @@ def gated() -> Any:
 
 
 def ends(llm: SpecFuseChatModel) -> bool:
-    """Once the gate is open, everything is freed long before the whole answer is written."""
+    """Check that everything is freed soon after the gate opens, before the answer is complete."""
     for member in llm.members:
         member.gate.set()
     return until(lambda: free(llm)) and all(member.draft_calls < 1000 for member in llm.members)

@@ -1,4 +1,4 @@
-"""What LangChain's retries and fallbacks make of an answer that failed."""
+"""LangChain's retries and fallbacks understand the error of a failed answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ANSWERING = ["invoke", "ainvoke", "stream", "astream", "batch"]
 
 
 class StatusError(Exception):
-    """An error as the clients of OpenAI, Anthropic, Ollama and others raise it."""
+    """An error with a status, as the clients of OpenAI, Anthropic, Ollama and others raise it."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the provider answered {status}")
@@ -52,7 +52,7 @@ class ResponseError(Exception):
 
 
 class APITimeoutError(Exception):
-    """OpenAI's is a connection error too."""
+    """OpenAI's timeout is a connection error too."""
 
 
 class ConnectError(Exception):
@@ -81,7 +81,7 @@ class Raising(BaseChatModel):
 
 
 class Unloadable(ScriptedMember):
-    """Fails to load in this way."""
+    """Fails to load with the given error."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(BLUE, name="unloadable")
@@ -131,7 +131,7 @@ def test_a_failure_of_all_members_has_langchains_class_for_it(
     assert isinstance(raised.value, getattr(langchain, known))
     assert raised.value.is_retryable is retryable
     assert raised.value.__cause__ is error
-    assert [one.member for one in raised.value.failures] == ["m0", "m1"][:count]
+    assert [failure.member for failure in raised.value.failures] == ["m0", "m1"][:count]
     assert str(error) in str(raised.value)
     assert any(note.startswith("-> ") for note in raised.value.__notes__)
 
@@ -230,7 +230,7 @@ def test_the_error_can_be_copied_and_pickled() -> None:
 
 
 class FailingServer:
-    """A server that answers every request with one status, and with this text."""
+    """A server that answers every request with one status and one text."""
 
     def __init__(self, status: int, text: str | None = None) -> None:
         self.asked: list[str] = []
@@ -264,9 +264,9 @@ class FailingServer:
 
 @pytest.fixture
 def failing_server(request: pytest.FixtureRequest) -> Iterator[FailingServer]:
-    made = FailingServer(request.param)
-    yield made
-    made.stop()
+    server = FailingServer(request.param)
+    yield server
+    server.stop()
 
 
 def agent(llm: Any) -> Any:
@@ -291,12 +291,12 @@ async def test_an_agent_retries_a_hosted_member_only_where_that_can_help(
     chat = pytest.importorskip("langchain_openai").ChatOpenAI(
         model="m", base_url=failing_server.url, api_key="none", max_retries=0
     )
-    made = agent(SpecFuseChatModel(members=[chat]))
+    executor = agent(SpecFuseChatModel(members=[chat]))
     with pytest.raises(EnsembleError):
-        ask(made)
+        ask(executor)
     assert len(failing_server.asked) == requests
     with pytest.raises(EnsembleError):
-        await made.ainvoke({"messages": [("human", "Why?")]})
+        await executor.ainvoke({"messages": [("human", "Why?")]})
     assert len(failing_server.asked) == 2 * requests
 
 
@@ -324,7 +324,7 @@ def test_the_advice_fits_the_response_of_the_provider(
     with pytest.raises(EnsembleError) as raised:
         SpecFuseChatModel(members=members).invoke("Why?")
     assert f"m0 ({kind}): " in str(raised.value)
-    assert {one.kind for one in raised.value.failures} == {kind}
+    assert {failure.kind for failure in raised.value.failures} == {kind}
     (note,) = raised.value.__notes__
     assert advice in note and "one by one" not in note
 
@@ -404,9 +404,9 @@ def test_a_server_that_cannot_be_reached_is_langchains_connection_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "RETRIES", 0)
-    gone = FailingServer(500)
-    gone.stop()
-    llm = SpecFuseChatModel(members=[ServerMember(gone.url, "m", name="served")])
+    stopped = FailingServer(500)
+    stopped.stop()
+    llm = SpecFuseChatModel(members=[ServerMember(stopped.url, "m", name="served")])
     with pytest.raises(MemberError) as raised:
         llm.invoke("Why?")
     assert isinstance(raised.value, langchain.ModelConnectionError)
@@ -415,7 +415,7 @@ def test_a_server_that_cannot_be_reached_is_langchains_connection_error(
 
 
 async def test_an_invalid_call_is_not_retried() -> None:
-    """Neither one that is refused before it begins nor one whose messages are refused."""
+    """This covers calls with invalid options and calls with invalid messages."""
     tries: list[int] = []
 
     def content(*args: Any) -> str:
@@ -436,7 +436,7 @@ async def test_an_invalid_call_is_not_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "advice"),
+    ("options", "message", "advice"),
     [
         ({"regex": "("}, "the pattern '(' cannot be read: unclosed group", "correct the pattern"),
         ({"regex": "a/(?=b)"}, "the pattern 'a/(?=b)' cannot be read: look-around", "correct"),
@@ -444,12 +444,12 @@ async def test_an_invalid_call_is_not_retried() -> None:
     ],
 )
 def test_an_invalid_pattern_is_quoted_as_written_in_one_sentence(
-    options: Any, said: str, advice: str
+    options: Any, message: str, advice: str
 ) -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember("yes", name="a")])
     with pytest.raises(UsageError) as raised:
         llm.invoke("?", **options)
-    assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
+    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
     assert advice in raised.value.__notes__[0]
 
 

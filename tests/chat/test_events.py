@@ -1,5 +1,4 @@
-"""Rounds and exits are events and child runs of the chat model's own run, wherever the chat model
-is called from."""
+"""Rounds and exits are events and child runs of the chat model's run, however it is called."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ NAMES = [f"round {number}" for number in range(1, ROUNDS + 1)]
 
 
 class Listener(BaseCallbackHandler):
-    """Notes the chat model's runs, and the events of each."""
+    """Records the chat model's runs and the events of each."""
 
     def __init__(self) -> None:
         self.runs: list[UUID] = []
@@ -54,7 +53,7 @@ class Listener(BaseCallbackHandler):
 
 
 class AsyncListener(AsyncCallbackHandler):
-    """The same, listening asynchronously."""
+    """The asynchronous counterpart of ``Listener``."""
 
     def __init__(self) -> None:
         self.listener = Listener()
@@ -136,7 +135,7 @@ def in_an_agent(llm: BaseChatModel) -> Runnable[Any, Any]:
 
 
 async def called(chain: Runnable[Any, Any], way: str, config: Any) -> None:
-    """Call the chain in this way; the events of a stream are checked."""
+    """Call the chain in the given way, and check the events of a stream."""
     events = await asked(chain, way, config=config)  # type: ignore[arg-type]
     if way == "astream_events":
         started = [event["run_id"] for event in events if event["event"] == "on_chat_model_start"]
@@ -206,15 +205,19 @@ async def test_run_id_tags_metadata_and_callbacks_are_used_wherever_they_are_set
 
 async def test_interleaved_streams_do_not_mix(ensemble: Any) -> None:
     llm, listeners = ensemble(), [Listener() for _ in range(5)]
-    streams = [llm.astream(f"Why {i}?", {"callbacks": [one]}) for i, one in enumerate(listeners)]
+    streams = [
+        llm.astream(f"Why {i}?", {"callbacks": [listener]}) for i, listener in enumerate(listeners)
+    ]
     for _ in range(ROUNDS):
-        for one in streams:
-            await anext(one)
-    assert all([data["round"] for _, _, data in one.events] == [1, 2, 3, 4] for one in listeners)
-    first, second = (llm.stream("Why?", {"callbacks": [one]}) for one in listeners[:2])
+        for stream in streams:
+            await anext(stream)
+    assert all(
+        [data["round"] for _, _, data in listener.events] == [1, 2, 3, 4] for listener in listeners
+    )
+    first, second = (llm.stream("Why?", {"callbacks": [listener]}) for listener in listeners[:2])
     for chunks in zip(first, second, strict=True):
         assert chunks[0].text == chunks[1].text
-    assert all(len(one.events) == 2 * ROUNDS for one in listeners[:2])
+    assert all(len(listener.events) == 2 * ROUNDS for listener in listeners[:2])
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

@@ -1,5 +1,5 @@
-"""Rounds in tracers other than LangSmith's: exporters of spans get them with their true times, and
-handlers of streams show none."""
+"""Tracers other than LangSmith's get rounds: exporters of spans with true times, stream handlers
+none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .test_events import NAMES
 
 @pytest.fixture
 def exporter() -> Iterator[InMemorySpanExporter]:
-    """The spans that OpenInference exports of all LangChain runs."""
+    """Record the spans that OpenInference exports of all LangChain runs."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -35,7 +35,7 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 
 
 def below(spans: Any, parent: ReadableSpan) -> list[ReadableSpan]:
-    """The spans directly below this one, in the order in which they began."""
+    """Return the direct children of this span in the order in which they began."""
     assert parent.context is not None
     children = [
         span for span in spans if span.parent and span.parent.span_id == parent.context.span_id

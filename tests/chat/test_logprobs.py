@@ -1,4 +1,4 @@
-"""The log-probabilities of an answer's tokens, where a caller of OpenAI's looks for them."""
+"""Log-probabilities of an answer's tokens are where users of OpenAI's API expect them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ANSWER = "The sky is blue because of the air, all of it."
 
 
 def content(message: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = message.response_metadata["logprobs"]["content"]
-    return found
+    entries: list[dict[str, Any]] = message.response_metadata["logprobs"]["content"]
+    return entries
 
 
 def llm(*answers: Any, **options: Any) -> SpecFuseChatModel:
-    members = [one if hasattr(one, "draft") else ScriptedMember(one) for one in answers]
+    members = [answer if hasattr(answer, "draft") else ScriptedMember(answer) for answer in answers]
     return SpecFuseChatModel(
         **{"members": members, "segment_tokens": 3, "logprobs": True, **options}
     )
@@ -31,16 +31,16 @@ def llm(*answers: Any, **options: Any) -> SpecFuseChatModel:
 async def test_the_tokens_are_those_of_the_answer_in_every_way_of_asking() -> None:
     chat = llm(ANSWER, "The sea is deep.")
     chunks = list(chat.stream("?"))
-    late = [one async for one in chat.astream("?")]
+    late = [chunk async for chunk in chat.astream("?")]
     streamed: Any = AIMessageChunk("")
     for chunk in chunks:
         streamed += chunk
     events = chat.stream_events("?", version="v3")
     for message in (chat.invoke("?"), streamed, sum(late[1:], late[0]), events.output):
-        assert "".join(one["token"] for one in content(message)) == ANSWER
-        assert b"".join(bytes(one["bytes"]) for one in content(message)) == ANSWER.encode()
-        assert {one["logprob"] for one in content(message)} == {SURE}
-        assert all(one["top_logprobs"] == [] for one in content(message))
+        assert "".join(entry["token"] for entry in content(message)) == ANSWER
+        assert b"".join(bytes(entry["bytes"]) for entry in content(message)) == ANSWER.encode()
+        assert {entry["logprob"] for entry in content(message)} == {SURE}
+        assert all(entry["top_logprobs"] == [] for entry in content(message))
     json.dumps(content(streamed), allow_nan=False)
 
 
@@ -55,39 +55,39 @@ def test_log_probabilities_are_present_only_where_requested() -> None:
 def test_tokens_behind_a_stop_string_are_not_listed(stop: str) -> None:
     for segment_tokens in (1, 3, 50):
         message = llm(ANSWER, segment_tokens=segment_tokens).invoke("?", stop=[stop])
-        said = "".join(one["token"] for one in content(message))
-        assert ANSWER.startswith(said) and message.text.startswith(said)
-        assert len(message.text) - len(said) < 2  # the space in front of the stop string
+        listed = "".join(entry["token"] for entry in content(message))
+        assert ANSWER.startswith(listed) and message.text.startswith(listed)
+        assert len(message.text) - len(listed) < 2  # the space in front of the stop string
 
 
 class Silent(ScriptedMember):
-    """Reports no log-probabilities, as most hosted models do."""
+    """Reports no log-probabilities, like most hosted models."""
 
     def draft(self, jobs: Any) -> Any:
-        return [replace(one, logprobs=None) for one in super().draft(jobs)]
+        return [replace(draft, logprobs=None) for draft in super().draft(jobs)]
 
 
 class Whole(ScriptedMember):
-    """Does not say where its tokens end, and finds its answer impossible."""
+    """Does not report where its tokens end, and assigns its answer zero probability."""
 
     def draft(self, jobs: Any) -> Any:
-        found = super().draft(jobs)
-        impossible = [(-math.inf,) * len(one.logprobs) for one in found]
+        drafts = super().draft(jobs)
+        impossible = [(-math.inf,) * len(draft.logprobs) for draft in drafts]
         return [
-            replace(one, ends=None, logprobs=row)
-            for one, row in zip(found, impossible, strict=True)
+            replace(draft, ends=None, logprobs=row)
+            for draft, row in zip(drafts, impossible, strict=True)
         ]
 
 
 def test_unknown_tokens_are_left_out_or_become_one_entry_per_segment() -> None:
     assert content(llm(Silent(ANSWER)).invoke("?")) == []
     entries = content(llm(Whole(ANSWER), segment_tokens=5).invoke("?"))
-    assert [one["token"] for one in entries] == [
+    assert [entry["token"] for entry in entries] == [
         "The sky is blue because",
         " of the air, all of",
         " it.",
     ]
-    assert {one["logprob"] for one in entries} == {-9999.0}
+    assert {entry["logprob"] for entry in entries} == {-9999.0}
 
 
 def test_a_whole_answer_under_a_constraint_has_log_probabilities_too() -> None:
@@ -96,11 +96,11 @@ def test_a_whole_answer_under_a_constraint_has_log_probabilities_too() -> None:
     chat = llm(ANSWER, segment="answer", result="text")
     for option in ({"tools": [tool]}, {"choice": [ANSWER, "No."]}):
         message = chat.bind(**option).invoke("?")
-        assert message.text == "".join(one["token"] for one in content(message)) == ANSWER
+        assert message.text == "".join(entry["token"] for entry in content(message)) == ANSWER
 
 
 def test_forced_text_has_no_entries() -> None:
     schema = {"type": "object", "properties": {"sky": {"type": "string"}}, "required": ["sky"]}
     message = llm('{"sky": "blue"}').invoke("?", response_format=schema)
     assert message.text == '{"sky": "blue"}'
-    assert "".join(one["token"] for one in content(message)) in 'blue"}'
+    assert "".join(entry["token"] for entry in content(message)) in 'blue"}'

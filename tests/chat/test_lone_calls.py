@@ -1,5 +1,4 @@
-"""An answer that is one call in plain JSON, in a fence or not, is a call; any other text stays as
-it is."""
+"""An answer that consists of one call in plain JSON, fenced or not, becomes a call."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def model(text: str, segment_tokens: int = 3, **options: Any) -> Any:
 async def test_a_call_in_plain_json_alone_in_an_answer_is_a_call(form: str, version: str) -> None:
     for size in (1, 3, 100):
         llm = model(CALLS[form], size, output_version=version)
-        streams = [list(llm.stream("?")), [one async for one in llm.astream("?")]]
+        streams = [list(llm.stream("?")), [part async for part in llm.astream("?")]]
         messages = [llm.invoke("?"), await llm.ainvoke("?")]
         messages += [sum(chunks[1:], chunks[0]) for chunks in streams]
         for message in messages:
@@ -88,9 +87,13 @@ def test_other_text_is_returned_to_the_last_character(form: str) -> None:
         llm = model(TEXTS[form], size)
         chunks = list(llm.stream("?"))
         message: Any = sum(chunks[1:], chunks[0])
-        for one in (llm.invoke("?"), message):
-            assert (one.text, one.tool_calls, one.invalid_tool_calls) == (TEXTS[form], [], [])
-            assert one.response_metadata["finish_reason"] == "stop"
+        for answer in (llm.invoke("?"), message):
+            assert (answer.text, answer.tool_calls, answer.invalid_tool_calls) == (
+                TEXTS[form],
+                [],
+                [],
+            )
+            assert answer.response_metadata["finish_reason"] == "stop"
 
 
 def test_text_that_can_no_longer_become_a_call_is_streamed_at_once() -> None:
@@ -100,7 +103,7 @@ def test_text_that_can_no_longer_become_a_call_is_streamed_at_once() -> None:
         '{"arguments": [1, 2, 3, 4, 5, 6, 7], "x": 8}',
         "A b c d e f g h",
     ):
-        chunks = [one.text for one in model(text, 2).stream("?") if one.text]
+        chunks = [chunk.text for chunk in model(text, 2).stream("?") if chunk.text]
         assert len(chunks) > 2
 
 
@@ -116,10 +119,10 @@ def test_text_is_conserved_and_calls_do_not_depend_on_where_pieces_end(
     shown = whole.feed(text)
     rest, expected = whole.finish()
     reader = LoneCall(["get_weather"])
-    said = "".join(map(reader.feed, cut(text, places)))
-    held, call = reader.finish()
+    released = "".join(map(reader.feed, cut(text, places)))
+    rest_of_reader, call = reader.finish()
     assert call == expected
-    assert said + held == ("" if call else text) == shown + rest
+    assert released + rest_of_reader == ("" if call else text) == shown + rest
 
 
 def test_a_call_that_the_budget_cuts_stays_text() -> None:
@@ -139,9 +142,9 @@ def test_arguments_of_a_call_in_plain_json_are_checked_like_any_others() -> None
 
 
 def test_a_requested_object_is_not_a_call() -> None:
-    wanted = {"type": "object", "properties": {"name": {"type": "string"}, "arguments": {}}}
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "arguments": {}}}
     body = '{"name": "get_weather", "arguments": {}}'
-    message = model(body).invoke("?", response_format=wanted)
+    message = model(body).invoke("?", response_format=schema)
     assert (message.text, message.tool_calls) == (body, [])
 
 
@@ -151,7 +154,7 @@ def test_without_tools_nothing_is_read_as_a_call() -> None:
 
 
 async def test_an_agent_runs_a_call_in_plain_json() -> None:
-    """As small models that were trained on code call tools."""
+    """Small models that were trained on code call tools this way."""
     fenced = f"```json\n{json.dumps({'name': 'get_weather', 'arguments': {'city': 'Rome'}})}\n```"
     members = [ScriptedMember([fenced, "It is sunny in Rome."])]
     agent = create_agent(SpecFuseChatModel(members=members), [get_weather])

@@ -1,5 +1,4 @@
-"""Tools whose schemas no grammar says whole: an agent goes on, and an invalid call is never
-executed."""
+"""Tools whose schemas exceed grammars: valid calls are run, invalid calls are reported."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ cases = pytest.mark.parametrize("case", SCHEMAS)
 
 
 def bound(case: str, arguments: dict[str, Any], **options: Any) -> Any:
-    """A chat model that calls this tool with these arguments."""
+    """Return a chat model that calls this tool with these arguments."""
     names = ("output_version",)
     fields = {name: options.pop(name) for name in names if name in options}
     script = ScriptedMember.call("act", **arguments)
@@ -79,7 +78,7 @@ def bound(case: str, arguments: dict[str, Any], **options: Any) -> Any:
 @cases
 async def test_a_valid_call_is_made_and_an_invalid_one_is_reported(case: str) -> None:
     _, right, wrong = SCHEMAS[case]
-    assert [one["args"] for one in bound(case, right).invoke("?").tool_calls] == [right]
+    assert [call["args"] for call in bound(case, right).invoke("?").tool_calls] == [right]
     llm = bound(case, wrong)
     for message in (llm.invoke("?"), await llm.ainvoke("?")):
         (broken,) = message.invalid_tool_calls
@@ -105,18 +104,18 @@ def test_the_log_names_the_tool_and_the_reason_of_an_invalid_call(
         bound("labels of an issue", SCHEMAS["labels of an issue"][1]).invoke("?")
         assert not any("non-unique" in record.getMessage() for record in caplog.records)
         bound("labels of an issue", SCHEMAS["labels of an issue"][2]).invoke("?")
-    (found,) = [text for text in caplog.messages if "non-unique" in text]
-    assert "'act'" in found and "labels" in found
+    (message,) = [text for text in caplog.messages if "non-unique" in text]
+    assert "'act'" in message and "labels" in message
 
 
 @cases
 @pytest.mark.parametrize("version", ["v0", "v1"])
 async def test_an_invalid_call_is_invalid_in_a_stream_too(case: str, version: str) -> None:
     chat = bound(case, SCHEMAS[case][2], output_version=version)
-    for chunks in (list(chat.stream("?")), [one async for one in chat.astream("?")]):
+    for chunks in (list(chat.stream("?")), [chunk async for chunk in chat.astream("?")]):
         message = sum(chunks[1:], chunks[0])
         assert message.tool_calls == []
-        assert [one["name"] for one in message.invalid_tool_calls] == ["act"]
+        assert [call["name"] for call in message.invalid_tool_calls] == ["act"]
 
 
 @cases
@@ -133,22 +132,22 @@ def test_strict_refuses_what_the_grammar_would_leave_out(case: str) -> None:
 @cases
 def test_an_agent_makes_the_valid_call_and_not_the_invalid_one(case: str) -> None:
     schema, right, wrong = SCHEMAS[case]
-    made: list[dict[str, Any]] = []
+    executed: list[dict[str, Any]] = []
 
     def act(**arguments: Any) -> str:
-        made.append(arguments)
+        executed.append(arguments)
         return "done"
 
     act_tool = StructuredTool.from_function(
         act, name="act", description="Act.", args_schema=schema, infer_schema=False
     )
     for arguments, expected in ((right, [right]), (wrong, [])):
-        made.clear()
+        executed.clear()
         script = [ScriptedMember.call("act", **arguments), "It is done."]
         members = [ScriptedMember(script), ScriptedMember(script)]
         agent = create_agent(SpecFuseChatModel(members=members), [act_tool])
         state = agent.invoke({"messages": [HumanMessage("Act!")]})
-        assert made == expected
+        assert executed == expected
         assert (state["messages"][-1].text == "It is done.") is bool(expected)
 
 

@@ -1,5 +1,4 @@
-"""The same through real members that mask their drafting: tiny random models, whose every word is
-chance."""
+"""Constraints hold for real members that mask their drafts: tiny models that write at random."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ def now() -> str:
 
 @cache
 def members() -> tuple[Any, ...]:
-    """Two families with tokenizers of their own: bytes in one, pieces with a mark for spaces in the
-    other."""
+    """Two architectures with different tokenizers: one of bytes, one that marks spaces."""
     return tuple(tiny.member(arch, seed=7) for arch in ("gpt2", "llama"))
 
 

@@ -1,5 +1,4 @@
-"""One object per member in a process, whatever is copied, pickled, configured, serialized or
-cached."""
+"""A member exists once per process, however the chat model is copied, pickled or cached."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from .conftest import BLUE, WIDE, until
 
 
 class Loaded(ScriptedMember):
-    """Stands in for a member that loads weights: it counts how often it was made and loaded."""
+    """Stands in for a member that loads weights; counts how often it is created and loaded."""
 
     made: list[str] = []  # noqa: RUF012
     loads: list[str] = []  # noqa: RUF012
@@ -54,7 +53,7 @@ class Loaded(ScriptedMember):
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Loaded]]:
-    """Members can be named, and nothing is downloaded."""
+    """Allow members to be named without any download."""
     monkeypatch.setattr(transformers_member, "TransformersMember", Loaded)
     monkeypatch.setattr(Loaded, "made", [])
     monkeypatch.setattr(Loaded, "loads", [])
@@ -108,13 +107,13 @@ def test_a_member_that_cannot_score_beside_one_that_can_warns_once(named: Any) -
 
 
 def test_member_objects_are_shared_and_never_copied() -> None:
-    one, two = ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")
-    llm = SpecFuseChatModel(members=[one, two])
+    first, second = ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")
+    llm = SpecFuseChatModel(members=[first, second])
     configurable = llm.configurable_fields(max_tokens=ConfigurableField(id="n"))
     for other in (copy.deepcopy(llm), configurable):
-        calls = one.draft_calls
+        calls = first.draft_calls
         other.invoke("Why?")
-        assert one.draft_calls > calls
+        assert first.draft_calls > calls
 
 
 def test_member_objects_are_collected_when_nothing_refers_to_them() -> None:
@@ -154,7 +153,7 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "advice"),
+    ("name", "message", "advice"),
     [
         ("one.ggfu", "there is no model 'one.ggfu'", "did you mean 'one.gguf'?"),
         ("two.ggfu", "there is no model 'two.ggfu'", "name an existing file that ends in .gguf"),
@@ -184,7 +183,7 @@ def test_wrong_arguments_in_a_members_dict_are_refused() -> None:
     ],
 )
 def test_a_mistyped_name_is_refused_before_transformers_is_imported(
-    name: str, said: str, advice: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, message: str, advice: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
     (tmp_path / "empty").mkdir()
@@ -193,7 +192,7 @@ def test_a_mistyped_name_is_refused_before_transformers_is_imported(
     monkeypatch.setitem(sys.modules, "langchain_specfuse.members.transformers.member", None)
     with pytest.raises((UsageError, MemberError)) as error:
         SpecFuseChatModel(members=[name]).invoke("Who?")
-    assert said in str(error.value) and advice in error.value.__notes__[0]
+    assert message in str(error.value) and advice in error.value.__notes__[0]
 
 
 def test_without_transformers_a_mistyped_name_is_still_reported_as_such(
@@ -289,13 +288,13 @@ async def test_the_cache_key_has_every_option_that_can_change_the_answer(
         return member.draft_calls > before
 
     assert await answered()
-    made = [
+    variants = [
         *DIFFERENT,
         {"members": [member]},
         {"members": [other, member]},
         {"output_version": "v1"},
     ]
-    for options in [{}, *made, {"members": [member], "verifiers": [other]}]:
+    for options in [{}, *variants, {"members": [member], "verifiers": [other]}]:
         assert await answered(**options) == bool(options), options
         assert not await answered(**options), options
     for call in ({"temperature": 0.7}, {"stop": ["sky"]}, {"method": Method(exit="never")}):

@@ -1,5 +1,4 @@
-"""LangChain's messages become plain turns: nothing is lost or moved, and what is no text is refused
-with its place."""
+"""LangChain's messages become plain turns without loss; unreadable content is refused."""
 
 from __future__ import annotations
 
@@ -231,7 +230,8 @@ other_blocks: Any = st.sampled_from(
 
 @st.composite
 def contents(draw: Any, *, silent: bool = False) -> tuple[Any, str | None]:
-    """(content, its text): a text, or a list of blocks, seldom with one that cannot be read."""
+    """Draw (content, its text); the content is a text or a list of blocks, rarely with an
+    unreadable one."""
     if draw(st.booleans()):
         text = draw(broken)
         return text, text
@@ -276,12 +276,12 @@ def samples(draw: Any) -> Sample:
             text = f"Error: {text}"
         return Sample(message, "tool", text, call_id=call_id)
     objects = st.dictionaries(texts, plain_json, max_size=3)
-    made = draw(st.lists(st.tuples(broken, objects, ids | st.none()), max_size=3))
-    calls = [{"name": name, "args": arguments, "id": one} for name, arguments, one in made]
+    drawn_calls = draw(st.lists(st.tuples(broken, objects, ids | st.none()), max_size=3))
+    calls = [{"name": name, "args": arguments, "id": id_} for name, arguments, id_ in drawn_calls]
     # in its blocks as well, as providers do
-    if made and isinstance(content, list) and draw(st.integers(0, 3)):
+    if drawn_calls and isinstance(content, list) and draw(st.integers(0, 3)):
         content = [*content, *({"type": "tool_call", **call} for call in calls)]
-    pairs = tuple((name, arguments) for name, arguments, _ in made)
+    pairs = tuple((name, arguments) for name, arguments, _ in drawn_calls)
     return Sample(AIMessage(content, tool_calls=calls), "assistant", text, pairs)
 
 
@@ -289,7 +289,7 @@ conversations = st.lists(samples(), max_size=6)
 
 
 def read(messages: list[BaseMessage]) -> tuple[Turn, ...] | str:
-    """The turns, or why there are none."""
+    """Return the turns, or the reason why there are none."""
     try:
         return turns_of(messages)
     except UsageError as raised:
@@ -300,21 +300,27 @@ def read(messages: list[BaseMessage]) -> tuple[Turn, ...] | str:
 
 
 @given(conversations)
-def test_no_character_call_or_result_is_lost_or_moved(found: list[Sample]) -> None:
-    found = [one for one in found if not one.refused] or [
+def test_no_character_call_or_result_is_lost_or_moved(conversation: list[Sample]) -> None:
+    conversation = [sample for sample in conversation if not sample.refused] or [
         Sample(HumanMessage("Why?"), "user", "Why?")
     ]
-    turns = turns_of([one.message for one in found])
+    turns = turns_of([sample.message for sample in conversation])
     for role in ("system", "user", "assistant", "tool"):
         whole = "\n\n".join(text for turn in turns if turn.role == role and (text := turn.text))
-        assert whole == "\n\n".join(one.text for one in found if one.role == role and one.text)
+        assert whole == "\n\n".join(
+            sample.text for sample in conversation if sample.role == role and sample.text
+        )
     calls = [(call.name, call.arguments) for turn in turns for call in turn.calls]
     assert calls == [
-        (name, json.dumps(args, ensure_ascii=False)) for one in found for name, args in one.calls
+        (name, json.dumps(args, ensure_ascii=False))
+        for sample in conversation
+        for name, args in sample.calls
     ]
     order = [len(turn.calls) or turn.call_id for turn in turns if turn.calls or turn.role == "tool"]
     assert order == [
-        len(one.calls) or one.call_id for one in found if one.calls or one.role == "tool"
+        len(sample.calls) or sample.call_id
+        for sample in conversation
+        if sample.calls or sample.role == "tool"
     ]
     systems = [turn.role for turn in turns].count("system")
     assert systems <= 1 and all(turn.role != "system" for turn in turns[systems:])
@@ -326,15 +332,19 @@ CIRCLE["a"] = [CIRCLE]
 
 @example([Sample(AIMessage([{"type": ["text"], "text": "a"}]), "assistant", None)])
 @given(conversations)
-def test_a_conversation_is_answered_unless_its_content_cannot_be_read(found: list[Sample]) -> None:
-    messages, seen = [one.message for one in found], []
+def test_a_conversation_is_answered_unless_its_content_cannot_be_read(
+    conversation: list[Sample],
+) -> None:
+    messages, seen = [sample.message for sample in conversation], []
 
     def answer(query: Any) -> str:
         seen.append(query.turns)
         return "Yes."
 
     turns = read(messages)
-    assert isinstance(turns, str) == (not found or any(one.refused for one in found))
+    assert isinstance(turns, str) == (
+        not conversation or any(sample.refused for sample in conversation)
+    )
     blocks = [block for message in messages for block in message.content if isinstance(block, dict)]
     # LangChain itself fails on others
     assume(all(isinstance(block["type"], str) for block in blocks))

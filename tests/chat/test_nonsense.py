@@ -1,5 +1,4 @@
-"""Whatever a member returns or raises hurts that member alone: the answer goes on or fails, and the
-device answers the next question."""
+"""A member that returns or raises nonsense harms no other member and no later question."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _NUMBERS = itertools.count()
 
 
 class Hostile:
-    """Raises whatever is done with it."""
+    """Raises the given error whatever is done with it."""
 
     def __init__(self, error: type[BaseException] = RuntimeError) -> None:
         object.__setattr__(self, "error", error)
@@ -37,7 +36,7 @@ class Hostile:
 
 
 class Unspeakable(Exception):
-    """An error that cannot be described."""
+    """An error that raises when it is formatted."""
 
     kind = property(lambda self: Hostile())
 
@@ -48,7 +47,7 @@ class Unspeakable(Exception):
 
 
 class Unreadable(Exception):
-    """An error whose parts cannot be read."""
+    """An error whose attributes raise when they are read."""
 
     args = __notes__ = __cause__ = __context__ = property(Hostile._raise)  # type: ignore[assignment]
 
@@ -75,24 +74,24 @@ NASTY: list[Any] = [
 
 
 class Maker:
-    """Makes nonsense by chance. (Hypothesis chooses the seed only: it hashes and prints what it
-    draws.)"""
+    """Creates random nonsense. Hypothesis draws only the seed, because it hashes and prints what it
+    draws."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
 
     def any(self) -> Any:
-        return self.rng.choice([*(lambda one=one: one for one in NASTY), Hostile])()
+        return self.rng.choice([*(lambda value=value: value for value in NASTY), Hostile])()
 
     def effort(self) -> Any:
         if self.rng.random() < 0.2:
             return self.any()
-        good = {one.name: 1 for one in fields(Effort)}
+        good = {field.name: 1 for field in fields(Effort)}
         return Effort(**{**good, **self._some(good)})
 
     def part(self, reply: type, **good: Any) -> Any:
-        """A reply of this kind with nonsense in some fields."""
-        names = [one.name for one in fields(reply) if one.name != "effort"]
+        """Return a reply of this kind with nonsense in some fields."""
+        names = [field.name for field in fields(reply) if field.name != "effort"]
         return reply(**{**good, **self._some(names), "effort": self.effort()})
 
     def reply(self) -> Any:
@@ -114,7 +113,7 @@ class Maker:
             [
                 lambda: [self.reply()],
                 lambda: [self.reply() for _ in range(self.rng.randrange(4))],
-                lambda: (one for one in [self.reply()]),
+                lambda: (reply for reply in [self.reply()]),
                 lambda: {"reply": self.reply()},
                 self.any,
                 lambda: itertools.repeat(self.reply()),
@@ -127,7 +126,7 @@ class Maker:
 
 
 class Nonsense(ScriptedMember):
-    """Replies with nonsense to the first question, from its second draft on, or when it scores."""
+    """Returns nonsense from its second draft of the first question on, or when it scores."""
 
     def __init__(self, work: str, nonsense: Any, **options: Any) -> None:
         super().__init__(BLUE, **options)
@@ -216,14 +215,14 @@ def test_a_member_that_reports_an_invalid_effort_leaves_and_the_others_go_on(bad
     llm = beside(device, member)
     message = llm.invoke("Why?")
     assert message.text.endswith("than long ones.")
-    (gone,) = message.response_metadata["specfuse"]["exits"]
-    assert (gone["member"], gone["kind"], gone["round"]) == ("odd", "error", 2)
-    assert "effort" in gone["reason"].lower()
+    (departure,) = message.response_metadata["specfuse"]["exits"]
+    assert (departure["member"], departure["kind"], departure["round"]) == ("odd", "error", 2)
+    assert "effort" in departure["reason"].lower()
     assert until(lambda: free(llm))
 
 
 def test_a_lone_member_that_reports_itself_late_fails() -> None:
-    """Only a time limit makes a member late: nothing would ever end the wait for this one."""
+    """Only a time limit makes a member late; otherwise nothing would ever end the wait."""
     device = f"nonsense {next(_NUMBERS)}"
     member = Nonsense("draft", [Failure("late", "soon")], name="odd", device=device)
     llm = SpecFuseChatModel(members=[member], segment_tokens=4, timeout=LIMIT_S)
@@ -233,7 +232,7 @@ def test_a_lone_member_that_reports_itself_late_fails() -> None:
 
 @dataclass(frozen=True)
 class Annotated(Draft):
-    """A member's own kind of draft."""
+    """A member's own subclass of a draft."""
 
     note: dict[str, Any] = field(default_factory=dict)
 
@@ -242,7 +241,7 @@ def test_a_draft_may_have_extra_fields() -> None:
     class Noting(ScriptedMember):
         def draft(self, jobs: Sequence[Any]) -> Any:
             return [
-                Annotated(**{one.name: getattr(draft, one.name) for one in fields(draft)})
+                Annotated(**{field.name: getattr(draft, field.name) for field in fields(draft)})
                 for draft in super().draft(jobs)
             ]
 
@@ -250,7 +249,7 @@ def test_a_draft_may_have_extra_fields() -> None:
 
 
 class Homeless(ScriptedMember):
-    """Raises when it is asked for its device once more."""
+    """Raises when its device is read a second time."""
 
     asked = 0
 

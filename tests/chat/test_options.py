@@ -1,5 +1,4 @@
-"""Wrong options are refused with what was given, what was expected and what to do; right ones count
-wherever they are set."""
+"""Invalid options are refused with advice; valid options work wherever they are set."""
 
 from __future__ import annotations
 
@@ -139,7 +138,7 @@ def test_options_of_a_chat_model_and_of_a_call_are_not_confused(ensemble: Any) -
 
 
 class Marked:
-    """A value that no option takes."""
+    """A value that no option accepts."""
 
     name = 7
 
@@ -148,7 +147,7 @@ class Marked:
 def test_every_field_is_described_and_checked_in_the_constructor_and_in_a_call(
     ensemble: Any, name: str
 ) -> None:
-    """Nothing but the field itself is needed for an option."""
+    """Adding an option takes a field and nothing else."""
     assert Options.model_fields[name].description
     attempts = [lambda: ensemble(**{name: Marked()})]
     if name not in NOT_FOR_A_CALL:
@@ -184,8 +183,8 @@ def test_the_suggested_replacements_for_n_and_format_work(ensemble: Any) -> None
 
 
 def test_missing_members_are_refused_with_everything_that_can_be_a_member() -> None:
-    for given in ({}, {"members": []}, {"members": None}):
-        error, note = refusal(lambda given=given: SpecFuseChatModel(**given))
+    for options in ({}, {"members": []}, {"members": None}):
+        error, note = refusal(lambda options=options: SpecFuseChatModel(**options))
         assert "chat models" in error and "'openai:gpt-4.1-mini'" in error and "name one" in note
     error, note = refusal(lambda: SpecFuseChatModel(model_name="gpt-4.1-mini"))
     assert "model_name='gpt-4.1-mini' is given, but no members are" in error
@@ -220,8 +219,8 @@ def test_members_can_be_chosen_for_a_call(ensemble: Any) -> None:
 
 
 def test_a_method_is_given_by_name_as_an_object_or_as_its_options() -> None:
-    def method(given: Any) -> Method:
-        return SpecFuseChatModel(members=["org/a"], method=given).method
+    def method(value: Any) -> Method:
+        return SpecFuseChatModel(members=["org/a"], method=value).method
 
     assert method("specem") == METHODS["specem"]
     assert method({"name": "specem", "loop_guard": True}) == Method.named("specem", loop_guard=True)
@@ -269,7 +268,7 @@ def test_every_public_error_is_a_specfuse_error() -> None:
 
 
 def of(*scoring: bool, verifier: bool = False) -> SpecFuseChatModel:
-    """Members that can score or not, perhaps with a verifier that can."""
+    """Return members that can score or not, perhaps with a verifier that can."""
     members = [
         ScriptedMember(BLUE, name=name, draft_only=not can)
         for name, can in zip("abc", scoring, strict=False)
@@ -290,7 +289,7 @@ def of(*scoring: bool, verifier: bool = False) -> SpecFuseChatModel:
 async def test_an_ensemble_whose_votes_decide_nothing_warns_once(
     scoring: Any, message: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it is made, as far as its members are known without being loaded, else with its first
+    """It warns when it is created if its members are known without loading, else with its first
     answer."""
     if not known:
         monkeypatch.setattr(ScriptedMember, "preview", lambda self: None)

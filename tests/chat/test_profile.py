@@ -1,5 +1,4 @@
-"""The profile is true from the beginning, as far as it can be known without loading a member or
-asking a server."""
+"""The profile is correct from the start, as far as it is known without loading a member."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from .conftest import BLUE, WAYS, asked
 
 
 class Server(ScriptedMember):
-    """A member that knows itself only after it has asked."""
+    """Knows its properties only after it has asked its server."""
 
     def preview(self) -> Any:
         return None
@@ -28,14 +27,14 @@ class Server(ScriptedMember):
 
 
 class Seeing(Server):
-    """It turns out to read images."""
+    """Reports only after loading that it reads images."""
 
     def probe(self) -> Probe:
         return Probe(self.name, max_context=2048, takes=("image", "file"))
 
 
 class Ollama(FakeListChatModel):
-    """A chat model with Ollama's choice of a context."""
+    """A chat model that chooses its context length like Ollama."""
 
     num_ctx: int | None = None
 
@@ -134,7 +133,7 @@ def test_the_users_entries_take_precedence_over_detected_ones() -> None:
 
 def test_a_configured_chat_model_learns_from_its_own_members() -> None:
     llm = SpecFuseChatModel(members=[of(4096)], profile={"tool_calling": False})
-    made: Any = llm.configurable_fields(members=ConfigurableField(id="members"))
-    other, _ = made.with_config(configurable={"members": [of(1024)]}).prepare()
+    configurable: Any = llm.configurable_fields(members=ConfigurableField(id="members"))
+    other, _ = configurable.with_config(configurable={"members": [of(1024)]}).prepare()
     assert other.profile["max_input_tokens"] == 1024
     assert other.profile["tool_calling"] is False

@@ -1,4 +1,4 @@
-"""No question, answer or error text is logged above DEBUG."""
+"""Questions, answers and error texts are logged at DEBUG only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Members that refuse: the others go on; if all refuse, the message is a refusal in LangChain's
-form."""
+"""If some members refuse, the others answer; if all refuse, the message is a refusal."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ SCHEMA = {
 KNOWS_BLOCK = hasattr(content, "RefusalContentBlock")
 
 
-def refusing(name: str, text: str = NO, **made: Any) -> ScriptedMember:
-    return ScriptedMember(ScriptedMember.refusal(text), name=name, **made)
+def refusing(name: str, text: str = NO, **options: Any) -> ScriptedMember:
+    return ScriptedMember(ScriptedMember.refusal(text), name=name, **options)
 
 
 def willing(name: str, text: str = TEXT) -> ScriptedMember:
@@ -41,7 +40,7 @@ def willing(name: str, text: str = TEXT) -> ScriptedMember:
 
 
 async def every_way(llm: Any) -> list[AIMessage]:
-    """The answer by invoke, ainvoke, stream and astream."""
+    """Return the answer from invoke, ainvoke, stream and astream."""
     streams = list(llm.stream("Why?")), [chunk async for chunk in llm.astream("Why?")]
     sums = [functools.reduce(operator.add, chunks) for chunks in streams]
     return [llm.invoke("Why?"), await llm.ainvoke("Why?"), *sums]
@@ -76,7 +75,9 @@ def test_a_refusal_is_in_every_round_and_in_the_trace_and_earns_nothing() -> Non
         assert "a" not in event.rewards and "a" in event.weights and event.left == []
     assert [item["refusals"] for item in recorder.trace.rounds] == [{"a": NO}] * len(events)
     (answer,) = runs.traced_runs
-    spans = [run for one in answer.child_runs for run in one.child_runs if run.name == "draft a"]
+    spans = [
+        run for round in answer.child_runs for run in round.child_runs if run.name == "draft a"
+    ]
     assert len(spans) == len(events) and all(run.outputs["refusal"] == NO for run in spans)
 
 
@@ -104,12 +105,12 @@ HOW = {
 }
 
 
-def is_refused(message: AIMessage, text: str, *, v1: bool, said: str = "") -> bool:
+def is_refused(message: AIMessage, text: str, *, v1: bool, agreed: str = "") -> bool:
     blocks = [block for block in message.content_blocks if block["type"] == "refusal"]
     if v1 or KNOWS_BLOCK:
         assert [block["refusal"] for block in blocks] == [text]
     assert message.response_metadata["finish_reason"] == "refusal"
-    return message.additional_kwargs["refusal"] == text and message.text == said
+    return message.additional_kwargs["refusal"] == text and message.text == agreed
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
@@ -117,9 +118,9 @@ def is_refused(message: AIMessage, text: str, *, v1: bool, said: str = "") -> bo
 async def test_if_all_refuse_the_message_is_a_refusal(how: str, version: str) -> None:
     members = [refusing("a", "A no."), refusing("b", "B no.")]
     llm = SpecFuseChatModel(members=members, output_version=version, **HOW[how])
-    wanted = "B no." if how == "a lead" else "A no."
+    expected = "B no." if how == "a lead" else "A no."
     for message in await every_way(llm):
-        assert is_refused(message, wanted, v1=version == "v1")
+        assert is_refused(message, expected, v1=version == "v1")
         about = message.response_metadata["specfuse"]
         assert about["refusals"] == {"a": "A no.", "b": "B no."} and about["exits"] == []
         assert not message.tool_calls and not message.invalid_tool_calls
@@ -129,16 +130,18 @@ def test_an_answer_is_a_refusal_if_every_member_refused_or_failed() -> None:
     members = [ScriptedMember(TEXT, name="a", fails_in=1), refusing("b")]
     message = SpecFuseChatModel(members=members).invoke("Why?")
     assert is_refused(message, NO, v1=False)
-    assert [one["member"] for one in message.response_metadata["specfuse"]["exits"]] == ["a"]
+    assert [
+        departure["member"] for departure in message.response_metadata["specfuse"]["exits"]
+    ] == ["a"]
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
 def test_what_was_agreed_before_the_last_writer_left_stays(version: str) -> None:
     members = [ScriptedMember(TEXT, name="a", fails_in=3), refusing("b")]
     llm = SpecFuseChatModel(members=members, segment_tokens=3, output_version=version)
-    said = " ".join(TEXT.split()[:6])
+    agreed = " ".join(TEXT.split()[:6])
     message = functools.reduce(operator.add, llm.stream("Why?"))
-    assert is_refused(message, NO, v1=version == "v1", said=said)
+    assert is_refused(message, NO, v1=version == "v1", agreed=agreed)
 
 
 def test_a_refusal_without_text_is_a_refusal() -> None:
@@ -150,14 +153,14 @@ async def test_an_object_that_is_refused_raises_langchains_error() -> None:
     llm = SpecFuseChatModel(members=[refusing("a"), refusing("b")])
     for method in ("json_schema", "function_calling", "json_mode"):
         asked = llm.with_structured_output(SCHEMA, method=method)
-        for ask in (asked.invoke, lambda question, one=asked: list(one.stream(question))):
+        for ask in (asked.invoke, lambda question, model=asked: list(model.stream(question))):
             with pytest.raises(RefusalError, match=NO) as raised:
                 ask("Is it?")
             assert raised.value.raw_message.additional_kwargs["refusal"] == NO
         with pytest.raises(RefusalError, match=NO):
             await asked.ainvoke("Is it?")
-        found = llm.with_structured_output(SCHEMA, method=method, include_raw=True).invoke("?")
-        assert found["parsed"] is None and isinstance(found["parsing_error"], RefusalError)
+        result = llm.with_structured_output(SCHEMA, method=method, include_raw=True).invoke("?")
+        assert result["parsed"] is None and isinstance(result["parsing_error"], RefusalError)
     assert RefusalError.__name__ == "ModelRefusalError" and not RefusalError("x").is_retryable
     assert issubclass(RefusalError, exceptions.ModelError)
 
@@ -304,7 +307,7 @@ HISTORY: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("kind", HISTORY)
 def test_blocks_of_refusals_and_of_providers_tools_are_read(kind: str) -> None:
-    blocks, about, said = HISTORY[kind]
+    blocks, about, parts = HISTORY[kind]
     seen: list[str] = []
 
     def answer(query: Any) -> str:
@@ -315,8 +318,8 @@ def test_blocks_of_refusals_and_of_providers_tools_are_read(kind: str) -> None:
     for message in (AIMessage, AIMessageChunk):
         history = message(blocks, response_metadata=about)
         assert llm.invoke([HumanMessage("Why?"), history, HumanMessage("And?")]).text == "Well."
-        assert all(part in seen[-1] for part in said) and "x1y2" not in seen[-1]
-        assert seen[-1].endswith(said[-1])
+        assert all(part in seen[-1] for part in parts) and "x1y2" not in seen[-1]
+        assert seen[-1].endswith(parts[-1])
 
 
 def test_unknown_blocks_are_still_refused() -> None:

@@ -1,5 +1,4 @@
-"""Objects for answers: of every kind of schema, by every method, whole, growing and cut off; and
-other fixed forms."""
+"""Structured output with every kind of schema and every method; other constrained answers."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ METHODS = ["json_schema", "json_mode", "function_calling"]
 
 @pytest.fixture
 def joker() -> Callable[..., SpecFuseChatModel]:
-    """Makes a chat model that writes this text, or calls this tool with it."""
+    """Return a factory of chat models that write this text, or call this tool with it."""
 
     def make(
         method: str, name: str = "Joke", text: str = TEXT, **options: Any
@@ -97,9 +96,9 @@ async def test_every_kind_of_schema_works_with_every_method(
     schema, expected, name = KINDS[kind]
     llm = joker(method, name, output_version=version).with_structured_output(schema, method=method)
     assert llm.invoke("A joke?") == expected == await llm.ainvoke("A joke?")
-    for grown in (list(llm.stream("A joke?")), [one async for one in llm.astream("A joke?")]):
+    for grown in (list(llm.stream("A joke?")), [result async for result in llm.astream("A joke?")]):
         assert grown[-1] == expected
-        assert {type(one) for one in grown} == {type(expected)}
+        assert {type(result) for result in grown} == {type(expected)}
         assert len(grown) > 3 or method == "function_calling" or not isinstance(expected, dict)
     traced = llm.first.kwargs["ls_structured_output_format"]
     assert traced["kwargs"] == {"method": method}
@@ -120,7 +119,7 @@ def test_the_raw_answer_is_included_on_request(joker: Any, method: str) -> None:
 
 
 class Cat(BaseModel):
-    """What no grammar can hold: the schema does not say that names differ."""
+    """A class with a rule beyond its schema: names must differ."""
 
     name: str
     other: str
@@ -174,11 +173,11 @@ def test_an_object_that_no_member_writes_is_not_blamed_on_max_tokens(
     words: str, method: str, options: dict[str, Any]
 ) -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember(words)], **options)
-    found = llm.with_structured_output(DictJoke, method=method, include_raw=True).invoke("?")
-    (note,) = found["parsing_error"].__notes__
+    result = llm.with_structured_output(DictJoke, method=method, include_raw=True).invoke("?")
+    (note,) = result["parsing_error"].__notes__
     assert "max_tokens" not in note and "schema" in note
-    assert "max_tokens" not in str(found["parsing_error"])
-    about = found["raw"].response_metadata
+    assert "max_tokens" not in str(result["parsing_error"])
+    about = result["raw"].response_metadata
     assert about["finish_reason"] == "length" and about["specfuse"]["stalled"] is True
 
 
@@ -232,10 +231,10 @@ def test_a_call_in_place_of_an_object_raises_an_error_that_names_it(
 
 
 def grows(before: Any, after: Any) -> bool:
-    """Whether nothing that was shown is taken back."""
+    """Return whether nothing that was shown is removed."""
     if isinstance(before, dict):
         return isinstance(after, dict) and all(
-            key in after and grows(one, after[key]) for key, one in before.items()
+            key in after and grows(value, after[key]) for key, value in before.items()
         )
     if isinstance(before, list):
         return (
@@ -262,7 +261,7 @@ def test_a_streamed_object_only_grows(data: dict[str, Any], ascii: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "heard"),
+    ("options", "script", "text"),
     [
         ({"choice": ["yes", "no"]}, "no", "no"),
         ({"regex": "[0-9]{4}"}, "1984", "1984"),
@@ -287,10 +286,10 @@ def test_a_streamed_object_only_grows(data: dict[str, Any], ascii: bool) -> None
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_an_answer_has_the_requested_form(options: dict[str, Any], said: str, heard: str) -> None:
-    llm = SpecFuseChatModel(members=[ScriptedMember(said, name=name) for name in "ab"])
+def test_an_answer_has_the_requested_form(options: dict[str, Any], script: str, text: str) -> None:
+    llm = SpecFuseChatModel(members=[ScriptedMember(script, name=name) for name in "ab"])
     for message in (llm.invoke("?", **options), llm.bind(**options).invoke("?")):
-        assert message.text == heard
+        assert message.text == text
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -1,5 +1,5 @@
-"""Tools in every form that LangChain knows, every choice among them, and what is refused before
-anything loads."""
+"""Tools in every form that LangChain accepts, with every tool choice; invalid ones are refused
+early."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FORMS: dict[str, Any] = {
 
 
 def caller(name: str, arguments: dict[str, Any], **options: Any) -> SpecFuseChatModel:
-    """A chat model that calls this tool with these arguments."""
+    """Return a chat model that calls this tool with these arguments."""
     return SpecFuseChatModel(
         members=[ScriptedMember(ScriptedMember.call(name, **arguments))], **options
     )
@@ -71,9 +71,9 @@ def caller(name: str, arguments: dict[str, Any], **options: Any) -> SpecFuseChat
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_tool_is_bound_with_its_name_and_schema(form: str) -> None:
-    given, name = FORMS[form]
-    bound: Any = caller(name, DATA).bind_tools([given, given], tool_choice="any")
-    (function,) = (one["function"] for one in bound.kwargs["tools"])
+    tool, name = FORMS[form]
+    bound: Any = caller(name, DATA).bind_tools([tool, tool], tool_choice="any")
+    (function,) = (definition["function"] for definition in bound.kwargs["tools"])
     assert function["name"] == name
     assert set(function["parameters"]["properties"]) == set(DATA)
     (call,) = bound.invoke("A joke?").tool_calls
@@ -116,7 +116,7 @@ def test_every_tool_choice_decides_whether_and_what_must_be_called(
     )
     message = llm.invoke("?")
     assert (message.text == FREE) is (begins == FREE)
-    assert [one.name for one in seen[0].tools] == (
+    assert [tool.name for tool in seen[0].tools] == (
         [] if choice == "none" else ["now"] if begins.endswith("now") else ["add", "now"]
     )
     if begins.endswith("now"):
@@ -190,11 +190,11 @@ def test_an_invalid_tool_is_refused_in_one_sentence() -> None:
         pass
 
     llm = SpecFuseChatModel(members=["example/a"])
-    for wrong, said in (
+    for wrong, reason in (
         ("get_weather", "'get_weather' is no function"),
         (Odd(a="b"), "cannot be called"),
     ):
-        with pytest.raises(UsageError, match=said) as error:
+        with pytest.raises(UsageError, match=reason) as error:
             llm.bind_tools([wrong])
         assert "\n" not in str(error.value)
         assert error.value.__notes__[0].startswith("-> pass a function")
@@ -223,12 +223,12 @@ def test_tools_may_come_with_the_call_or_with_bind_and_beside_other_options() ->
         {"title": "Joke", **STRINGS}, tools=[add], include_raw=True
     ).invoke("?")["raw"]
     assert raw.tool_calls[0]["args"] == {"a": 1, "b": 2}
-    said = (
+    answer = (
         SpecFuseChatModel(members=[ScriptedMember("yes")])
         .bind_tools([add], regex="yes|no")
         .invoke("?")
     )
-    assert (said.text, said.tool_calls) == ("yes", [])
+    assert (answer.text, answer.tool_calls) == ("yes", [])
     choosable = llm.configurable_fields(max_tokens=ConfigurableField(id="budget")).bind(
         tools=[add], tool_choice="add"
     )

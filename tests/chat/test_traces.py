@@ -1,5 +1,5 @@
-"""What tracers get of an answer: the ensemble, its rounds and what each member did, with true
-times. Sent by the real LangSmith client to an endpoint on loopback."""
+"""Traces of an answer contain the ensemble, its rounds and each member's work, with true times. The
+real LangSmith client sends them to an endpoint on loopback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRANDCHILDREN = 12
 
 
 def traced(llm: Any, **options: Any) -> Run:
-    """The chat model's run as a tracer of the plain kind has it."""
+    """Return the chat model's run as a plain tracer records it."""
     tracer = RunCollectorCallbackHandler()
     llm.invoke("Why?", {"callbacks": [tracer]}, **options)
     (run,) = tracer.traced_runs
@@ -31,7 +31,7 @@ def traced(llm: Any, **options: Any) -> Run:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """What the run's metadata says of the ensemble."""
+    """Return what the run's metadata contains about the ensemble."""
     metadata = run.extra["metadata"].items()
     return {
         key.removeprefix("specfuse_"): value
@@ -139,7 +139,7 @@ def test_langsmith_gets_one_tree_with_every_run_posted_once(ensemble: Any) -> No
 
 
 def test_the_method_and_the_members_are_recorded_once() -> None:
-    """By the chat model's run: an answer has a run for each round, and each is posted."""
+    """Only the chat model's run has them, because every round is posted as a run too."""
     scripts = [" ".join(f"{name}{n}" for n in range(400)) for name in ("ann", "bob")]
     members = [ScriptedMember(script, name=script[:3]) for script in scripts]
     llm = SpecFuseChatModel(members=members, max_tokens=400, segment_tokens=10, method="specem")
@@ -171,7 +171,7 @@ def test_a_failed_member_is_an_error_in_its_round_and_an_event_of_the_run() -> N
     second = endpoint.runs[failed["parent_run_id"]]
     assert second["name"] == "round 2"
     assert set(second["outputs"]["weights"]) == {"a", "b"}
-    assert [gone["member"] for gone in second["outputs"]["left"]] == ["c"]
+    assert [departure["member"] for departure in second["outputs"]["left"]] == ["c"]
     assert second["tags"] == ["specfuse_exit"]
     assert "specfuse_exit" in endpoint.model["tags"]
     (event,) = (event for event in endpoint.model["events"] if event["name"] == "specfuse_exit")
@@ -256,7 +256,7 @@ async def test_an_aborted_answer_leaves_no_run_open(end: Callable[..., Any]) -> 
     assert not [child for child in done if child.error]
     assert cut.error is not None and cut.error.startswith(ENDS[end])
     assert cut.name == f"round {len(done) + 1}"
-    assert all(one["end_time"] for one in endpoint.runs.values())
+    assert all(record["end_time"] for record in endpoint.runs.values())
     assert len(endpoint.runs) == 1 + len(run.child_runs)
     assert facts(run).get("rounds", 0) == len(done)
 

@@ -1,4 +1,4 @@
-"""What an answer with hosted members has cost, in LangChain's terms."""
+"""Usage and cost of an answer with hosted members, in LangChain's terms."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SENT = 40
 
 
 class Counting(BaseChatModel):
-    """A hosted chat model that says its script, continues it, votes for A and counts what it is
-    sent and what it writes. It reports each word with its own chunk."""
+    """A hosted chat model that continues its script, votes for A, and counts the tokens it reads
+    and writes. It reports the usage of each word in its own chunk."""
 
     script: str = BLUE
     label: str = "counting"
@@ -60,8 +60,8 @@ class Counting(BaseChatModel):
                 self.written += 1
                 yield self._chunk(f" {word}" if at else word, 0, 1)
 
-    def _chunk(self, text: str, sent: int, said: int) -> ChatGenerationChunk:
-        usage = UsageMetadata(input_tokens=sent, output_tokens=said, total_tokens=sent + said)
+    def _chunk(self, text: str, sent: int, written: int) -> ChatGenerationChunk:
+        usage = UsageMetadata(input_tokens=sent, output_tokens=written, total_tokens=sent + written)
         message = AIMessageChunk(text, usage_metadata=usage if self.reports else None)
         return ChatGenerationChunk(message=message)
 
@@ -70,7 +70,7 @@ class Counting(BaseChatModel):
 
 
 def counting(**fields: Any) -> tuple[Counting, Counting]:
-    """Two that disagree about one word."""
+    """Return two models that disagree about one word."""
     return Counting(label="a", **fields), Counting(label="b", script=WIDE, **fields)
 
 
@@ -85,18 +85,18 @@ WAYS = ["invoke", "ainvoke", "stream", "astream", "batch"]
 async def test_usage_counts_everything_hosted_members_read_and_wrote(way: str) -> None:
     models = counting()
     handler = UsageMetadataCallbackHandler()
-    found = await asked(ensemble(*models), way, config={"callbacks": [handler]})
-    answers = found if way == "batch" else [joined(found) if "stream" in way else found]
-    sent, written = (sum(SENT * one.requests for one in models), sum(m.written for m in models))
-    assert sum(one.usage_metadata["input_tokens"] for one in answers) == sent
-    assert sum(one.usage_metadata["output_tokens"] for one in answers) == written
+    result = await asked(ensemble(*models), way, config={"callbacks": [handler]})
+    answers = result if way == "batch" else [joined(result) if "stream" in way else result]
+    sent, written = (sum(SENT * model.requests for model in models), sum(m.written for m in models))
+    assert sum(answer.usage_metadata["input_tokens"] for answer in answers) == sent
+    assert sum(answer.usage_metadata["output_tokens"] for answer in answers) == written
     assert sent > 3 * SENT, "there were ballots"
-    for one in answers:
-        usage = one.usage_metadata
+    for reply in answers:
+        usage = reply.usage_metadata
         assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
         assert "total_cost" not in usage
         details = usage["output_token_details"]
-        assert details["drafted"] - details["discarded"] == len(one.text.split())
+        assert details["drafted"] - details["discarded"] == len(reply.text.split())
     (counted,) = handler.usage_metadata.values()
     assert (counted["input_tokens"], counted["output_tokens"]) == (sent, written)
 
@@ -105,29 +105,29 @@ def test_each_hosted_member_has_its_own_total() -> None:
     models = counting()
     answer = ensemble(*models).invoke("Why?")
     usage = answer.response_metadata["specfuse"]["usage"]
-    for one in models:
-        used = usage[one.label]
-        assert used["requests"] == one.requests
+    for model in models:
+        used = usage[model.label]
+        assert used["requests"] == model.requests
         assert (used["input_tokens"], used["output_tokens"]) == (
-            SENT * one.requests,
-            one.written,
+            SENT * model.requests,
+            model.written,
         )
 
 
 def test_whole_answers_count_every_sample() -> None:
-    """Also where a further sample wins, which has a name of its own."""
+    """This includes further samples that win under a name of their own."""
     models = counting()
     llm = ensemble(*models, segment="answer", samples=3, result="text")
     answer = llm.invoke("Why?", seed=1)
     usage = answer.usage_metadata
-    assert usage["input_tokens"] == SENT * sum(one.requests for one in models) == 6 * SENT
-    assert usage["output_tokens"] == sum(one.written for one in models)
+    assert usage["input_tokens"] == SENT * sum(model.requests for model in models) == 6 * SENT
+    assert usage["output_tokens"] == sum(model.written for model in models)
 
 
 def test_unreported_usage_of_a_cancelled_stream_is_marked_as_an_estimate() -> None:
     answer = ensemble(*counting(reports=False)).invoke("Why?")
     usage = answer.response_metadata["specfuse"]["usage"]
-    assert all(one["estimated"] is True and one["input_tokens"] > 0 for one in usage.values())
+    assert all(total["estimated"] is True and total["input_tokens"] > 0 for total in usage.values())
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["input_tokens"] == sum(u["input_tokens"] for u in usage.values())
     complete = SpecFuseChatModel(members=[Counting()]).invoke("Why?")
@@ -138,15 +138,17 @@ def test_unreported_usage_of_a_cancelled_stream_is_marked_as_an_estimate() -> No
 @pytest.mark.parametrize("way", WAYS)
 async def test_the_total_cost_is_known_if_every_hosted_member_has_a_price(way: str) -> None:
     first, second = counting()
-    members = [ChatModelMember(one, name=one.label, price=(3.0, 15.0)) for one in (first, second)]
+    members = [
+        ChatModelMember(model, name=model.label, price=(3.0, 15.0)) for model in (first, second)
+    ]
     handler = UsageMetadataCallbackHandler()
     for _ in range(2):
-        found = await asked(ensemble(*members), way, config={"callbacks": [handler]})
-    answers = found if way == "batch" else [joined(found) if "stream" in way else found]
-    for one in answers:
-        usage = one.usage_metadata
+        result = await asked(ensemble(*members), way, config={"callbacks": [handler]})
+    answers = result if way == "batch" else [joined(result) if "stream" in way else result]
+    for answer in answers:
+        usage = answer.usage_metadata
         expected = (usage["input_tokens"] * 3 + usage["output_tokens"] * 15) / 1e6
-        assert one.response_metadata["specfuse"]["total_cost"] == pytest.approx(expected)
+        assert answer.response_metadata["specfuse"]["total_cost"] == pytest.approx(expected)
         assert "stream" in way or usage["total_cost"] == pytest.approx(expected)
     # LangChain can still add up the tokens
     (counted,) = handler.usage_metadata.values()
@@ -181,7 +183,7 @@ def test_members_on_this_machine_count_as_before() -> None:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 async def test_an_agent_summarises_no_sooner_than_with_one_member(way: str) -> None:
-    """What an answer has cost is a multiple of the conversation's length."""
+    """The usage of an answer is a multiple of the conversation's length."""
 
     async def messages(llm: Any, limit: int) -> list[Any]:
         middleware = SummarizationMiddleware(
@@ -196,7 +198,7 @@ async def test_an_agent_summarises_no_sooner_than_with_one_member(way: str) -> N
         return list(state["messages"])
 
     def summarised(found: list[Any]) -> bool:
-        return any("summary" in one.text for one in found if one.type == "human")
+        return any("summary" in message.text for message in found if message.type == "human")
 
     two = ensemble(*counting())
     (answer,) = [await asked(two, way, "Why?")]

@@ -1,4 +1,4 @@
-"""Whole answers under a constraint: compared exactly, as what the constraint makes of them."""
+"""Whole answers under a constraint are compared by the value that the constraint defines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 
 
 def agreed(*texts: str, **options: Any) -> Any:
-    """The answer of members that say these texts; the first leads where none agree."""
+    """Return the answer of members that write these texts; the first leads if none agree."""
     members = [ScriptedMember(text, name=name) for text, name in zip(texts, "abcdef", strict=False)]
     llm = SpecFuseChatModel(members=members, segment="answer", lead=None)
     return llm.invoke("?", **options)
@@ -73,7 +73,7 @@ def test_answers_beside_tools_are_compared_exactly() -> None:
     call = ScriptedMember.call("find", what="-1")
     other = ScriptedMember.call("find", what="1")
     answer = agreed(call, other, other, response_format=Point, tools=[find])
-    assert [one["args"] for one in answer.tool_calls] == [{"what": "1"}]
+    assert [tool_call["args"] for tool_call in answer.tool_calls] == [{"what": "1"}]
 
 
 def test_an_answer_cut_by_the_budget_has_no_result() -> None:

@@ -1,5 +1,5 @@
-"""The command from outside: what it prints on which stream, and its exit codes. Scripted members,
-so it is quick."""
+"""The command from outside: what it prints to which stream, and its exit codes. Members are
+scripted, so it is quick."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def members() -> list[ScriptedMember]:
 
 @pytest.fixture
 def ask(capsys, monkeypatch):
-    """(exit code, standard output, standard error) of one call."""
+    """Run the command once; return (exit code, standard output, standard error)."""
 
     def asked(*argv: str, by=None):
         replace_demo(by or members(), monkeypatch.setattr)
@@ -85,9 +85,9 @@ def test_flags_reach_the_members(ask):
     jobs: list[DraftJob] = []
 
     class Listening(ScriptedMember):
-        def draft(self, given):
-            jobs.extend(given)
-            return super().draft(given)
+        def draft(self, batch):
+            jobs.extend(batch)
+            return super().draft(batch)
 
     argv = (
         "--system S --temperature 0.5 --top-p 0.9 --seed 7 --max-tokens 6 --segment-tokens 4 "
@@ -110,8 +110,8 @@ HARMLESS = re.compile(r"[\n\t\x20-\x7e\u00a0-\u2029\u202f-\u2065\u206a-\U0010fff
 
 
 def assert_harmless(text):
-    """It holds what the hostile text says, no character of it that commands the terminal, and no
-    line of it that looks like ours."""
+    """Check that the text contains the hostile message, none of its control characters, and no line
+    that imitates ours."""
     assert "pwned" in text and "esrever" in text and "ready" in text
     assert HARMLESS.fullmatch(text)
     assert not re.search("^langchain-specfuse: ready", text, re.MULTILINE)
@@ -203,7 +203,7 @@ def test_log_lines_and_warnings_cannot_command_the_terminal():
 
 @pytest.fixture
 def heard(monkeypatch):
-    """What members named in the command are asked: (member, question)."""
+    """Record (member, question) for every member that the command creates."""
     asked: list[tuple[str, str]] = []
 
     def member(arguments):
@@ -258,8 +258,8 @@ def test_a_single_word_or_a_folder_after_the_members_is_a_member(heard, ask, tmp
 def test_every_command_takes_the_method_and_lists_its_options(command, capsys):
     parser = importlib.import_module(f"langchain_specfuse.cli.{command}").parser()
     argv = ["--method", "specem", "--method", "exit=studentized"]
-    given = parser.parse_args([*argv, "questions.jsonl"] if command == "eval" else argv)
-    assert options_of(given)["method"] == Method.named("specem", exit="studentized")
+    parsed = parser.parse_args([*argv, "questions.jsonl"] if command == "eval" else argv)
+    assert options_of(parsed)["method"] == Method.named("specem", exit="studentized")
     for words in (["--method", "help"], ["--help"]):
         with pytest.raises(SystemExit, match="0"):
             parser.parse_args(words)
@@ -473,7 +473,7 @@ def test_a_file_or_a_word_for_another_command_is_asked_only_after_two_dashes(
 @pytest.mark.parametrize("argument", FLAGS)
 def test_a_mistake_in_a_flag_names_the_flag_and_the_way_out_in_two_lines(ask, argument):
     code, out, err = ask("Why?", argument)
-    assert (code, out) == (MISUSED, "") and all(said in err for said in FLAGS[argument])
+    assert (code, out) == (MISUSED, "") and all(part in err for part in FLAGS[argument])
     first, second = err.splitlines()
     assert first.startswith("langchain-specfuse: error: ") and second.startswith("  -> ")
 
@@ -487,7 +487,7 @@ def test_a_lead_that_is_not_the_only_member_is_refused_before_it_works(ask):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["eval"], "required: FILE.jsonl"),
         (["eval", "q.jsonl", "--limit", "few"], "--limit must be a whole number, got 'few'"),
@@ -496,9 +496,9 @@ def test_a_lead_that_is_not_the_only_member_is_refused_before_it_works(ask):
         (["serve", "--max-waiting", "-3"], "--max-waiting must be greater than or equal to 0"),
     ],
 )
-def test_a_mistake_in_a_subcommands_flag_is_reported_alike(ask, argv, said):
+def test_a_mistake_in_a_subcommands_flag_is_reported_alike(ask, argv, message):
     code, out, err = ask(*argv)
-    assert (code, out) == (MISUSED, "") and said in err
+    assert (code, out) == (MISUSED, "") and message in err
     assert "put a question" not in err and "%(" not in err and len(err.splitlines()) == 2
 
 
@@ -544,5 +544,5 @@ def test_a_schema_a_pattern_and_a_choice_are_enforced(ask, tmp_path):
 
 
 def run_in(page) -> dict:
-    """The run that a page was made from."""
+    """Return the run from which a page was made."""
     return json.loads(re.search(r'id="run">(.*?)</script>', page.read_text())[1])

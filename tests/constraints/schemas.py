@@ -1,5 +1,5 @@
-"""Schemas as pydantic, dataclasses, TypedDicts and tools make them: as many as one wants, the same
-every time."""
+"""Generate any number of schemas, reproducibly, in the style of pydantic, dataclasses, TypedDicts
+and tools."""
 
 from __future__ import annotations
 
@@ -198,13 +198,13 @@ BY_HAND: list[Schema] = [
 
 
 def schemas(count: int = 200, seed: int = 0) -> list[Schema]:
-    """The ones written by hand, then made ones."""
+    """Return the schemas written by hand, then generated ones."""
     dice = random.Random(seed)
     return (BY_HAND + [made(dice) for _ in range(count - len(BY_HAND))])[:count]
 
 
 def made(dice: random.Random) -> Schema:
-    """An object, with its definitions, as a pydantic model would say it."""
+    """Return an object schema with its definitions, in pydantic's style."""
     names = [f"Model{n}" for n in range(dice.randint(0, 2))]
     schema = an_object(dice, 3, names)
     return schema | (

@@ -1,8 +1,7 @@
-"""Any schema, pattern or choice is kept on both sides, or refused in words.
+"""Any schema, pattern or choice is enforced exactly, or refused with a reason.
 
-*On both sides*: what the referee lets through is right, and what is right, written as members must
-write it, is let through. Another library judges each time: ``jsonschema``, ``re``, Python's own
-``in``.
+*Exactly*: whatever the referee accepts is valid, and whatever is valid, in the required spelling,
+is accepted. Another library decides each time: ``jsonschema``, ``re``, or Python's ``in``.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ scraps = st.recursive(
 
 
 def refused(constraint: Constraint) -> str:
-    """Why it cannot work; empty if it can."""
+    """Return the reason why the constraint cannot be enforced, or ""."""
     try:
         check(constraint)
     except UsageError as raised:
@@ -61,7 +60,7 @@ def refused(constraint: Constraint) -> str:
 
 
 def through(constraint: Constraint, text: str) -> bool:
-    """Whether this may be a whole answer."""
+    """Return whether the referee accepts this text as a whole answer."""
     referee = referee_for(constraint)
     return referee.legal("", text) == len(text) and referee.may_end(text)
 
@@ -89,12 +88,12 @@ TYPES = {
 
 @st.composite
 def describing(draw: Any, value: Any) -> Any:
-    """A schema that this value satisfies, its keys in the schema's order."""
+    """Draw a schema that this value satisfies, with its keys in the schema's order."""
     schema: dict[str, Any] = {"type": TYPES.get(type(value), "object")}
-    some = draw(st.integers(0, 3))
+    slack = draw(st.integers(0, 3))
     if isinstance(value, dict):
         schema |= {
-            "properties": {key: draw(describing(one)) for key, one in value.items()},
+            "properties": {key: draw(describing(inner)) for key, inner in value.items()},
             "additionalProperties": False,
         }
         schema["properties"] |= {
@@ -102,17 +101,17 @@ def describing(draw: Any, value: Any) -> Any:
         }
         schema["required"] = [key for key in value if draw(st.booleans())]
     elif isinstance(value, list):
-        items = [draw(describing(one)) for one in value]
+        items = [draw(describing(inner)) for inner in value]
         schema |= {"items": {"anyOf": items}} if items else {}
         schema |= (
-            {"minItems": max(len(value) - some, 0), "maxItems": len(value) + some}
+            {"minItems": max(len(value) - slack, 0), "maxItems": len(value) + slack}
             if draw(st.booleans())
             else {}
         )
     elif isinstance(value, str):
-        schema |= {"minLength": max(len(value) - some, 0), "maxLength": len(value) + some}
+        schema |= {"minLength": max(len(value) - slack, 0), "maxLength": len(value) + slack}
     elif type(value) is int:
-        schema |= {"minimum": value - some, "maximum": value + 100 * some}
+        schema |= {"minimum": value - slack, "maximum": value + 100 * slack}
     how = draw(st.sampled_from(["as it is", "as it is", "constant", "union"]))
     if how == "constant" and not isinstance(value, dict | list):
         return draw(st.sampled_from([{"const": value}, {"enum": ["x", 7, value]}]))
@@ -121,7 +120,7 @@ def describing(draw: Any, value: Any) -> Any:
 
 @st.composite
 def pairs(draw: Any) -> tuple[Any, Any]:
-    """A schema, maybe behind a reference, and a value that satisfies it."""
+    """Draw a schema, possibly behind a reference, and a value that satisfies it."""
     value = draw(values)
     schema = draw(describing(value))
     if draw(st.booleans()):
@@ -131,12 +130,14 @@ def pairs(draw: Any) -> tuple[Any, Any]:
 
 @st.composite
 def neighbours(draw: Any, value: Any) -> Any:
-    """Another value beside this one: a part of it exchanged, added or left out."""
+    """Draw a value that differs from this one in a part that is replaced, added or removed."""
     if isinstance(value, dict) and value and draw(st.booleans()):
         name = draw(st.sampled_from(list(value)))
         if draw(st.booleans()):
-            return {key: one for key, one in value.items() if key != name}
-        return {key: draw(neighbours(one)) if key == name else one for key, one in value.items()}
+            return {key: inner for key, inner in value.items() if key != name}
+        return {
+            key: draw(neighbours(inner)) if key == name else inner for key, inner in value.items()
+        }
     if isinstance(value, list) and value and draw(st.booleans()):
         at = draw(st.integers(0, len(value) - 1))
         return [
@@ -190,7 +191,7 @@ def test_a_value_is_accepted_exactly_if_it_satisfies_the_schema(
 
 @st.composite
 def spoiled(draw: Any) -> Any:
-    """A schema with something wrong in it, or only something else."""
+    """Draw a schema in which something is changed, perhaps into something invalid."""
     if draw(st.integers(0, 9)) == 0:
         return draw(scraps)
     seed = draw(st.integers(0, 10**6))
@@ -277,7 +278,7 @@ def test_a_pattern_accepts_exactly_what_it_matches(data: Any, pattern: str) -> N
     constraint = Constraint("regex", pattern)
     if refused(constraint):
         assert re.fullmatch(pattern, "") and not any(
-            re.fullmatch(pattern, one) for one in "abcx09.é天😀"
+            re.fullmatch(pattern, character) for character in "abcx09.é天😀"
         )
         return
     like = data.draw(
@@ -304,8 +305,11 @@ def test_a_choice_accepts_exactly_its_texts(texts: list[str], other: str, count:
     for text in (*texts, other, texts[0] + other, texts[0][:count]):
         assert through(constraint, text) == (text in texts)
         legal = text[: referee.legal("", text)]
-        assert any(one.startswith(legal) for one in texts)
-        assert legal == text or not any(one.startswith(text[: len(legal) + 1]) for one in texts)
+        assert any(choice.startswith(legal) for choice in texts)
+        assert legal == text or not any(
+            choice.startswith(text[: len(legal) + 1]) for choice in texts
+        )
         assert referee.must_end(legal) == (
-            legal in texts and not any(one != legal and one.startswith(legal) for one in texts)
+            legal in texts
+            and not any(choice != legal and choice.startswith(legal) for choice in texts)
         )

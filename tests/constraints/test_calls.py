@@ -1,4 +1,4 @@
-"""Calls in text: told from prose, read in any pieces, finished or not, equal or not."""
+"""Calls within text are separated from prose, read in any pieces, and compared by value."""
 
 from __future__ import annotations
 
@@ -92,20 +92,25 @@ def test_text_and_calls_are_conserved_wherever_the_text_is_cut(
     prose: str, many: list[tuple[str, Any]], places: list[int], form: CallFormat
 ) -> None:
     text = prose + form.between.join(written(form, name, arguments) for name, arguments in many)
-    reader, said, names, found = CallReader(form, anywhere=True), "", [], [""] * len(many)
+    reader, prose_read, names, arguments_read = (
+        CallReader(form, anywhere=True),
+        "",
+        [],
+        [""] * len(many),
+    )
     for piece in cut(text, places):
         more, pieces = reader.feed(piece)
-        said += more
-        assert prose.startswith(said)
-        for one in pieces:
-            names += [one.name] if one.name is not None else []
-            found[one.index] += one.arguments
-    assert said + reader.finish() == prose
-    assert list(zip(names, found, strict=True)) == [
+        prose_read += more
+        assert prose.startswith(prose_read)
+        for call_piece in pieces:
+            names += [call_piece.name] if call_piece.name is not None else []
+            arguments_read[call_piece.index] += call_piece.arguments
+    assert prose_read + reader.finish() == prose
+    assert list(zip(names, arguments_read, strict=True)) == [
         (n, json.dumps(a, ensure_ascii=False)) for n, a in many
     ]
     assert [(call.name, call.arguments) for call in reader.calls] == list(
-        zip(names, found, strict=True)
+        zip(names, arguments_read, strict=True)
     )
     assert reader.ends == tuple(sorted(reader.ends)) and (not many or reader.ends[-1] == len(text))
 
@@ -118,9 +123,9 @@ def test_if_no_prose_is_allowed_a_call_begins_the_answer_or_there_is_none() -> N
 
 
 def test_calls_are_compared_by_value_whatever_their_spelling() -> None:
-    one = ToolCall("f", '{"b": [1.0, {"x": "é"}], "a": 2}')
-    assert canonical(one) == canonical(ToolCall("f", '{"a":2,"b":[1,{"x":"\\u00e9"}]}', id="7"))
-    assert canonical(one) != canonical(ToolCall("g", one.arguments))
+    call = ToolCall("f", '{"b": [1.0, {"x": "é"}], "a": 2}')
+    assert canonical(call) == canonical(ToolCall("f", '{"a":2,"b":[1,{"x":"\\u00e9"}]}', id="7"))
+    assert canonical(call) != canonical(ToolCall("g", call.arguments))
     assert canonical(ToolCall("f", '{"a": true}')) != canonical(ToolCall("f", '{"a": 1}'))
     assert canonical(ToolCall("f", "{")) == canonical(ToolCall("f", "{"))
 
@@ -165,7 +170,7 @@ def test_a_state_is_inside_a_call_from_its_begin_to_its_end(form: CallFormat) ->
 
 
 def test_text_after_a_call_is_inside_the_next_call_from_its_first_byte() -> None:
-    """So that the next call is drafted whole, and a referee that knows it already sees all of
+    """The next call is then drafted as a whole, and a referee that already knows it sees all of
     it."""
     state = BYTES.grammar(calls()).start()
     assert state.advance(ADD) == len(ADD) and not state.in_call
@@ -216,7 +221,7 @@ def test_any_of_allows_calls_or_an_answer_by_a_schema() -> None:
 
 
 def test_an_equal_call_may_not_be_repeated() -> None:
-    """Small models that are free to call repeat one call until the budget is gone."""
+    """Small models that are free to call repeat one call until the budget is used up."""
     referee, again = referee_for(auto()), ADD.replace("1}", "1.0}")
     two, three = (ADD.replace("1}", f"{n}}}") for n in (2, 3))
     assert referee.legal("", ADD) == len(ADD)

@@ -1,4 +1,5 @@
-"""Schemas that no grammar says whole: the grammar keeps the rest, and ``validation`` the whole."""
+"""Schemas that no grammar expresses fully: the grammar enforces a part, ``validation`` checks
+everything."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ INEXPRESSIBLE: list[tuple[type, dict[str, Any]]] = [
 
 @st.composite
 def loose(draw: Any) -> tuple[Any, Any]:
-    """A schema with something in it that no grammar says, and a value of the rest of it."""
+    """Draw a schema with a keyword that no grammar expresses, and a value of the rest of it."""
     schema, value = draw(pairs())
     fitting = [part for kind, part in INEXPRESSIBLE if kind in (object, type(value))]
     more = draw(st.lists(st.sampled_from(fitting), min_size=1, max_size=2))
@@ -66,12 +67,12 @@ def test_a_finished_value_is_checked_as_another_program_checks_it(
     data: Any, pair: tuple[Any, Any]
 ) -> None:
     schema, value = pair
-    for one in (value, data.draw(neighbours(value))):
-        assert (Validator(schema, "schema").fault(one) == "") == valid(schema, one)
+    for candidate in (value, data.draw(neighbours(value))):
+        assert (Validator(schema, "schema").fault(candidate) == "") == valid(schema, candidate)
 
 
 def refused(constraint: Constraint, schema: Any) -> str:
-    """Why it cannot work; empty if it can."""
+    """Return the reason why the schema cannot be used, or ""."""
     try:
         left_out(constraint)
         Validator(schema, "schema")
@@ -116,7 +117,7 @@ def test_any_schema_has_a_grammar_or_is_refused_with_a_reason(schema: Any, seed:
 def test_only_keywords_that_a_grammar_cannot_express_are_left_out(
     schema: Any, parts: list[str]
 ) -> None:
-    assert [one.path for one in left_out(json_schema(schema))] == parts
+    assert [part.path for part in left_out(json_schema(schema))] == parts
 
 
 def test_all_other_keywords_are_enforced() -> None:
@@ -159,7 +160,7 @@ def test_schemas_of_every_draft_and_of_other_programs_are_checked(
 
 
 def test_a_pattern_that_a_grammar_reads_is_checked_in_linear_time() -> None:
-    """``re`` would need years for this one."""
+    """``re`` would need years for this pattern."""
     fault = Validator({"type": "string", "pattern": "^(a+)+$"}, "schema").fault("a" * 60 + "!")
     assert "does not match" in fault
 

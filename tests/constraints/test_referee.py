@@ -1,5 +1,4 @@
-"""What the loop asks the referee: about texts, in any order, from any thread, about answers of any
-length."""
+"""The loop may ask the referee about any text, in any order and from any thread."""
 
 from __future__ import annotations
 
@@ -102,7 +101,7 @@ def test_patterns_choices_grammars_json_and_any_of_are_enforced(
 
 @pytest.mark.parametrize("text", ['"Z\\u00fcrich"', '"\\ud83d\\ude00"', '"a\\/b"'])
 def test_a_string_has_one_spelling_and_is_cut_before_an_escape_of_another(text: str) -> None:
-    """Otherwise half an escape would have to become a character that nobody meant."""
+    """Otherwise half an escape would have to become a character that nobody intended."""
     referee = referee_for(json_schema({"type": "string"}))
     legal = text[: referee.legal("", text)]
     assert "\\" not in legal and text.startswith(legal)

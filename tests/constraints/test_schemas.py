@@ -1,5 +1,4 @@
-"""JSON schemas: every answer that ends satisfies its schema, and what cannot be kept is refused in
-words."""
+"""Every answer that ends satisfies its JSON schema; schemas that cannot be enforced are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ are required."""
 
 
 def through(schema: Any, text: str) -> bool:
-    """Whether this may be a whole answer."""
+    """Return whether the referee accepts this text as a whole answer."""
     referee = referee_for(json_schema(schema))
     return referee.legal("", text) == len(text) and referee.may_end(text)
 

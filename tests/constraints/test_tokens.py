@@ -1,4 +1,4 @@
-"""A mask says of tokens what the grammar says of their bytes, whatever the tokenizer."""
+"""A mask allows a token exactly if the grammar allows its bytes, with every tokenizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONSTRAINTS = [
 
 
 def made(kind: str) -> tuple[Any, list[bytes], int, int]:
-    """A vocabulary, the bytes of its tokens, the token that ends a turn, and how many there are."""
+    """Return a vocabulary, the bytes of its tokens, the token that ends a turn, and its size."""
     tokenizer = tokenizer_of(kind)
     size = len(tokenizer) + 3  # models have more rows than tokens
     vocab = vocabulary(tokenizer, size, [tokenizer.eos_token_id])

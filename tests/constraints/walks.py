@@ -1,4 +1,4 @@
-"""Walks through what a constraint allows, and what JSON makes of where they end."""
+"""Random walks through what a constraint allows, and checks of the texts they produce."""
 
 from __future__ import annotations
 
@@ -20,53 +20,54 @@ def json_schema(schema: Any) -> Constraint:
 
 
 def allowed(mask: Any, size: int) -> list[int]:
-    """The tokens of a mask."""
+    """Return the tokens that a mask allows."""
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     assert not bits[size:].any()
     return [int(token) for token in np.flatnonzero(bits[:size])]
 
 
 def walk(state: State, dice: random.Random, most: int, eager: float = 0.6) -> tuple[bytes, bool]:
-    """Random legal bytes from here, and whether the text is whole. ``most``: from so many on it
-    goes for the end.
+    """Return random legal bytes from this state, and whether the text is complete. From ``most``
+    bytes on the walk tries to end; ``eager`` is its probability of ending strings, arrays and
+    objects. No legal text is a dead end.
 
     ``eager``: how gladly it ends strings, arrays and objects. There is always a way on: no text is
     a dead end.
     """
-    found = b""
-    while len(found) < most + 300:
-        if state.may_end() and (len(found) >= most or dice.random() < 0.3):
-            return found, True
+    text = b""
+    while len(text) < most + 300:
+        if state.may_end() and (len(text) >= most or dice.random() < 0.3):
+            return text, True
         follows = state.follows()
         if not follows:
-            assert state.may_end(), found
-            return found, True
+            assert state.may_end(), text
+            return text, True
         ends = bytes(byte for byte in follows if byte in b'"]},')
         byte = dice.choice(
-            ends if ends and (len(found) >= most or dice.random() < eager) else follows
+            ends if ends and (len(text) >= most or dice.random() < eager) else follows
         )
         assert state.advance(bytes([byte])) == 1
-        found += bytes([byte])
-    return found, False
+        text += bytes([byte])
+    return text, False
 
 
 def assert_satisfies(text: str, schema: Any) -> None:
-    """JSON reads it, and another library accepts it."""
+    """Check the value with Python's JSON parser and another schema library."""
     value = json.loads(text)
     judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     judge(without_nullable(schema), format_checker=judge.FORMAT_CHECKER).validate(value)
 
 
 def without_nullable(schema: Any) -> Any:
-    """OpenAPI's word in those of JSON Schema."""
+    """Replace OpenAPI's ``nullable`` by JSON Schema's ``anyOf``."""
     if isinstance(schema, list):
-        return [without_nullable(one) for one in schema]
+        return [without_nullable(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {
-        key: one if key in ("enum", "const") else without_nullable(one)
-        for key, one in schema.items()
+    converted = {
+        key: value if key in ("enum", "const") else without_nullable(value)
+        for key, value in schema.items()
     }
-    if found.pop("nullable", False) is True:
-        return {"anyOf": [found, {"type": "null"}]}
-    return found
+    if converted.pop("nullable", False) is True:
+        return {"anyOf": [converted, {"type": "null"}]}
+    return converted

@@ -1,5 +1,4 @@
-"""Plays whole answers without threads: asks every member in turn, keeps each ``Ask``, prints rounds
-as a table."""
+"""Plays whole answers without threads, records each ``Ask``, and prints rounds as a table."""
 
 from __future__ import annotations
 
@@ -43,10 +42,10 @@ class Played:
 
     @property
     def left(self) -> list[str]:
-        return [gone.member for round in self.rounds for gone in round.left]
+        return [departure.member for round in self.rounds for departure in round.left]
 
     def asked(self, kind: type, round: int | None = None) -> list[tuple[str, DraftJob | ScoreJob]]:
-        """(member, job) for all jobs of this kind, in order."""
+        """Return (member, job) for all jobs of this kind, in order."""
         asks = [ask for ask in self.asks if round in (None, ask.round)]
         return [
             (name, job) for ask in asks for name, job in ask.jobs.items() if isinstance(job, kind)
@@ -61,13 +60,13 @@ def play(
     referee: Referee = FREE,
     query: Query = QUERY,
 ) -> Played:
-    """One whole answer; ``settings.lead`` leads if it is one of them. An error of the loop is kept
+    """Play one whole answer; ``settings.lead`` leads if it is a member. Errors of the loop are kept
     in ``error``."""
     played = Played()
     settings = settings or Settings()
     panel = panel or [Panelist(name) for name in answerers]
     can_lead = (
-        any(one.name == settings.lead and one.drafts for one in panel)
+        any(member.name == settings.lead and member.drafts for member in panel)
         and settings.method.margin is not None
     )
     members = Panel.of(panel, prior, settings.lead if can_lead else None)
@@ -99,13 +98,13 @@ def answering(member: ScriptedMember) -> Answerer:
 
 
 def speakers(**texts: str) -> dict[str, Answerer]:
-    """Scripted members by name."""
+    """Return scripted members by name."""
     return {name: answering(ScriptedMember(text, name=name)) for name, text in texts.items()}
 
 
 def babbler(seed: int, skill: float = 0.0, ends: float = 0.05, noise: float = 0.3) -> Answerer:
-    """Writes random words. All babblers agree, up to noise, that drafts with more "good" words are
-    more probable."""
+    """Return a member that writes random words. All babblers agree, up to noise, that drafts with
+    more "good" words are more probable."""
     rng = random.Random(seed)
 
     def reply(job: DraftJob | ScoreJob, _: int) -> Reply:
@@ -131,8 +130,8 @@ def _logprobs(rng: random.Random, text: str, ended: bool, noise: float) -> tuple
 def repeater(
     word: str, confidence: Callable[[int], float], score: float = -2.0, size: int = 3
 ) -> Answerer:
-    """Drafts a word ``size`` times with the log-probability ``confidence(round)``; scores others'
-    drafts ``score``."""
+    """Return a member that drafts a word ``size`` times with log-probability ``confidence(round)``
+    and scores other drafts ``score``."""
 
     def reply(job: DraftJob | ScoreJob, number: int) -> Reply:
         if isinstance(job, ScoreJob):
@@ -144,14 +143,14 @@ def repeater(
 
 
 def table(played: Played) -> str:
-    """A line per round: the winner's text, totals and weights after, departures."""
+    """Return a line per round: the winner's text, totals and weights after it, departures."""
     lines = []
     for round in played.rounds:
         totals = " ".join(f"{name}={total:.2f}" for name, total in round.totals.items())
         weights = " ".join(f"{name}={weight:.2f}" for name, weight in round.weights.items())
-        gone = "".join(f" | {d.member} left: {d.kind}" for d in round.left)
+        departures = "".join(f" | {d.member} left: {d.kind}" for d in round.left)
         end = f" | {round.finish}" if round.finish else ""
         lines.append(
-            f"{round.number} {round.winner}: {round.text!r} | {totals} | {weights}{gone}{end}"
+            f"{round.number} {round.winner}: {round.text!r} | {totals} | {weights}{departures}{end}"
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The agreed text: where drafts may be cut, loops, stop strings across seams, the budget."""
+"""The agreed text: where drafts may be cut, loops, stop strings across segments, the budget."""
 
 from itertools import pairwise
 
@@ -11,8 +11,7 @@ from langchain_specfuse.core.values import Segment
 
 
 def agreed(pieces, stop=(), budget=1000, ended=True):
-    """(answer, what each piece released), until the answer finishes. The last piece ends it if
-    ``ended``."""
+    """Return the answer and what each piece released; the last piece ends it if ``ended``."""
     answer, released = Answer(stop=tuple(stop), budget=budget), []
     for k, piece in enumerate(pieces):
         answer = answer.plus(Segment(piece, ended and k == len(pieces) - 1, {"a": (1,)}))
@@ -34,7 +33,7 @@ def test_held_back_text_is_released_when_the_answer_ends_without_the_stop_string
 
 
 def pieces(text):
-    """The text, cut at every safe place."""
+    """Return the text, cut at every safe place."""
     seams = [0, *(at for at in range(1, len(text)) if is_safe(text, at)), len(text)]
     return [text[a:b] for a, b in pairwise(seams)]
 

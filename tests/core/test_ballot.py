@@ -1,4 +1,4 @@
-"""One round's vote: distinct drafts, who must score what, ties, loops."""
+"""One round's vote: distinct drafts, who must score which, ties and loops."""
 
 from langchain_specfuse.core.ballot import Ballot
 from langchain_specfuse.core.options import Method
@@ -8,15 +8,15 @@ SURE = (-0.1,)
 
 
 def ballot(answer="", method=None, **drafts):
-    made = {
+    drafts_by_name = {
         n: d if isinstance(d, Draft) else Draft(d, tokens=(1,), logprobs=SURE)
         for n, d in drafts.items()
     }
-    return Ballot(method or Method(), made, answer)
+    return Ballot(method or Method(), drafts_by_name, answer)
 
 
 def read(**rows):
-    """Every verifier's readings of drafts of one token each."""
+    """Return every verifier's scores of drafts of one token each."""
     return {judge: [[value] for value in row] for judge, row in rows.items()}
 
 

@@ -1,4 +1,4 @@
-"""Whole answers: equal results win by weight, ties go to the lead, and nobody is asked in vain."""
+"""Whole answers: equal results win by weight, ties go to the lead, and no request is wasted."""
 
 import pytest
 from hypothesis import given
@@ -18,12 +18,12 @@ NUMBER = Settings(max_tokens=20, segment="answer", result="number")
 
 
 def says(*texts, ended=True):
-    """A member that writes these answers, one per sample."""
+    """Return a member that writes these answers, one per sample."""
     return lambda job, number: Draft(texts[number % len(texts)], ended, (1, 2, 3))
 
 
 def asked_of(members, settings=NUMBER, prior=None, lead=None):
-    """The round, and who was asked in which order: a list per ask."""
+    """Return the round and, per ask, the members that were asked."""
     loop = answers(QUERY, settings, Panel.of([Panelist(name) for name in members], prior, lead))
     replies, asks, times = None, [], dict.fromkeys(members, 0)
     while True:
@@ -76,7 +76,12 @@ def test_further_samples_are_drawn_with_other_seeds_and_a_temperature():
     round, asks = asked_of(alone, NUMBER.model_copy(update={"samples": 4}))
     assert (round.text, round.winner, round.authors) == ("8", "a#2", ("a#2", "a#3", "a#4"))
     how = [job.sampling for ask in asks for job in ask.jobs.values()]
-    assert [(one.temperature, one.seed) for one in how] == [(0.0, 0), (0.7, 1), (0.7, 2), (0.7, 3)]
+    assert [(sampling.temperature, sampling.seed) for sampling in how] == [
+        (0.0, 0),
+        (0.7, 1),
+        (0.7, 2),
+        (0.7, 3),
+    ]
     assert (
         names(asked_of({"a": says("7")}, NUMBER.model_copy(update={"samples": 5}))[1])
         == [["a"]] * 3
@@ -93,12 +98,12 @@ def test_an_answer_without_a_result_does_not_count():
 def test_a_function_extracts_the_result_of_an_answer():
     by_length = NUMBER.model_copy(update={"result": len})
     assert asked_of({"a": says("abc"), "b": says("xy"), "c": says("zw")}, by_length)[0].text == "xy"
-    for wrong, said in (
+    for wrong, reason in (
         (lambda text: [text], "unhashable"),
         (lambda text: 1 / 0, "ZeroDivisionError"),
     ):
         with pytest.raises(
-            UsageError, match=f"the function given as result failed on an answer: .*{said}"
+            UsageError, match=f"the function given as result failed on an answer: .*{reason}"
         ):
             asked_of(THREE, NUMBER.model_copy(update={"result": wrong}))
 
@@ -106,7 +111,7 @@ def test_a_function_extracts_the_result_of_an_answer():
 def test_a_failed_member_does_not_hurt_the_others():
     fails = lambda job, number: Failure("error", "fell over")
     round, _ = asked_of({**THREE, "b": fails})
-    assert (round.text, [gone.member for gone in round.left]) == ("It is 41.", ["b"])
+    assert (round.text, [departure.member for departure in round.left]) == ("It is 41.", ["b"])
     round, _ = asked_of({"a": says("5"), "b": fails}, NUMBER.model_copy(update={"samples": 2}))
     assert round.text == "5"
 

@@ -1,4 +1,4 @@
-"""A round costs the same at the end of a long answer: as many asks, as many steps of the loop."""
+"""A round late in a long answer takes as many asks and steps as an early one."""
 
 import random
 import sys
@@ -23,7 +23,7 @@ def reply_to(job, rng):
 
 
 def steps(function, *arguments):
-    """(result, how many functions it called)."""
+    """Return the result and the number of function calls."""
     count = 0
 
     def counting(frame, event, argument):

@@ -1,5 +1,5 @@
-"""The lead: it drafts alone while it is sure; the others are asked where it is not, and replace it
-on evidence only."""
+"""The lead drafts alone while it is sure; the others are asked when it is not, and replace it only
+with enough evidence."""
 
 import math
 from dataclasses import replace
@@ -61,9 +61,9 @@ def test_one_unlikely_token_makes_the_lead_unsure():
     sure = repeater("y", always(SURE))
 
     def wavers(job, number):
-        found = sure(job, number)
+        draft = sure(job, number)
         once = isinstance(job, DraftJob) and number == 2
-        return replace(found, logprobs=(SURE, UNSURE, SURE)) if once else found
+        return replace(draft, logprobs=(SURE, UNSURE, SURE)) if once else draft
 
     played = play({"b": wavers, **OTHERS}, led())
     assert [len(drafts) for drafts in drafters(played)][:3] == [1, 3, 1]
@@ -81,7 +81,8 @@ def test_a_rival_replaces_the_lead_only_by_more_evidence_than_the_margin():
 
 
 def test_one_verifier_that_finds_a_draft_impossible_does_not_overrule_the_others():
-    """Three prefer the lead's draft clearly; to the fourth one token of it is impossible."""
+    """Three verifiers clearly prefer the lead's draft; the fourth finds one of its tokens
+    impossible."""
     clear = {name: repeater(name, always(-3.0), -0.2) for name in "cd"}
     lead = repeater("y", always(-1.0), -4.0)
     for impossible in (-math.inf, -1e30, -500.0):
@@ -94,14 +95,14 @@ def test_one_verifier_that_finds_a_draft_impossible_does_not_overrule_the_others
 
 
 def endless(answerer, word=-1.0):
-    """The same member, but it cannot end its turn: to it every end is impossible."""
+    """Return the same member, but with zero probability for every end of its turn."""
 
     def reply(job, number):
-        found = answerer(job, number)
+        draft = answerer(job, number)
         if isinstance(job, DraftJob):
-            return found
+            return draft
         rows = [[word] * len(c.text.split()) + [-math.inf] * c.ended for c in job.candidates]
-        return replace(found, logprobs=tuple(map(tuple, rows)))
+        return replace(draft, logprobs=tuple(map(tuple, rows)))
 
     return reply
 

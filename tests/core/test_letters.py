@@ -1,4 +1,4 @@
-"""Which letter an answer to a multiple-choice question chooses, as people and models write it."""
+"""The letter that an answer to a multiple-choice question chooses, as people write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of the method and of an answer: each is defined once, and checks follow from it."""
+"""Options of the method and of an answer are defined once, and all checks derive from them."""
 
 from typing import Literal, get_args, get_origin
 

@@ -1,5 +1,4 @@
-"""Weights, feedback and exits: invariants, schedules, and what the exit policy does over whole
-answers."""
+"""Invariants of weights, feedback and exits, and the effect of the exit policy on whole answers."""
 
 import math
 import random
@@ -36,9 +35,9 @@ def test_weights_sum_to_1_keep_the_floor_and_their_order(raw):
     shares = normalised(raw)
     assert math.fsum(shares.values()) == pytest.approx(1.0)
     assert min(shares.values()) >= min(WEIGHT_FLOOR, 0.5 / len(raw)) * (1 - 1e-9)
-    for one in raw:
+    for name in raw:
         for other in raw:
-            assert raw[one] < raw[other] or shares[one] >= shares[other] - 1e-15
+            assert raw[name] < raw[other] or shares[name] >= shares[other] - 1e-15
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6), st.floats(0, 1e6))
@@ -47,17 +46,16 @@ def test_feedback_keeps_weights_finite_and_in_the_order_of_rewards(rewards, eta)
     after = [panel.weights[f"m{i}"] for i in range(len(rewards))]
     assert math.fsum(after) == pytest.approx(1)
     assert all(math.isfinite(w) and w > 0 for w in after)
-    for one, w in zip(rewards, after, strict=True):
-        for other, v in zip(rewards, after, strict=True):
-            assert one < other or w >= v - 1e-12
+    for reward, w in zip(rewards, after, strict=True):
+        for other_reward, v in zip(rewards, after, strict=True):
+            assert reward < other_reward or w >= v - 1e-12
 
 
 # --- exits ----------------------------------------------------------------------------------------
 
 
 def whole_answer(means, seed, rounds=30, scale=1.0, min_members=1):
-    """(members per round, departures) of an answer whose members' drafts have these mean
-    qualities."""
+    """Return (members per round, departures) of an answer by members with these mean qualities."""
     rng = random.Random(seed)
     panel, sizes = panel_of(len(means)), []
     for number in range(1, rounds + 1):
@@ -85,8 +83,8 @@ def test_members_whose_votes_hardly_differ_stay():
 
 def test_a_member_that_is_clearly_worse_leaves_around_round_4():
     firsts = [whole_answer(ONE_WORSE, seed)[1][0] for seed in range(40)]
-    assert {gone.member for gone in firsts} == {"m4"}
-    assert 3 <= statistics.median(gone.round for gone in firsts) <= 5
+    assert {departure.member for departure in firsts} == {"m4"}
+    assert 3 <= statistics.median(departure.round for departure in firsts) <= 5
 
 
 def test_an_answer_by_five_members_of_different_quality_is_written_by_under_two_and_a_half():
@@ -106,7 +104,7 @@ def test_of_two_equally_weak_members_the_lighter_then_the_later_leaves(prior, le
     panel = Panel.of([Panelist(n) for n in "abc"], prior)
     for number in range(1, 9):
         panel = without_losers(with_record(panel, {"a": 1.0, "b": 0.0, "c": 0.0}, "a"), 2, number)
-    (gone,) = panel.left
-    assert (gone.member, gone.kind) == (leaves, "exit")
-    keep = float(gone.reason.split("keep-probability ")[1].split(",")[0])
-    assert gone.reason == f"its drafts kept losing: keep-probability {keep:.3f}, below 0.167"
+    (departure,) = panel.left
+    assert (departure.member, departure.kind) == (leaves, "exit")
+    keep = float(departure.reason.split("keep-probability ")[1].split(",")[0])
+    assert departure.reason == f"its drafts kept losing: keep-probability {keep:.3f}, below 0.167"

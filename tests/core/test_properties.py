@@ -1,5 +1,4 @@
-"""What holds in every answer, whatever the members do: random members that babble, fail and return
-nonsense."""
+"""Properties of every answer, with random members that babble, fail and return nonsense."""
 
 import math
 import random
@@ -42,7 +41,7 @@ roles = st.lists(
 
 
 def unreliable(answerer, seed, rate):
-    """The same member, but sometimes it fails or returns a number that is none."""
+    """Return the same member, but with occasional failures and invalid numbers."""
     rng = random.Random(seed)
 
     def reply(job, number):
@@ -57,8 +56,7 @@ def unreliable(answerer, seed, rate):
 
 
 def crowd(roles, seed, rate):
-    """Babblers by name, and the panel: one that drafts and scores, and one for each of these
-    roles."""
+    """Return babblers by name, and a panel with one full member and one for each of these roles."""
     names = [f"m{i}" for i in range(len(roles) + 1)]
     panel = [Panelist("m0")] + [
         Panelist(name, role != "scores", role != "drafts")
@@ -79,13 +77,13 @@ def test_every_answer_keeps_the_promises(settings, roles, seed, rate):
     verifiers = {member.name for member in panel if member.scores}
 
     assert played.error is None or (isinstance(played.error, EnsembleError) and rate)
-    gone: dict[str, int] = {}
+    departed: dict[str, int] = {}
     for round in played.rounds:
-        gone.update({departure.member: departure.round for departure in round.left})
+        departed.update({departure.member: departure.round for departure in round.left})
         # Weights sum to 1, stay positive, and belong to the members still in.
         assert math.fsum(round.weights.values()) == pytest.approx(1)
         assert min(round.weights.values()) > 0
-        assert set(round.weights) == {member.name for member in panel} - set(gone)
+        assert set(round.weights) == {member.name for member in panel} - set(departed)
         # Votes and totals are shares.
         for row in [*round.votes.values(), round.totals]:
             by_draft = {
@@ -106,14 +104,14 @@ def test_every_answer_keeps_the_promises(settings, roles, seed, rate):
         assert all(0 <= reward <= 1 for reward in round.rewards.values())
         assert set(round.votes) <= verifiers and set(round.drafts) <= drafters
         # A drafting member stays; so do min_members, unless they fail.
-        assert drafters - set(gone)
+        assert drafters - set(departed)
         exits = [d for r in played.rounds for d in r.left if d.kind == "exit"]
-        assert not exits or len(drafters - set(gone)) + rate * 99 >= min(
+        assert not exits or len(drafters - set(departed)) + rate * 99 >= min(
             settings.method.min_members, len(drafters)
         )
     # A member that left is not asked again; members are asked only for what they can do.
     for ask in played.asks:
-        assert not [name for name in ask.jobs if gone.get(name, 10**9) < ask.round]
+        assert not [name for name in ask.jobs if departed.get(name, 10**9) < ask.round]
         assert all(
             name in (drafters if isinstance(job, DraftJob) else verifiers)
             for name, job in ask.jobs.items()
@@ -134,20 +132,22 @@ def test_every_answer_keeps_the_promises(settings, roles, seed, rate):
 @given(settings, roles, st.integers(0, 10**6))
 def test_relabelling_members_changes_only_names(settings, roles, seed):
     members, panel = crowd(roles, seed, 0.05)
-    one = play(members, settings, panel)
+    original = play(members, settings, panel)
     members, panel = crowd(roles, seed, 0.05)
     new = {name: f"z{9 - int(name[1:])}" for name in members}
-    other = play(
+    relabelled = play(
         {new[name]: member for name, member in members.items()},
         settings.model_copy(update={"lead": new.get(settings.lead)}),
         [replace(member, name=new[member.name]) for member in panel],
     )
-    assert other.text == one.text
-    assert [round.winner for round in other.rounds] == [new[round.winner] for round in one.rounds]
-    assert [list(round.weights.values()) for round in other.rounds] == [
-        list(r.weights.values()) for r in one.rounds
+    assert relabelled.text == original.text
+    assert [round.winner for round in relabelled.rounds] == [
+        new[round.winner] for round in original.rounds
     ]
-    assert other.left == [new[name] for name in one.left]
+    assert [list(round.weights.values()) for round in relabelled.rounds] == [
+        list(r.weights.values()) for r in original.rounds
+    ]
+    assert relabelled.left == [new[name] for name in original.left]
 
 
 WORDS = ["The", " sky", " is", "\n", "\n\n", " blue", ".", " and", " so on", "END", " E", "N"]
@@ -163,7 +163,7 @@ stops = st.lists(
 
 
 def stopping(answerer):
-    """The same member, but its drafts end after a stop string of the job, as a server's do."""
+    """Return the same member, but with drafts that end after a stop string, like a server's."""
 
     def reply(job, number):
         draft = answerer(job, number)
@@ -177,8 +177,7 @@ def stopping(answerer):
 
 @given(settings, st.lists(scripts, min_size=1, max_size=4), stops, st.booleans())
 def test_stop_strings_only_cut(settings, scripts, stop, judged):
-    """With ``stop`` the answer is the beginning of the answer without it, up to the first stop
-    string."""
+    """With ``stop``, the answer is the answer without it, cut at the first stop string."""
     names = [f"m{i}" for i in range(len(scripts))]
     panel = [Panelist(name, drafts=not (judged and name != "m0")) for name in names]
 
@@ -196,11 +195,13 @@ def test_stop_strings_only_cut(settings, scripts, stop, judged):
 
 
 def test_the_random_answers_contain_exits_failures_and_many_rounds():
-    """Otherwise the properties above would hold for nothing."""
+    """Otherwise the properties above would be vacuous."""
     runs = [
         play(crowd(["both"] * 4, seed, 0.02)[0], Settings(max_tokens=200, segment_tokens=4))
         for seed in range(15)
     ]
-    kinds = {gone.kind for played in runs for round in played.rounds for gone in round.left}
+    kinds = {
+        departure.kind for played in runs for round in played.rounds for departure in round.left
+    }
     assert kinds >= {"exit", "error", "nan"}
     assert max(len(played.rounds) for played in runs) > 10

@@ -1,5 +1,5 @@
-"""An answer under a constraint: legal at every moment, complete at its end; forced text counts for
-no member."""
+"""An answer under a constraint is legal at every moment and complete at its end; forced text counts
+for no member."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .play import play, speakers
 
 
 def common(*texts):
-    """The longest common beginning."""
+    """Return the longest common prefix."""
     return "".join(
         chars[0]
         for chars in takewhile(lambda chars: len(set(chars)) == 1, zip(*texts, strict=False))
@@ -26,8 +26,7 @@ def common(*texts):
 
 
 class Only(Referee):
-    """The referee of a finite language: the answer must be one of these texts. Simple enough to be
-    obviously right."""
+    """A referee that allows only these texts, simple enough to be obviously correct."""
 
     def __init__(self, *texts):
         self.texts = texts
@@ -76,7 +75,7 @@ ROME = '{"city": "Rome", "big": false}'
 
 
 def reciting(text, size=1):
-    """A member that cannot mask: it drafts the next ``size`` characters of this text."""
+    """Return a member that cannot mask and drafts the next ``size`` characters of this text."""
 
     def reply(job, _):
         if isinstance(job, ScoreJob):

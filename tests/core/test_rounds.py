@@ -1,4 +1,5 @@
-"""Whole answers as readable tables, which member is asked for what, and members that fail."""
+"""Whole answers as readable tables: which member is asked for what, and what happens if members
+fail."""
 
 import math
 
@@ -77,11 +78,13 @@ def test_a_member_that_is_clearly_worse_leaves_and_is_not_asked_again():
     words = [f"w{i}" for i in range(40)]
     good, middling = " ".join(words), " ".join(w if i % 3 else f"b{i}" for i, w in enumerate(words))
     played = play(speakers(a=good, b=middling, c=good, z="no " * 40), Settings(segment_tokens=2))
-    gone = next(d for round in played.rounds for d in round.left)
-    assert (gone.member, gone.kind) == ("z", "exit")
-    assert 3 <= gone.round <= 6
-    assert "z" not in {name for ask in played.asks if ask.round > gone.round for name in ask.jobs}
-    assert "keep-probability" in gone.reason
+    departure = next(d for round in played.rounds for d in round.left)
+    assert (departure.member, departure.kind) == ("z", "exit")
+    assert 3 <= departure.round <= 6
+    assert "z" not in {
+        name for ask in played.asks if ask.round > departure.round for name in ask.jobs
+    }
+    assert "keep-probability" in departure.reason
 
 
 # --- members that fail ----------------------------------------------------------------------------
@@ -102,8 +105,14 @@ def test_a_member_that_fails_leaves_with_its_reason_and_the_others_finish(work, 
 
     played = play({**members, "a": failing}, SHORT)
     assert played.text == BLUE
-    (gone,) = played.rounds[1].left
-    assert (gone.member, gone.kind, gone.reason, gone.round, gone.cause) == (
+    (departure,) = played.rounds[1].left
+    assert (
+        departure.member,
+        departure.kind,
+        departure.reason,
+        departure.round,
+        departure.cause,
+    ) == (
         "a",
         kind,
         "burnt out",
@@ -144,9 +153,9 @@ def test_a_member_that_scores_nonsense_leaves_and_the_others_finish(reply, kind,
     members["a"] = lambda job, number: fine(job, number) if isinstance(job, DraftJob) else reply
     played = play(members, SHORT)
     assert played.text == BLUE
-    (gone,) = [departure for round in played.rounds for departure in round.left]
-    assert (gone.member, gone.kind) == ("a", kind)
-    assert gone.reason.startswith(reason)
+    (left,) = [departure for round in played.rounds for departure in round.left]
+    assert (left.member, left.kind) == ("a", kind)
+    assert left.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -164,14 +173,14 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_every_failure(
             Failure("error", f"gone in {round}", cause) if round == number else fine(job, round)
         )
 
-    one, two = RuntimeError("one"), RuntimeError("two")
-    played = play({"a": fails_in(2, one), "b": fails_in(3, two)}, Settings(segment_tokens=2))
+    first, second = RuntimeError("one"), RuntimeError("two")
+    played = play({"a": fails_in(2, first), "b": fails_in(3, second)}, Settings(segment_tokens=2))
     error = played.error
     assert isinstance(error, EnsembleError)
     assert error.text == played.text == "The sky is blue"
     assert [(f.member, f.round, f.kind, f.__cause__) for f in error.failures] == [
-        ("a", 2, "error", one),
-        ("b", 3, "error", two),
+        ("a", 2, "error", first),
+        ("b", 3, "error", second),
     ]
     assert "a (error): gone in 2; b (error): gone in 3" in str(error)
 
@@ -181,8 +190,7 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_every_failure(
 
 @pytest.mark.parametrize("drafting", ["ab", "a"])
 def test_a_job_contains_everything_needed_to_repeat_it(drafting):
-    """Only a lone drafter is given the stop strings: a draft that ends early would have another
-    score."""
+    """Only a lone drafter gets the stop strings: a draft that ends early is scored differently."""
     settings = Settings(segment_tokens=2, max_tokens=20, temperature=0.5, seed=7, stop=["zzz"])
     panel = [Panelist(name, drafts=name in drafting) for name in "ab"]
     played = play(speakers(a=GREY, b=BLUE), settings, panel)

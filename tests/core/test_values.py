@@ -1,4 +1,4 @@
-"""The records: frozen, and complete as plain JSON."""
+"""Records are frozen and convert completely to plain JSON."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .play import play, speakers
 
 
 def test_efforts_add_up():
-    one, other = Effort(1, 2, 30, 0.5, began=9.0), Effort(10, 20, 3, 0.25, began=8.0)
-    assert one + other == other + one == Effort(11, 22, 30, 0.75, 8.0)
+    first, second = Effort(1, 2, 30, 0.5, began=9.0), Effort(10, 20, 3, 0.25, began=8.0)
+    assert first + second == second + first == Effort(11, 22, 30, 0.75, 8.0)
     assert Effort(began=5.0) + Effort() == Effort() + Effort(began=5.0) == Effort(began=5.0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "given"), [(Failure, ("error", "fell")), (Departure, ("a", "error", "fell", 3))]
+    ("kind", "fields"), [(Failure, ("error", "fell")), (Departure, ("a", "error", "fell", 3))]
 )
-def test_the_cause_of_a_failure_is_neither_compared_nor_shown(kind, given):
-    assert kind(*given, cause=ValueError("secret")) == kind(*given)
-    assert "secret" not in repr(kind(*given, cause=ValueError("secret")))
+def test_the_cause_of_a_failure_is_neither_compared_nor_shown(kind, fields):
+    assert kind(*fields, cause=ValueError("secret")) == kind(*fields)
+    assert "secret" not in repr(kind(*fields, cause=ValueError("secret")))
 
 
 def test_a_round_as_json_has_every_field_and_every_derived_number():
@@ -60,10 +60,10 @@ def test_a_round_as_json_has_every_field_and_every_derived_number():
 def test_margin_dissent_and_runner_up_are_those_of_distinct_drafts(
     drafts, totals, authors, margin, dissent, runner_up
 ):
-    made = {
+    by_member = {
         name: draft if isinstance(draft, Draft) else Draft(draft) for name, draft in drafts.items()
     }
-    round = Round(1, "", Segment(""), "a", made, {}, {}, totals, {}, {}, {}, authors=authors)
+    round = Round(1, "", Segment(""), "a", by_member, {}, {}, totals, {}, {}, {}, authors=authors)
     assert round.margin == pytest.approx(margin)
     assert round.dissent == pytest.approx(dissent, abs=1e-3)
     assert round.runner_up == runner_up

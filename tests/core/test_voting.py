@@ -1,4 +1,4 @@
-"""Scores, votes, totals, rewards, confidence: what must hold for all numbers."""
+"""Scores, votes, totals, rewards and confidence: properties that hold for all numbers."""
 
 import math
 
@@ -22,13 +22,13 @@ kinds = st.sampled_from(KINDS)
 @given(kinds, rows)
 def test_votes_sum_to_1_and_keep_the_order_of_scores(kind, drafts):
     scores = [raw_score(kind, row, "x" * len(row)) for row in drafts]
-    found = votes(kind, scores)
-    assert all(math.isfinite(vote) and vote >= 0 for vote in found)
-    assert math.fsum(found) == pytest.approx(1.0, abs=1e-9)
-    for one, vote in zip(scores, found, strict=True):
-        for other, rest in zip(scores, found, strict=True):
-            assert vote >= rest if one >= other else vote <= rest
-            assert vote == rest or one != other
+    result = votes(kind, scores)
+    assert all(math.isfinite(vote) and vote >= 0 for vote in result)
+    assert math.fsum(result) == pytest.approx(1.0, abs=1e-9)
+    for score, vote in zip(scores, result, strict=True):
+        for other, rest in zip(scores, result, strict=True):
+            assert vote >= rest if score >= other else vote <= rest
+            assert vote == rest or score != other
 
 
 matrices = st.integers(2, 5).flatmap(
@@ -119,8 +119,8 @@ def test_margins_of_two_drafts_are_mean_votes_weighted_by_confidence():
 def test_confidence_grows_with_the_probability_of_eight_tokens_of_the_favourite_draft(
     kind, sure, lost
 ):
-    found = confidences("confidence", kind, {"a": [sure, lost / 2 - 1], "b": [lost, lost]})
-    assert found == pytest.approx({"a": 0.1 + 0.9 * 0.8**8, "b": 0.1 + 0.9 * 0.4**8})
+    result = confidences("confidence", kind, {"a": [sure, lost / 2 - 1], "b": [lost, lost]})
+    assert result == pytest.approx({"a": 0.1 + 0.9 * 0.8**8, "b": 0.1 + 0.9 * 0.4**8})
 
 
 @given(matrices, kinds)
@@ -129,9 +129,11 @@ def test_shares_are_positive_sum_to_1_and_follow_confidence(matrix, kind):
         name: [v if kind == "mean_prob" else math.log(v) for v in row]
         for name, row in by_verifier(matrix).items()
     }
-    found = shares(confidences("confidence", kind, scores), dict.fromkeys(scores, 0.5))
-    assert math.fsum(found.values()) == pytest.approx(1)
-    assert min(found.values()) > 0
-    for one in scores:
+    result = shares(confidences("confidence", kind, scores), dict.fromkeys(scores, 0.5))
+    assert math.fsum(result.values()) == pytest.approx(1)
+    assert min(result.values()) > 0
+    for member in scores:
         for other in scores:
-            assert max(scores[one]) < max(scores[other]) or found[one] >= found[other] - 1e-12
+            assert (
+                max(scores[member]) < max(scores[other]) or result[member] >= result[other] - 1e-12
+            )

@@ -49,7 +49,7 @@ class Block:
 
     @property
     def promised(self) -> list[str]:
-        """The lines that the block prints, as the page says."""
+        """Return the lines that the page says the block prints."""
         return [
             line[4:] for line in self.code.splitlines() if line == "# >" or line.startswith("# > ")
         ]
@@ -66,7 +66,7 @@ class Block:
 
 
 def fences(page: Path) -> Iterator[Block]:
-    """Every fenced block of a page, in any language and at any indentation."""
+    """Return every fenced block of a page, in any language and at any indentation."""
     yield from fences_of(page, page.read_text().splitlines())
 
 
@@ -88,8 +88,8 @@ def fences_of(page: Path, lines: list[str]) -> Iterator[Block]:
 
 
 def _mark(line: str) -> str:
-    """The mark in this line: ``real``, ``skip``, ``needs`` or nothing; comments around generated
-    parts mark nothing."""
+    """Return the mark in this line: ``real``, ``skip``, ``needs`` or ""; comments around generated
+    parts are not marks."""
     comment = line.strip()
     if (
         not comment.startswith("<!--")

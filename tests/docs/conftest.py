@@ -10,7 +10,7 @@ from .blocks import ROOT
 
 @pytest.fixture(scope="package")
 def build():
-    """``scripts/docs/build.py`` as a module."""
+    """Return ``scripts/docs/build.py`` as a module."""
     before = list(sys.path)
     spec = importlib.util.spec_from_file_location(
         "docs_build", ROOT / "scripts" / "docs" / "build.py"

@@ -47,18 +47,18 @@ STAND_INS = {"langchain-specfuse": COMMAND, "make": MAKE, "pip": PIP}
 
 
 def example_of(schema: dict[str, Any]) -> Any:
-    """A simple value of this schema."""
+    """Return a simple value that satisfies this schema."""
     if values := schema.get("enum"):
         return values[0]
     if properties := schema.get("properties"):
-        return {key: example_of(one) for key, one in properties.items()}
+        return {key: example_of(inner) for key, inner in properties.items()}
     return {"string": "x", "integer": 1, "number": 1, "boolean": True, "array": []}.get(
         schema.get("type", "")
     )
 
 
 def script(query: Query) -> Any:
-    """What an actor says: something that fits the query's constraint."""
+    """Return what an actor writes: a text that satisfies the query's constraint."""
     if query.constraint and query.constraint.kind == "calls":
         return ScriptedMember.call(
             query.tools[0].name, **example_of(json.loads(query.tools[0].parameters))
@@ -69,14 +69,14 @@ def script(query: Query) -> Any:
 
 
 class Actor(ScriptedMember):
-    """Stands in for a member that a page names by a model or a server that is not here."""
+    """Stands in for a member that a page names by a model or server that is not available."""
 
     def __init__(self, *_: Any, name: str | None = None, **__: Any) -> None:
         super().__init__(script, name=name)
 
 
 def replace_members(set_module: Callable[[str, ModuleType], None]) -> None:
-    """Put modules with actors in the place of those that define members; so commands need not
+    """Replace the modules that define members by modules with actors, so that commands need not
     import torch."""
     homes = {
         "llamacpp": "LlamaCppMember",
@@ -90,7 +90,7 @@ def replace_members(set_module: Callable[[str, ModuleType], None]) -> None:
 
 
 def run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The block, run in this folder; it stops at the first line that fails."""
+    """Run the block in this folder; stop at the first line that fails."""
     programs = folder / ".bin"
     programs.mkdir(exist_ok=True)
     for name, text in STAND_INS.items():

@@ -1,4 +1,4 @@
-"""Every example runs as it stands and prints what it should."""
+"""Every example runs as it is and prints the expected lines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RAY = {
 
 
 def printed(name: str) -> str:
-    """What the example prints in a process of its own."""
+    """Run the example in a process of its own and return its output."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, EXAMPLES[name]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
@@ -59,10 +59,10 @@ def test_an_example_with_scripted_members_runs(name, capsys):
 
 @pytest.fixture(scope="module")
 def members():
-    """The demo's members, loaded once for all examples of this process."""
-    found = demo_members()
-    yield found
-    unload(*found)
+    """Load the demo's members once for all examples of this process."""
+    demo = demo_members()
+    yield demo
+    unload(*demo)
 
 
 @pytest.mark.real
@@ -90,7 +90,7 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 
 def run_notebook(path: Path) -> None:
-    """Its code cells, from top to bottom, with one set of names."""
+    """Run the notebook's code cells from top to bottom in one namespace."""
     cells = json.loads(path.read_text())["cells"]
     names: dict[str, object] = {"__name__": "notebook"}
     for cell in cells:
@@ -108,7 +108,9 @@ def test_a_notebook_runs_with_scripted_members_and_has_outputs(path, monkeypatch
     run_notebook(path)
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert any(cell["outputs"] for cell in cells)
-    assert not [one for cell in cells for one in cell["outputs"] if one["output_type"] == "error"]
+    assert not [
+        output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"
+    ]
 
 
 @pytest.mark.real

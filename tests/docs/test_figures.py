@@ -1,5 +1,5 @@
-"""Figures are measured by scripts that work, shown by tables that fit, and marked on the site once
-their code has changed."""
+"""Figures come from scripts that work and tables that fit; the site marks them once their code has
+changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_examples_in_docstrings_hold(build, module, monkeypatch):
 
 @pytest.fixture
 def history(tmp_path):
-    """A repository with two commits, the second of which changes ``code/one.py``."""
+    """Create a repository with two commits, the second of which changes ``code/one.py``."""
 
     def git(*words):
         who = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
@@ -62,7 +62,7 @@ def test_an_old_figure_is_marked_below_its_table_and_changes_nothing_else(build,
         (1, " Since then 1 commit has"),
         (7, " Since then 7 commits have"),
     ):
-        monkeypatch.setattr(hooks, "commits_since", lambda *given, count=count: count)
+        monkeypatch.setattr(hooks, "commits_since", lambda *arguments, count=count: count)
         contents = [page]
         hooks.mark_old_figures(None, "reference/measurements", contents)
         marked = contents[0].count(f"{words} changed the code that it measures.*") if words else 0
@@ -78,7 +78,7 @@ def test_every_measured_path_exists():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "script", [*SCRIPTED, *(pytest.param(one, marks=pytest.mark.real) for one in REAL)]
+    "script", [*SCRIPTED, *(pytest.param(path, marks=pytest.mark.real) for path in REAL)]
 )
 def test_a_benchmark_runs_and_its_tables_can_be_made(build, script, tmp_path):
     out = tmp_path / f"{script}.json"
@@ -86,9 +86,9 @@ def test_a_benchmark_runs_and_its_tables_can_be_made(build, script, tmp_path):
     subprocess.run(asked, check=True, cwd=tmp_path)
     results = json.loads(out.read_text())
     assert {"commit", "version", "arguments", "machine", "date"} <= results["about"].keys()
-    made = [
+    tables = [
         make(results)
         for make, source in build.MEASURED.values()
         if source == f"benchmarks/{script}"
     ]
-    assert made and all(text.startswith("|") for text in made)
+    assert tables and all(text.startswith("|") for text in tables)

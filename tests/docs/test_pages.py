@@ -27,7 +27,7 @@ LANGUAGES = {"python", "console", "json", "text", "{toctree}", "{eval-rst}"}
 
 @pytest.fixture
 def actors(monkeypatch, tmp_path):
-    """Members that are named are scripted; files are written to a folder of the test."""
+    """Replace named members by scripted ones, and write files to a folder of the test."""
     monkeypatch.chdir(tmp_path)
     shell.replace_members(lambda name, module: monkeypatch.setitem(sys.modules, name, module))
     yield
@@ -70,9 +70,9 @@ def test_the_commands_of_a_page_run_from_top_to_bottom(page, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_json_and_skipped_blocks_can_at_least_be_parsed_and_no_block_is_overlooked(page):
-    found = list(fences(page))
-    assert len(re.findall(r"^[ >]*(```|~~~)", page.read_text(), re.M)) == 2 * len(found)
-    for block in found:
+    blocks = list(fences(page))
+    assert len(re.findall(r"^[ >]*(```|~~~)", page.read_text(), re.M)) == 2 * len(blocks)
+    for block in blocks:
         assert block.language in LANGUAGES, block.where
         if block.language == "json":
             lines = block.code.splitlines() if "}\n{" in block.code else [block.code]
@@ -95,8 +95,8 @@ def test_blocks_are_found_at_any_indentation_and_unknown_marks_are_refused():
         "  make",
         "  ~~~",
     ]
-    found = [(block.language, block.mark, block.code) for block in fences_of(ROOT, lines)]
-    assert found == [("python", "skip", "1\n"), ("console", "", "make\n")]
+    parsed = [(block.language, block.mark, block.code) for block in fences_of(ROOT, lines)]
+    assert parsed == [("python", "skip", "1\n"), ("console", "", "make\n")]
     with pytest.raises(AssertionError, match="skpi"):
         list(fences_of(ROOT, ["<!-- skpi: why -->", "```python", "```"]))
     with pytest.raises(AssertionError, match="does not end"):

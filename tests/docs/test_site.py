@@ -1,6 +1,6 @@
-"""The pages are in the site's tree, linked, complete, and their generated parts up to date.
+"""The pages are in the site's tree, linked and complete, and their generated parts are up to date.
 
-That the site builds without a warning is checked by ``make docs``, which CI calls.
+``make docs`` checks that the site builds without a warning; CI calls it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PUBLIC += [(evaluation, name) for name in evaluation.__all__]
 
 
 def slug(heading: str) -> str:
-    """A heading's name in links, as code hosts and the site make it."""
+    """Return a heading's anchor as code hosts and the site generate it."""
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", heading).strip().lower()
     return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
 
@@ -36,7 +36,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def tree() -> list[Path]:
-    """The pages of the site's tree, in its order."""
+    """Return the pages of the site's tree, in order."""
     entries = [line for block in blocks(INDEX, "{toctree}") for line in block.code.splitlines()]
     return [
         page
@@ -47,18 +47,18 @@ def tree() -> list[Path]:
 
 
 def documented() -> set[str]:
-    """All names that the reference has a directive for."""
+    """Return all names for which the reference has a directive."""
     names, module = set(), ""
     for page in REFERENCE:
         for line in page.read_text().splitlines():
-            if found := re.match(r"\.\. (currentmodule|auto\w+|class|data):: ([\w.]+)", line):
-                module = found[2] if found[1] == "currentmodule" else module
-                names |= {found[2], f"{module}.{found[2]}"}
+            if directive := re.match(r"\.\. (currentmodule|auto\w+|class|data):: ([\w.]+)", line):
+                module = directive[2] if directive[1] == "currentmodule" else module
+                names |= {directive[2], f"{module}.{directive[2]}"}
     return names
 
 
 def test_every_page_is_once_in_the_tree_and_linked_from_another():
-    """On a code host nobody sees the tree."""
+    """A code host does not show the tree."""
     assert sorted([ROOT / "README.md", INDEX, *tree()]) == sorted(PAGES)
     linked = {
         (page.parent / link).resolve()
@@ -89,9 +89,9 @@ def test_every_public_name_is_in_the_reference_and_has_a_docstring_of_its_own():
     values = [getattr(home, name) for home, name in PUBLIC]
     objects = [value for value in values if isinstance(value, type) or callable(value)]
     assert [
-        one
-        for one in objects
-        if not (one.__doc__ or "").strip() or one.__doc__.startswith(f"{one.__name__}(")
+        item
+        for item in objects
+        if not (item.__doc__ or "").strip() or item.__doc__.startswith(f"{item.__name__}(")
     ] == []
 
 
@@ -104,5 +104,5 @@ def test_every_folder_of_the_architecture_exists_and_no_other():
 
 def test_every_generated_part_has_its_place_and_is_up_to_date(build):
     text = "".join(page.read_text() for page in PAGES)
-    assert {found[1] for found in build.PART.findall(text)} == set(build.PARTS)
+    assert {part[1] for part in build.PART.findall(text)} == set(build.PARTS)
     assert build.stale() == [], "run: make docs"

@@ -24,7 +24,7 @@ HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 
 
 class Cluster:
-    """Two nodes; the second has two of the resource ``other``, which the first does not have."""
+    """Two nodes; only the second one has the resource ``other``, twice."""
 
     def __init__(self, cpus: int = 4) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -42,13 +42,13 @@ class Cluster:
         return str(self._nodes.address)
 
     def add(self) -> None:
-        """The second node, again if it was lost."""
+        """Start the second node, again if it was lost."""
         self.other = self._nodes.add_node(
             node_ip_address=OTHER, num_cpus=self._cpus, resources={"other": 2}
         )
 
     def lose(self) -> None:
-        """The second node at once, as if its machine had lost its power."""
+        """Kill the second node immediately, like a power failure."""
         self._nodes.remove_node(self.other, allow_graceful=False)
 
     def stop(self) -> None:
@@ -58,15 +58,15 @@ class Cluster:
 
 @contextmanager
 def running(cpus: int = 4) -> Iterator[Cluster]:
-    one = Cluster(cpus)
+    cluster = Cluster(cpus)
     try:
-        yield one
+        yield cluster
     finally:
-        one.stop()
+        cluster.stop()
 
 
 class Slow(ScriptedMember):
-    """Takes its time, so that there is a middle."""
+    """Takes its time for every draft, so that tests can interfere in the middle."""
 
     def draft(self, jobs: Sequence[DraftJob]) -> Sequence[Draft | Failure]:
         time.sleep(0.1)

@@ -61,7 +61,7 @@ FOREIGN = (
 
 
 class MemberContract:
-    """The promises, one test each."""
+    """One test for each promise."""
 
     tolerance = 1e-4
     alike = 1.0
@@ -246,8 +246,8 @@ class MemberContract:
     def test_one_job_that_cannot_be_answered_does_not_disturb_the_others(
         self, member: Member
     ) -> None:
-        """A question longer than the context gets a failure in its place (nothing to see where no
-        limit is known)."""
+        """A question longer than the context fails alone. A member without a known limit has
+        nothing to check."""
         limit = probe_of(member).max_context
         if limit is None:
             pytest.skip("no limit of its context is known")
@@ -293,7 +293,7 @@ class MemberContract:
         assert warm == pytest.approx(new, abs=self.tolerance)
 
     def test_an_answer_may_return_to_an_earlier_position(self, member: Member) -> None:
-        """After a crash elsewhere the same query may be asked again from its beginning."""
+        """After a crash elsewhere, the same query may be asked again from its beginning."""
         first = drafted(member, draft_job())
         drafted(member, draft_job(answer=FOREIGN[2]))
         assert same(drafted(member, draft_job()), first, self.tolerance)
@@ -353,7 +353,7 @@ def scored(member: Member, job: ScoreJob) -> Scored:
 
 
 def alone(member: Member, *, size: int, budget: int) -> tuple[str, tuple[Segment, ...]]:
-    """(text, segments) of an answer that this member writes alone, in drafts of this size."""
+    """Return (text, segments) of an answer that this member writes alone in drafts of this size."""
     segments: tuple[Segment, ...] = ()
     left = budget
     while left > 0:
@@ -365,12 +365,12 @@ def alone(member: Member, *, size: int, budget: int) -> tuple[str, tuple[Segment
     return "".join(segment.text for segment in segments), segments
 
 
-def same(one: Draft | Failure, other: Draft | Failure, tolerance: float) -> bool:
-    assert isinstance(one, Draft), one
+def same(reply: Draft | Failure, other: Draft | Failure, tolerance: float) -> bool:
+    assert isinstance(reply, Draft), reply
     assert isinstance(other, Draft), other
-    assert (one.text, one.ended, one.tokens) == (other.text, other.ended, other.tokens)
-    if one.logprobs is None or other.logprobs is None:
-        assert one.logprobs is other.logprobs
+    assert (reply.text, reply.ended, reply.tokens) == (other.text, other.ended, other.tokens)
+    if reply.logprobs is None or other.logprobs is None:
+        assert reply.logprobs is other.logprobs
     else:
-        assert one.logprobs == pytest.approx(other.logprobs, abs=tolerance)
+        assert reply.logprobs == pytest.approx(other.logprobs, abs=tolerance)
     return True

@@ -51,7 +51,7 @@ ENVIRONMENT = {
 
 
 def folder(weights: DemoFile = SMOLLM2) -> Path:
-    """These weights as transformers reads them, in float32; converted once."""
+    """Return these weights as a transformers folder in float32; they are converted once."""
     path = cache_folder() / f"{weights.name}-float32"
     if not (path / "config.json").exists():
         import torch
@@ -72,15 +72,15 @@ def folder(weights: DemoFile = SMOLLM2) -> Path:
 
 
 def in_transformers(**options: Any) -> list[TransformersMember]:
-    """The small demo's weights, read by transformers. Without the demo's arguments."""
+    """Return the demo's small models as transformers members, without the demo's arguments."""
     return [
-        TransformersMember(folder(one), name=one.name, dtype="float32", **options)
-        for one in (SMOLLM2, GEMMA)
+        TransformersMember(folder(demo_file), name=demo_file.name, dtype="float32", **options)
+        for demo_file in (SMOLLM2, GEMMA)
     ]
 
 
 def command(engine: str, port: int) -> list[str]:
-    """How this engine is started; docs/how-to/members-on-servers.md shows the same for users."""
+    """Return the command that starts this engine, as docs/how-to/members-on-servers.md shows it."""
     program = FOUND[engine]()
     assert program is not None, MISSING[engine]
     place = ["--host", "127.0.0.1", "--port", str(port), *OPTIONS[engine].split()]
@@ -99,7 +99,7 @@ def command(engine: str, port: int) -> list[str]:
 
 
 class Engine:
-    """One running engine, which can be killed and started again at the same port."""
+    """A running engine that can be killed and started again at the same port."""
 
     def __init__(self, engine: str, log: Path) -> None:
         self.engine, self.log = engine, log
@@ -131,7 +131,7 @@ class Engine:
         )
 
     def kill(self) -> None:
-        """At once, with its own children."""
+        """Kill the engine and its child processes immediately."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
@@ -146,8 +146,8 @@ class Engine:
 
 @contextmanager
 def running(engine: str, log: Path) -> Iterator[Engine]:
-    one = Engine(engine, log)
+    running_engine = Engine(engine, log)
     try:
-        yield one
+        yield running_engine
     finally:
-        one.stop()
+        running_engine.stop()

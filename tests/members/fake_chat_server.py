@@ -18,8 +18,8 @@ NOW = "2026-11-24T10:00:00.000000Z"
 
 
 class FakeChatServer:
-    """``asked`` keeps the body of every chat, ``said`` every word that was sent before the client
-    hung up."""
+    """Records the body of every request in ``asked`` and every word sent before the client hung up
+    in ``said``."""
 
     def __init__(self, kind: str, talker: Any, *, models: bool = True) -> None:
         self.kind, self.talker, self.models = kind, talker, models
@@ -41,7 +41,7 @@ class FakeChatServer:
         self._server.server_close()
 
     def listed(self, path: str) -> Any:
-        """What it says about itself; KeyError: it has no such path."""
+        """Return what the server reports about itself; raise KeyError for unknown paths."""
         ollama = self.kind == "ollama"
         owner = {"ollama": "library", "sglang": "sglang"}.get(self.kind, "organization_owner")
         name = "llama3.2:latest" if ollama else "my-model"
@@ -58,9 +58,11 @@ class FakeChatServer:
         }[path]
 
     def lines(self, path: str, body: Any) -> Iterator[str]:
-        """The stream of one chat."""
+        """Yield the stream of one chat."""
         self.asked.append(body)
-        messages = [{"role": one["role"], "content": one["content"]} for one in body["messages"]]
+        messages = [
+            {"role": message["role"], "content": message["content"]} for message in body["messages"]
+        ]
         words = re.findall(r"\s*\S+", self.talker._reply(convert_to_messages(messages)))
         shape = _ollama if {"ollama": "/api/chat"}.get(self.kind) == path else _openai
         for at, word in enumerate([*words, ""]):
@@ -109,11 +111,11 @@ def _answering(server: FakeChatServer) -> type[BaseHTTPRequestHandler]:
     class Answering(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             try:
-                found = json.dumps(server.listed(self.path)).encode()
+                listing = json.dumps(server.listed(self.path)).encode()
             except KeyError:
                 return self.send_error(404)
             self._begin()
-            self.wfile.write(found)
+            self.wfile.write(listing)
             return None
 
         def do_POST(self) -> None:

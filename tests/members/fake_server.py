@@ -33,7 +33,7 @@ Reply = Mapping[str, Any]
 
 
 class FakeServer:
-    """One engine with one model. ``asked`` keeps (path, body) of every request."""
+    """One engine with one model; ``asked`` records (path, body) of every request."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class FakeServer:
         self._server.hang_up()
 
     def reply(self, path: str, body: Any) -> Any:
-        """The engine's reply; KeyError: it does not know that path."""
+        """Return the engine's reply; raise KeyError for unknown paths."""
         body = {key: value for key, value in (body or {}).items() if key not in self.without}
         with self._lock:
             return ENGINES[self.engine][path](self, body)
@@ -103,7 +103,7 @@ class FakeServer:
     # --- the model --------------------------------------------------------------------------------
 
     def rows(self, ids: Sequence[int]) -> Any:
-        """Log-probabilities after every token, (tokens, vocabulary)."""
+        """Return log-probabilities after every token, (tokens, vocabulary)."""
         return _rows(self.model, tuple(ids))
 
     def drawn(
@@ -115,8 +115,8 @@ class FakeServer:
         stops: Sequence[int],
         only: Any = None,
     ) -> tuple[list[int], list[Any], bool]:
-        """(tokens with the one that ended, their raw rows, ended). ``only``: the ids allowed at
-        each place."""
+        """Return (tokens including the one that ended, their raw rows, ended); ``only`` lists the
+        ids allowed at each position."""
         tokens: list[int] = []
         rows: list[Any] = []
         noise = torch.Generator().manual_seed(seed)
@@ -149,7 +149,7 @@ class FakeServer:
         )
 
     def rendered(self, body: Mapping[str, Any]) -> str:
-        """A chat as text."""
+        """Return a chat as text."""
         more = {"tools": body["tools"]} if body.get("tools") else {}
         generation = body.get("add_generation_prompt", True)
         template = self.tokenizer.apply_chat_template
@@ -167,7 +167,7 @@ def _rows(model: Any, ids: tuple[int, ...]) -> Any:
 
 
 class Refused(Exception):
-    """A reply with a status of its own."""
+    """A reply with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -188,14 +188,18 @@ def _models(server: FakeServer, body: Reply) -> Reply:
 
 
 def _completions(server: FakeServer, body: Reply) -> Reply:
-    given = body["prompt"]
-    form = "text" if isinstance(given, str) else "texts" if isinstance(given[0], str) else "ids"
+    prompt = body["prompt"]
+    if isinstance(prompt, str):
+        form = "text"
+    elif isinstance(prompt[0], str):
+        form = "texts"
+    else:
+        form = "ids"
     if form not in server.forms:
-        raise Refused(422, f"prompt: {form} is no valid type")
-    prompts = [
-        server.tokenizer(one)["input_ids"] if form != "ids" else one
-        for one in ([given], given)[form != "text"]
-    ]
+        raise Refused(422, f"prompt: {form} is not a valid type")
+    prompts = [prompt] if form == "text" else prompt
+    if form != "ids":
+        prompts = [server.tokenizer(text)["input_ids"] for text in prompts]
     if max(map(len, prompts)) + body["max_tokens"] > LIMIT:
         raise Refused(400, f"This model's maximum context length is {LIMIT} tokens.")
     apart = server.forms == {"text"}  # as Together: the prompt is returned beside the choices
@@ -204,12 +208,10 @@ def _completions(server: FakeServer, body: Reply) -> Reply:
         tokens, rows, ended = server.drawn(
             ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, []
         )
-        if ended:  # the end of the text is no token of it
+        if ended:  # the token that ends the text is not part of it
             tokens, rows = tokens[:-1], rows[:-1]
-        known, drawn = (
-            server.rows(ids),
-            [float(row[token]) for row, token in zip(rows, tokens, strict=True)],
-        )
+        known = server.rows(ids)
+        drawn = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
         echo = [None, *(float(known[place - 1, ids[place]]) for place in range(1, len(ids)))]
         if body.get("echo") and apart:
             beside.append({"text": server.decode(ids), "logprobs": _spelled(server, [], ids, echo)})
@@ -242,7 +244,7 @@ def _spelled(
 
 
 def _gateway(server: FakeServer, body: Reply) -> Reply:
-    """In front of vLLM: passes its list of models on, and refuses what is not OpenAI's."""
+    """A gateway to vLLM that forwards its list of models and refuses whatever is not OpenAI's."""
     if "add_special_tokens" in body:
         raise Refused(400, "unknown field: add_special_tokens")
     return _completions(server, body)
@@ -285,9 +287,9 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[st
         logprobs = [0.0] * len(tokens)
     else:
         logprobs = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
-    wanted = body.get("logprob_token_ids") or []
+    requested = body.get("logprob_token_ids") or []
     tops = [
-        {f"token_id:{one}": float(row[one]) for one in (token, *wanted)}
+        {f"token_id:{token_id}": float(row[token_id]) for token_id in (token, *requested)}
         for token, row in zip(tokens, rows, strict=True)
     ]
     return _vllm_shape(tokens, logprobs, tops, "stop" if ended else "length")
@@ -307,7 +309,7 @@ def _vllm_shape(
 def _spelling(
     server: FakeServer, choices: Sequence[str]
 ) -> Callable[[int, Sequence[int]], list[int]]:
-    """The ids that begin what is left of one of the choices, and the end behind it."""
+    """Return the ids that begin the rest of one of the choices, or that end the answer after it."""
     spelled = [[*server.encode(text), server.eos[0]] for text in choices]
 
     def allowed(place: int, tokens: Sequence[int]) -> list[int]:
@@ -384,7 +386,8 @@ def _incomplete(server: FakeServer, tokens: Sequence[int]) -> bool:
 def _likely(row: Any, count: int) -> list[dict[str, Any]]:
     values, ids = row.topk(min(count, len(row)))
     return [
-        {"id": int(one), "logprob": float(value)} for value, one in zip(values, ids, strict=True)
+        {"id": int(token_id), "logprob": float(value)}
+        for value, token_id in zip(values, ids, strict=True)
     ]
 
 
@@ -440,7 +443,7 @@ ENGINES: dict[str, dict[str, Answer]] = {
 
 
 class _Listener(ThreadingHTTPServer):
-    """Its connections end with it, like those of a process."""
+    """A listener whose connections are closed with it, like those of a process."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -454,14 +457,14 @@ class _Listener(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def hang_up(self) -> None:
-        for one in self._open:
+        for connection in self._open:
             try:
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no error."""
+        """Ignore clients that hang up."""
 
 
 def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
@@ -524,7 +527,8 @@ def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
 
 
 def later(after: int, effect: Any, path: str = "", times: int = 10**6) -> Callable[[str, int], Any]:
-    """A fault that begins after this many requests to a path, and lasts for ``times`` requests."""
+    """Return a fault that begins after this many requests to a path and lasts for ``times``
+    requests."""
     count = 0
 
     def fault(asked: str, _: int) -> Any:

@@ -64,18 +64,19 @@ class Family:
     def __init__(self, members: Sequence[TransformersMember], merged: Sequence[Any]) -> None:
         self.members = list(members)
         self.twins = {
-            one: tiny.uncached(one, model) for one, model in zip(members, merged, strict=True)
+            member: tiny.uncached(member, model)
+            for member, model in zip(members, merged, strict=True)
         }
         self.count, self.worst = 0, 0.0
 
     def replies(self, work: str, jobs: Sequence[tuple[TransformersMember, Any]]) -> list[Reply]:
         """The replies of one batch."""
-        for one, _ in jobs:
-            one.probe()
+        for member, _ in jobs:
+            member.probe()
         replies = getattr(jobs[0][0].batch_group, work)(jobs) if jobs else []
-        for (one, job), reply in zip(jobs, replies, strict=True):
-            self.twins[one].forget(job.query.id)
-            (truth,) = getattr(self.twins[one], work)([job])
+        for (member, job), reply in zip(jobs, replies, strict=True):
+            self.twins[member].forget(job.query.id)
+            (truth,) = getattr(self.twins[member], work)([job])
             assert isinstance(reply, Draft | Scored), reply
             self.worst = max(self.worst, tiny.difference(reply, truth))
             self.count += 1
@@ -89,11 +90,11 @@ class Family:
         how: Sampling = Sampling(),  # noqa: B008
     ) -> dict[str, Draft]:
         replies = self.replies(
-            "draft", [(one, DraftJob(query, answer, size, 64, how)) for one in self.members]
+            "draft", [(member, DraftJob(query, answer, size, 64, how)) for member in self.members]
         )
         return {
-            one.name: reply
-            for one, reply in zip(self.members, replies, strict=True)
+            member.name: reply
+            for member, reply in zip(self.members, replies, strict=True)
             if isinstance(reply, Draft)
         }
 
@@ -106,12 +107,18 @@ class Family:
             Candidate(text, ended, tuple(names)) for (text, ended), names in authors.items()
         ]
         others = {
-            one: tuple(c for c in candidates if one.name not in c.authors) for one in self.members
+            member: tuple(c for c in candidates if member.name not in c.authors)
+            for member in self.members
         }
         self.replies(
-            "score", [(one, ScoreJob(query, answer, own)) for one, own in others.items() if own]
+            "score",
+            [
+                (member, ScoreJob(query, answer, scored))
+                for member, scored in others.items()
+                if scored
+            ],
         )
 
     def forget(self, query: Any) -> None:
-        for one in (*self.members, *self.twins.values()):
-            one.forget(query.id)
+        for member in (*self.members, *self.twins.values()):
+            member.forget(query.id)

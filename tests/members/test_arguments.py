@@ -1,4 +1,4 @@
-"""Members' arguments are checked when a member is made, and errors say what was expected."""
+"""Members check their arguments when they are created, and errors name what was expected."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_no_secret_is_shown() -> None:
 
 def test_valid_arguments_are_passed_on_and_the_signature_stays() -> None:
     options = {"a": [1]}
-    made = Example("m", count=2, timeout=1, price=[0.5, 1], options=options)
-    assert made.given == ("m", 2, "auto", 1.0, [0.5, 1.0], options, None)
+    example = Example("m", count=2, timeout=1, price=[0.5, 1], options=options)
+    assert example.given == ("m", 2, "auto", 1.0, [0.5, 1.0], options, None)
     parameters = inspect.signature(Example).parameters
     assert list(parameters)[:3] == ["model", "count", "layers"]
     assert str(parameters["count"]) == "count: int = 8", "without pydantic's field"

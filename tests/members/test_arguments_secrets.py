@@ -1,4 +1,5 @@
-"""A secret among a member's arguments, however deep, is in nothing that anybody can read."""
+"""A secret among a member's arguments, however deeply nested, appears in nothing that can be
+read."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ NESTED = {
 
 
 class Provider(BaseChatModel):
-    """A chat model that takes secrets wherever real ones do, and whose provider repeats them."""
+    """A chat model that takes secrets like real ones and whose provider repeats them in errors."""
 
     api_key: SecretStr = SecretStr(CANARY)
     base_url: str = f"https://me:{CANARY}@localhost:9/v1?api-version=1&sig={CANARY}"
@@ -87,7 +88,7 @@ class Events(BaseCallbackHandler):
 
 
 def members(folder: str) -> dict[str, Any]:
-    """One member of each kind, with the canary in every argument that can hold it."""
+    """Return one member of each kind, with the canary in every argument that can hold it."""
     local = {"model_kwargs": NESTED, "chat_template_kwargs": NESTED}
     missing = f"{folder}/missing"
     return {
@@ -117,13 +118,15 @@ def key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown_of(error: BaseException) -> str:
-    """What an error shows: its traceback with causes and notes, and what it holds."""
+    """Return everything that an error shows: its traceback, causes, notes and attributes."""
     known = [error]
-    for one in known:
-        more = [one.__cause__, one.__context__, *getattr(one, "failures", ())]
+    for current in known:
+        more = [current.__cause__, current.__context__, *getattr(current, "failures", ())]
         known += [other for other in more if other is not None and other not in known]
-    held = [repr((one, one.args, {**vars(one), "failures": ()})) for one in known]
-    return "".join(traceback.format_exception(error)) + "".join(held)
+    details = [
+        repr((current, current.args, {**vars(current), "failures": ()})) for current in known
+    ]
+    return "".join(traceback.format_exception(error)) + "".join(details)
 
 
 def refused(text: str) -> bool:
@@ -136,11 +139,11 @@ def test_a_secret_in_a_members_arguments_is_in_no_output(
     kind: str, at_call: bool, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "langchain_specfuse")
-    given = members(str(tmp_path))[kind]
+    member = members(str(tmp_path))[kind]
     other = ScriptedMember("Hello.", name="other")
     events, errors = Events(), list[str]()
-    llm = SpecFuseChatModel(members=[other] if at_call else [given, other])
-    call: dict[str, Any] = {"members": [given, other]} if at_call else {}
+    llm = SpecFuseChatModel(members=[other] if at_call else [member, other])
+    call: dict[str, Any] = {"members": [member, other]} if at_call else {}
     shown = [repr(llm), str(llm), dumps(llm), json.dumps(llm._identifying_params)]
     shown += [llm._get_llm_string(**call), repr(llm._get_invocation_params(**call))]
     bound = llm.bind(**call)
@@ -153,14 +156,14 @@ def test_a_secret_in_a_members_arguments_is_in_no_output(
                 errors.append(shown_of(error))
     assert "Hi" in endpoint.received
     shown += [endpoint.received, caplog.text, *events.seen, *errors]
-    if not isinstance(given, BaseChatModel | dict):  # those are the user's own
-        shown += [repr(given), str(given), json.dumps(given.spec)]
-    assert all(map(refused, shown)), next(one for one in shown if not refused(one))
+    if not isinstance(member, BaseChatModel | dict):  # those are the user's own
+        shown += [repr(member), str(member), json.dumps(member.spec)]
+    assert all(map(refused, shown)), next(text for text in shown if not refused(text))
     assert kind == "a chat model" or errors or events.seen
 
 
 def test_an_api_key_does_not_change_the_cache_key() -> None:
-    """And the key cannot be guessed from it."""
+    """The key cannot be guessed from the cache key either."""
 
     def string(secret: str, **changes: Any) -> str:
         model = Provider(
@@ -191,9 +194,13 @@ def test_headers_that_identify_the_client_are_not_treated_as_secrets() -> None:
 
 
 def test_bound_members_show_no_secret() -> None:
-    given = {"model": "m.gguf", "chat_template_kwargs": {"token": CANARY}}
+    secretive = {"model": "m.gguf", "chat_template_kwargs": {"token": CANARY}}
     llm = SpecFuseChatModel(members=[ScriptedMember("Hi.")])
-    for bound in (llm.bind(model=given), llm.bind(members=[given]), llm.bind(verifiers=[given])):
+    for bound in (
+        llm.bind(model=secretive),
+        llm.bind(members=[secretive]),
+        llm.bind(verifiers=[secretive]),
+    ):
         assert CANARY not in repr(bound) + dumps(bound)
 
 
@@ -213,7 +220,7 @@ def test_other_arguments_are_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "member",
     [
         f"http://me:{CANARY}@127.0.0.1:9#m",
         f"http://127.0.0.1:9?key={CANARY}#m",
@@ -225,13 +232,13 @@ def test_other_arguments_are_shown() -> None:
     ids=str,
 )
 def test_a_secret_in_an_address_is_refused_and_not_shown(
-    given: Any, capsys: pytest.CaptureFixture[str]
+    member: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SpecFuseError) as error:
-        SpecFuseChatModel(members=[given]).invoke("Hi")
+        SpecFuseChatModel(members=[member]).invoke("Hi")
     assert refused(shown_of(error.value))
-    if isinstance(given, str):
-        assert main(["Hi", "-m", given]) != 0
+    if isinstance(member, str):
+        assert main(["Hi", "-m", member]) != 0
         printed = capsys.readouterr()
         assert refused(printed.out + printed.err)
 
@@ -254,12 +261,12 @@ def test_a_secret_that_is_logged_is_hidden(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_models_stay_apart_where_the_environment_holds_their_names(monkeypatch):
-    """``MODEL_KEY`` looks like the name of a secret, but two models must not share an answer."""
+    """``MODEL_KEY`` looks like the name of a secret, but two models must never share an answer."""
     names = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"
     for place, name in enumerate(names):
         monkeypatch.setenv(f"MODEL_{place}_KEY", name)
     keys = {SpecFuseChatModel(members=[name], model_name="m")._get_llm_string() for name in names}
     chats = [ChatModelMember(ChatOpenAI(model=name, api_key=CANARY), name="x") for name in names]
-    keys |= {SpecFuseChatModel(members=[one], model_name="m")._get_llm_string() for one in chats}
+    keys |= {SpecFuseChatModel(members=[chat], model_name="m")._get_llm_string() for chat in chats}
     assert len(keys) == 4
     assert not any(CANARY in key for key in keys)

@@ -1,5 +1,4 @@
-"""What an answer may cost: max_calls and max_cost bound the requests of chat models, and nothing
-else."""
+"""max_calls and max_cost bound the requests of chat models in one answer, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def asked(*models: Talker) -> int:
 
 
 def answered(members: list[Any], **options: Any) -> tuple[str, dict[str, Any], str]:
-    """(text, summary, finish reason)"""
+    """Return (text, summary, finish reason)."""
     answer = SpecFuseChatModel(members=members, segment_tokens=4, **options).invoke(QUESTION)
     metadata = answer.response_metadata
     return answer.text, metadata["specfuse"], metadata["finish_reason"]
@@ -33,7 +32,8 @@ def test_at_the_bound_no_ballot_is_sent_and_the_writer_finishes_its_open_stream(
 ) -> None:
     writer, other = talker(), talker(script=RED)
     members = [
-        ChatModelMember(one, name=name, price=(1, 2)) for name, one in (("a", writer), ("b", other))
+        ChatModelMember(model, name=name, price=(1, 2))
+        for name, model in (("a", writer), ("b", other))
     ]
     text, summary, finish = answered(members, lead=None, **bound)
     assert (text, finish) == (STORY, "stop") and asked(writer, other) == 2
@@ -58,12 +58,14 @@ def test_members_in_this_process_go_on() -> None:
         [ChatModelMember(hosted, name="a"), local], lead=None, max_calls=1
     )
     assert (text, finish) == (RED, "stop") and asked(hosted) == 1
-    assert [(one["member"], one["kind"]) for one in summary["exits"]] == [("a", "budget")]
+    assert [(departure["member"], departure["kind"]) for departure in summary["exits"]] == [
+        ("a", "budget")
+    ]
 
 
 def test_a_lead_that_spent_the_budget_is_not_corrected_by_members_that_cost() -> None:
     lead, other = talker(), talker(script=RED)
-    members = [ChatModelMember(one, name=name) for name, one in (("a", lead), ("b", other))]
+    members = [ChatModelMember(model, name=name) for name, model in (("a", lead), ("b", other))]
     text, summary, _ = answered(members, lead="a", max_calls=1)
     assert text == STORY and asked(lead, other) == 1 and summary["exits"][0]["kind"] == "budget"
 
@@ -79,23 +81,25 @@ def test_whole_answers_keep_to_the_bound_and_each_sample_is_a_request(
     bound: dict[str, int], requests: int
 ) -> None:
     models = [talker(script=f"#### {number}", way="restart") for number in (1, 2)]
-    members = [ChatModelMember(one, name=name) for name, one in zip("ab", models, strict=True)]
+    members = [ChatModelMember(model, name=name) for name, model in zip("ab", models, strict=True)]
     text, summary, _ = answered(
         members, segment="answer", result="number", samples=2, lead=None, **bound
     )
     assert text == "#### 1" and asked(*models) == requests
-    assert [one["kind"] for one in summary["exits"]] == ["budget"] * (4 - requests)
+    assert [departure["kind"] for departure in summary["exits"]] == ["budget"] * (4 - requests)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "verifier",
     [talker(), ChatModelMember(talker(), name="m"), {"model": talker()}, "openai:m"],
     ids=range(4),
 )
-def test_a_bound_on_costs_needs_the_price_of_every_chat_model(given: Any) -> None:
-    with pytest.raises(UsageError, match="max_cost is given, but not the price of") as found:
-        SpecFuseChatModel(members=[ScriptedMember("a", name="x")], verifiers=[given], max_cost=0.01)
-    assert "price=(dollars per million input tokens" in found.value.__notes__[0]
+def test_a_bound_on_costs_needs_the_price_of_every_chat_model(verifier: Any) -> None:
+    with pytest.raises(UsageError, match="max_cost is given, but not the price of") as error:
+        SpecFuseChatModel(
+            members=[ScriptedMember("a", name="x")], verifiers=[verifier], max_cost=0.01
+        )
+    assert "price=(dollars per million input tokens" in error.value.__notes__[0]
 
 
 def test_a_bound_on_costs_may_be_given_with_the_question() -> None:

@@ -1,5 +1,4 @@
-"""Any LangChain chat model as a member: its stream, how it continues a text, ballots, what goes
-wrong."""
+"""Any LangChain chat model as a member: streams, continuations, ballots and failures."""
 
 from __future__ import annotations
 
@@ -61,8 +60,8 @@ STORY = (
 
 
 class Talker(BaseChatModel):
-    """A chat model of somebody else: says a script word by word, in one of the ways in which models
-    continue a text."""
+    """A chat model that writes a script word by word and continues text in one of the ways of real
+    models."""
 
     script: str = STORY
     way: str = "continue"
@@ -127,7 +126,8 @@ def talker(**fields: Any) -> Talker:
 
 
 class Voteless(ChatModelMember):
-    """A ballot is no log-probability: what the contract asks of scores does not apply."""
+    """Reports that it cannot score, because the contract's rules for scores do not apply to
+    ballots."""
 
     def probe(self) -> Any:
         return replace(super().probe(), scores=False)
@@ -160,30 +160,30 @@ def rounds(members: list[Any], **settings: Any) -> list[Any]:
 )
 def test_alone_it_is_asked_once_and_writes_its_own_answer(way: str, finish: str) -> None:
     model = talker(way=way, finish=finish)
-    found = rounds([ChatModelMember(model, name="a")])
-    assert "".join(round.text for round in found) == STORY and len(found) > 3
-    assert len(model.asked) == 1 and found[-1].finish == "stop"
+    answered = rounds([ChatModelMember(model, name="a")])
+    assert "".join(round.text for round in answered) == STORY and len(answered) > 3
+    assert len(model.asked) == 1 and answered[-1].finish == "stop"
 
 
 def test_a_lead_that_cannot_continue_a_text_writes_while_it_is_not_corrected() -> None:
     model, other = talker(way="restart"), ScriptedMember("Nothing of the kind.", name="b")
     lead = ChatModelMember(model, name="a")
-    found = rounds([lead, other], lead="a", method=Method(margin=math.inf))
-    assert "".join(round.text for round in found) == STORY and other.draft_calls == 0
+    answered = rounds([lead, other], lead="a", method=Method(margin=math.inf))
+    assert "".join(round.text for round in answered) == STORY and other.draft_calls == 0
 
 
 def test_where_another_draft_is_agreed_its_stream_is_cancelled_and_a_new_one_continues() -> None:
     model = talker()
     member = ChatModelMember(model, name="a")
     first = drafted(member, draft_job(segment_tokens=3))
-    said = len(model.said)
-    assert first.text == "The sky is" and said < len(STORY.split()) // 2
+    sent = len(model.said)
+    assert first.text == "The sky is" and sent < len(STORY.split()) // 2
     closed = len(model.closed)
     second = drafted(member, draft_job(answer=(Segment("The sky was"),), segment_tokens=3))
     assert second.text == " blue because air" and len(model.closed) > closed
     messages, _ = model.asked[-1]
     assert isinstance(messages[-1], AIMessage) and messages[-1].text == "The sky was"
-    assert len(model.said) < said + 8, "no more is read than the draft needs"
+    assert len(model.said) < sent + 8, "no more is read than the draft needs"
 
 
 def test_the_stream_goes_on_where_another_member_wrote_what_it_would_have_written() -> None:
@@ -200,9 +200,9 @@ def test_forgetting_cancels_the_stream() -> None:
     model = talker()
     member = ChatModelMember(model, name="a")
     drafted(member, draft_job(segment_tokens=3))
-    closed, said = len(model.closed), len(model.said)
+    closed, sent = len(model.closed), len(model.said)
     member.forget("q")
-    assert len(model.closed) == closed + 1 and len(model.said) == said
+    assert len(model.closed) == closed + 1 and len(model.said) == sent
 
 
 # --- how it continues -----------------------------------------------------------------------------
@@ -223,10 +223,10 @@ def test_a_model_that_cannot_continue_leaves_with_advice() -> None:
     (reply,) = member.draft([draft_job(answer=(Segment("The sea"),))])
     assert isinstance(reply, Failure) and "cannot continue text" in reply.message
     assert any("lead=" in note for note in getattr(reply.cause, "__notes__", []))
-    found = rounds(
+    answered = rounds(
         [ScriptedMember("It is green, and that is that, of course.", name="s"), member], lead=None
     )
-    assert found[-1].finish == "stop"
+    assert answered[-1].finish == "stop"
 
 
 # --- words, which stand for tokens ----------------------------------------------------------------
@@ -245,17 +245,16 @@ LONG = {
 
 
 class Verbatim(Talker):
-    """Streams its script as it is, a few characters at a time, and continues what it begins
-    with."""
+    """Streams its script unchanged, a few characters at a time, and continues a begun answer."""
 
     def _stream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
     ) -> Iterator[ChatGenerationChunk]:
         self.asked.append((messages, options))
-        said = self._reply(messages)
-        for at in range(0, len(said), 3):
-            self.said.append(said[at : at + 3])
-            yield ChatGenerationChunk(message=AIMessageChunk(said[at : at + 3]))
+        reply = self._reply(messages)
+        for at in range(0, len(reply), 3):
+            self.said.append(reply[at : at + 3])
+            yield ChatGenerationChunk(message=AIMessageChunk(reply[at : at + 3]))
         last = AIMessageChunk("", response_metadata={"finish_reason": self.finish})
         yield ChatGenerationChunk(message=last)
 
@@ -296,15 +295,15 @@ def test_drafts_of_text_without_spaces_end_at_safe_places(kind: str) -> None:
 
 
 def test_max_cost_counts_text_without_spaces() -> None:
-    """Of a cancelled stream the words are counted: each character costs a dollar."""
-    models = [verbatim(script=LONG["Chinese"].replace("蓝", one)) for one in "红灰"]
+    """Words of a cancelled stream are counted; each character costs a dollar."""
+    models = [verbatim(script=LONG["Chinese"].replace("蓝", colour)) for colour in "红灰"]
     members = [
-        ChatModelMember(one, name=name, price=(0, 1e6))
-        for one, name in zip(models, "ab", strict=True)
+        ChatModelMember(model, name=name, price=(0, 1e6))
+        for model, name in zip(models, "ab", strict=True)
     ]
     llm = SpecFuseChatModel(members=members, lead=None, segment_tokens=8, max_cost=15)
     usage = llm.invoke("Why?", max_tokens=40).response_metadata["specfuse"]["usage"]
-    assert all(one["cost"] >= 8 for one in usage.values())
+    assert all(total["cost"] >= 8 for total in usage.values())
     asked = [messages[-1].text for model in models for messages, _ in model.asked]
     assert not any("Reply with its letter" in text for text in asked), "the drafts cost 16 dollars"
 
@@ -316,12 +315,14 @@ def test_words_join_to_the_text(text: str) -> None:
 
 
 class Echo(Verbatim):
-    """Continues its script truly, but first says some of what it continues."""
+    """Continues its script correctly, but first repeats a part of what it continues."""
 
     echo: Callable[[str], str] = str
 
     def _reply(self, messages: list[BaseMessage]) -> str:
-        begun = next(one.text for one in reversed(messages) if isinstance(one, AIMessage))
+        begun = next(
+            message.text for message in reversed(messages) if isinstance(message, AIMessage)
+        )
         script = DOWN if begun == TRIAL_BEGUN else self.script
         if self.way == "continue" and not isinstance(messages[-1], AIMessage):
             return ""
@@ -377,7 +378,7 @@ def test_equal_rows_are_all_written() -> None:
 
 
 def test_a_continuation_that_starts_over_is_cut_where_the_answer_stops() -> None:
-    """It repeated nothing in its trial, but begins a long answer once more."""
+    """The model repeats nothing in its trial, but writes a long answer again from its beginning."""
     script = "".join(f"Sentence {at} says something of its own about blue. " for at in range(9))
 
     class Restarting(Echo):
@@ -461,7 +462,7 @@ def test_it_writes_whole_answers() -> None:
 
 
 class Thinker(Talker):
-    """Reasons in chunks of their own before it says a word."""
+    """Streams reasoning in separate chunks before its first word."""
 
     chunks: list[Any]
 
@@ -496,15 +497,15 @@ REASONED = {
 }
 
 
-def thinker(**made: Any) -> Thinker:
-    return Thinker(asked=[], said=[], closed=[], **{"chunks": [], **made})
+def thinker(**options: Any) -> Thinker:
+    return Thinker(asked=[], said=[], closed=[], **{"chunks": [], **options})
 
 
 @pytest.mark.parametrize("how", REASONED)
 def test_reasoning_is_not_part_of_the_answer(how: str) -> None:
-    found = rounds([ChatModelMember(thinker(**REASONED[how]), name="a")])
-    assert "".join(round.text for round in found) == STORY
-    assert [round.thoughts for round in found if round.thoughts] == [{"a": "Well, blue?"}]
+    answered = rounds([ChatModelMember(thinker(**REASONED[how]), name="a")])
+    assert "".join(round.text for round in answered) == STORY
+    assert [round.thoughts for round in answered if round.thoughts] == [{"a": "Well, blue?"}]
     # it thinks again for the trial, and to continue what another wrote
     for way in ("continue", "instruct"):
         member = ChatModelMember(thinker(way=way, **REASONED[how]), name="a")
@@ -524,9 +525,9 @@ THOUGHTS = [
 def test_endless_reasoning_is_cancelled_and_the_others_finish(thought: Any) -> None:
     model = thinker(**({"thought": thought} if isinstance(thought, str) else {"chunks": thought}))
     member = ChatModelMember(model, name="a", thinking_tokens=40)
-    found = rounds([member, ScriptedMember(STORY, name="b")], lead=None)
-    assert "".join(round.text for round in found) == STORY and len(model.said) == 41
-    (left,) = found[0].left
+    answered = rounds([member, ScriptedMember(STORY, name="b")], lead=None)
+    assert "".join(round.text for round in answered) == STORY and len(model.said) == 41
+    (left,) = answered[0].left
     assert (left.member, left.kind) == (
         "a",
         "error",
@@ -544,13 +545,13 @@ def test_reasoning_that_uses_up_the_providers_tokens_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    "made",
+    "make_model",
     [ChatOllama, partial(ChatOpenAI, api_key="none", max_retries=0)],
     ids=["ollama", "openai"],
 )
-def test_an_unreachable_server_is_named_with_advice(made: Any) -> None:
+def test_an_unreachable_server_is_named_with_advice(make_model: Any) -> None:
     url = "http://127.0.0.1:9"
-    llm = SpecFuseChatModel(members=[made(model="m", base_url=f"{url}/v1")])
+    llm = SpecFuseChatModel(members=[make_model(model="m", base_url=f"{url}/v1")])
     with pytest.raises(
         EnsembleError, match=f"its server at {url} cannot be reached .*Conn"
     ) as raised:
@@ -660,8 +661,8 @@ def test_an_answer_that_the_provider_cut_is_continued() -> None:
             self.finish = "length" if len(words) > 6 else "stop"
             return (" " if len(words) < len(STORY.split()) else "") + " ".join(words[:6])
 
-    found = rounds([ChatModelMember(Cut(asked=[], said=[], closed=[]), name="a")])
-    assert "".join(round.text for round in found) == STORY
+    answered = rounds([ChatModelMember(Cut(asked=[], said=[], closed=[]), name="a")])
+    assert "".join(round.text for round in answered) == STORY
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -683,7 +684,7 @@ SAID_NO: dict[str, list[AIMessageChunk]] = {
 
 
 class Refuser(Talker):
-    """Refuses in chunks of these, or with an error, whatever it is asked to write."""
+    """Refuses in these chunks or with an error, whatever it is asked to write."""
 
     chunks: list[Any]
 
@@ -724,7 +725,7 @@ REASONS = [
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_reply_that_the_provider_breaks_off_is_a_refusal(reason: dict[str, str]) -> None:
-    """What it had agreed to before stays; what it was about to propose is no draft."""
+    """Text that was agreed stays; text of the refused reply is not a draft."""
     words = [AIMessageChunk(word) for word in (" one", " two", " three", " four", " five")]
     chunks = [*words, AIMessageChunk("", response_metadata=reason)]
     member = ChatModelMember(refuser(*chunks), name="a")
@@ -785,9 +786,9 @@ def chunk_of(delta: dict[str, Any], end: str | None = None) -> dict[str, Any]:
 
 
 def events(*parts: Any) -> bytes:
-    """Server-sent events, as OpenAI's documentation shows them."""
-    lines = [f"event: {one['type']}\n" if "type" in one else "" for one in parts]
-    texts = [f"{line}data: {json.dumps(one)}\n\n" for line, one in zip(lines, parts, strict=True)]
+    """Return server-sent events in the form of OpenAI's documentation."""
+    lines = [f"event: {part['type']}\n" if "type" in part else "" for part in parts]
+    texts = [f"{line}data: {json.dumps(part)}\n\n" for line, part in zip(lines, parts, strict=True)]
     return "".join([*texts, "data: [DONE]\n\n"]).encode()
 
 
@@ -837,11 +838,13 @@ REFUSED_BY_OPENAI: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("how", REFUSED_BY_OPENAI)
 def test_chat_openai_refuses(how: str) -> None:
-    made, reply = REFUSED_BY_OPENAI[how]
+    options, reply = REFUSED_BY_OPENAI[how]
     server = FakeServer("chat", None, tiny.tokenizer_of("bytes"))
     server.fault = lambda path, _: reply
     try:
-        model = ChatOpenAI(model="tiny", base_url=server.url, api_key="none", max_retries=0, **made)
+        model = ChatOpenAI(
+            model="tiny", base_url=server.url, api_key="none", max_retries=0, **options
+        )
         llm = SpecFuseChatModel(members=[model, ScriptedMember(STORY, name="b")], lead=None)
         message = llm.invoke("Why?")
         (refusal,) = message.response_metadata["specfuse"]["refusals"].values()
@@ -873,7 +876,7 @@ def test_an_error_of_the_model_is_a_failure_of_its_kind(error: Exception, kind: 
 
 
 class Chooser(Talker):
-    """Votes for the draft that contains a word."""
+    """Votes for the draft that contains a given word."""
 
     word: str = "red"
 
@@ -920,7 +923,7 @@ def test_a_ballot_counts_both_orders() -> None:
     ],
 )
 def test_a_ballot_is_a_letter_and_not_an_article(reply: str, share: float) -> None:
-    """In both orders B is the second of three drafts."""
+    """B is the second of three drafts in both orders."""
     drafts = [Candidate(f" is {colour}", False, (colour,)) for colour in ("red", "blue", "grey")]
     member = ChatModelMember(talker(letter=reply), name="a")
     assert scored(member, score_job(*drafts)).logprobs[1] == (pytest.approx(math.log(share)),)
@@ -944,12 +947,10 @@ def test_a_lead_that_shows_that_it_is_sure_is_not_put_to_the_vote(
     class Shows(Talker):
         def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
             for chunk in super()._stream(*args, **options):
-                found = (
-                    {}
-                    if least is None
-                    else {"logprobs": {"content": [{"token": "x", "logprob": least}]}}
-                )
-                chunk.message.response_metadata = {**found, **chunk.message.response_metadata}
+                logprobs = {}
+                if least is not None:
+                    logprobs = {"logprobs": {"content": [{"token": "x", "logprob": least}]}}
+                chunk.message.response_metadata = {**logprobs, **chunk.message.response_metadata}
                 yield chunk
 
     other = ScriptedMember(STORY.replace("blue", "red"), name="b", draft_only=True)
@@ -977,20 +978,23 @@ SETTINGS = [{}, {"base_url": "http://b"}, {"top_p": 0.5}, {"stop": ["."]}, {"see
 
 
 @pytest.mark.parametrize(
-    "made", [ChatOllama, partial(ChatOpenAI, api_key="x")], ids=["ollama", "openai"]
+    "make_model", [ChatOllama, partial(ChatOpenAI, api_key="x")], ids=["ollama", "openai"]
 )
-def test_caches_tell_chat_models_of_different_settings_apart(made: Any) -> None:
-    models = [made(**{"model": "m", "base_url": "http://a", **settings}) for settings in SETTINGS]
+def test_caches_tell_chat_models_of_different_settings_apart(make_model: Any) -> None:
+    models = [
+        make_model(**{"model": "m", "base_url": "http://a", **settings}) for settings in SETTINGS
+    ]
     keys = [SpecFuseChatModel(members=[model])._get_llm_string() for model in models]
     assert len(set(keys)) == len(SETTINGS)
-    if isinstance(made, partial):  # who pays changes no answer
-        other = made(model="m", base_url="http://a", api_key="y")
+    if isinstance(make_model, partial):  # who pays changes no answer
+        other = make_model(model="m", base_url="http://a", api_key="y")
         assert SpecFuseChatModel(members=[other])._get_llm_string() == keys[0]
-    one, other = (
-        SpecFuseChatModel(members=[FakeListChatModel(responses=[said])]) for said in ("one", "two")
+    first, other = (
+        SpecFuseChatModel(members=[FakeListChatModel(responses=[response])])
+        for response in ("one", "two")
     )
-    one.cache = other.cache = InMemoryCache()
-    assert (one.invoke("Which?").text, other.invoke("Which?").text) == ("one", "two")
+    first.cache = other.cache = InMemoryCache()
+    assert (first.invoke("Which?").text, other.invoke("Which?").text) == ("one", "two")
 
 
 def test_a_model_that_was_bound_is_refused_with_advice() -> None:
@@ -1001,23 +1005,23 @@ def test_a_model_that_was_bound_is_refused_with_advice() -> None:
 
 def test_only_names_with_a_provider_become_chat_models() -> None:
     assert names_of(["ollama:llama3.2", "openai:gpt-5-mini"]) == ["llama3.2", "gpt-5-mini"]
-    with pytest.raises(UsageError, match="not installed") as found:
+    with pytest.raises(UsageError, match="not installed") as error:
         ensemble_for(["groq:llama-3.3"])
-    assert "pip install langchain-groq" in found.value.__notes__[0]
+    assert "pip install langchain-groq" in error.value.__notes__[0]
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(UsageError, match="has no provider 'opnai'") as wrong:
+    with pytest.raises(UsageError, match="has no provider 'opnai'") as name_error:
         ensemble_for(["opnai:gpt-4.1"])
-    assert "did you mean 'openai:gpt-4.1'" in wrong.value.__notes__[0]
-    with pytest.raises(UsageError, match="a member is") as given:
+    assert "did you mean 'openai:gpt-4.1'" in name_error.value.__notes__[0]
+    with pytest.raises(UsageError, match="a member is") as class_error:
         checked_member(FakeListChatModel)
-    assert "make an object of it, FakeListChatModel(...)" in given.value.__notes__[0]
+    assert "make an object of it, FakeListChatModel(...)" in class_error.value.__notes__[0]
     with pytest.raises(
         UsageError, match="model must be a BaseChatModel or a string, got 3"
-    ) as kind:
+    ) as type_error:
         ChatModelMember(3)
-    assert "ChatModelMember('ollama:llama3.2')" in kind.value.__notes__[0]
+    assert "ChatModelMember('ollama:llama3.2')" in type_error.value.__notes__[0]
     for name in ("max_concurrency", "thinking_tokens"):
         with pytest.raises(UsageError, match=f"{name} must be"):
             ChatModelMember(talker(), **{name: 0})
@@ -1032,25 +1036,29 @@ def test_a_temperature_is_passed_on_only_where_the_answer_asks_for_one() -> None
 
 
 class Counted(Talker):
-    """Reports its usage with these chunks, after its words."""
+    """Reports its usage in these chunks after its words."""
 
     usages: list[tuple[int, int]]
 
     def _stream(self, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
         yield from super()._stream(*args, **options)
-        for sent, said in self.usages:
-            usage = UsageMetadata(input_tokens=sent, output_tokens=said, total_tokens=sent + said)
+        for sent, written in self.usages:
+            usage = UsageMetadata(
+                input_tokens=sent, output_tokens=written, total_tokens=sent + written
+            )
             yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
 
 
-def spent(found: list[Any], name: str) -> Effort:
-    efforts = [phase[name] for round in found for phase in round.efforts.values() if name in phase]
+def spent(answered: list[Any], name: str) -> Effort:
+    efforts = [
+        phase[name] for round in answered for phase in round.efforts.values() if name in phase
+    ]
     return sum(efforts, Effort())
 
 
 def test_counts_of_a_stream_that_reports_no_usage_are_marked_as_estimates() -> None:
-    found = rounds([ChatModelMember(counted(usages=[(40, 30)]), name="a")])
-    first, whole = found[0].efforts["draft"]["a"], spent(found, "a")
+    answered = rounds([ChatModelMember(counted(usages=[(40, 30)]), name="a")])
+    first, whole = answered[0].efforts["draft"]["a"], spent(answered, "a")
     assert first.estimated and not whole.estimated, "the last round brings the provider's counts"
     assert (whole.input_tokens, whole.output_tokens) == (40, 30)
     assert spent(rounds([ChatModelMember(counted(usages=[]), name="a")]), "a").estimated
@@ -1060,8 +1068,8 @@ def test_counts_of_a_stream_that_reports_no_usage_are_marked_as_estimates() -> N
     assert spent(rounds([lead, member], lead="b", method=Method(sure=1.1)), "a").estimated
 
 
-def counted(**made: Any) -> Counted:
-    return Counted(asked=[], said=[], closed=[], **made)
+def counted(**options: Any) -> Counted:
+    return Counted(asked=[], said=[], closed=[], **options)
 
 
 PARTS = {
@@ -1076,20 +1084,20 @@ def test_the_usage_of_chunks_is_added_as_langchain_adds_it(parts: str) -> None:
     chunks = list(counted(usages=PARTS[parts]).stream("Why?"))
     added = reduce(add, chunks).usage_metadata
     assert added is not None
-    found = spent(rounds([ChatModelMember(counted(usages=PARTS[parts]), name="a")]), "a")
-    assert (found.input_tokens, found.output_tokens) == (
+    effort = spent(rounds([ChatModelMember(counted(usages=PARTS[parts]), name="a")]), "a")
+    assert (effort.input_tokens, effort.output_tokens) == (
         added["input_tokens"],
         added["output_tokens"],
     )
 
 
 def test_max_cost_sees_usage_that_arrives_in_increments() -> None:
-    """Each ballot costs 40 dollars, in increments of one: the first two reach the bound."""
+    """Each ballot costs 40 dollars in increments of one; the first two reach the bound."""
     models = [
         counted(usages=[(0, 1)] * 40, script=STORY.replace("blue", word))
         for word in ("red", "grey")
     ]
-    members = [ChatModelMember(one, name=one.script[11:15], price=(0, 1e6)) for one in models]
+    members = [ChatModelMember(model, name=model.script[11:15], price=(0, 1e6)) for model in models]
     llm = SpecFuseChatModel(members=members, lead=None, segment_tokens=4, max_cost=50)
     usage = llm.invoke("Why is the sky blue?").response_metadata["specfuse"]["usage"]
     ballots = [
@@ -1097,7 +1105,7 @@ def test_max_cost_sees_usage_that_arrives_in_increments() -> None:
         for model in models
     ]
     assert ballots == [2, 2], "those of the first round, which are sent together"
-    assert sum(one["cost"] for one in usage.values()) > 160
+    assert sum(total["cost"] for total in usage.values()) > 160
 
 
 def test_a_cancelled_stream_that_has_reported_its_prompt_still_counts_its_words() -> None:

@@ -1,4 +1,4 @@
-"""ChatOpenAI as a member, on a real llama-server: what it continues, votes, costs, and gives up."""
+"""ChatOpenAI as a member on a real llama-server: continuations, votes, cost and cancellation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def engine(engine_for: Callable[[str], engines.Engine]) -> engines.Engine:
 
 @pytest.fixture
 def hosted(engine: engines.Engine) -> Iterator[Callable[..., ChatModelMember]]:
-    made: list[ChatModelMember] = []
+    members: list[ChatModelMember] = []
 
     def make(**options: Any) -> ChatModelMember:
         common = {
@@ -40,16 +40,16 @@ def hosted(engine: engines.Engine) -> Iterator[Callable[..., ChatModelMember]]:
             "model": engines.MODEL,
             "temperature": 0,
         }
-        made.append(
+        members.append(
             ChatModelMember(
                 ChatOpenAI(**common, stream_usage=True, **options), name="hosted", price=(1, 1)
             )
         )
-        return made[-1]
+        return members[-1]
 
     yield make
-    for one in made:
-        one.unload()
+    for member in members:
+        member.unload()
 
 
 def test_it_continues_the_text_of_others_and_votes_on_it(

@@ -1,5 +1,4 @@
-"""A member that has been at work can be pickled and copied: the copy has what the member is made
-from, opens connections of its own, and says the same."""
+"""A used member can be pickled and copied; the copy opens its own connections and answers alike."""
 
 from __future__ import annotations
 
@@ -34,16 +33,16 @@ COPIES = {
 
 @pytest.fixture(params=COPIES)
 def copied(request: Any) -> Iterator[Callable[[Any], Any]]:
-    """Makes copies in one way; their connections are closed in the end."""
-    made: list[Any] = []
+    """Return a function that copies in one way; the copies' connections are closed at the end."""
+    copies: list[Any] = []
 
-    def make(one: Any) -> Any:
-        made.append(COPIES[request.param](one))
-        return made[-1]
+    def make(original: Any) -> Any:
+        copies.append(COPIES[request.param](original))
+        return copies[-1]
 
     yield make
-    for one in made:
-        for member in getattr(one, "members", [one]):
+    for copied_object in copies:
+        for member in getattr(copied_object, "members", [copied_object]):
             getattr(member, "unload", lambda: None)()
 
 
@@ -62,12 +61,12 @@ def served() -> Iterator[ServerMember]:
 
 
 def test_a_used_server_member_can_be_copied(served: ServerMember, copied: Any) -> None:
-    said = says(served)
+    answer = says(served)
     twin = copied(served)
     assert (twin.name, twin.spec, twin.device) == (served.name, served.spec, served.device)
-    assert says(twin) == said
+    assert says(twin) == answer
     twin.unload()
-    assert says(served) == said, "the copy's connections were its own"
+    assert says(served) == answer, "the copy's connections were its own"
 
 
 def test_a_used_member_on_a_chat_server_can_be_copied(copied: Any) -> None:
@@ -103,19 +102,19 @@ def test_a_chat_model_that_was_named_is_made_again_from_its_name(
 
 def test_a_used_scripted_member_is_fresh_when_copied(copied: Any) -> None:
     member = ScriptedMember(STORY, name="a", fails_in=9)
-    assert (said := says(member))
+    assert (answer := says(member))
     assert member.draft_calls
     twin = copied(member)
     assert (twin.draft_calls, twin.open_queries) == (0, {})
-    assert says(twin) == said
+    assert says(twin) == answer
 
 
 def test_a_used_chat_model_can_be_copied(served: ServerMember, copied: Any) -> None:
     llm = SpecFuseChatModel(
         members=[served, ScriptedMember(STORY, name="a")], max_tokens=8, segment_tokens=4
     )
-    said = llm.invoke("Why?").text
-    assert copied(llm).invoke("Why?").text == said
+    answer = llm.invoke("Why?").text
+    assert copied(llm).invoke("Why?").text == answer
 
 
 def test_a_used_member_in_this_process_can_be_copied(tmp_path: Path, copied: Any) -> None:
@@ -123,8 +122,8 @@ def test_a_used_member_in_this_process_can_be_copied(tmp_path: Path, copied: Any
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     member = TransformersMember(str(tmp_path), name="local")
-    said = says(member)
+    answer = says(member)
     twin = copied(member)
     assert twin.cache is None
-    assert says(twin) == said
+    assert says(twin) == answer
     member.unload()

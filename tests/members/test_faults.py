@@ -1,7 +1,7 @@
-"""What goes wrong inside a hosted member: out of memory, NaN, a tokenizer that raises, a device
-that disappears.
+"""Faults inside a member in this process: out of memory, NaN, a tokenizer that raises, a lost
+device.
 
-The faults are raised by the model's own forward pass, from its n-th on.
+The model's own forward pass raises them, from its n-th pass on.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ HELD = torch.zeros(4000)
 
 
 class Broken:
-    """A fault in a model's own passes: from the n-th on, this many times."""
+    """Raises an error in a model's passes, from the n-th on, this many times."""
 
     def __init__(
         self,
-        one: TransformersMember,
+        member: TransformersMember,
         error: Callable[[], BaseException],
         first: int = 1,
         times: int = 1,
     ):
         self.error, self.first, self.times, self.passes = error, first, times, 0
-        one.cache.weights.model.register_forward_pre_hook(self._strike)
+        member.cache.weights.model.register_forward_pre_hook(self._strike)
 
     def _strike(self, *_: Any) -> None:
         self.passes += 1
@@ -66,10 +66,10 @@ class Broken:
 
 
 def fresh(arch: str = "llama", seed: int = 1) -> TransformersMember:
-    """A member with a model of its own: what is done to it is done to no other test."""
-    one = TransformersMember(*tiny.made(arch, seed), name=f"{arch}-{seed}")
-    one.probe()
-    return one
+    """Return a member with a model of its own, so that a fault affects no other test."""
+    member = TransformersMember(*tiny.made(arch, seed), name=f"{arch}-{seed}")
+    member.probe()
+    return member
 
 
 def jobs() -> list[DraftJob]:
@@ -100,11 +100,16 @@ def test_running_out_of_memory_once_changes_no_reply(where, first):
 
 
 def tensors() -> int:
-    """Bytes of all tensors that are alive."""
+    """Return the bytes of all live tensors."""
     gc.collect()
-    alive = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+    alive = [
+        tensor for tensor in gc.get_objects() if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    ]
     return sum(
-        {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}.values()
+        {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in alive
+        }.values()
     )
 
 
@@ -128,11 +133,11 @@ def test_permanent_lack_of_memory_is_a_failure_that_leaks_nothing(where):
 
 
 def asked_of(*members: TransformersMember) -> tuple[str, dict[str, str], str]:
-    """What was streamed, who left and why, and the text in the error that ended it, if one did."""
-    gone: dict[str, str] = {}
+    """Return the streamed text, who left and why, and the text in the final error, if any."""
+    departed: dict[str, str] = {}
     streamed, text = "", ""
     handler = SpecFuseCallbackHandler(
-        on_exit=lambda event: gone.update({event.member: event.reason})
+        on_exit=lambda event: departed.update({event.member: event.reason})
     )
     llm = SpecFuseChatModel(
         members=list(members), segment_tokens=3, max_tokens=12, method=Method(exit="never")
@@ -142,18 +147,20 @@ def asked_of(*members: TransformersMember) -> tuple[str, dict[str, str], str]:
             streamed += chunk.text
     except EnsembleError as error:
         text = error.text if error.failures else "no failures"
-    return streamed, gone, text
+    return streamed, departed, text
 
 
 # --- NaN ------------------------------------------------------------------------------------------
 
 
 class Poisoned:
-    """A layer whose values are ``bad`` while it is ``on``, in its first pass or in all of them."""
+    """A layer that returns ``bad`` while it is ``on``, in its first pass or in all passes."""
 
-    def __init__(self, one: TransformersMember, bad: float, *, always: bool = False):
+    def __init__(self, member: TransformersMember, bad: float, *, always: bool = False):
         self.on, self.bad, self.always = True, bad, always
-        one.cache.weights.model.model.layers[0].self_attn.v_proj.register_forward_hook(self._strike)
+        member.cache.weights.model.model.layers[0].self_attn.v_proj.register_forward_hook(
+            self._strike
+        )
 
     def _strike(self, _: Any, __: Any, values: torch.Tensor) -> torch.Tensor:
         bad, self.on = self.on, self.on and self.always
@@ -179,10 +186,10 @@ def test_a_member_whose_device_disappears_leaves_and_can_be_unloaded(monkeypatch
     well, lost = fresh("mistral", 5), fresh("llama", 11)
     Broken(lost, LOST, 9, 10**9)
 
-    def gone(*_: Any) -> None:
+    def fails(*_: Any) -> None:
         raise LOST()
 
-    monkeypatch.setattr(lost.cache, "copy", gone)  # nor can anything be copied there
+    monkeypatch.setattr(lost.cache, "copy", fails)  # nor can anything be copied there
     streamed, left, _ = asked_of(well, lost)
     assert streamed and "device-side assert" in left["llama-11"]
     on_worker(lost, lost.unload).result()

@@ -1,4 +1,4 @@
-"""What is known of a member before it is loaded is what it reports afterwards."""
+"""Properties that are known before a member is loaded equal those it reports afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def told(probe):
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """A folder with a tiny model, as ``save_pretrained`` writes it."""
+    """Return a folder with a tiny model, as ``save_pretrained`` writes it."""
 
     def saved(arch, **made_with):
         path = tmp_path_factory.mktemp("models") / arch
@@ -68,7 +68,7 @@ def test_a_gguf_file_shows_what_the_loaded_model_reports():
 
 
 def head(path, **values):
-    """A GGUF file without tensors: it can be read for what it tells, and not be loaded."""
+    """Return a GGUF file without tensors: its header can be read, but it cannot be loaded."""
     writer = gguf.GGUFWriter(path, "phi3")
     writer.add_token_list(["a", "b\0", "ü"] * 9)
     writer.add_array("some.scores", [1.5, 2.5])

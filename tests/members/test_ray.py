@@ -1,5 +1,5 @@
-"""Members behind actors of a fake Ray in this process: replies, deaths, placement. See also
-test_ray_real."""
+"""Members in actors of a fake Ray: replies, deaths and placement. ``test_ray_real`` uses a real
+cluster."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ class RayTaskError(RayError):
 
 
 class FakeRay(ModuleType):
-    """What RayMember uses of Ray. Processes are objects; what crosses between them is pickled."""
+    """The part of Ray that RayMember uses. Processes are objects; whatever crosses between them is
+    pickled."""
 
     def __init__(self) -> None:
         super().__init__("ray")
         errors = (RayError, RayTaskError, ActorDiedError)
-        self.exceptions = SimpleNamespace(**{one.__name__: one for one in errors})
+        self.exceptions = SimpleNamespace(**{error.__name__: error for error in errors})
         self.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
         self.resources: list[dict[str, float]] = [
             {"CPU": 8.0, "memory": 1e9},
@@ -72,7 +73,7 @@ class FakeRay(ModuleType):
         return SimpleNamespace(gcs_address="127.0.0.1:6379")
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "Resources": one} for one in self.resources]
+        return [{"Alive": True, "Resources": resources} for resources in self.resources]
 
     def available_resources(self) -> dict[str, float]:
         return {"CPU": 0.5}
@@ -155,10 +156,10 @@ def test_replies_are_those_of_the_member_in_this_process(ray: FakeRay) -> None:
 
 
 class Trouble(Exception):
-    """Cannot be unpickled."""
+    """An error that cannot be unpickled."""
 
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
 
 
 def trouble(query: Any) -> str:
@@ -295,7 +296,7 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_dict_chooses_where_a_member_runs(ray: FakeRay) -> None:
-    given = {"model": "./nothing", "cluster": "auto", "num_cpus": 2, "dtype": "float32"}
-    assert checked_member(given) == given
+    arguments = {"model": "./nothing", "cluster": "auto", "num_cpus": 2, "dtype": "float32"}
+    assert checked_member(arguments) == arguments
     with pytest.raises(UsageError, match="which no node has"):
-        SpecFuseChatModel(members=[{**given, "resources": {"tpu": 1}}]).invoke("?")
+        SpecFuseChatModel(members=[{**arguments, "resources": {"tpu": 1}}]).invoke("?")

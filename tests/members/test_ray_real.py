@@ -1,5 +1,4 @@
-"""Members on a real Ray cluster of two nodes: the contract, and answers that survive the deaths of
-their processes.
+"""Members on a real Ray cluster of two nodes keep the contract and survive the deaths of processes.
 
 ``make test-serving`` runs these.
 """
@@ -44,27 +43,27 @@ LONG_S = 120.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[clusters.Cluster]:
-    with clusters.running(cpus=8) as one:
-        yield one
+    with clusters.running(cpus=8) as running:
+        yield running
 
 
 @pytest.fixture
-def made(cluster: clusters.Cluster) -> Iterator[Callable[..., RayMember]]:
-    """Makes members on the cluster, which end with the test."""
-    everyone: list[RayMember] = []
+def ray_member(cluster: clusters.Cluster) -> Iterator[Callable[..., RayMember]]:
+    """Return a function that creates members on the cluster; they end with the test."""
+    members: list[RayMember] = []
 
     def make(member: Member, **where: object) -> RayMember:
-        everyone.append(RayMember(member, cluster=cluster.address, **where))
-        return everyone[-1]
+        members.append(RayMember(member, cluster=cluster.address, **where))
+        return members[-1]
 
     yield make
-    for one in everyone:
-        one.unload()
+    for member in members:
+        member.unload()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with its tokenizer, as files."""
+    """Return a tiny model with its tokenizer as files."""
     path = tmp_path_factory.mktemp("tiny")
     for part in tiny.cached("llama", 1):
         part.save_pretrained(path)
@@ -73,12 +72,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hosted(cluster: clusters.Cluster, folder: Path) -> Iterator[RayMember]:
-    one = RayMember(
+    member = RayMember(
         TransformersMember(str(folder), name="tiny", dtype="float32"), cluster=cluster.address
     )
-    one.probe()
-    yield one
-    one.unload()
+    member.probe()
+    yield member
+    member.unload()
 
 
 class TestTransformersOnRay(MemberContract):
@@ -94,41 +93,43 @@ def test_replies_are_those_of_the_member_in_this_process(hosted: RayMember, fold
     here = TransformersMember(str(folder), name="tiny", dtype="float32")
     here.probe()
     jobs = [draft_job(f"Why is {what}?", id=what, segment_tokens=8) for what in "abcde"]
-    for one, other in zip(hosted.draft(jobs), here.draft(jobs), strict=True):
-        assert isinstance(one, Draft) and tiny.difference(one, other) < 1e-4
+    for reply, other in zip(hosted.draft(jobs), here.draft(jobs), strict=True):
+        assert isinstance(reply, Draft) and tiny.difference(reply, other) < 1e-4
     assert hosted.token_ids(STORY) == here.token_ids(STORY)
     assert hosted.token_count(jobs[0].query.turns) == here.token_count(jobs[0].query.turns)
 
 
-def test_resources_choose_the_node(made: Callable[..., RayMember]) -> None:
-    assert clusters.OTHER in made(ScriptedMember(STORY), resources={"other": 0.5}).probe().detail
+def test_resources_choose_the_node(ray_member: Callable[..., RayMember]) -> None:
+    assert (
+        clusters.OTHER in ray_member(ScriptedMember(STORY), resources={"other": 0.5}).probe().detail
+    )
     with pytest.raises(UsageError, match=r"which no node has; there are .*other 2"):
-        made(ScriptedMember("x"), num_gpus=1).probe()
+        ray_member(ScriptedMember("x"), num_gpus=1).probe()
 
 
 def test_killing_a_process_in_the_middle_of_20_answers_loses_none_of_them(
-    made: Callable[..., RayMember],
+    ray_member: Callable[..., RayMember],
 ) -> None:
     names = ("ann", "bob")
     here = SpecFuseChatModel(
         members=[ScriptedMember(f"{STORY} {name}", name=name) for name in names], segment_tokens=4
     )
-    there = [made(clusters.Slow(f"{STORY} {name}", name=name)) for name in names]
+    there = [ray_member(clusters.Slow(f"{STORY} {name}", name=name)) for name in names]
     llm = SpecFuseChatModel(members=there, segment_tokens=4)
     llm.invoke("warm up")
     with ThreadPoolExecutor(1) as asking:
         answers = asking.submit(llm.batch, [f"question {k}" for k in range(20)])
         time.sleep(0.5)
         os.kill(there[0].place[1], signal.SIGKILL)
-        expected = [one.text for one in here.batch([f"question {k}" for k in range(20)])]
-        assert [one.text for one in answers.result(LONG_S)] == expected
+        expected = [answer.text for answer in here.batch([f"question {k}" for k in range(20)])]
+        assert [reply.text for reply in answers.result(LONG_S)] == expected
 
 
 def test_a_member_on_a_lost_node_is_away_until_the_node_is_back(
-    cluster: clusters.Cluster, made: Callable[..., RayMember], monkeypatch: pytest.MonkeyPatch
+    cluster: clusters.Cluster, ray_member: Callable[..., RayMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_module, "RESTART_S", 3.0)
-    bound = made(ScriptedMember(STORY, name="bound"), resources={"other": 1})
+    bound = ray_member(ScriptedMember(STORY, name="bound"), resources={"other": 1})
     bound.probe()
     pid = bound.place[1]
     cluster.lose()

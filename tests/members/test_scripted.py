@@ -1,4 +1,4 @@
-"""The scripted member keeps the contract, and does what its script says."""
+"""The scripted member keeps the contract and follows its script."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CALLED = Turn("assistant", "", calls=(ToolCall("f", "{}"),)), Turn("tool", "done
 def whole(
     member: ScriptedMember, *turns: Turn, constraint: Constraint | None = None, id: str = "q"
 ) -> str:
-    """The whole answer in this conversation."""
+    """Return the whole answer in this conversation."""
     job = draft_job(segment_tokens=99, max_tokens=99)
     return drafted(member, replace(job, query=Query(id, turns, constraint=constraint))).text
 

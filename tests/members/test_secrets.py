@@ -1,4 +1,4 @@
-"""A key is sent to its server and shown to nobody, whatever goes wrong."""
+"""A key is sent to its server and appears nowhere else, whatever fails."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    made = FakeServer("vllm", *tiny.cached("llama", 2, chat_template=INST_END), key=KEY)
-    yield made
-    made.stop()
+    fake = FakeServer("vllm", *tiny.cached("llama", 2, chat_template=INST_END), key=KEY)
+    yield fake
+    fake.stop()
 
 
 def member(server: FakeServer, **kwargs: Any) -> ServerMember:
@@ -51,12 +51,15 @@ def member(server: FakeServer, **kwargs: Any) -> ServerMember:
 
 
 def everything_in(error: BaseException | None) -> str:
-    """All that an error shows: its causes, notes and failures too."""
+    """Return everything that an error shows, including its causes, notes and failures."""
     known = [error] if error else []
-    for one in known:
-        more = [one.__cause__, one.__context__, *getattr(one, "failures", ())]
+    for current in known:
+        more = [current.__cause__, current.__context__, *getattr(current, "failures", ())]
         known += [next_one for next_one in more if next_one is not None and next_one not in known]
-    return "\n".join(f"{one} {one!r} {one.args} {getattr(one, '__notes__', ())}" for one in known)
+    return "\n".join(
+        f"{current} {current!r} {current.args} {getattr(current, '__notes__', ())}"
+        for current in known
+    )
 
 
 ECHO = f"Incorrect API key provided: {KEY}".encode()
@@ -87,8 +90,8 @@ def test_a_key_appears_only_in_the_header(
     )
     answer = llm.invoke(QUESTION, {"callbacks": [collected]})
     # their workers may still be at it, and a member is used by one thread at a time
-    for one in (served, here):
-        on_worker(one, lambda: None).result()
+    for used in (served, here):
+        on_worker(used, lambda: None).result()
     rounds = tiny.answered([here, served], tiny.query()) if fault != "cut" else []
     try:
         (reply,) = served.draft([DraftJob(tiny.query(), (), 4, 8, Sampling())])
@@ -118,7 +121,7 @@ def test_a_key_appears_only_in_the_header(
     ]
     served.unload()
     shown += [repr(pickle.dumps(served))]
-    assert not any(KEY in one for one in shown)
+    assert not any(KEY in text for text in shown)
     assert isinstance(reply, Failure) == (fault != "none")
     assert fault != "an echo as text" or "***" in reply.message
 
@@ -144,12 +147,12 @@ def test_a_key_is_not_sent_to_langsmith(
 
 @pytest.mark.parametrize("name", ["api_key", "hf_token", "password", "Authorization"])
 def test_a_key_among_a_members_arguments_is_refused_and_not_shown(name: str) -> None:
-    """The arguments of a named member are in every trace."""
+    """A named member's arguments are in every trace."""
     wrong = {"model": "http://127.0.0.1:9/v1#tiny", name: KEY}
-    made = SpecFuseChatModel(members=["http://127.0.0.1:9/v1#tiny"])
+    llm = SpecFuseChatModel(members=["http://127.0.0.1:9/v1#tiny"])
     for attempt in (
         lambda: SpecFuseChatModel(members=[wrong]),
-        lambda: made.invoke(QUESTION, members=[wrong]),
+        lambda: llm.invoke(QUESTION, members=[wrong]),
     ):
         with pytest.raises(UsageError, match=f"must not hold {name!r}") as caught:
             attempt()

@@ -147,7 +147,9 @@ def unigram(size: int) -> Tokenizer:
     )
     known = ["<unk>", *SPECIAL, *alphabet]
     often = Counter(pieces).most_common()
-    frequent = sorted(often, key=lambda one: (-one[1] * len(one[0]), one[0]))[: size - len(known)]
+    frequent = sorted(often, key=lambda item: (-item[1] * len(item[0]), item[0]))[
+        : size - len(known)
+    ]
     score = dict.fromkeys(known, -8.0) | {
         piece: math.log(count / len(pieces)) for piece, count in frequent
     }
@@ -351,24 +353,24 @@ def member(
 ) -> TransformersMember:
     """A member that is ready; members of one architecture and seed share their weights."""
     model, tokenizer = cached(arch, seed, **(made_with or {}))
-    one = TransformersMember(model, tokenizer, **({"name": f"{arch}-{seed}"} | kwargs))
-    one.probe()
-    return one
+    tiny_member = TransformersMember(model, tokenizer, **({"name": f"{arch}-{seed}"} | kwargs))
+    tiny_member.probe()
+    return tiny_member
 
 
-def greedy(one: TransformersMember, query: Query, count: int) -> list[int]:
+def greedy(member: TransformersMember, query: Query, count: int) -> list[int]:
     """What ``generate`` makes of the same prompt, without the token that ends it."""
-    one.probe()
-    ids = torch.tensor([one.prompts.prompt(query.turns)], device=DEVICE)
-    made = one.cache.weights.model.generate(
+    member.probe()
+    ids = torch.tensor([member.prompts.prompt(query.turns)], device=DEVICE)
+    generated = member.cache.weights.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=count,
         do_sample=False,
-        eos_token_id=list(one.stops),
-        pad_token_id=one.stops[0],
+        eos_token_id=list(member.stops),
+        pad_token_id=member.stops[0],
     )[0, ids.shape[1] :].tolist()
-    return [token for token in made if token not in one.stops]
+    return [token for token in generated if token not in member.stops]
 
 
 def answered(
@@ -379,7 +381,7 @@ def answered(
     panelists: Sequence[Panelist] = (),
 ) -> list[Round]:
     """A whole answer without threads. ``after`` sees every job with its replies."""
-    by_name = {one.name: one for one in members}
+    by_name = {member.name: member for member in members}
     referee = referee_for(query.constraint)
     loop = rounds(
         query,
@@ -387,21 +389,21 @@ def answered(
         Panel.of(panelists or [Panelist(name) for name in by_name]),
         referee,
     )
-    found: list[Round] = []
+    finished: list[Round] = []
     replies: dict[str, Reply] | None = None
     while (item := next(loop, None) if replies is None else loop.send(replies)) is not None:
         replies = None
         if isinstance(item, Round):
-            found.append(item)
+            finished.append(item)
             if item.finish:
                 break
             continue
         replies = {name: reply_of(by_name[name], job) for name, job in item.jobs.items()}
         if after:
             after(item, replies)
-    for one in members:
-        one.forget(query.id)
-    return found
+    for member in members:
+        member.forget(query.id)
+    return finished
 
 
 def relayed(members: Sequence[Member], query: Query, size: int, turns: int) -> tuple[Segment, ...]:
@@ -417,17 +419,17 @@ def relayed(members: Sequence[Member], query: Query, size: int, turns: int) -> t
     answer = forced()
     for turn in range(turns):
         drafts = {
-            one.name: reply_of(one, DraftJob(query, answer, size, 64, Sampling()))
-            for one in members
+            member.name: reply_of(member, DraftJob(query, answer, size, 64, Sampling()))
+            for member in members
         }
         candidates = {
             name: Candidate(d.text, d.ended, (name,))
             for name, d in drafts.items()
             if isinstance(d, Draft)
         }
-        for one in members:
-            others = tuple(c for c in candidates.values() if one.name not in c.authors)
-            reply_of(one, ScoreJob(query, answer, others))
+        for member in members:
+            others = tuple(c for c in candidates.values() if member.name not in c.authors)
+            reply_of(member, ScoreJob(query, answer, others))
         won = drafts[members[turn % len(members)].name]
         assert isinstance(won, Draft)
         same = {
@@ -439,13 +441,13 @@ def relayed(members: Sequence[Member], query: Query, size: int, turns: int) -> t
         answer = forced()
         if query.constraint and won.ended:
             break
-    for one in members:
-        one.forget(query.id)
+    for member in members:
+        member.forget(query.id)
     return answer
 
 
-def reply_of(one: Member, job: DraftJob | ScoreJob) -> Reply:
-    return (one.draft([job]) if isinstance(job, DraftJob) else one.score([job]))[0]
+def reply_of(member: Member, job: DraftJob | ScoreJob) -> Reply:
+    return (member.draft([job]) if isinstance(job, DraftJob) else member.score([job]))[0]
 
 
 def text_of(rounds: Sequence[Round]) -> str:
@@ -516,13 +518,13 @@ class Wishful(Bare):
         return logits
 
 
-def uncached(one: TransformersMember, merged: Any = None) -> TransformersMember:
+def uncached(member: TransformersMember, merged: Any = None) -> TransformersMember:
     """The same member without any cache: the measure of the others. ``merged``: its model with its
     adapter in it."""
-    one.probe()
-    weights, own = one.cache.weights, vars(one.settings)
+    member.probe()
+    weights, options = member.cache.weights, vars(member.settings)
     slow = TransformersMember(
-        Reread(merged or weights.model), weights.tokenizer, name=one.name, **own
+        Reread(merged or weights.model), weights.tokenizer, name=member.name, **options
     )
     assert slow.probe().detail.endswith("no cache")
     return slow
@@ -535,19 +537,19 @@ def wishful(
     asked."""
     tokenizer = tokenizer_of(options.pop("tokenizer", "bytes"), options.pop("template", CHATML))
     model = Wishful(tokenizer)
-    one = TransformersMember(model, tokenizer, **({"name": "wishful"} | options))
-    one.probe()
-    prompt = one.prompts.prompt(question.turns, question.tools, question.constraint)
-    script = list(tokens) or [*one.words.after(prompt, text), one.stops[0]]
+    member = TransformersMember(model, tokenizer, **({"name": "wishful"} | options))
+    member.probe()
+    prompt = member.prompts.prompt(question.turns, question.tools, question.constraint)
+    script = list(tokens) or [*member.words.after(prompt, text), member.stops[0]]
 
     def wish(new: list[int]) -> int:
         if tokens or new == script[: len(new)]:
             return script[min(len(new), len(script) - 1)]
-        rest = text[len(one.words.added(prompt, new).rstrip("\ufffd")) :]
-        return one.words.after([*prompt, *new], rest)[0] if rest else one.stops[0]
+        rest = text[len(member.words.added(prompt, new).rstrip("\ufffd")) :]
+        return member.words.after([*prompt, *new], rest)[0] if rest else member.stops[0]
 
     model.prompt, model.wish = len(prompt), wish
-    return one
+    return member
 
 
 class Compared:
@@ -581,26 +583,30 @@ def companions(arch: str) -> list[TransformersMember]:
     return [member("phi3" if arch != "phi3" else "qwen3", 1), member(arch, 3)]
 
 
-def difference(one: Reply, other: Reply) -> float:
+def difference(reply: Reply, other: Reply) -> float:
     """How far two replies lie apart, in log-probabilities; infinite where they differ in anything
     else."""
-    if isinstance(one, Draft) and isinstance(other, Draft):
-        same = (one.text, one.tokens, one.ended, one.ends) == (
+    if isinstance(reply, Draft) and isinstance(other, Draft):
+        same = (reply.text, reply.tokens, reply.ended, reply.ends) == (
             other.text,
             other.tokens,
             other.ended,
             other.ends,
         )
-        return _furthest([one.logprobs or ()], [other.logprobs or ()]) if same else math.inf
-    if isinstance(one, Scored) and isinstance(other, Scored):
-        return _furthest(one.logprobs, other.logprobs) if one.ends == other.ends else math.inf
-    return 0.0 if one == other else math.inf
+        return _furthest([reply.logprobs or ()], [other.logprobs or ()]) if same else math.inf
+    if isinstance(reply, Scored) and isinstance(other, Scored):
+        return _furthest(reply.logprobs, other.logprobs) if reply.ends == other.ends else math.inf
+    return 0.0 if reply == other else math.inf
 
 
-def _furthest(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    if [len(row) for row in one] != [len(row) for row in other]:
+def _furthest(rows: Sequence[Sequence[float]], other_rows: Sequence[Sequence[float]]) -> float:
+    if [len(row) for row in rows] != [len(row) for row in other_rows]:
         return math.inf
     return max(
-        (abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)),
+        (
+            abs(a - b)
+            for x, y in zip(rows, other_rows, strict=True)
+            for a, b in zip(x, y, strict=True)
+        ),
         default=0.0,
     )

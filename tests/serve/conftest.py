@@ -1,4 +1,4 @@
-"""An endpoint on a real port of this machine, with scripted members behind it."""
+"""An endpoint on a real port of this machine, with scripted members."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ PATH = "/v1/chat/completions"
 
 
 def ensemble(*answers: Any, **options: Any) -> SpecFuseChatModel:
-    """Two members that differ, unless others are given; it answers BLUE."""
+    """Return a chat model of the given members, or of two that differ and answer BLUE."""
     scripts = answers or (BLUE, WIDE)
     named = zip(scripts, "abcdef", strict=False)
     members = [
-        one if hasattr(one, "draft") else ScriptedMember(one, name=name) for one, name in named
+        member if hasattr(member, "draft") else ScriptedMember(member, name=name)
+        for member, name in named
     ]
     return SpecFuseChatModel(**{"members": members, "segment_tokens": 4, **options})
 
 
 @dataclass
 class Endpoint:
-    """An endpoint that serves."""
+    """A running endpoint."""
 
     llm: SpecFuseChatModel
     url: str
@@ -69,34 +70,36 @@ class Endpoint:
         return httpx2.post(self.url + path, content=content, headers=named, timeout=60)
 
     def ask(self, **options: Any) -> httpx2.Response:
-        """The response to a question with these options."""
+        """Return the response to a question with these options."""
         return self.post({"model": "specfuse", "messages": QUESTION, **options})
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric over these labels; 0 if it is not there."""
+        """Return the sum of a metric over these labels, or 0 if it is missing."""
         families = text_string_to_metric_families(self.get("/metrics").text)
-        samples = [one for family in families for one in family.samples]
+        samples = [sample for family in families for sample in family.samples]
         return sum(
-            one.value
-            for one in samples
-            if one.name == name and labels.items() <= one.labels.items()
+            sample.value
+            for sample in samples
+            if sample.name == name and labels.items() <= sample.labels.items()
         )
 
     def counted(self, name: str, value: float, **labels: str) -> bool:
-        """Whether a metric reaches a value: answers are counted just after their last byte."""
+        """Wait until a metric reaches a value: answers are counted just after their last byte."""
         return until(lambda: self.metric(name, **labels) == value)
 
     def idle(self) -> bool:
-        """Whether all answers end, and all members forget them."""
+        """Wait until all answers have ended and all members have forgotten them."""
         flying = ("specfuse_answers_in_flight", "specfuse_answers_waiting")
-        members = [one for one in self.llm.members if isinstance(one, ScriptedMember)]
+        members = [
+            scripted for scripted in self.llm.members if isinstance(scripted, ScriptedMember)
+        ]
         forgotten = until(lambda: not any(member.open_queries for member in members))
         return forgotten and all(self.counted(name, 0) for name in flying)
 
 
 @contextmanager
 def serving() -> Iterator[Callable[..., Endpoint]]:
-    """What starts endpoints; all are stopped in the end."""
+    """Return a function that starts an endpoint; all endpoints are stopped at the end."""
     with ExitStack() as closing:
 
         def start(
@@ -109,10 +112,10 @@ def serving() -> Iterator[Callable[..., Endpoint]]:
             thread.start()
             closing.callback(thread.join, 30)
             closing.callback(setattr, server, "should_exit", True)
-            made = Endpoint(llm, f"http://127.0.0.1:{listener.getsockname()[1]}", closing)
+            endpoint = Endpoint(llm, f"http://127.0.0.1:{listener.getsockname()[1]}", closing)
             assert until(lambda: server.started)
-            assert not ready or until(lambda: made.get("/ready").status_code == 200)
-            return made
+            assert not ready or until(lambda: endpoint.get("/ready").status_code == 200)
+            return endpoint
 
         yield start
 
@@ -124,6 +127,6 @@ def serve() -> Iterator[Callable[..., Endpoint]]:
 
 
 def events(response: httpx2.Response) -> list[Any]:
-    """The events of a stream: each one's data as JSON, and the mark of its end as it is."""
+    """Return the events of a stream: the JSON of each, and the final mark unchanged."""
     data = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    return [one if one == "[DONE]" else json.loads(one) for one in data]
+    return [event if event == "[DONE]" else json.loads(event) for event in data]

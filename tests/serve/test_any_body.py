@@ -1,7 +1,6 @@
-"""Whatever is sent: an answer in OpenAI's form or an error in OpenAI's form, and the next request
-is answered.
+"""Any request gets an answer or an error in OpenAI's form, and the next request is answered.
 
-OpenAI's own client says what is well-formed.
+OpenAI's own client decides what is well-formed.
 """
 
 from __future__ import annotations
@@ -68,9 +67,11 @@ def text_of(content: Any) -> str:
 
 
 @given(conversations)
-def test_members_read_what_langchains_own_conversion_gives(given):
-    assert read(given) == turns_of(
-        convert_to_messages([{**one, "content": text_of(one["content"])} for one in given])
+def test_members_read_what_langchains_own_conversion_gives(conversation):
+    assert read(conversation) == turns_of(
+        convert_to_messages(
+            [{**message, "content": text_of(message["content"])} for message in conversation]
+        )
     )
 
 
@@ -128,7 +129,7 @@ anything = st.recursive(
 
 @st.composite
 def bodies(draw: Any) -> dict[str, Any]:
-    """A request that may well be answered, or one with something exchanged, added or left out."""
+    """Draw a request that is probably valid, or one with something replaced, added or removed."""
     names = draw(st.lists(st.sampled_from(sorted(RIGHT)), max_size=4, unique=True))
     if "tool_choice" in names or "parallel_tool_calls" in names:
         names.append("tools")
@@ -149,7 +150,7 @@ def bodies(draw: Any) -> dict[str, Any]:
 
 
 def poster(endpoint: Endpoint) -> Callable[[Any], httpx2.Response]:
-    """Sends bodies over one connection."""
+    """Send bodies over one connection."""
     client, headers = endpoint.http(), {"content-type": "application/json"}
     return lambda body: client.post(
         endpoint.url + PATH, content=json.dumps(body).encode(), headers=headers
@@ -158,7 +159,7 @@ def poster(endpoint: Endpoint) -> Callable[[Any], httpx2.Response]:
 
 @pytest.fixture(scope="module")
 def post():
-    """To an endpoint that must be as good as new after all tests."""
+    """Post to an endpoint that must work as before after all tests."""
     members = [ScriptedMember(BLUE, name="a"), ScriptedMember(BLUE.upper(), name="b")]
     with serving() as start:
         endpoint = start(
@@ -170,7 +171,8 @@ def post():
 
 
 def well_formed(response: httpx2.Response) -> str | None:
-    """The text and calls of an answer in OpenAI's form; None for an error in OpenAI's form."""
+    """Return the text and calls of an answer in OpenAI's form, or None for an error in OpenAI's
+    form."""
     if response.status_code != 200:
         assert 400 <= response.status_code < 500, response.text
         assert response.headers["content-type"] == "application/json"
@@ -188,18 +190,17 @@ def well_formed(response: httpx2.Response) -> str | None:
         *data, last = events(response)
         assert last == "[DONE]" and "error" not in data[-1]
         choices = [
-            one
+            choice
             for event in data
-            for one in ChatCompletionChunk.model_validate(event, strict=True).choices
+            for choice in ChatCompletionChunk.model_validate(event, strict=True).choices
         ]
-        assert (
-            len([one for one in choices if one.finish_reason]) == 1
-            and choices[0].delta.role == "assistant"
-        )
-        parts = [one.delta for one in choices]
-    called = [call.function for part in parts for call in part.tool_calls or ()]
+        assert len([choice for choice in choices if choice.finish_reason]) == 1
+        assert choices[0].delta.role == "assistant"
+        parts = [choice.delta for choice in choices]
     text = "".join(part.content or "" for part in parts)
-    return text + "".join(f"{one.name or ''}{one.arguments or ''}" for one in called)
+    functions = [call.function for part in parts for call in part.tool_calls or ()]
+    calls = [f"{function.name or ''}{function.arguments or ''}" for function in functions]
+    return text + "".join(calls)
 
 
 quick = settings(
@@ -239,7 +240,7 @@ def test_any_text_comes_back_unchanged_streamed_or_whole(echo: Any, text: str) -
 
 @pytest.fixture(scope="module")
 def echo():
-    """An endpoint that repeats the question."""
+    """Start an endpoint that repeats the question."""
     with serving() as start:
         llm = ensemble(lambda query: query.turns[-1].text, max_tokens=1000, segment_tokens=16)
         yield poster(start(llm))

@@ -1,4 +1,4 @@
-"""OpenAI's client and LangChain's, pointed at the endpoint, get what the chat model says."""
+"""OpenAI's client and LangChain's read from the endpoint what the chat model answers."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_an_answer_is_the_chat_models_whole_and_streamed(serve):
     endpoint = serve(model="our/own")
     client = endpoint.client()
     answer = ask(client, model="our/own")
-    own = endpoint.llm.invoke("Why is the sky blue?")
-    assert answer.choices[0].message.content == own.text == BLUE
+    expected = endpoint.llm.invoke("Why is the sky blue?")
+    assert answer.choices[0].message.content == expected.text == BLUE
     assert answer.choices[0].finish_reason == "stop" and answer._request_id == answer.id
-    assert answer.usage.completion_tokens == own.usage_metadata["output_tokens"]
-    assert answer.usage.prompt_tokens == own.usage_metadata["input_tokens"]
+    assert answer.usage.completion_tokens == expected.usage_metadata["output_tokens"]
+    assert answer.usage.prompt_tokens == expected.usage_metadata["input_tokens"]
     segments = [chunk.text for chunk in endpoint.llm.stream("Why is the sky blue?") if chunk.text]
     *chunks, last = list(ask(client, model="our/own", stream=True))
     assert [chunk.choices[0].delta.content for chunk in chunks] == segments and len(segments) > 2
@@ -77,7 +77,7 @@ def test_an_answer_is_the_chat_models_whole_and_streamed(serve):
     )
     *_, usage = ask(client, model="our/own", stream=True, stream_options={"include_usage": True})
     assert usage.choices == [] and usage.usage.total_tokens == answer.usage.total_tokens
-    assert [one.id for one in client.models.list()] == ["our/own"]
+    assert [model.id for model in client.models.list()] == ["our/own"]
     assert client.models.retrieve("our/own").owned_by == "langchain-specfuse"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
@@ -100,7 +100,7 @@ def test_options_reach_the_chat_model(serve):
 
 
 def test_a_clients_schema_beyond_grammars_is_accepted_and_not_checked(serve):
-    """A stranger's schema can be made so that a check never ends."""
+    """A client could write a schema whose check never ends."""
     double: dict = {"$ref": "#/$defs/d0"}
     pairs = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     parameters = {
@@ -111,8 +111,8 @@ def test_a_clients_schema_beyond_grammars_is_accepted_and_not_checked(serve):
     tool = {"type": "function", "function": {"name": "tag", "parameters": parameters}}
     call = ScriptedMember.call("tag", tags=["a", "a"], n=1)
     answer = ask(serve(ensemble(call, call)).client(), tools=[tool]).choices[0]
-    (made,) = answer.message.tool_calls
-    assert json.loads(made.function.arguments) == {"tags": ["a", "a"], "n": 1}
+    (tool_call,) = answer.message.tool_calls
+    assert json.loads(tool_call.function.arguments) == {"tags": ["a", "a"], "n": 1}
     strict = {"type": "function", "function": {**tool["function"], "strict": True}}
     with pytest.raises(openai.BadRequestError, match="not supported"):
         ask(serve(ensemble(call, call)).client(), tools=[strict])
@@ -130,12 +130,12 @@ def test_a_call_in_a_fence_is_a_call_unless_the_client_wants_strict_ones(serve):
 def test_log_probabilities_come_in_openais_shape(serve):
     client = serve().client()
     choice = ask(client, logprobs=True, top_logprobs=0).choices[0]
-    assert "".join(one.token for one in choice.logprobs.content) == BLUE
-    assert all(one.logprob < 0 and one.top_logprobs == [] for one in choice.logprobs.content)
+    assert "".join(entry.token for entry in choice.logprobs.content) == BLUE
+    assert all(entry.logprob < 0 and entry.top_logprobs == [] for entry in choice.logprobs.content)
     chunks = list(ask(client, logprobs=True, stream=True))
     listed = [chunk.choices[0].logprobs for chunk in chunks]
-    entries = [one for found in listed if found for one in found.content]
-    assert "".join(one.token for one in entries) == BLUE
+    entries = [entry for logprobs in listed if logprobs for entry in logprobs.content]
+    assert "".join(entry.token for entry in entries) == BLUE
     assert ask(client).choices[0].logprobs is None
     with pytest.raises(openai.BadRequestError, match="top_logprobs is not supported"):
         ask(client, logprobs=True, top_logprobs=2)

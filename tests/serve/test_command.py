@@ -1,5 +1,4 @@
-"""``langchain-specfuse serve`` as a process: where it listens, when it is ready, and how it
-stops."""
+"""``langchain-specfuse serve`` as a process: where it listens, when it is ready, how it stops."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ cli.command()
 
 
 class Served:
-    """The command, running."""
+    """The command as a running process."""
 
     def __init__(self, *argv: str, kind: str, **environment: str) -> None:
         command = [
@@ -71,7 +70,7 @@ class Served:
                 self.printed += line
 
     def ready(self) -> str:
-        """The address, once it says that it is ready."""
+        """Wait for the line that says it is ready; return its address."""
         assert until(lambda: "ready: " in self.printed, 60), self.printed
         return re.search(r"ready: (\S+)", self.printed)[1]
 

@@ -1,5 +1,5 @@
-"""Many requests at once: each gets the answer it would get alone; those beyond the bounds are
-refused at once."""
+"""Many requests at once: each gets the answer that it gets alone; excess requests are refused at
+once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .conftest import BLUE, PATH, QUESTION, ensemble
 
 
 async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_answered(serve):
-    """The refusals come while every answer under way still waits for its first draft."""
+    """They are refused while every accepted answer still waits for its first draft."""
     gated = GatedMember(BLUE, first=0)
     endpoint = serve(ensemble(gated, max_concurrency=2), limits=Limits(max_waiting=3))
     body = {"model": "specfuse", "messages": QUESTION}
@@ -31,10 +31,17 @@ async def test_requests_beyond_the_bounds_are_refused_at_once_and_the_others_ans
         assert endpoint.metric("specfuse_answers_in_flight") == 2
         assert endpoint.metric("specfuse_answers_waiting") == 3
         gated.gate.set()
-        answered = [one for one in await asyncio.gather(*asked) if one not in refused]
-    assert [one.json()["choices"][0]["message"]["content"] for one in answered] == [BLUE] * 5
-    assert {one.json()["error"]["code"] for one in refused} == {"rate_limit_exceeded"}
-    assert all(one.status_code == 429 and int(one.headers["retry-after"]) >= 1 for one in refused)
+        answered = [
+            response for response in await asyncio.gather(*asked) if response not in refused
+        ]
+    assert [response.json()["choices"][0]["message"]["content"] for response in answered] == [
+        BLUE
+    ] * 5
+    assert {response.json()["error"]["code"] for response in refused} == {"rate_limit_exceeded"}
+    assert all(
+        response.status_code == 429 and int(response.headers["retry-after"]) >= 1
+        for response in refused
+    )
     assert endpoint.counted("specfuse_refused_total", 7, code="rate_limit_exceeded")
     assert endpoint.counted("specfuse_answers_total", 5)
 

@@ -1,4 +1,4 @@
-"""A client that leaves, or does not read, takes its answer along: the members forget it."""
+"""If a client leaves or does not read, its answer is cancelled and the members forget it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HEAD = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".
 
 
 class Paced(ScriptedMember):
-    """Drafts when it is told to, and counts how often it has begun."""
+    """Drafts when the test allows it, and counts how often a draft has begun."""
 
-    def __init__(self, *given, **options):
-        super().__init__(*given, **options)
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
         self.turns = threading.Semaphore(0)
         self.begun = 0
 
@@ -41,7 +41,7 @@ def paced(serve):
 
 
 def sent(endpoint, **options):
-    """A connection on which a question has been sent, and nothing read."""
+    """Send a question over a new connection and read nothing."""
     content = json.dumps({"model": "specfuse", "messages": QUESTION, **options}).encode()
     connection = socket.create_connection(endpoint.address, timeout=30)
     connection.sendall(HEAD + f"content-length: {len(content)}\r\n\r\n".encode() + content)
@@ -83,7 +83,7 @@ def test_disconnecting_cancels_an_answer_that_waits_or_is_not_streamed(paced):
 
 
 class Flood(ScriptedMember):
-    """Writes far more than fits between two sockets."""
+    """Writes far more than the buffers between two sockets hold."""
 
     def draft(self, jobs):
         self.draft_calls += 1

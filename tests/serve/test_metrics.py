@@ -1,4 +1,4 @@
-"""The metrics are those of the answers, in Prometheus's format."""
+"""The metrics describe the answers, in Prometheus's format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from langchain_specfuse import SpecFuseCallbackHandler
 def test_rounds_segments_weights_and_tokens_are_those_of_the_chat_models_events(serve):
     endpoint = serve()
     rounds = []
-    own = endpoint.llm.invoke(
+    expected = endpoint.llm.invoke(
         "Why?", {"callbacks": [SpecFuseCallbackHandler(on_round=rounds.append)]}
     )
     for stream in (True, False):
@@ -24,7 +24,7 @@ def test_rounds_segments_weights_and_tokens_are_those_of_the_chat_models_events(
     assert endpoint.metric("specfuse_weight_sum") == pytest.approx(2)
     assert (
         endpoint.metric("specfuse_tokens_total", kind="answer")
-        == 2 * own.usage_metadata["output_tokens"]
+        == 2 * expected.usage_metadata["output_tokens"]
     )
     assert endpoint.metric("specfuse_tokens_total", kind="prompt") > 0
 

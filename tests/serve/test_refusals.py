@@ -1,5 +1,5 @@
-"""What is wrong, too much or harmful is refused with a reason, costs other requests nothing, and is
-in no log."""
+"""Invalid, excessive and harmful requests are refused with a reason; they cost other requests
+nothing and appear in no log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shared():
 
 @pytest.fixture
 def endpoint(shared):
-    """An endpoint that must be as good as new after each test."""
+    """Return an endpoint that must work as before after each test."""
     yield shared
     assert shared.ask().json()["choices"][0]["message"]["content"] == BLUE
     assert shared.idle()
@@ -79,7 +79,7 @@ def test_a_schema_of_any_depth_is_compiled_or_refused(endpoint):
 
 
 def test_a_body_that_is_too_large_is_not_read_to_its_end(endpoint, monkeypatch):
-    """Some of it fits between two sockets; 640 MB do not."""
+    """The buffers between two sockets hold some of it, but not 640 MB."""
     wrong(endpoint.post(b" " * 20_001), 413, "body_too_large")
     sent = []
 
@@ -101,7 +101,7 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(endpoint, monkeypatch):
 
 
 def test_other_content_types_paths_and_methods_are_refused_in_the_same_form(endpoint):
-    """A web page may send text to another site without asking, but not JSON."""
+    """A web page can send text to another site without permission, but not JSON."""
     wrong(endpoint.post(GOOD, content_type="text/plain"), 415, "unsupported_media_type")
     assert endpoint.post(GOOD, content_type="Application/JSON; charset=utf-8").status_code == 200
     assert f"-> use POST {PATH}" in wrong(endpoint.get(PATH), 405, "unknown_url")["message"]
@@ -234,8 +234,8 @@ def test_without_a_key_only_probes_are_served_and_unknown_hosts_get_nothing(serv
                 endpoint.get(path, headers={"authorization": f"Bearer {key}".encode()}).status_code
                 == 200
             )
-    for given in ("", "Bearer", "Bearer firs", "Bearer first2", "Basic first", "first"):
-        wrong(endpoint.post(GOOD, authorization=given), 401, "invalid_api_key")
+    for header in ("", "Bearer", "Bearer firs", "Bearer first2", "Basic first", "first"):
+        wrong(endpoint.post(GOOD, authorization=header), 401, "invalid_api_key")
     assert endpoint.post(GOOD, authorization="Bearer first").status_code == 200
     endpoint = serve(hosts=["127.0.0.1", "[::1]"])  # against DNS rebinding
     wrong(endpoint.post(GOOD, host="evil.example:80"), 403, "unknown_host")
@@ -260,7 +260,7 @@ def test_a_key_is_in_no_metric_log_or_trace(serve, caplog):
         metrics = endpoint.get("/metrics", headers={"authorization": f"Bearer {key}"}).text
     assert "specfuse_answers_total" in metrics and BLUE[:20] in langsmith.told
     seen = [metrics, langsmith.told, caplog.text, *(response.text for response in responses)]
-    assert not any("sk-canary" in one for one in seen)
+    assert not any("sk-canary" in text for text in seen)
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ SECRET = "the password is swordfish"
 
 
 class Telling(ScriptedMember):
-    """Raises what it was asked."""
+    """Raises an error that contains its question."""
 
     def draft(self, jobs):
         raise RuntimeError(f"no: {jobs[0].query.turns[-1].text}")

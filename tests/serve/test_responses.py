@@ -1,4 +1,4 @@
-"""What a client receives of a chat model's chunks."""
+"""What a client receives for each chunk of a chat model."""
 
 from __future__ import annotations
 

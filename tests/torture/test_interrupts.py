@@ -1,8 +1,8 @@
-"""Ctrl-C wherever it strikes: the next answer is the same as ever, and nothing is held.
+"""Ctrl-C at any moment leaves the next answer unchanged and leaks nothing.
 
-An interrupt strikes at the n-th entry of a function in the caller's thread: Python looks for
-signals there, so that every n is a place where Ctrl-C can strike. Afterwards the same members
-answer once more, from another thread. Cancelled tasks are in ``engine/test_drive.py``.
+An interrupt arrives at the n-th entry of a function in the caller's thread: Python checks for
+signals there, so every n is a place where Ctrl-C can arrive. Afterwards the same members answer
+once more, from another thread. Cancelled tasks are in ``engine/test_drive.py``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SYNC = {
 
 
 class Case:
-    """Members that no other test uses, and the model over them."""
+    """Members that no other test uses, and the chat model of them."""
 
     def __init__(self):
         self.members = [ScriptedMember(BLUE, name="a"), ScriptedMember(WIDE, name="b")]
         self.llm = SpecFuseChatModel(members=self.members, segment_tokens=4)
 
     def wrong_afterwards(self):
-        """What is not as it was before: the next answer, or what members keep of queries."""
+        """Return what has changed: the next answer, or state that members hold of queries."""
         answers = []
 
         def ask():
@@ -62,7 +62,7 @@ class Case:
 
 
 def strike_all(strikes):
-    """Run every strike on members of its own. Returns how many struck."""
+    """Run every interrupt on members of its own; return how many arrived."""
     struck = 0
     for strike in strikes:
         case = Case()
@@ -75,8 +75,7 @@ def strike_all(strikes):
 
 
 class AtEntry:
-    """Raises KeyboardInterrupt where the n-th function begins, as a signal would that came just
-    then."""
+    """Raises KeyboardInterrupt at the n-th entry of a function, like a signal at that moment."""
 
     def __init__(self, number, way):
         self.number, self.count, self.first_of = number, 0, {}
@@ -114,7 +113,7 @@ def interrupted_at_entry(case, way, number):
 
 
 def entries(way):
-    """All entries of functions in the caller's thread while it asks."""
+    """Count the entries of functions in the caller's thread during one answer."""
     SYNC[way](Case().llm)  # what is done only once in a process does not count
     case, watch = Case(), AtEntry(0, way)
     with watch.watching():
@@ -133,7 +132,8 @@ def test_an_interrupt_at_the_entry_of_any_function_changes_no_later_answer(way, 
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 def test_an_interrupt_while_members_load_changes_no_later_answer(way):
-    """Every single entry around the one where members begin to load, on into the worker."""
+    """This covers every entry around the place where members begin to load, including the
+    worker's."""
     loading = entries(way).first_of[Ensemble.loaded.__code__]
     numbers = range(loading - 60, loading + 60)
     assert strike_all(lambda case, n=n: interrupted_at_entry(case, way, n) for n in numbers) > 100

@@ -43,13 +43,13 @@ broken = st.one_of(
 
 
 def cut(text: str, places: list[int]) -> list[str]:
-    """The text, cut at these places (modulo its length)."""
+    """Return the text, cut at these places (modulo its length)."""
     seams = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     return [text[a:b] for a, b in zip(seams, seams[1:], strict=False)] or [""]
 
 
 def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
-    """(list or object, key) of everything inside a JSON value."""
+    """Return (list or object, key) of everything inside a JSON value."""
     inside = (
         value.items()
         if isinstance(value, dict)
@@ -57,6 +57,6 @@ def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
         if isinstance(value, list)
         else ()
     )
-    for key, one in inside:
+    for key, inner in inside:
         yield value, key
-        yield from places_in(one)
+        yield from places_in(inner)

@@ -193,9 +193,9 @@ def test_a_grammar_that_fails_is_a_failure_of_its_query_alone(broken, monkeypatc
         DraftJob(query, answer, 5, 20, Sampling())
         for query, answer in zip(queries, answers, strict=True)
     ]
-    one, none, other = member.draft(jobs)
+    bound, none, other = member.draft(jobs)
     assert isinstance(none, Failure) and "the grammar broke" in none.message
-    assert isinstance(one, Draft) and isinstance(other, Draft) and one.text and other.text
+    assert isinstance(bound, Draft) and isinstance(other, Draft) and bound.text and other.text
 
 
 def test_an_answer_that_does_not_fit_is_a_failure_and_the_next_job_is_answered():

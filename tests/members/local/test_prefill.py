@@ -36,8 +36,8 @@ def fresh(arch: str = "llama") -> Any:
 
 def long_for(member: Any) -> str:
     """A text of about ``TOKENS`` tokens."""
-    one, two = (member.token_count([Turn("user", SENTENCE * count)]) for count in (1, 2))
-    return SENTENCE * ((TOKENS - one) // (two - one))
+    once, twice = (member.token_count([Turn("user", SENTENCE * count)]) for count in (1, 2))
+    return SENTENCE * ((TOKENS - once) // (twice - once))
 
 
 def draft_job(query: Query) -> DraftJob:
@@ -57,9 +57,9 @@ def in_chunks(member: Any, job: Any, between: Callable[[], Any] = lambda: None) 
     while isinstance(reply, PrefillPending):
         cost += reply.effort
         assert before is None or reply.left < before
-        before, wanted = reply.left, min(reply.left, 1)
-        chunks += wanted
-        (reply,) = getattr(member, work)([replace(job, prefill_chunks=wanted)])
+        before, allowed = reply.left, min(reply.left, 1)
+        chunks += allowed
+        (reply,) = getattr(member, work)([replace(job, prefill_chunks=allowed)])
         between()
     return replace(reply, effort=reply.effort + cost), chunks
 

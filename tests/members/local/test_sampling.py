@@ -1,4 +1,4 @@
-"""Sampling: the same as transformers' own filters, and repeatable whatever else is going on."""
+"""Sampling equals transformers' own filters, and is reproducible whatever else is running."""
 
 import math
 from collections import Counter
@@ -26,7 +26,7 @@ CONTEXT = [1, 2, 3, 2]
 
 
 def reference(row, how):
-    """The distribution from which transformers would sample."""
+    """Return the distribution from which transformers would sample."""
     steps = LogitsProcessorList()
     if how.repetition_penalty:
         steps.append(RepetitionPenaltyLogitsProcessor(how.repetition_penalty))
@@ -54,18 +54,18 @@ FILTERS = [
 
 @pytest.mark.parametrize("how", FILTERS, ids=str)
 def test_filters_are_those_of_transformers(how, monkeypatch):
-    """With an even walk from 0 to 1 instead of noise, counts are the distribution."""
+    """An even grid from 0 to 1 replaces the noise, so counts are the distribution."""
     monkeypatch.setattr(logits, "noise", lambda seed, position: seed / STEPS)
     how = {"temperature": 1.0} | how
     for seed in range(3):
         row = np.random.default_rng(seed).normal(0, 2, SIZE).astype(np.float32)
-        wanted = reference(row, Sampling(**how))
+        expected = reference(row, Sampling(**how))
         counts = Counter(
             sample(row[None], [Sampling(**how, seed=step)], [CONTEXT])[0] for step in range(STEPS)
         )
-        found = torch.tensor([counts[token] / STEPS for token in range(SIZE)])
-        assert (found - wanted).abs().max() <= 1.01 / STEPS
-        assert ((found > 0) == (wanted > 1 / STEPS)).logical_or(wanted < 2 / STEPS).all()
+        frequencies = torch.tensor([counts[token] / STEPS for token in range(SIZE)])
+        assert (frequencies - expected).abs().max() <= 1.01 / STEPS
+        assert ((frequencies > 0) == (expected > 1 / STEPS)).logical_or(expected < 2 / STEPS).all()
 
 
 rows = st.lists(st.floats(-8, 8, width=32), min_size=SIZE, max_size=SIZE).map(
@@ -90,8 +90,8 @@ def test_a_row_does_not_depend_on_the_others(batch, seed):
     ]
     contexts = [list(range(k + 1)) for k in range(len(batch))]
     alone = [
-        sample(row[None], [one], [ids])[0]
-        for row, one, ids in zip(batch, how, contexts, strict=True)
+        sample(row[None], [sampling], [ids])[0]
+        for row, sampling, ids in zip(batch, how, contexts, strict=True)
     ]
     assert sample(np.stack(batch), how, contexts) == alone
 
@@ -108,11 +108,11 @@ def test_noise_depends_on_seed_and_position_and_on_no_global_state():
 
 @given(rows, st.sets(st.integers(0, SIZE - 1), min_size=1))
 def test_the_probability_of_an_end_is_the_sum_over_its_tokens(row, stops):
-    (found,) = end_logprobs(row[None], sorted(stops))
-    assert math.exp(found) == pytest.approx(
+    (logprob,) = end_logprobs(row[None], sorted(stops))
+    assert math.exp(logprob) == pytest.approx(
         float(torch.tensor(row).softmax(-1)[sorted(stops)].sum()), abs=1e-5
     )
-    assert found <= 0 and end_logprobs(row[None], []) == [-math.inf]
+    assert logprob <= 0 and end_logprobs(row[None], []) == [-math.inf]
 
 
 @given(rows, st.integers(0, SIZE - 1))

@@ -1,7 +1,6 @@
-"""Whatever a server replies becomes a draft of what it sent, scores, or a failure; the answer goes
-on without it.
+"""Any reply of a server becomes a draft, scores or a failure, and the answer goes on.
 
-Replies of four fake engines, with something in them replaced, added or left out.
+The replies of four fake engines are changed: values are replaced, added or removed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ values = st.sampled_from(HURTING) | broken | st.lists(st.sampled_from(HURTING), 
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of one place of a reply."""
+    """A change of one value in a reply."""
 
     place: int
     how: str
@@ -71,7 +70,7 @@ changes = st.builds(
 
 @dataclass
 class Faulty:
-    """A server whose replies are changed, and all that it has sent."""
+    """A server whose replies are changed; it records everything that it sent."""
 
     server: FakeServer
     member: ServerMember
@@ -82,7 +81,7 @@ class Faulty:
         self.server.fault = self.fault
 
     def fault(self, path: str, before: int) -> Any:
-        """Drafts and scores are changed; what the server says of its models and tokens is not."""
+        """Change drafts and scores, but not what the server reports about its models and tokens."""
         return self._changed if path.endswith(("completions", "/generate", "/completion")) else None
 
     def _changed(self, reply: Any) -> Any:
@@ -120,18 +119,18 @@ fewer = settings(
 
 def leaves(reply: Any) -> Iterator[Any]:
     if isinstance(reply, dict | list):
-        for one in reply.values() if isinstance(reply, dict) else reply:
-            yield from leaves(one)
+        for inner in reply.values() if isinstance(reply, dict) else reply:
+            yield from leaves(inner)
     else:
         yield reply
 
 
 def tokens_in(reply: Any) -> set[int]:
-    """Every number in it that could be a token."""
+    """Return every number in the reply that could be a token."""
     named = [
-        str(one).removeprefix("token_id:") for one in leaves(reply) if not isinstance(one, bool)
+        str(leaf).removeprefix("token_id:") for leaf in leaves(reply) if not isinstance(leaf, bool)
     ]
-    return {int(one) for one in named if one.lstrip("-").isdecimal()}
+    return {int(text) for text in named if text.lstrip("-").isdecimal()}
 
 
 @fewer
@@ -155,12 +154,12 @@ def test_a_draft_is_what_the_server_sent_or_a_failure(
     assert isinstance(reply, Draft) and len(reply.tokens) <= 12
     reply.text.encode()
     assert set(reply.tokens) <= tokens_in(faulty.sent) and all(
-        type(one) is int for one in reply.tokens
+        type(token) is int for token in reply.tokens
     )
     assert reply.logprobs is None or len(reply.logprobs) == len(reply.tokens) + reply.ended
     json.dumps([reply.effort.read, reply.effort.reused], allow_nan=False)
     assert reply.effort.reused >= 0 and all(
-        isinstance(one, int) for one in (reply.effort.read, reply.effort.reused)
+        isinstance(count, int) for count in (reply.effort.read, reply.effort.reused)
     )
 
 
@@ -177,4 +176,6 @@ def test_scores_are_numbers_for_every_candidate_or_a_failure(
         assert reply.kind in KINDS and reply.message
     else:
         assert isinstance(reply, Scored) and len(reply.logprobs) == 2
-        assert all(isinstance(one, float) and one <= 0 for row in reply.logprobs for one in row)
+        assert all(
+            isinstance(score, float) and score <= 0 for row in reply.logprobs for score in row
+        )

@@ -1,5 +1,4 @@
-"""An address at which a server only chats, such as Ollama's or LM Studio's, is a member as any
-other."""
+"""Servers that only chat, such as Ollama's or LM Studio's, are members by their address."""
 
 from __future__ import annotations
 
@@ -25,19 +24,20 @@ KINDS = {"ollama": "llama3.2", "lm studio": "my-model", "sglang": "my-model"}
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    made: list[FakeChatServer] = []
+    servers: list[FakeChatServer] = []
 
     def make(kind: str, **options: Any) -> FakeChatServer:
-        made.append(FakeChatServer(kind, talker(), **options))
-        return made[-1]
+        servers.append(FakeChatServer(kind, talker(), **options))
+        return servers[-1]
 
     yield make
-    for server in made:
+    for server in servers:
         server.stop()
 
 
 class Voteless(ServerMember):
-    """A ballot is no log-probability: what the contract asks of scores does not apply."""
+    """Reports that it cannot score, because the contract's rules for scores do not apply to
+    ballots."""
 
     def probe(self) -> Probe:
         return replace(super().probe(), scores=False)
@@ -46,15 +46,15 @@ class Voteless(ServerMember):
 class TestContract(MemberContract):
     @pytest.fixture
     def make_member(self, serve: Serve) -> Iterator[Callable[[], ServerMember]]:
-        server, made = serve("ollama"), list[ServerMember]()
+        server, members = serve("ollama"), list[ServerMember]()
 
         def make() -> ServerMember:
-            made.append(Voteless(server.url, "llama3.2"))
-            return made[-1]
+            members.append(Voteless(server.url, "llama3.2"))
+            return members[-1]
 
         yield make
-        for one in made:
-            one.unload()
+        for member in members:
+            member.unload()
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_unsupported_arguments_are_refused(
 
 
 def test_a_server_that_lists_no_models_is_refused_with_advice(serve: Serve) -> None:
-    with pytest.raises(MemberError, match="of no known kind, and lists no models") as found:
+    with pytest.raises(MemberError, match="of no known kind, and lists no models") as error:
         ServerMember(serve("lm studio", models=False).url, "my-model").probe()
-    assert "ChatOpenAI(base_url=..., model=...)" in found.value.__notes__[0]
+    assert "ChatOpenAI(base_url=..., model=...)" in error.value.__notes__[0]
     assert (
         "ChatOllama" in ServerMember(serve("ollama", models=False).url, "llama3.2").probe().detail
     )
@@ -161,6 +161,6 @@ def test_the_package_that_is_missing_is_named(
     serve: Serve, kind: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package.replace("-", "_"), None)
-    with pytest.raises(UsageError, match=f"it needs {package}") as found:
+    with pytest.raises(UsageError, match=f"it needs {package}") as error:
         ServerMember(serve(kind).url, KINDS[kind]).probe()
-    assert found.value.__notes__ == [f"-> pip install {package}"]
+    assert error.value.__notes__ == [f"-> pip install {package}"]

@@ -1,5 +1,4 @@
-"""A member on a fake server drafts and scores what the same weights draft and score in this
-process; how it asks."""
+"""A member on a fake server drafts and scores like the same weights in this process."""
 
 from __future__ import annotations
 
@@ -31,21 +30,22 @@ ENGINES = ("vllm", "llama.cpp")
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """A fake server and a member on it. ``lends``: the server's own tokenizer is used."""
-    made: list[tuple[FakeServer, ServerMember]] = []
+    """Return a function that starts a fake server and a member on it; ``lends`` makes the member
+    use the server's tokenizer."""
+    running: list[tuple[FakeServer, ServerMember]] = []
 
     def make(
         engine: str = "vllm", arch: str = "llama", seed: int = 1, lends: bool = False, **kwargs: Any
     ) -> tuple[FakeServer, ServerMember]:
         model, tokenizer = tiny.cached(arch, seed, **kwargs.pop("made_with", {}))
         server = FakeServer(engine, model, tokenizer)
-        made.append(
+        running.append(
             (server, ServerMember(server.url, tokenizer=None if lends else tokenizer, **kwargs))
         )
-        return made[-1]
+        return running[-1]
 
     yield make
-    for server, member in made:
+    for server, member in running:
         member.unload()
         server.stop()
 
@@ -55,7 +55,7 @@ def draft_job() -> DraftJob:
 
 
 def first_prompt(server: FakeServer, member: ServerMember, job: DraftJob) -> list[int]:
-    """The token ids of the first request for this draft."""
+    """Return the token ids of the first request for this draft."""
     member.probe()
     server.asked.clear()
     drafted(member, job)
@@ -83,23 +83,28 @@ def test_same_answer_on_a_server_and_in_this_process(
     for size in (3, 10):
         settings = Settings(segment_tokens=size, max_tokens=30)
         there, expected = (
-            tiny.answered([one], tiny.query(id="q"), settings) for one in (served, here)
+            tiny.answered([member], tiny.query(id="q"), settings) for member in (served, here)
         )
         assert tiny.text_of(there) == tiny.text_of(expected)
         assert tiny.tokens_of(there, "m") == tiny.tokens_of(expected, "m")
-        for one, other in zip(there, expected, strict=True):
-            assert tiny.difference(one.drafts["m"], other.drafts["m"]) < 1e-4
+        for actual, other in zip(there, expected, strict=True):
+            assert tiny.difference(actual.drafts["m"], other.drafts["m"]) < 1e-4
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt2"])
 def test_same_scores_on_a_server_and_in_this_process(serve: Serve, arch: str) -> None:
-    """Own segments, others' text, ends by token and (gpt2, which has no chat template) by text."""
+    """This covers own segments, others' text, ends by token, and ends by text (gpt2 has no chat
+    template)."""
     _, served = serve("vllm", arch, name="m")
     here = tiny.member(arch, 1, name="m")
-    own = drafted(here, draft_job())
-    answer = (Segment(own.text, False, {"m": own.tokens}), Segment(" The sky is"))
+    draft = drafted(here, draft_job())
+    answer = (Segment(draft.text, False, {"m": draft.tokens}), Segment(" The sky is"))
     texts = ((" blue because", False), ("", True), (" 天空 and\n\n- one", True), ("\nx", False))
-    job = ScoreJob(tiny.query(id="q"), answer, tuple(Candidate(*one, ("x",)) for one in texts))
+    job = ScoreJob(
+        tiny.query(id="q"),
+        answer,
+        tuple(Candidate(*text_and_end, ("x",)) for text_and_end in texts),
+    )
     assert tiny.difference(tiny.reply_of(served, job), tiny.reply_of(here, job)) < 1e-4
 
 
@@ -123,15 +128,20 @@ def test_completions_that_echo_give_the_numbers_of_the_same_weights_in_this_proc
     served = ServerMember(server.url, tokenizer=smollm2[1], name="m")
     assert served.probe().scores
     there, expected = (
-        tiny.answered([one], tiny.query(id="q"), Settings(max_tokens=16)) for one in (served, here)
+        tiny.answered([member], tiny.query(id="q"), Settings(max_tokens=16))
+        for member in (served, here)
     )
     assert tiny.tokens_of(there, "m") == tiny.tokens_of(expected, "m")
-    for one, two in zip(there, expected, strict=True):
-        assert tiny.difference(one.drafts["m"], two.drafts["m"]) < 1e-3
-    own = expected[0].drafts["m"]
-    answer = (Segment(own.text, False, {"m": own.tokens}), Segment(" The sky is"))
+    for actual, reference in zip(there, expected, strict=True):
+        assert tiny.difference(actual.drafts["m"], reference.drafts["m"]) < 1e-3
+    draft = expected[0].drafts["m"]
+    answer = (Segment(draft.text, False, {"m": draft.tokens}), Segment(" The sky is"))
     texts = ((" blue because", False), ("", True), (" 天空 and\n\n- one", True))
-    job = ScoreJob(tiny.query(id="q"), answer, tuple(Candidate(*one, ("x",)) for one in texts))
+    job = ScoreJob(
+        tiny.query(id="q"),
+        answer,
+        tuple(Candidate(*text_and_end, ("x",)) for text_and_end in texts),
+    )
     server.asked.clear()
     assert tiny.difference(tiny.reply_of(served, job), tiny.reply_of(here, job)) < 1e-3
     assert form == "text" or len(server.asked) == 1
@@ -140,14 +150,17 @@ def test_completions_that_echo_give_the_numbers_of_the_same_weights_in_this_proc
 
 
 def test_llama_cpp_scores_incomplete_characters(serve: Serve) -> None:
-    """Its grammar breaks at them, and no number is reported: they are scored token by token."""
+    """llama.cpp's grammar fails at them and reports no number, so they are scored token by
+    token."""
     made_with = {"chat_template": INST_END, "tokenizer": "pieces-bare"}
     server, served = serve("llama.cpp", made_with=made_with, name="m")
     here = tiny.member("llama", 1, made_with=made_with, name="m")
     server.eos = server.eos[:1]  # one token ends a turn, here as there
     texts = ((" 🎉 天鵡", False), ("Ω鵡", True))
     job = ScoreJob(
-        tiny.query(id="q"), (Segment("The sky"),), tuple(Candidate(*one, ("x",)) for one in texts)
+        tiny.query(id="q"),
+        (Segment("The sky"),),
+        tuple(Candidate(*text_and_end, ("x",)) for text_and_end in texts),
     )
     assert tiny.difference(tiny.reply_of(served, job), tiny.reply_of(here, job)) < 1e-4
     assert any("logit_bias" in body for _, body in server.asked if body)
@@ -155,11 +168,11 @@ def test_llama_cpp_scores_incomplete_characters(serve: Serve) -> None:
 
 @pytest.mark.parametrize("template", [INST_END, "<s>" + INST_END, "plain"])
 def test_a_prompt_has_one_beginning_token(serve: Serve, template: str) -> None:
-    """llama.cpp may remove the BOS token from what its template writes, for it adds it itself."""
+    """llama.cpp adds the BOS token itself and may remove it from the rendered template."""
     made_with = {"chat_template": INST_END if template == "plain" else template}
-    own = "plain" if template == "plain" else None
+    chat_template = "plain" if template == "plain" else None
     server, served = serve(
-        "llama.cpp", "llama", 2, True, made_with=made_with, name="m", chat_template=own
+        "llama.cpp", "llama", 2, True, made_with=made_with, name="m", chat_template=chat_template
     )
     server.begins = True
     prompt = first_prompt(server, served, draft_job())
@@ -182,7 +195,7 @@ def test_a_prompt_has_one_beginning_token(serve: Serve, template: str) -> None:
 def test_an_engine_that_ignores_unknown_fields_is_detected(
     serve: Serve, engine: str, field: str, scores: str
 ) -> None:
-    """As older versions do. A member that cannot score is draft-only."""
+    """Older versions ignore them. A member that cannot score only drafts."""
     server, member = serve(engine)
     server.without = {field}
     probe = member.probe()
@@ -194,7 +207,7 @@ def test_an_engine_that_ignores_unknown_fields_is_detected(
 
 
 def test_shifted_scores_are_detected(serve: Serve) -> None:
-    """As llama-cpp-python reports them: each token with the number of the one before."""
+    """llama-cpp-python reports each token with the number of the token before."""
     server, member = serve("vllm")
     server.without = {"logprob_token_ids"}
 
@@ -276,8 +289,8 @@ def test_an_answer_under_a_schema_is_complete_whichever_member_writes(serve: Ser
 
 
 def test_a_server_is_named_by_its_address_and_model() -> None:
-    one, other = (ServerMember("http://h:8000/v1", "m", name=name) for name in "ab")
-    assert one.device != other.device  # they do not take turns: the server makes a batch
+    first, second = (ServerMember("http://h:8000/v1", "m", name=name) for name in "ab")
+    assert first.device != second.device  # they do not take turns: the server makes a batch
     names = names_of(
         ["http://h:8000/v1#Qwen/Qwen3-8B", "https://h/v1", "http://h:8000/v1#Qwen/Qwen3-8B"]
     )
@@ -321,17 +334,18 @@ def test_a_server_with_another_model_is_reported_with_the_models_it_serves(serve
 
 
 def bytes_of(root: Any) -> int:
-    """The text and the numbers that can be reached from an object, without modules and classes."""
+    """Return the bytes of text and numbers that are reachable from an object, without modules and
+    classes."""
     seen: set[int] = set()
-    todo, held = [root], 0
+    todo, size = [root], 0
     while todo:
-        one = todo.pop()
-        if id(one) in seen or isinstance(one, type | ModuleType | threading.Thread):
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type | ModuleType | threading.Thread):
             continue
-        seen.add(id(one))
-        held += sys.getsizeof(one) if isinstance(one, str | bytes | int | tuple | list) else 0
-        todo += one.__closure__ or () if isinstance(one, FunctionType) else gc.get_referents(one)
-    return held
+        seen.add(id(item))
+        size += sys.getsizeof(item) if isinstance(item, str | bytes | int | tuple | list) else 0
+        todo += item.__closure__ or () if isinstance(item, FunctionType) else gc.get_referents(item)
+    return size
 
 
 def test_finished_queries_leave_almost_nothing_in_memory(serve: Serve) -> None:

@@ -1,4 +1,4 @@
-"""The contract of members, on fake servers of each engine."""
+"""The members' contract on fake servers of each engine."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Served(MemberContract):
             self.arch, self.seed, **({"tokenizer": self.tokenizer} if self.tokenizer else {})
         )
         server = FakeServer(self.engine, model, tokenizer)
-        own = None if self.lends else tokenizer
-        made: list[ServerMember] = []
+        lent = None if self.lends else tokenizer
+        members: list[ServerMember] = []
 
         def make() -> ServerMember:
-            made.append(ServerMember(server.url, "tiny", tokenizer=own))
-            return made[-1]
+            members.append(ServerMember(server.url, "tiny", tokenizer=lent))
+            return members[-1]
 
         yield make
-        for one in made:
-            one.unload()
+        for member in members:
+            member.unload()
         server.stop()
 
 

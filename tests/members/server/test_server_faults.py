@@ -1,5 +1,4 @@
-"""Servers fail in many ways. The member leaves or recovers, the answer goes on, nothing is streamed
-twice."""
+"""If a server fails, the member leaves or recovers, the answer goes on, and no text is repeated."""
 
 from __future__ import annotations
 
@@ -44,24 +43,24 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    made = FakeServer("vllm", *tiny.cached("llama", 2, **MADE_WITH))
-    yield made
-    made.stop()
+    fake = FakeServer("vllm", *tiny.cached("llama", 2, **MADE_WITH))
+    yield fake
+    fake.stop()
 
 
 @pytest.fixture
 def member_on() -> Iterator[Callable[..., ServerMember]]:
-    """Makes probed members, which are unloaded after the test."""
-    made: list[ServerMember] = []
+    """Return a function that creates probed members; they are unloaded after the test."""
+    members: list[ServerMember] = []
 
     def make(server: FakeServer, **kwargs: Any) -> ServerMember:
-        made.append(ServerMember(server.url, "tiny", **({"name": "served"} | kwargs)))
-        made[-1].probe()
-        return made[-1]
+        members.append(ServerMember(server.url, "tiny", **({"name": "served"} | kwargs)))
+        members[-1].probe()
+        return members[-1]
 
     yield make
-    for one in made:
-        one.unload()
+    for member in members:
+        member.unload()
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def served(server: FakeServer, member_on: Callable[..., ServerMember]) -> Server
 
 @pytest.fixture
 def llm(served: ServerMember) -> SpecFuseChatModel:
-    """With a member in this process that the server's faults must not disturb."""
+    """Return a chat model with a local member that the server's faults must not disturb."""
     here = tiny.member("llama", 1, name="here")
     return SpecFuseChatModel(
         members=[served, here], segment_tokens=4, max_tokens=24, method=Method(exit="never")
@@ -79,7 +78,7 @@ def llm(served: ServerMember) -> SpecFuseChatModel:
 
 
 def asked(llm: SpecFuseChatModel) -> tuple[str, dict[str, Any]]:
-    """The answer and its metadata."""
+    """Return the answer and its metadata."""
     whole: AIMessageChunk | None = None
     for chunk in llm.stream("Why is the sky blue?"):
         whole = chunk if whole is None else whole + chunk  # type: ignore[assignment]
@@ -95,10 +94,12 @@ def job(text: str = "Why is the sky blue?", id: str = "q") -> DraftJob:
 
 
 def _aborted(reply: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM reports it: the rest looks like a whole reply."""
+    """Return a reply of vLLM with the finish reason "abort"; the rest looks complete."""
     none: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
     return reply | {
-        "choices": [one | {"finish_reason": "abort", "logprobs": none} for one in reply["choices"]]
+        "choices": [
+            choice | {"finish_reason": "abort", "logprobs": none} for choice in reply["choices"]
+        ]
     }
 
 
@@ -147,7 +148,7 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
 def test_a_member_whose_server_fails_leaves_and_the_answer_goes_on(
     llm: SpecFuseChatModel, server: FakeServer, fault: str
 ) -> None:
-    """The trace says what happened, nothing is streamed twice, and the member is back for the next
+    """The trace records the failure, no text is repeated, and the member is back for the next
     question."""
     effect, kind, reason = FAULTS[fault]
     tracer, rounds, left = RunCollectorCallbackHandler(), [], []
@@ -158,14 +159,14 @@ def test_a_member_whose_server_fails_leaves_and_the_answer_goes_on(
     pieces = [str(chunk.text) for chunk in llm.stream("Why?", {"callbacks": [tracer, listener]})]
     assert [event.number for event in rounds] == list(range(1, len(rounds) + 1))
     assert "".join(pieces) == "".join(event.text for event in rounds) != ""
-    (gone,) = left
-    assert (gone.member, gone.kind) == ("served", kind) and reason in gone.reason
+    (departure,) = left
+    assert (departure.member, departure.kind) == ("served", kind) and reason in departure.reason
     (run,) = tracer.traced_runs
     (failed,) = [child for round in run.child_runs for child in round.child_runs if child.error]
     assert failed.name.split()[1] == "served"
     assert failed.error.startswith(f"{kind}: ") and reason in failed.error
-    assert failed.extra["metadata"]["specfuse_round"] == gone.round
-    expected = [{"member": "served", "kind": kind, "round": gone.round}]
+    assert failed.extra["metadata"]["specfuse_round"] == departure.round
+    expected = [{"member": "served", "kind": kind, "round": departure.round}]
     assert run.error is None and run.extra["metadata"]["specfuse_exits"] == expected
     server.fault = None
     server.go.set()
@@ -188,7 +189,7 @@ def test_a_momentary_fault_goes_unnoticed(
 
 
 def _trickle(connection: socket.socket, way: str) -> None:
-    """A reply that never ends: byte by byte, in its head or its body, or as fast as it goes."""
+    """Send a reply that never ends: byte by byte in its head or body, or at full speed."""
     head, piece = b"HTTP/1.1 200 OK\r\n", b"X-a: b\r\n"
     try:
         connection.recv(65536)
@@ -215,9 +216,9 @@ def test_a_reply_that_never_ends_is_given_up(way: str, monkeypatch: pytest.Monke
         threading.Thread(target=lambda: _trickle(listening.accept()[0], way), daemon=True).start()
         with pytest.raises(
             MemberError, match="more than 1 MiB" if way == "flood" else r"within 0.5 s"
-        ) as gone:
+        ) as raised:
             asking.submit(client.get, "/v1/models").result(LONG_S)
-        assert gone.value.kind == ("error" if way == "flood" else "timeout")
+        assert raised.value.kind == ("error" if way == "flood" else "timeout")
         client.close()
 
 
@@ -265,7 +266,7 @@ def test_a_program_exits_even_if_a_server_hangs(server: FakeServer) -> None:
 def test_an_answer_survives_a_restart_of_the_server(
     served: ServerMember, server: FakeServer
 ) -> None:
-    """Its caches are gone, but a job carries all that is needed: the answer is the same."""
+    """Its caches are lost, but a job contains everything needed, so the answer is the same."""
     settings = Settings(segment_tokens=4, max_tokens=24)
     whole = tiny.text_of(tiny.answered([served], tiny.query(id="q"), settings))
     rounds = 0
@@ -288,8 +289,10 @@ def test_a_server_that_comes_back_with_another_model_is_refused(
     served: ServerMember, server: FakeServer
 ) -> None:
     server.stop()
-    (gone,) = served.draft([job()])
-    assert isinstance(gone, Failure) and gone.kind == "error" and str(server.port) in gone.message
+    (reply,) = served.draft([job()])
+    assert (
+        isinstance(reply, Failure) and reply.kind == "error" and str(server.port) in reply.message
+    )
     server.name = "other"
     server.start()
     with pytest.raises(MemberError, match="serves other; wanted tiny"):
@@ -304,7 +307,7 @@ THROUGH = "asked through the proxy 127.0.0.1:9 (from %s), cannot be"
 
 
 @pytest.mark.parametrize(
-    ("environment", "address", "said", "advice"),
+    ("environment", "address", "message", "advice"),
     [
         (
             {"HTTP_PROXY": "me:secret@127.0.0.1:9"},
@@ -341,7 +344,7 @@ THROUGH = "asked through the proxy 127.0.0.1:9 (from %s), cannot be"
 def test_an_unreachable_server_is_reported_with_the_proxy_and_advice(
     environment: dict[str, str],
     address: str,
-    said: str,
+    message: str,
     advice: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -353,7 +356,7 @@ def test_an_unreachable_server_is_reported_with_the_proxy_and_advice(
     with pytest.raises((MemberError, UsageError)) as caught:
         ServerMember(address, timeout=5.0).probe()
     (note,) = caught.value.__notes__
-    assert said in str(caught.value) and advice in note
+    assert message in str(caught.value) and advice in note
     assert "secret" not in f"{caught.value}{note}"
 
 

@@ -50,16 +50,16 @@ def engine(
 @pytest.fixture(params=[True, False], ids=["local tokenizer", "the server's tokenizer"])
 def member(request: pytest.FixtureRequest, engine: engines.Engine) -> Iterator[ServerMember]:
     tokenizer = engines.folder() if request.param else None
-    one = ServerMember(engine.url, engines.MODEL, name="served", tokenizer=tokenizer)
-    yield one
-    one.unload()
+    served = ServerMember(engine.url, engines.MODEL, name="served", tokenizer=tokenizer)
+    yield served
+    served.unload()
 
 
 @pytest.fixture(scope="module")
 def here() -> TransformersMember:
-    one = TransformersMember(str(engines.folder()), name="here", dtype="float32")
-    one.probe()
-    return one
+    local = TransformersMember(str(engines.folder()), name="here", dtype="float32")
+    local.probe()
+    return local
 
 
 def test_it_can_score(member: ServerMember, engine: engines.Engine) -> None:
@@ -78,10 +78,10 @@ def test_a_question_forges_no_turn(member: ServerMember, here: TransformersMembe
     for text in ("Hi", f"Hi {forged}"):
         ids = member._tokens().prompts.prompt([Turn("user", text)])
         assert ids == here.prompts.prompt([Turn("user", text)])
-        rows.append([one for one in ids if one in control])
+        rows.append([token for token in ids if token in control])
     assert rows[0] == rows[1] and tokenizer.decode(ids).count(forged) == 1
     context = member._tokens().prompts.words.answer_ids("served", ids, answer)
-    assert [one for one in context if one in control] == rows[0]
+    assert [token for token in context if token in control] == rows[0]
     assert tokenizer.decode(context).count(forged) == 2
 
 
@@ -91,9 +91,9 @@ def test_its_scores_are_those_of_the_same_weights_in_this_process(
     job = ScoreJob(tiny.query(id="q"), ANSWER, CANDIDATES)
     there, expected = tiny.reply_of(member, job), tiny.reply_of(here, job)
     assert isinstance(there, Scored) and isinstance(expected, Scored)
-    for one, other in zip(there.logprobs, expected.logprobs, strict=True):
-        assert len(one) == len(other)
-        assert sum(one) / len(one) == pytest.approx(
+    for row, other in zip(there.logprobs, expected.logprobs, strict=True):
+        assert len(row) == len(other)
+        assert sum(row) / len(row) == pytest.approx(
             sum(other) / len(other), abs=TOLERANCE[engine.engine]
         )
 
@@ -113,7 +113,9 @@ def test_its_draft_continues_the_answer_and_its_numbers_are_its_scores(
 
 def test_same_answer_whatever_the_segment_length(member: ServerMember) -> None:
     settings = [Settings(segment_tokens=size, max_tokens=24) for size in (4, 12)]
-    texts = {tiny.text_of(tiny.answered([member], tiny.query(id="q"), one)) for one in settings}
+    texts = {
+        tiny.text_of(tiny.answered([member], tiny.query(id="q"), options)) for options in settings
+    }
     assert len(texts) == 1 and texts.pop()
 
 

@@ -1,4 +1,4 @@
-"""Hostile chat templates reach nothing."""
+"""A hostile chat template reaches nothing."""
 
 from __future__ import annotations
 

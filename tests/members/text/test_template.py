@@ -1,4 +1,4 @@
-"""From turns to the prompt that a model expects, and how the model ends its turn."""
+"""Rendering turns as the prompt that a model expects, and detecting how it ends its turn."""
 
 import logging
 from types import SimpleNamespace
@@ -35,8 +35,8 @@ SWALLOWS = (
 )
 
 
-def template(own=None, override=None, **kwargs):
-    return Template(tiny.tokenizer_of("bytes", own), "m", override, kwargs)
+def template(source=None, override=None, **kwargs):
+    return Template(tiny.tokenizer_of("bytes", source), "m", override, kwargs)
 
 
 def test_the_tokenizers_template_is_used_and_asks_for_an_answer():
@@ -55,9 +55,9 @@ def test_template_arguments_reach_the_template():
     assert template(THINKS).prompt(TALK) == "And?<no>"
 
 
-@pytest.mark.parametrize("own", [tiny.INST, SWALLOWS, ODD])
-def test_a_template_without_a_system_role_gets_it_in_the_first_question(own):
-    assert "Be brief.\n\nWhy?" in template(own).prompt(TALK[:2])
+@pytest.mark.parametrize("source", [tiny.INST, SWALLOWS, ODD])
+def test_a_template_without_a_system_role_gets_it_in_the_first_question(source):
+    assert "Be brief.\n\nWhy?" in template(source).prompt(TALK[:2])
 
 
 def test_a_system_role_that_the_template_knows_is_left_where_it_is():
@@ -119,7 +119,7 @@ def test_stop_tokens_come_from_config_tokenizer_and_template():
 
 
 @pytest.mark.parametrize(
-    ("own", "end"),
+    ("source", "end"),
     [
         (tiny.INST, "</s>"),
         ("{{ messages[-1].content }}", None),
@@ -129,5 +129,5 @@ def test_stop_tokens_come_from_config_tokenizer_and_template():
         (None, None),
     ],
 )
-def test_the_templates_end_is_the_special_token_after_an_answer(own, end):
-    assert end_of_turn(template(own)) == end
+def test_the_templates_end_is_the_special_token_after_an_answer(source, end):
+    assert end_of_turn(template(source)) == end

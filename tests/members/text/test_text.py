@@ -34,7 +34,7 @@ text = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd▁"), max_size=20),
 )
 few = settings(max_examples=max(1, settings.default.max_examples // 8))
-some = settings(max_examples=max(1, settings.default.max_examples // 2))
+half_the_examples = settings(max_examples=max(1, settings.default.max_examples // 2))
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA_4 = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -49,7 +49,7 @@ DEEPSEEK = (
 
 
 def byte_level(*patterns: str, nfc: bool = False) -> Tokenizer:
-    """A byte-level BPE that splits text by these patterns first."""
+    """Return a byte-level BPE that first splits text by these patterns."""
     tokenizer = Tokenizer(models.BPE())
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -85,7 +85,7 @@ def words_of(kind):
 
 
 def seen(kind, texts):
-    """The text as this tokenizer can know it: Qwen's composes characters."""
+    """Return the text as this tokenizer sees it: Qwen's composes characters."""
     return unicodedata.normalize("NFC", "".join(texts)) if kind == "Qwen" else "".join(texts)
 
 
@@ -94,21 +94,21 @@ def prompt_of(words):
 
 
 @each
-@some
+@half_the_examples
 @given(texts=st.lists(text | hard, min_size=1, max_size=4))
 def test_text_of_others_is_conserved(kind, texts):
     words = words_of(kind)
     prompt = prompt_of(words)
-    ids = words.answer_ids(ME, prompt, [Segment(one) for one in texts])
+    ids = words.answer_ids(ME, prompt, [Segment(part) for part in texts])
     assert ids[: len(prompt)] == prompt
     assert words.added(prompt, ids[len(prompt) :]) == seen(kind, texts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@some
+@half_the_examples
 @given(texts=st.lists(text, min_size=2, max_size=4))
 def test_text_decoded_in_parts_is_the_text_decoded_at_once(kind, texts):
-    """Valid text may be divided wherever a character is complete."""
+    """Text may be divided wherever a character is complete."""
     words = WORDS[kind]
     prompt = prompt_of(words)
     new = words.answer_ids(ME, prompt, [Segment("".join(texts))])[len(prompt) :]
@@ -122,13 +122,13 @@ def test_text_decoded_in_parts_is_the_text_decoded_at_once(kind, texts):
 
 
 def decoded_whole(words, context, new):
-    """The slow and plain way: every prefix is decoded again from its beginning."""
-    text, ends, held = "", [], 0
+    """Decode every prefix again from its beginning: slow and simple."""
+    text, ends, incomplete = "", [], 0
     for count in range(1, len(new) + 1):
         whole = words.added(context, new[:count])
         complete = whole.rstrip("\ufffd")
-        held = held + 1 if len(complete) < len(whole) else 0
-        complete = whole if held > 4 else complete
+        incomplete = incomplete + 1 if len(complete) < len(whole) else 0
+        complete = whole if incomplete > 4 else complete
         text = complete if len(complete) > len(text) else text
         ends.append(len(text))
     return text, ends
@@ -140,7 +140,7 @@ def decoded_whole(words, context, new):
     texts=st.lists(text | hard, min_size=1, max_size=9), chance=st.randoms(use_true_random=False)
 )
 def test_long_drafts_are_decoded_as_if_they_were_decoded_whole(kind, texts, chance):
-    """Ordinary text with any tokens in it: halves of characters, special tokens."""
+    """Ordinary text contains any tokens, including parts of characters and special tokens."""
     words = words_of(kind)
     prompt = prompt_of(words)
     new = words.after(prompt, "".join(texts) * 9)[:80]
@@ -153,22 +153,23 @@ def test_long_drafts_are_decoded_as_if_they_were_decoded_whole(kind, texts, chan
 
 
 @each
-@some
-@given(texts=st.lists(text | hard, min_size=1, max_size=5), own=st.integers(0, 31))
-def test_own_segments_keep_their_tokens_and_the_text_stays_whole(kind, texts, own):
-    """Own tokens may be any tokens of the text: here one for every byte or character."""
+@half_the_examples
+@given(texts=st.lists(text | hard, min_size=1, max_size=5), written=st.integers(0, 31))
+def test_own_segments_keep_their_tokens_and_the_text_stays_whole(kind, texts, written):
+    """Own tokens may be any tokens of the text: here one per byte or character."""
     words = words_of(kind)
     prompt = prompt_of(words)
-    mine = [
-        tuple(words.continuing(one)) if own >> k & 1 and one else None
-        for k, one in enumerate(texts)
+    token_lists = [
+        tuple(words.continuing(part)) if written >> k & 1 and part else None
+        for k, part in enumerate(texts)
     ]
     segments = [
-        Segment(one, tokens={ME: ids} if ids else {}) for one, ids in zip(texts, mine, strict=True)
+        Segment(part, tokens={ME: ids} if ids else {})
+        for part, ids in zip(texts, token_lists, strict=True)
     ]
     ids = words.answer_ids(ME, prompt, segments)
     at = len(prompt)
-    for kept in filter(None, mine):
+    for kept in filter(None, token_lists):
         at = next(k for k in range(at, len(ids)) if tuple(ids[k : k + len(kept)]) == kept) + len(
             kept
         )
@@ -181,10 +182,10 @@ def test_text_of_others_is_tokenized_as_part_of_the_whole(kind):
     words = WORDS[kind]
     prompt = words.encode("user\nWhy?\nassistant\n")
     whole = "The sky is blue because the air scatters blue light.\n\n- first item\n- second item"
-    wanted = words.encode("user\nWhy?\nassistant\n" + whole)
+    expected = words.encode("user\nWhy?\nassistant\n" + whole)
     for cut in [at for at in range(1, len(whole)) if is_safe(whole, at)]:
-        found = words.answer_ids(ME, prompt, [Segment(whole[:cut]), Segment(whole[cut:])])
-        assert found == wanted
+        ids = words.answer_ids(ME, prompt, [Segment(whole[:cut]), Segment(whole[cut:])])
+        assert ids == expected
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "unigram"])
@@ -225,7 +226,7 @@ def test_incomplete_characters_are_held_back_until_they_are_complete(kind, whole
     assert words.text_after(prompt, new)[0] == whole
 
 
-@some
+@half_the_examples
 @given(
     texts=st.lists(st.sampled_from([*PIECES, "##", "\n\n##", "STOP"]), min_size=1, max_size=12).map(
         "".join

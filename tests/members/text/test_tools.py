@@ -1,4 +1,4 @@
-"""Tools, calls, results and schemas in a member's prompt: by its template, or in words."""
+"""Tools, calls, results and schemas in a member's prompt, by its template or in words."""
 
 import json
 
@@ -78,8 +78,8 @@ ALL = {
 }
 
 
-def template(own, **kwargs):
-    return Template(tiny.tokenizer_of("bytes", own), "m", None if own else "plain", kwargs)
+def template(source, **kwargs):
+    return Template(tiny.tokenizer_of("bytes", source), "m", None if source else "plain", kwargs)
 
 
 # --- what a template knows ------------------------------------------------------------------------
@@ -110,18 +110,18 @@ def test_a_models_own_call_format_is_used_only_if_its_marks_are_plain_text():
     special = HERMES.replace("<tool_call>\n", "<|im_start|>").replace(
         "\n</tool_call>", "<|im_end|>"
     )
-    for source, own in ((HERMES, CallFormat()), (special, None)):
-        one = template(source)
-        assert one.own_calls(Words(one.tokenizer)) == own
+    for source, expected in ((HERMES, CallFormat()), (special, None)):
+        chat_template = template(source)
+        assert chat_template.own_calls(Words(chat_template.tokenizer)) == expected
 
 
 # --- prompts --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own", [*ALL.values(), None], ids=[*ALL, "plain"])
+@pytest.mark.parametrize("source", [*ALL.values(), None], ids=[*ALL, "plain"])
 @pytest.mark.parametrize("constraint", [None, FORCED, AUTO], ids=["unbound", "forced", "auto"])
-def test_every_prompt_has_the_tools_calls_and_results(own, constraint):
-    prompt = template(own).prompt(TALK, (WEATHER,), constraint)
+def test_every_prompt_has_the_tools_calls_and_results(source, constraint):
+    prompt = template(source).prompt(TALK, (WEATHER,), constraint)
     for part in (
         "Be brief.",
         "get_weather",
@@ -131,11 +131,11 @@ def test_every_prompt_has_the_tools_calls_and_results(own, constraint):
         "Köln",
         "It rains.",
     ):
-        if own is HERMES and part == "Be brief.":
+        if source is HERMES and part == "Be brief.":
             continue  # it is in the system turn, see below
         assert part in prompt or part.encode("unicode_escape").decode() in prompt, part
     order = [prompt.rfind(part) for part in ("Rain?", "Köln", "It rains.", "And now?")]
-    assert order == sorted(order) or own is None
+    assert order == sorted(order) or source is None
 
 
 def test_tools_in_the_template_are_not_repeated_in_words():
@@ -158,14 +158,14 @@ def test_another_call_format_is_explained_in_words():
 
 def test_ids_fit_the_strictest_template_and_match_calls_with_results():
     prompt = template(STRICT).prompt(TALK[1:4], (WEATHER,), FORCED)
-    made = plain_id("call_8")
-    assert len(made) == 9 and prompt.count(made) == 2
+    call_id = plain_id("call_8")
+    assert len(call_id) == 9 and prompt.count(call_id) == 2
     assert plain_id("abc123XYZ") == "abc123XYZ"
 
 
-@pytest.mark.parametrize("own", [tiny.CHATML, HOSTILE, None], ids=["chatml", "hostile", "plain"])
-def test_without_tools_in_the_template_they_are_described_in_words(own):
-    prompt = template(own).prompt(TALK, (WEATHER,), AUTO)
+@pytest.mark.parametrize("source", [tiny.CHATML, HOSTILE, None], ids=["chatml", "hostile", "plain"])
+def test_without_tools_in_the_template_they_are_described_in_words(source):
+    prompt = template(source).prompt(TALK, (WEATHER,), AUTO)
     assert '- get_weather: How the weather is. Arguments: {"type": "object"' in prompt
     assert "answer in plain words" in prompt
     assert (
@@ -173,7 +173,7 @@ def test_without_tools_in_the_template_they_are_described_in_words(own):
         in prompt
     )
     assert "The tool get_weather says:\nIt rains.\n\nThanks. And now?" in prompt
-    assert "answer in plain words" not in template(own).prompt(TALK, (WEATHER,), FORCED)
+    assert "answer in plain words" not in template(source).prompt(TALK, (WEATHER,), FORCED)
 
 
 def test_the_prompt_uses_the_call_format_of_the_query():
@@ -186,16 +186,16 @@ def test_the_prompt_uses_the_call_format_of_the_query():
     }
     turns = (Turn("user", "x"), Turn("assistant", "", (CALL, CALL)), Turn("user", "y"))
     prompt = template(None).prompt(turns, (WEATHER,), Constraint("calls", json.dumps(body)))
-    one = '<<{"tool": "get_weather", "with": {"city": "Köln"}}>>'
+    call = '<<{"tool": "get_weather", "with": {"city": "Köln"}}>>'
     assert (
-        f"{one};{one}" in prompt
+        f"{call};{call}" in prompt
         and '<<{"tool": "TOOL", "with": {...}}>>' in prompt
         and "<tool_call>" not in prompt
     )
 
 
 def test_calls_that_a_template_refuses_are_written_as_text():
-    """Two calls in one turn, where the template knows one."""
+    """Here the template allows one call per turn, and the turn has two."""
     turns = (TALK[1], Turn("assistant", "", (CALL, CALL)), TALK[3], TALK[3], Turn("user", "So?"))
     prompt = template(BARE).prompt(turns, (WEATHER,), FORCED)
     assert (
@@ -217,8 +217,8 @@ def test_arguments_that_are_not_an_object_are_rendered_too():
             Turn("assistant", "", (ToolCall("get_weather", arguments),)),
             Turn("user", "y"),
         )
-        for own in (HERMES, TEXTUAL, tiny.CHATML, None):
-            assert "get_weather" in template(own).prompt(turns)
+        for source in (HERMES, TEXTUAL, tiny.CHATML, None):
+            assert "get_weather" in template(source).prompt(turns)
 
 
 # --- what a constrained answer must look like -----------------------------------------------------
@@ -227,13 +227,13 @@ SCHEMA = '{"type":"object","properties":{"age":{"type":"integer","description":"
 
 
 @pytest.mark.parametrize(
-    "own", [tiny.CHATML, HERMES, STRICT, None], ids=["chatml", "hermes", "strict", "plain"]
+    "source", [tiny.CHATML, HERMES, STRICT, None], ids=["chatml", "hermes", "strict", "plain"]
 )
-def test_a_schema_is_in_the_system_text(own):
-    prompt = template(own).prompt(TALK[:2], (), Constraint("json_schema", SCHEMA))
+def test_a_schema_is_in_the_system_text(source):
+    prompt = template(source).prompt(TALK[:2], (), Constraint("json_schema", SCHEMA))
     assert "in years" in prompt and prompt.count("Be brief.") == 1
-    assert "JSON object" in template(own).prompt(TALK[:2], (), Constraint("json"))
-    assert "no tool is needed, answer with JSON" in template(own).prompt(
+    assert "JSON object" in template(source).prompt(TALK[:2], (), Constraint("json"))
+    assert "no tool is needed, answer with JSON" in template(source).prompt(
         TALK[:2],
         (WEATHER,),
         Constraint("any_of", json.dumps([["calls", json.dumps(BODY)], ["json_schema", SCHEMA]])),

@@ -1,4 +1,4 @@
-"""Hostile model folders: code, pickles, other folders' names."""
+"""Hostile model folders: code, pickles, and names of other folders."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class Bomb:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model that is well, in a folder where strangers may have written."""
+    """Return a valid model in a folder to which strangers may have added files."""
     model, tokenizer = tiny.made("llama", 1)
-    made = tmp_path / "model"
-    model.save_pretrained(made)
-    tokenizer.save_pretrained(made)
-    (made / "hostile.py").write_text(CODE)
+    path = tmp_path / "model"
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    (path / "hostile.py").write_text(CODE)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    return made
+    return path
 
 
-def changed(file: Path, **told: Any) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), **told}))
+def changed(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 MAPS = {
@@ -148,9 +148,9 @@ for file in sys.argv[1:]:
 
 def test_a_gguf_file_with_false_sizes_is_refused_in_bounded_time_and_memory(tmp_path):
     files = []
-    for number, told in enumerate(LIES.values()):
+    for number, content in enumerate(LIES.values()):
         files.append(str(tmp_path / f"{number}.gguf"))
-        Path(files[-1]).write_bytes(told)
+        Path(files[-1]).write_bytes(content)
     done = subprocess.run(
         [sys.executable, "-c", READ, *files], capture_output=True, text=True, timeout=120
     )

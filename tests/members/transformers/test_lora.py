@@ -22,7 +22,7 @@ IDS = torch.tensor([[5, 9, 30, 7], [8, 2, 40, 11]], device=tiny.DEVICE)
 
 
 @pytest.fixture
-def made(tmp_path):
+def make_adapter(tmp_path):
     """An adapter's folder, with another config or other matrices if need be."""
 
     def make(config=None, matrices=None):
@@ -71,12 +71,17 @@ VARIANTS = {
 def test_texts_with_adapters_are_what_the_merged_models_make_of_them(variant, tmp_path):
     model, _ = tiny.made("llama", 1)
     plain, adapters = model(input_ids=IDS).logits, Adapters(model)
-    made = [
+    saved_adapters = [
         adapter("llama", tmp_path / f"a{k}", k, **(VARIANTS[variant] if k else {}))
         for k in range(2)
     ]
-    first, other = (adapters.get(str(folder), "m") for folder, _ in made)
-    for own, truth in [(first, made[0][1]), (other, made[1][1]), (None, None), (other, made[1][1])]:
+    first, other = (adapters.get(str(folder), "m") for folder, _ in saved_adapters)
+    for own, truth in [
+        (first, saved_adapters[0][1]),
+        (other, saved_adapters[1][1]),
+        (None, None),
+        (other, saved_adapters[1][1]),
+    ]:
         with adapters.reading(own):
             ours = model(input_ids=IDS).logits
         if truth is None:
@@ -123,11 +128,11 @@ def test_an_unused_adapter_is_freed_and_the_others_stay(tmp_path):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_a_folder_without_a_whole_safe_adapter_is_refused(base, tmp_path, made):
+def test_a_folder_without_a_whole_safe_adapter_is_refused(base, tmp_path, make_adapter):
     refused(UsageError, base, base, "contains no adapter")
     refused(MemberError, base, tmp_path / "nowhere", "does not exist")
     refused(MemberError, base, base / "config.json", "is a file")
-    folder = made()
+    folder = make_adapter()
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     refused(UsageError, base, folder, "has no adapter_model.safetensors")
     (folder / "adapter_model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}")
@@ -150,8 +155,10 @@ def test_a_folder_without_a_whole_safe_adapter_is_refused(base, tmp_path, made):
         ),
     ],
 )
-def test_what_would_change_the_base_or_import_anything_is_refused(base, made, change, match):
-    refused(UsageError, base, made(config=change), match)
+def test_what_would_change_the_base_or_import_anything_is_refused(
+    base, make_adapter, change, match
+):
+    refused(UsageError, base, make_adapter(config=change), match)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +176,8 @@ def test_what_would_change_the_base_or_import_anything_is_refused(base, made, ch
         ),
     ],
 )
-def test_matrices_that_do_not_fit_are_refused(base, made, change, match):
-    refused(UsageError, base, made(matrices=change), match)
+def test_matrices_that_do_not_fit_are_refused(base, make_adapter, change, match):
+    refused(UsageError, base, make_adapter(matrices=change), match)
 
 
 def test_a_hub_id_that_does_not_exist_is_an_error(base, monkeypatch):
@@ -181,8 +188,8 @@ def test_a_hub_id_that_does_not_exist_is_an_error(base, monkeypatch):
 # --- how it is named ------------------------------------------------------------------------------
 
 
-def test_a_base_and_its_adapter_can_share_one_name(base, made, tmp_path):
-    folder = made()
+def test_a_base_and_its_adapter_can_share_one_name(base, make_adapter, tmp_path):
+    folder = make_adapter()
     together, apart = f"{base}+{folder}", {"model": str(base), "adapter": str(folder)}
     assert split_adapter(together) == (str(base), str(folder))
     odd = tmp_path / "c++" / "base"
@@ -197,8 +204,8 @@ def test_a_base_and_its_adapter_can_share_one_name(base, made, tmp_path):
     unload()
 
 
-def test_members_with_different_adapters_have_different_cache_keys(base, made):
-    folder = made()
+def test_members_with_different_adapters_have_different_cache_keys(base, make_adapter):
+    folder = make_adapter()
     one, other = TransformersMember(base, adapter=folder), TransformersMember(base)
     assert one.spec == other.spec | {"adapter": str(folder)}
     assert one.name == "adapter" and other.name == "base"

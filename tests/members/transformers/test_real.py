@@ -1,4 +1,4 @@
-"""The promises on real weights: SmolLM2-135M-Instruct and Gemma-3-270M, in float32."""
+"""The promises on real weights: SmolLM2-135M-Instruct and Gemma-3-270M in float32."""
 
 from __future__ import annotations
 
