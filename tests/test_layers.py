@@ -121,12 +121,7 @@ def imports(name: str, *, at_import: bool = False) -> set[str]:
                 found.add("." + (inner if inner in MODULES else path))
         else:
             found.add(node.module or "")
-    return {
-        module.replace("langchain_specfuse", "", 1)
-        if module.startswith("langchain_specfuse")
-        else module
-        for module in found
-    }
+    return {module.removeprefix("langchain_specfuse") for module in found}
 
 
 def _statements(tree: ast.AST, at_import: bool) -> list[ast.Import | ast.ImportFrom]:

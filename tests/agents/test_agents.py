@@ -122,11 +122,9 @@ def test_every_kind_of_schema_gives_its_kind_of_object(
     answer = called(("Report", FACTS)) if isinstance(schema, ToolStrategy) else json.dumps(FACTS)
 
     def script(query: Query) -> str:
-        return (
-            answer
-            if query.turns[-1].role == "tool" or not tools
-            else called(("weather", {"city": "Paris"}))
-        )
+        if query.turns[-1].role == "tool" or not tools:
+            return answer
+        return called(("weather", {"city": "Paris"}))
 
     state = create_agent(model(script, script), tools, response_format=schema).invoke(QUESTION)
     assert state["structured_response"] == expected

@@ -91,11 +91,10 @@ async def test_each_question_keeps_its_own_config(
     configs: list[RunnableConfig] = [
         {"callbacks": [recorder], "run_name": f"run {i}"} for i, recorder in enumerate(recorders)
     ]
-    _ = (
+    if asynchronous:
         await llm.abatch(QUESTIONS[:5], configs)
-        if asynchronous
-        else llm.batch(QUESTIONS[:5], configs)
-    )
+    else:
+        llm.batch(QUESTIONS[:5], configs)
     assert [[trace.answer for trace in recorder.traces.values()] for recorder in recorders] == [
         [text] for text in ANSWERS[:5]
     ]

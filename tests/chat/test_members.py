@@ -280,11 +280,10 @@ async def test_the_cache_key_has_every_option_that_can_change_the_answer(
         """Whether the first member was asked."""
         before = member.draft_calls
         llm = SpecFuseChatModel(**{"members": [member, other], **options})
-        _ = (
+        if asynchronous:
             await llm.ainvoke("Why?", **call or {})
-            if asynchronous
-            else llm.invoke("Why?", **call or {})
-        )
+        else:
+            llm.invoke("Why?", **call or {})
         return member.draft_calls > before
 
     assert await answered()

@@ -306,7 +306,8 @@ def test_no_character_call_or_result_is_lost_or_moved(conversation: list[Sample]
     ]
     turns = turns_of([sample.message for sample in conversation])
     for role in ("system", "user", "assistant", "tool"):
-        whole = "\n\n".join(text for turn in turns if turn.role == role and (text := turn.text))
+        texts = [turn.text for turn in turns if turn.role == role]
+        whole = "\n\n".join(filter(None, texts))
         assert whole == "\n\n".join(
             sample.text for sample in conversation if sample.role == role and sample.text
         )

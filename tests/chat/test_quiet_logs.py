@@ -57,6 +57,5 @@ def test_no_word_of_a_question_or_answer_is_logged(case: str, caplog: Any) -> No
         if isinstance(member, GatedMember):
             member.gate.set()
     ours = [record for record in caplog.records if record.name.startswith("langchain_specfuse")]
-    assert not [
-        text for record in ours if "canary" in (text := record.getMessage() + str(record.exc_info))
-    ]
+    texts = [record.getMessage() + str(record.exc_info) for record in ours]
+    assert not [text for text in texts if "canary" in text]

@@ -103,11 +103,8 @@ def describing(draw: Any, value: Any) -> Any:
     elif isinstance(value, list):
         items = [draw(describing(inner)) for inner in value]
         schema |= {"items": {"anyOf": items}} if items else {}
-        schema |= (
-            {"minItems": max(len(value) - slack, 0), "maxItems": len(value) + slack}
-            if draw(st.booleans())
-            else {}
-        )
+        if draw(st.booleans()):
+            schema |= {"minItems": max(len(value) - slack, 0), "maxItems": len(value) + slack}
     elif isinstance(value, str):
         schema |= {"minLength": max(len(value) - slack, 0), "maxLength": len(value) + slack}
     elif type(value) is int:

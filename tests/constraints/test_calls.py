@@ -58,11 +58,10 @@ def written(form: CallFormat, name: str, arguments: Any) -> str:
 
 
 def read(constraint: Constraint | CallFormat, text: str) -> CallReader:
-    reader = (
-        CallReader(constraint, anywhere=True)
-        if isinstance(constraint, CallFormat)
-        else reader_for(constraint)
-    )
+    if isinstance(constraint, CallFormat):
+        reader = CallReader(constraint, anywhere=True)
+    else:
+        reader = reader_for(constraint)
     assert reader is not None
     reader.feed(text)
     return reader

@@ -110,11 +110,13 @@ def endless(answerer, word=-1.0):
 @pytest.mark.parametrize("lead", ["b", None])
 def test_a_member_that_cannot_end_turns_is_not_asked_about_ends(lead):
     ends = speakers(b="It is so.")["b"]
-    unsure = lambda job, number: (
-        replace(found, logprobs=(-1.5,) * len(found.logprobs))
-        if isinstance(found := ends(job, number), Draft)
-        else found
-    )
+
+    def unsure(job, number):
+        reply = ends(job, number)
+        if isinstance(reply, Draft):
+            return replace(reply, logprobs=(-1.5,) * len(reply.logprobs))
+        return reply
+
     members = {"a": endless(repeater("x", always(-0.5))), "b": unsure}
     first = play(members, led().model_copy(update={"lead": lead})).rounds[0]
     assert first.drafts["b"].ended
@@ -122,11 +124,11 @@ def test_a_member_that_cannot_end_turns_is_not_asked_about_ends(lead):
 
 
 def test_a_member_that_cannot_end_turns_has_no_vote_on_a_mere_end():
-    silent = lambda job, number: (
-        Draft("", True, (), (UNSURE,))
-        if isinstance(job, DraftJob)
-        else Scored(tuple((UNSURE,) * len(c.text.split()) for c in job.candidates))
-    )
+    def silent(job, number):
+        if isinstance(job, DraftJob):
+            return Draft("", True, (), (UNSURE,))
+        return Scored(tuple((UNSURE,) * len(c.text.split()) for c in job.candidates))
+
     members = {"a": endless(repeater("x", always(-0.5))), "b": silent}
     first = play(members, led()).rounds[0]
     assert set(first.scores) == {"b"}

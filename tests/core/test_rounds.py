@@ -97,11 +97,9 @@ def test_a_member_that_fails_leaves_with_its_reason_and_the_others_finish(work, 
     fine, cause = members["a"], RuntimeError("burnt out")
 
     def failing(job, number):
-        return (
-            Failure(kind, "burnt out", cause)
-            if isinstance(job, work) and number == 2
-            else fine(job, number)
-        )
+        if isinstance(job, work) and number == 2:
+            return Failure(kind, "burnt out", cause)
+        return fine(job, number)
 
     played = play({**members, "a": failing}, SHORT)
     assert played.text == BLUE

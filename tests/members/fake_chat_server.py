@@ -45,11 +45,9 @@ class FakeChatServer:
         ollama = self.kind == "ollama"
         owner = {"ollama": "library", "sglang": "sglang"}.get(self.kind, "organization_owner")
         name = "llama3.2:latest" if ollama else "my-model"
-        models = (
-            [{"id": name, "object": "model", "created": 1, "owned_by": owner}]
-            if self.models
-            else None
-        )
+        models = None
+        if self.models:
+            models = [{"id": name, "object": "model", "created": 1, "owned_by": owner}]
         # LM Studio says so with status 200
         strange = {"error": f"Unexpected endpoint or method. (GET {path})"}
         return {

@@ -275,11 +275,9 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[st
         logprobs = [None, *(float(known[at - 1, ids[at]]) for at in range(1, len(ids)))]
         return _vllm_shape(ids, logprobs, [None] * len(ids), "length")
     stops = body.get("stop_token_ids") or []
-    only = (
-        _spelling(server, body["structured_outputs"]["choice"])
-        if "structured_outputs" in body
-        else None
-    )
+    only = None
+    if "structured_outputs" in body:
+        only = _spelling(server, body["structured_outputs"]["choice"])
     tokens, rows, ended = server.drawn(
         ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, stops, only
     )

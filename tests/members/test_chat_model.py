@@ -103,22 +103,19 @@ class Talker(BaseChatModel):
         begun = next(
             (message.text for message in reversed(messages) if isinstance(message, AIMessage)), ""
         )
-        told = (
-            isinstance(messages[-1], HumanMessage)
-            and "Continue your last message" in messages[-1].text
-        )
-        goes_on = (
-            self.way == "continue"
-            if isinstance(messages[-1], AIMessage)
-            else told and self.way == "instruct"
-        )
+        if isinstance(messages[-1], AIMessage):
+            continues = self.way == "continue"
+        else:
+            instructed = "Continue your last message" in messages[-1].text
+            continues = instructed and self.way == "instruct"
         if any(message.text.startswith("Count the numbers") for message in messages):
-            script = DOWN if goes_on or self.way == "repeat" else UP
-        place = len(begun.split()) if goes_on else 0
+            script = DOWN if continues or self.way == "repeat" else UP
+        place = len(begun.split()) if continues else 0
         words = script.split()[place:]
         if self.way == "repeat" and begun:
             return f"{begun} {' '.join(script.split()[len(begun.split()) :])}"
-        return self.thought + (" " if place and self.way == "continue" else "") + " ".join(words)
+        space = " " if place and self.way == "continue" else ""
+        return self.thought + space + " ".join(words)
 
 
 def talker(**fields: Any) -> Talker:

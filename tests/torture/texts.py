@@ -3,7 +3,7 @@ programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hypothesis import strategies as st
@@ -50,13 +50,13 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
     """Return (list or object, key) of everything inside a JSON value."""
-    inside = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
+    inside: Iterable[tuple[Any, Any]]
+    if isinstance(value, dict):
+        inside = value.items()
+    elif isinstance(value, list):
+        inside = enumerate(value)
+    else:
+        inside = ()
     for key, inner in inside:
         yield value, key
         yield from places_in(inner)
