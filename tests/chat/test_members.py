@@ -101,7 +101,7 @@ def test_configuring_copying_pickling_and_serializing_never_load_again(named: An
 
 def test_a_member_that_cannot_score_beside_one_that_can_warns_once(named: Any) -> None:
     llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="mute", draft_only=True), "org/one"])
-    with pytest.warns(UserWarning, match="mute cannot score, so only one votes"):
+    with pytest.warns(UserWarning, match=r"mute.*cannot score"):
         llm.invoke("Who?")
     llm.invoke("Who?")  # a second warning would be an error
 
@@ -130,7 +130,7 @@ def test_a_name_given_twice_is_two_members_and_an_object_given_twice_is_refused(
     assert answer.response_metadata["specfuse"]["members"] == ["one", "one#2"]
     member = ScriptedMember(BLUE, name="a")
     for members, verifiers in (([member, member], []), ([member], [ScriptedMember("x", name="a")])):
-        with pytest.raises(UsageError, match="two members are called 'a'"):
+        with pytest.raises(UsageError, match="called 'a'"):
             SpecFuseChatModel(members=members, verifiers=verifiers)
 
 
@@ -199,9 +199,7 @@ def test_without_transformers_a_mistyped_name_is_still_reported_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "langchain_specfuse.members.transformers.member", None)
-    with pytest.raises(
-        UsageError, match=r"there is no file or folder 'qwem'; .* is not installed"
-    ) as error:
+    with pytest.raises(UsageError, match=r"'qwem'.*not installed") as error:
         SpecFuseChatModel(members=["qwem"]).invoke("Who?")
     assert (
         "ollama:" in error.value.__notes__[0]
@@ -219,10 +217,10 @@ def test_a_member_class_without_its_extra_names_the_extra(monkeypatch: pytest.Mo
 
 def test_a_lead_is_one_of_the_members_that_write(ensemble: Any) -> None:
     members = [ScriptedMember(BLUE, name="ann"), ScriptedMember(WIDE, name="bob")]
-    with pytest.raises(UsageError, match="lead must be one of ann, bob, got 'bo'") as error:
+    with pytest.raises(UsageError, match=r"lead.*ann, bob.*'bo'") as error:
         SpecFuseChatModel(members=members, lead="bo")
     assert error.value.__notes__ == ["-> did you mean 'bob'?"]
-    with pytest.raises(UsageError, match="no member leads with this method"):
+    with pytest.raises(UsageError, match="no member leads"):
         SpecFuseChatModel(members=members, lead="ann", method="specem")
     with pytest.raises(UsageError, match="lead must be one of ann"):
         SpecFuseChatModel(members=members[:1], verifiers=members[1:], lead="bob")

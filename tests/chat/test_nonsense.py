@@ -289,6 +289,6 @@ def test_a_member_with_an_invalid_probe_is_named(probe: Any) -> None:
             return Hostile() if probe is Hostile else probe
 
     llm = SpecFuseChatModel(members=[Reporting(BLUE, name="odd")], timeout=LIMIT_S)
-    with pytest.raises(MemberError, match="of odd must return a Probe"):
+    with pytest.raises(MemberError, match=r"odd.*Probe"):
         llm.invoke("Why?")
     assert asked(SpecFuseChatModel(members=[ScriptedMember(BLUE)])) == BLUE

@@ -23,46 +23,46 @@ from langchain_specfuse.core.member import Probe
 
 from .conftest import BLUE, asked
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": -0.1}, "temperature must be greater than or equal to 0, got -0.1"),
-    ({"temperature": "hot"}, "temperature must be a valid number, got 'hot'"),
-    ({"temperature": float("nan")}, "temperature must be a finite number"),
-    ({"segment_tokens": 0}, "segment_tokens must be greater than or equal to 1, got 0"),
-    ({"segment_tokens": 2.5}, "segment_tokens must be a valid integer"),
-    ({"max_tokens": True}, "max_tokens must be a valid integer, got True"),
-    ({"top_p": 1.5}, "top_p must be less than or equal to 1"),
-    ({"min_p": 2}, "min_p must be"),
-    ({"repetition_penalty": 0}, "repetition_penalty must be greater than 0"),
-    ({"seed": "x"}, "seed must be a valid integer"),
-    ({"timeout": 0}, "timeout must be greater than 0"),
-    ({"max_concurrency": 0}, "max_concurrency must be greater than or equal to 1"),
-    ({"trace": "all"}, "trace must be 'off', 'summary', 'rounds' or 'members', got 'all'"),
+WRONG: list[tuple[dict[str, Any], list[str]]] = [
+    ({"temperature": -0.1}, ["temperature", "0", "got -0.1"]),
+    ({"temperature": "hot"}, ["temperature", "number", "got 'hot'"]),
+    ({"temperature": float("nan")}, ["temperature", "finite"]),
+    ({"segment_tokens": 0}, ["segment_tokens", "1", "got 0"]),
+    ({"segment_tokens": 2.5}, ["segment_tokens", "integer"]),
+    ({"max_tokens": True}, ["max_tokens", "integer", "got True"]),
+    ({"top_p": 1.5}, ["top_p", "1", "got 1.5"]),
+    ({"min_p": 2}, ["min_p", "got 2"]),
+    ({"repetition_penalty": 0}, ["repetition_penalty", "greater than 0"]),
+    ({"seed": "x"}, ["seed", "integer"]),
+    ({"timeout": 0}, ["timeout", "greater than 0"]),
+    ({"max_concurrency": 0}, ["max_concurrency", "1"]),
+    ({"trace": "all"}, ["trace", "'off', 'summary', 'rounds' or 'members'", "got 'all'"]),
     (
         {"method": "fast"},
-        "method must be one of 'robust', 'specfuse', 'specem' or a Method, got 'fast'",
+        ["method", "'robust', 'specfuse', 'specem' or a Method", "got 'fast'"],
     ),
     (
         {"method": {"score": "logits"}},
-        "score must be 'mean_prob', 'mean_logprob' or 'logprob_per_byte'",
+        ["score", "'mean_prob', 'mean_logprob' or 'logprob_per_byte'"],
     ),
-    ({"method": {"scores": "mean_prob"}}, "there is no option 'scores' of the method"),
-    ({"stop": ["END", ""]}, "a stop string must not be empty"),
-    ({"stop": 7}, "stop must be a text or a list of texts"),
-    ({"members": []}, "members must be a list"),
-    ({"members": "Qwen/Qwen3-0.6B"}, "members must be a list"),
-    ({"members": [7]}, "a member is a hub id"),
-    ({"members": ["  "]}, "a member's name is empty"),
-    ({"members": ["http:///v1#m"]}, "does not name a server"),
-    ({"members": [{"dtype": "bfloat16"}]}, "a member given as a dict needs a 'model'"),
+    ({"method": {"scores": "mean_prob"}}, ["no option 'scores'", "method"]),
+    ({"stop": ["END", ""]}, ["stop", "empty"]),
+    ({"stop": 7}, ["stop", "a text or a list of texts"]),
+    ({"members": []}, ["members", "a list"]),
+    ({"members": "Qwen/Qwen3-0.6B"}, ["members", "a list"]),
+    ({"members": [7]}, ["a hub id"]),
+    ({"members": ["  "]}, ["name", "empty"]),
+    ({"members": ["http:///v1#m"]}, ["http:///v1#m", "server"]),
+    ({"members": [{"dtype": "bfloat16"}]}, ["dict", "'model'"]),
     (
         {"members": [{"model": "org/x", "api_key": "not-a-key"}]},
-        "a member given as a dict must not hold 'api_key'",
+        ["dict", "'api_key'"],
     ),
-    ({"members": ["org/a"], "model": "org/b"}, "model and members are both given"),
-    ({"verifiers": [None]}, "a member is a hub id"),
-    ({"prior": {"nobody": 1.0}}, "prior names 'nobody', which is not a member"),
-    ({"prior": {"a": 0}}, "prior of 'a' must be a number above 0"),
-    ({"prior": [1, 2]}, "prior must be a dict"),
+    ({"members": ["org/a"], "model": "org/b"}, ["model", "members", "both"]),
+    ({"verifiers": [None]}, ["a hub id"]),
+    ({"prior": {"nobody": 1.0}}, ["prior", "'nobody'", "not a member"]),
+    ({"prior": {"a": 0}}, ["prior of 'a'", "above 0"]),
+    ({"prior": [1, 2]}, ["prior", "a dict"]),
 ]
 UNKNOWN = [
     ({"n": 3}, "n is not supported, got 3", "samples=3, result='number'"),
@@ -92,9 +92,9 @@ def refusal(attempt: Any) -> tuple[str, str]:
     return str(error.value), error.value.__notes__[0]
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("options", "parts"), WRONG, ids=lambda value: str(value)[:40])
 def test_a_wrong_option_is_refused_with_what_was_expected_and_what_to_do(
-    ensemble: Any, options: dict[str, Any], message: str
+    ensemble: Any, options: dict[str, Any], parts: list[str]
 ) -> None:
     attempts = [lambda: ensemble(**options), lambda: ensemble().invoke("Why?", **options)]
     if "model" not in options:  # assigned later, or copied: refused at the question
@@ -104,7 +104,8 @@ def test_a_wrong_option_is_refused_with_what_was_expected_and_what_to_do(
         attempts += [lambda: assigned.invoke("Why?"), lambda: list(copied.stream("Why?"))]
     for attempt in attempts:
         error, note = refusal(attempt)
-        assert message in error and "not-a-key" not in error + note
+        assert all(part in error for part in parts)
+        assert "not-a-key" not in error + note
         assert note.startswith("-> ")
 
 
@@ -175,7 +176,7 @@ def test_neutral_values_of_unsupported_options_are_accepted(ensemble: Any) -> No
 def test_the_suggested_replacements_for_n_and_format_work(ensemble: Any) -> None:
     options = {"segment": "answer", "samples": 3, "result": "text", "temperature": 0.5}
     assert ensemble().invoke("Why?", **options).text == BLUE
-    with pytest.raises(UsageError, match="must be a dict or a class, got 'json'") as error:
+    with pytest.raises(UsageError, match=r"dict or a class.*'json'") as error:
         ensemble().invoke("Why?", response_format="json")
     assert "{'type': 'json_object'}" in error.value.__notes__[0]
     llm = SpecFuseChatModel(members=[ScriptedMember('{"a": 1}')])

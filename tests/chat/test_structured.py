@@ -215,9 +215,7 @@ def test_a_call_in_place_of_an_object_raises_an_error_that_names_it(
 ) -> None:
     tools = [{"name": "look", "parameters": {"type": "object", "properties": {}}}]
     llm = joker("function_calling", "look", "{}", output_version=version)
-    with pytest.raises(
-        OutputParserException, match="the answer is a call of 'look', not an object"
-    ):
+    with pytest.raises(OutputParserException, match="call of 'look'"):
         llm.with_structured_output(Joke, tools=tools).invoke("?")
     result = llm.with_structured_output(Joke, tools=tools, include_raw=True).invoke("?")
     assert result["parsed"] is None and "a call of 'look'" in str(result["parsing_error"])

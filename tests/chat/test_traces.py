@@ -49,9 +49,7 @@ def test_the_depth_can_be_chosen_for_the_chat_model_or_a_call(ensemble: Any, dep
     for run in (traced(ensemble(trace=depth)), traced(ensemble(trace="summary"), trace=depth)):
         assert len(list(descendants(run))) == runs
         assert bool(facts(run)) == (depth != "off")
-    with pytest.raises(
-        UsageError, match="must be 'off', 'summary', 'rounds' or 'members', got 'deep'"
-    ):
+    with pytest.raises(UsageError, match=r"'off', 'summary', 'rounds' or 'members'.*'deep'"):
         ensemble(trace="deep")
 
 

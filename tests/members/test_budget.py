@@ -95,7 +95,7 @@ def test_whole_answers_keep_to_the_bound_and_each_sample_is_a_request(
     ids=range(4),
 )
 def test_a_bound_on_costs_needs_the_price_of_every_chat_model(verifier: Any) -> None:
-    with pytest.raises(UsageError, match="max_cost is given, but not the price of") as error:
+    with pytest.raises(UsageError, match=r"max_cost.*price of") as error:
         SpecFuseChatModel(
             members=[ScriptedMember("a", name="x")], verifiers=[verifier], max_cost=0.01
         )
@@ -111,5 +111,5 @@ def test_a_bound_on_costs_may_be_given_with_the_question() -> None:
 
 @pytest.mark.parametrize("price", [3, (1,), (1, -2), (1, math.inf), ("a", "b")])
 def test_a_price_is_two_numbers(price: Any) -> None:
-    with pytest.raises(UsageError, match="price must be two numbers"):
+    with pytest.raises(UsageError, match=r"price.*two numbers"):
         ChatModelMember(talker(), price=price)

@@ -549,9 +549,7 @@ def test_reasoning_that_uses_up_the_providers_tokens_is_a_failure() -> None:
 def test_an_unreachable_server_is_named_with_advice(make_model: Any) -> None:
     url = "http://127.0.0.1:9"
     llm = SpecFuseChatModel(members=[make_model(model="m", base_url=f"{url}/v1")])
-    with pytest.raises(
-        EnsembleError, match=f"its server at {url} cannot be reached .*Conn"
-    ) as raised:
+    with pytest.raises(EnsembleError, match=f"{url}.*Conn") as raised:
         llm.invoke("Why?")
     assert "start the server" in raised.value.__notes__[0]
 
@@ -599,7 +597,7 @@ def test_members_that_cannot_read_images_are_named_before_any_member_is_asked(
     if not unable:
         assert llm.invoke([HumanMessage([block])]).text == STORY
         return
-    with pytest.raises(UsageError, match=f"more than text .*{unable} read") as raised:
+    with pytest.raises(UsageError, match=f"{unable} read") as raised:
         llm.invoke([HumanMessage([block])])
     assert "in words" in raised.value.__notes__[0] and not model.asked
 
@@ -1014,9 +1012,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="a member is") as class_error:
         checked_member(FakeListChatModel)
     assert "make an object of it, FakeListChatModel(...)" in class_error.value.__notes__[0]
-    with pytest.raises(
-        UsageError, match="model must be a BaseChatModel or a string, got 3"
-    ) as type_error:
+    with pytest.raises(UsageError, match=r"model.*BaseChatModel.*got 3") as type_error:
         ChatModelMember(3)
     assert "ChatModelMember('ollama:llama3.2')" in type_error.value.__notes__[0]
     for name in ("max_concurrency", "thinking_tokens"):

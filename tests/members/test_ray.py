@@ -247,9 +247,7 @@ def test_a_member_takes_a_gpu_if_the_cluster_has_any(ray: FakeRay) -> None:
 
 def test_waiting_for_occupied_resources_ends(ray: FakeRay) -> None:
     ray.placed = False
-    with pytest.raises(
-        MemberError, match=r"no place was free within 120 s\): it wants CPU 1; free are CPU 0.5"
-    ):
+    with pytest.raises(MemberError, match=r"120 s.*CPU 1.*CPU 0\.5"):
         RayMember(ScriptedMember("x")).probe()
     assert all(actor.process is None for actor in ray.actors)
 
@@ -257,7 +255,7 @@ def test_waiting_for_occupied_resources_ends(ray: FakeRay) -> None:
 def test_a_process_belongs_to_one_cluster(ray: FakeRay) -> None:
     RayMember(ScriptedMember("x")).probe()
     RayMember(ScriptedMember("x"), cluster="localhost:6379").probe()
-    with pytest.raises(UsageError, match="belongs to the cluster at '127"):
+    with pytest.raises(UsageError, match="cluster at '127"):
         RayMember(ScriptedMember("x"), cluster="127.0.0.1:6380").probe()
 
 
@@ -265,7 +263,7 @@ def test_an_address_where_nothing_listens_is_refused_soon(ray: FakeRay) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(MemberError, match=f"no Ray cluster at '{address}'") as raised:
+    with pytest.raises(MemberError, match=f"no Ray cluster.*'{address}'") as raised:
         RayMember(ScriptedMember("x"), cluster=address).probe()
     assert "ray start" in raised.value.__notes__[0]
 
@@ -290,7 +288,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match="needs ray, which is not installed") as raised:
+    with pytest.raises(UsageError, match=r"ray.*not installed") as raised:
         RayMember(ScriptedMember("x")).probe()
     assert raised.value.__notes__ == ['-> pip install "langchain-specfuse[ray]"']
 

@@ -104,7 +104,7 @@ def test_a_function_that_returns_no_text_fails_its_query_and_no_other():
 
     failure, draft = ScriptedMember(odd).draft([draft_job(id="odd"), draft_job(id="even")])
     assert draft.text == "fine"
-    assert failure.message == "UsageError: the script 'odd' returned 3 (of type int), wanted a text"
+    assert all(part in failure.message for part in ("UsageError", "'odd'", "3", "int", "a text"))
     assert isinstance(failure.cause, UsageError)
     assert ScriptedMember(odd).score([score_job(id="odd")])[0] == failure
 

@@ -225,7 +225,7 @@ def test_shifted_scores_are_detected(serve: Serve) -> None:
 def test_completions_that_do_not_score_prompts_are_refused_with_advice(serve: Serve) -> None:
     server, member = serve("completions", "gemma3")
     server.without = {"echo"}
-    with pytest.raises(UsageError, match="its completions do not score prompts") as caught:
+    with pytest.raises(UsageError, match="do not score") as caught:
         member.probe()
     assert "leave out tokenizer=" in caught.value.__notes__[0]
 
@@ -325,7 +325,7 @@ def test_a_wrong_argument_is_refused_with_advice(
 
 def test_a_server_with_another_model_is_reported_with_the_models_it_serves(serve: Serve) -> None:
     _, member = serve("vllm", model="Qwen/Qwen3-8B")
-    with pytest.raises(MemberError, match="serves tiny; wanted Qwen/Qwen3-8B") as caught:
+    with pytest.raises(MemberError, match=r"serves tiny.*Qwen/Qwen3-8B") as caught:
         member.probe()
     assert caught.value.kind == "not_found"
 

@@ -295,7 +295,7 @@ def test_a_server_that_comes_back_with_another_model_is_refused(
     )
     server.name = "other"
     server.start()
-    with pytest.raises(MemberError, match="serves other; wanted tiny"):
+    with pytest.raises(MemberError, match=r"serves other.*tiny"):
         served.draft([job()])
     server.name = "tiny"
     assert not isinstance(served.draft([job()])[0], Failure)
@@ -367,9 +367,7 @@ def test_a_response_of_the_proxy_is_reported_with_the_proxy(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", server.url)
     server.fault = lambda path, before: 503
-    with pytest.raises(
-        MemberError, match=r"through the proxy .* \(from HTTP_PROXY\), answered 503"
-    ):
+    with pytest.raises(MemberError, match=r"proxy.*HTTP_PROXY.*503"):
         ServerMember("http://here.invalid", tokenizer=server.tokenizer).probe()
 
 
