@@ -165,18 +165,19 @@ def _mentions(answer: str, letters: str) -> Iterator[Mention]:
     # In Chinese and Japanese there is no white space around a letter.
     word = r"[^\W\u3040-\uffef]"
     token = re.compile(rf"(?<!{word})(?<![-+.°&/#])[{letters}{letters.lower()}](?!{word})")
-    for found in token.finditer(answer):
-        raw = answer[max(0, found.start() - NEAR) : found.start()]
+    for match in token.finditer(answer):
+        raw = answer[max(0, match.start() - NEAR) : match.start()]
         before = re.sub(rf"{_OPENING}+$", "", raw)
-        rest = answer[found.end() : found.end() + NEAR]
+        rest = answer[match.end() : match.end() + NEAR]
         # "A)" is not in brackets, but its closing bracket shows that it is not the article.
         after = re.sub(rf"^{_CLOSING}+", "", rest) if before != raw else rest
         wrapped = before != raw and after != rest
         wrong = _WRONG.match(after) or _WRONG_ONE.search(before)
         if wrong or (_COMPOUND.match(rest) and not wrapped):
             continue
-        begins = found.start() < NEAR and not re.sub(rf"{_NOUN}$", "", before, flags=re.I).strip()
-        letter, small = found[0].upper(), found[0].islower()
+        without_noun = re.sub(rf"{_NOUN}$", "", before, flags=re.I)
+        begins = match.start() < NEAR and not without_noun.strip()
+        letter, small = match[0].upper(), match[0].islower()
         if not (wrapped or (small and _is_small_letter(letter, rest, before))):
             goes_on = _GOES_ON.get(letter)
             if small or (goes_on and goes_on.match(after)):
@@ -188,8 +189,8 @@ def _mentions(answer: str, letters: str) -> Iterator[Mention]:
 def _another(letters: str) -> str:
     """The pattern of another letter in the same list: ", C", "and (D)", but not "and B is"."""
     plain = letters.replace("A", "").replace("I", "")
-    one = rf"(?:[{plain}](?!\s+(?:is|was|has)\b)|[AI](?!\s+\w))(?![\w'’])"
-    return rf"\s*(?:,|/|&|,?\s*(?:and|or|und|oder|ou|et)\b)\s*{_NOUN}\W{{0,3}}{one}"
+    letter = rf"(?:[{plain}](?!\s+(?:is|was|has)\b)|[AI](?!\s+\w))(?![\w'’])"
+    return rf"\s*(?:,|/|&|,?\s*(?:and|or|und|oder|ou|et)\b)\s*{_NOUN}\W{{0,3}}{letter}"
 
 
 def _is_small_letter(letter: str, after: str, before: str) -> bool:
@@ -204,28 +205,29 @@ def _is_list(mentions: Sequence[Mention]) -> bool:
     """Whether the letters belong to a list that comments on each of them."""
     first = mentions[0]
     mark = first.after[:1] if first.after[:1] in (")", ".", ":") else ""
-    return any(
-        one.letter != first.letter
-        and one.after[:1] == mark
-        and re.search(r"(?:^|[\n;,.!?])\s*$", one.before) is not None
-        for one in mentions[1:]
-        if mark or first.wrapped == one.wrapped
-    )
+    for other in mentions[1:]:
+        same_mark = other.after[:1] == mark
+        same_form = mark != "" or other.wrapped == first.wrapped
+        begins_item = re.search(r"(?:^|[\n;,.!?])\s*$", other.before)
+        if other.letter != first.letter and same_mark and same_form and begins_item:
+            return True
+    return False
 
 
 def _named(answer: str, choices: Sequence[str]) -> list[int]:
     """The choices whose text is in the answer, and not only inside the text of a longer choice."""
-    places = [
-        (at, found.span())
-        for at, text in enumerate(choices)
-        for found in re.finditer(rf"(?<!\w){re.escape(text)}(?!\w)", answer, re.IGNORECASE)
-    ]
-    named = {
-        at
-        for at, (start, end) in places
-        if not any(
-            other <= start and end <= last and last - other > end - start
-            for _, (other, last) in places
-        )
-    }
+    places: list[tuple[int, int, int]] = []
+    for at, text in enumerate(choices):
+        pattern = rf"(?<!\w){re.escape(text)}(?!\w)"
+        matches = re.finditer(pattern, answer, re.IGNORECASE)
+        places += [(at, *match.span()) for match in matches]
+    named = {at for at, start, end in places if not _is_inside_longer(start, end, places)}
     return sorted(named)
+
+
+def _is_inside_longer(start: int, end: int, places: Sequence[tuple[int, int, int]]) -> bool:
+    for _, longer_start, longer_end in places:
+        contains = longer_start <= start and end <= longer_end
+        if contains and longer_end - longer_start > end - start:
+            return True
+    return False
