@@ -6,19 +6,20 @@ part only allows more values: every value that the schema and its closed objects
 written.
 
 llguidance alone enforces 238 of the 240 schemas of ``tests/constraints/schemas.py`` (table in
-``docs/log.md``). This module rewrites, weakens or refuses the schemas that it gets wrong, refuses,
-or cannot finish:
+``docs/log.md``). This module handles the schemas that llguidance gets wrong, refuses or cannot
+finish:
 
-- unknown keywords are left out: llguidance ignores a misspelt ``minimun``;
-- objects are closed unless the schema says otherwise: small models keep inventing keys;
-- references that never end are refused: the answer would be ``{"n": {"n": {"n": `` and so on;
-- ``nullable``, ``propertyNames``, ``unevaluatedProperties``: OpenAPI, and pydantic's ``dict[Color,
-  int]``;
-- ``oneOf`` of references, and tagged unions that are recursive or whose tag has a default
-  (pydantic);
-- formats that only describe the content (``path``), and formats whose values pydantic refuses (leap
-  seconds);
-- bounds beyond 64 bits, and constants that llguidance would write as other values.
+- unknown keywords are left out and listed, because llguidance ignores a misspelt ``minimun``;
+- objects are closed unless the schema says otherwise, because small models keep inventing keys;
+- references that never end are refused, because the answer would be ``{"n": {"n": {"n": `` and so
+  on;
+- ``nullable`` (OpenAPI), ``propertyNames`` (pydantic's ``dict[Color, int]``) and
+  ``unevaluatedProperties`` are rewritten;
+- ``oneOf`` of references is rewritten, and so are tagged unions that are recursive or whose tag has
+  a default (pydantic);
+- formats that only describe the content (``path``) are left out, and formats whose values pydantic
+  refuses (leap seconds) are replaced by patterns;
+- bounds beyond 64 bits, and constants that llguidance would write as other values, are weakened.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ def _set(words: str) -> frozenset[str]:
 OF_TYPE = {
     "object": _set(
         "properties required additionalProperties patternProperties propertyNames minProperties "
-        "maxProperties "
-        "unevaluatedProperties"
+        "maxProperties unevaluatedProperties"
     ),
     "array": _set("items prefixItems additionalItems minItems maxItems uniqueItems"),
     "string": _set("minLength maxLength pattern format"),
@@ -57,15 +57,14 @@ WITH_SCHEMAS = _set(
 """The keywords whose values are schemas."""
 ANNOTATIONS = _set(
     "title description default examples example deprecated readOnly writeOnly $comment $schema $id "
-    "$anchor $defs "
-    "definitions discriminator strict xml externalDocs contentMediaType contentEncoding "
-    "contentSchema"
+    "$anchor $defs definitions discriminator strict xml externalDocs contentMediaType "
+    "contentEncoding contentSchema"
 )
-"""Keywords that do not change which values are valid. Nor do those that begin with ``x-``."""
+"""Keywords that do not affect which values are valid, as those that begin with ``x-``."""
 LARGEST = 9 * 10**18
 """llguidance counts in 64 bits."""
 EXACT = 2**53
-"""llguidance reads numbers as floats: beyond this it would write another number."""
+"""llguidance reads numbers as floats. Beyond this, it would write another number."""
 _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that JSON writes as ``\\u00XX`` only; llguidance drops them from constants."""
 
@@ -105,8 +104,7 @@ _SAME_FORMAT = {
 _KNOWN_FORMATS = _set("hostname ipv4 ipv6 uuid")
 _SUBJECTS = _set(
     "password binary byte base64 base64url path file-path directory-path json-string regex color "
-    "text string "
-    "multi-line html markdown int32 int64 uint32 uint64 float double decimal"
+    "text string multi-line html markdown int32 int64 uint32 uint64 float double decimal"
 )
 """Formats that describe the content of a string or the storage of a number, not how a string is
 written."""
@@ -146,9 +144,10 @@ def rewrite(schema: Any, where: str, error_of: Callable[[Any], str]) -> Rewritte
         root = {"anyOf": [root]}
     if error_of({**root, "$defs": definitions}):
         rewriter.weaken()
-    if error := error_of({**root, "$defs": definitions}):
+    error = error_of({**root, "$defs": definitions})
+    if error:
         raise rewriter.refused(error, where)
-    finite = _finite(definitions)
+    finite = _finite_definitions(definitions)
     endless = [] if _ends(root, finite) else [where]
     endless += [name for name in definitions if name not in finite]
     if endless:
@@ -173,8 +172,8 @@ def _unsupported(
 class _Rewriter:
     """Rewrites one schema and collects the definitions that it refers to.
 
-    ``is_part``: the schema is one of several that apply to the same value, so its objects must stay
-    open.
+    ``is_part`` means that the schema is one of several that apply to the same value, so that its
+    objects must stay open.
     """
 
     def __init__(self, root: Any, where: str, error_of: Callable[[Any], str]) -> None:
@@ -195,27 +194,27 @@ class _Rewriter:
     ) -> None:
         self.left_out.append(LeftOut(self._where, path, message, advice))
 
-    def schema(self, given: Any, path: str, is_part: bool = False) -> Any:
-        if isinstance(given, bool):
-            return given
-        if not isinstance(given, dict):
-            raise _unsupported(
-                f"{path} is not a JSON schema: {str(given)[:200]}", 'for example {"type": "string"}'
-            )
-        words = self._known(given, path)
+    def schema(self, source: Any, path: str, is_part: bool = False) -> Any:
+        """Rewrite a schema."""
+        if isinstance(source, bool):
+            return source
+        if not isinstance(source, dict):
+            message = f"{path} is not a JSON schema: {str(source)[:200]}"
+            raise _unsupported(message, 'for example {"type": "string"}')
+        words = self._known_words(source, path)
         nullable = words.pop("nullable", False) is True and bool(words)
         if words.keys() & set(COMBINING):
-            found = self._combined(words, path, is_part)
+            rewritten = self._combined(words, path, is_part)
         else:
-            found = self._typed(words, path, is_part)
-        self._rewritten.append((path, found))
-        return {"anyOf": [found, {"type": "null"}]} if nullable else found
+            rewritten = self._typed(words, path, is_part)
+        self._rewritten.append((path, rewritten))
+        return {"anyOf": [rewritten, {"type": "null"}]} if nullable else rewritten
 
-    def _known(self, given: dict[str, Any], path: str) -> dict[str, Any]:
-        """The keywords that decide which values are valid."""
+    def _known_words(self, source: dict[str, Any], path: str) -> dict[str, Any]:
+        """The keywords that decide which values are valid. Unknown ones are left out."""
         words = {
             word: value
-            for word, value in given.items()
+            for word, value in source.items()
             if word not in ANNOTATIONS and not word.startswith("x-")
         }
         unknown = {word: words.pop(word) for word in sorted(words.keys() - KEYWORDS)}
@@ -224,11 +223,11 @@ class _Rewriter:
             self._leave_out(place, f"{place} is not supported: a grammar cannot express it")
         if unknown and isinstance(words.get("properties"), dict):
             # The object will be closed, so allow the properties that only a condition names.
-            names = self._conditional(unknown, path)
+            names = self._conditional_properties(unknown, path)
             words["properties"] = {**words["properties"], **names, **words["properties"]}
         return words
 
-    def _conditional(self, words: dict[str, Any], path: str) -> dict[str, bool]:
+    def _conditional_properties(self, words: dict[str, Any], path: str) -> dict[str, bool]:
         """The names of the properties in conditional schemas."""
         names: dict[str, bool] = {}
         for condition in _conditions(words):
@@ -238,17 +237,18 @@ class _Rewriter:
     def refused(self, error: str, where: str) -> UsageError:
         """The exception for llguidance's error. It names the innermost schema that causes it."""
         for path, schema in self._rewritten:
-            own_error = self._error_of({**schema, "$defs": self.definitions})
+            inner_error = self._error_of({**schema, "$defs": self.definitions})
+            if not inner_error:
+                continue
             # "required property 'a' is unsatisfiable"
-            inner = "is unsatisfiable" in error and "Unsatisfiable" in own_error
-            if own_error and (inner or own_error in error):
-                where, error = path, own_error
+            explains = "is unsatisfiable" in error and "Unsatisfiable" in inner_error
+            if explains or inner_error in error:
+                where, error = path, inner_error
                 break
-        _, unsatisfiable, why = error.partition("Unsatisfiable schema: ")
+        _, unsatisfiable, reason = error.partition("Unsatisfiable schema: ")
         if unsatisfiable:
-            return _impossible(
-                f"{where} is impossible: {why.replace('anyOf is', 'enum or anyOf is'):.300}"
-            )
+            reason = reason.replace("anyOf is", "enum or anyOf is")
+            return _impossible(f"{where} is impossible: {reason:.300}")
         return _unsupported(
             f"{where} is not supported: {error:.300}", "fix the schema, or leave this part out"
         )
@@ -262,22 +262,23 @@ class _Rewriter:
         earlier schema fail.
         """
         leaves = [item for item in self._rewritten if not _holds_others(item[1])]
-        for path, found in (*leaves, *self._rewritten):
-            error = self._refusal(found)
+        for path, schema in (*leaves, *self._rewritten):
+            error = self._refusal(schema)
             if not error:
                 continue
-            accepted = (weaker for weaker in self._weaker(found) if not self._refusal(weaker))
+            accepted = (weaker for weaker in self._weaker(schema) if not self._refusal(weaker))
             kept = next(accepted, None)
             if kept is None:
                 continue
-            if "patternProperties" in found.keys() - kept.keys():
-                kept["additionalProperties"] = True  # else what matches could not be written
-            dropped = [word for word in found if word not in kept]
+            if "patternProperties" in schema.keys() - kept.keys():
+                # Without the patterns, the keys that match them would be forbidden.
+                kept["additionalProperties"] = True
+            dropped = [word for word in schema if word not in kept]
             for place in [f"{path}.{word}" for word in dropped] or [path]:
                 advice = "fix the schema, or leave this part out"
                 self._leave_out(place, f"{path} is not supported: {error:.300}", advice)
-            found.clear()
-            found.update(kept)
+            schema.clear()
+            schema.update(kept)
 
     def _refusal(self, schema: Any) -> str:
         """llguidance's error for this schema; "" if it accepts the schema or finds that no value
@@ -287,12 +288,12 @@ class _Rewriter:
         error = self._error_of({**schema, "$defs": self.definitions})
         return "" if "nsatisfiable" in error else error
 
-    def _weaker(self, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _weaker(self, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Schemas that allow more, the closest first; the last one allows everything."""
-        kind = {"type": found["type"]} if "type" in found else {}
+        kind = {"type": schema["type"]} if "type" in schema else {}
         if self._refusal(kind):
             kind = {}
-        others = {word: value for word, value in found.items() if word != "type"}
+        others = {word: value for word, value in schema.items() if word != "type"}
         inner = {word: value for word, value in others.items() if _holds_others({word: value})}
         accepted = {
             word: value
@@ -303,9 +304,9 @@ class _Rewriter:
         for dropped in sorted(others, key=lambda word: word in inner):
             yield kind | {word: value for word, value in others.items() if word != dropped}
         yield kind | inner
-        parts = _list(found.get("allOf"))
+        parts = _list(schema.get("allOf"))
         for size in range(len(parts) - 1, 0, -1):
-            yield {**found, "allOf": parts[:size]}
+            yield {**schema, "allOf": parts[:size]}
         yield kind
         yield {}
 
@@ -325,8 +326,9 @@ class _Rewriter:
             if closed and (names or required):
                 parts.append({"properties": {**names, **required}, "additionalProperties": False})
             is_part = True
-        if own := {word: value for word, value in words.items() if word not in COMBINING}:
-            parts.append(self._typed(own, path, is_part))
+        beside = {word: value for word, value in words.items() if word not in COMBINING}
+        if beside:
+            parts.append(self._typed(beside, path, is_part))
         if "$ref" in words:
             parts.append({"$ref": self._reference(words["$ref"], path, is_part)})
         if "allOf" in words:
@@ -342,18 +344,19 @@ class _Rewriter:
             parts.append({"anyOf": self._one_of(words["oneOf"], path, is_part)})
         return parts[0] if len(parts) == 1 else {"allOf": parts}
 
-    def _listed(self, given: Any, path: str, is_part: bool) -> list[Any]:
-        if not isinstance(given, list) or not given:
-            raise _unsupported(
-                f"{path} must be a list of schemas, got {str(given)[:200]}", "fix the schema"
-            )
-        return [self.schema(one, f"{path}[{at}]", is_part) for at, one in enumerate(given)]
+    def _listed(self, schemas: Any, path: str, is_part: bool) -> list[Any]:
+        """Rewrite a list of schemas."""
+        if not isinstance(schemas, list) or not schemas:
+            message = f"{path} must be a list of schemas, got {str(schemas)[:200]}"
+            raise _unsupported(message, "fix the schema")
+        return [self.schema(schema, f"{path}[{at}]", is_part) for at, schema in enumerate(schemas)]
 
-    def _one_of(self, given: Any, path: str, is_part: bool) -> list[Any]:
-        tag = self._tag(_list(given), path)
+    def _one_of(self, alternatives: Any, path: str, is_part: bool) -> list[Any]:
+        """Rewrite the alternatives of a ``oneOf``."""
+        tag = self._tag(_list(alternatives), path)
         if tag:
-            return [self._tagged(schema, tag, path, is_part) for schema in given]
-        return self._exclusive(given, f"{path}.oneOf", is_part)
+            return [self._tagged(schema, tag, path, is_part) for schema in alternatives]
+        return self._exclusive(alternatives, f"{path}.oneOf", is_part)
 
     def _tag(self, alternatives: list[Any], path: str) -> str:
         """The property whose constants distinguish the alternatives ("" if there is none)."""
@@ -379,19 +382,19 @@ class _Rewriter:
         required = [*_list(schema.get("required")), tag]
         return self.schema({**schema, "required": required}, path, is_part)
 
-    def _exclusive(self, given: Any, path: str, is_part: bool) -> list[Any]:
+    def _exclusive(self, alternatives: Any, path: str, is_part: bool) -> list[Any]:
         """The alternatives of a ``oneOf``, which is left out if a value could satisfy two of them.
 
         Each one is compared with the open form of the others: closed objects may exclude each other
         although the original ones do not.
         """
-        found = self._listed(given, path, is_part)
-        opened = self._listed(given, path, True)
-        for first, second in permutations(range(len(found)), 2):
+        rewritten = self._listed(alternatives, path, is_part)
+        opened = self._listed(alternatives, path, True)
+        for first, second in permutations(range(len(rewritten)), 2):
             # With another keyword beside them, llguidance follows references to see whether
             # alternatives exclude each other.
             pair = {
-                "oneOf": [found[first], opened[second]],
+                "oneOf": [rewritten[first], opened[second]],
                 "required": [],
                 "$defs": self.definitions,
             }
@@ -402,7 +405,7 @@ class _Rewriter:
                     "use anyOf, or give each alternative its own constant",
                 )
                 break
-        return found
+        return rewritten
 
     def _is_unreadable(self, schema: Any) -> bool:
         pattern = schema.get("pattern") if isinstance(schema, dict) else None
@@ -418,8 +421,8 @@ class _Rewriter:
         required: dict[str, bool],
         seen: set[str],
     ) -> bool:
-        """Add the properties of all parts. Returns whether a part has keywords of its own for other
-        properties."""
+        """Add the properties of all parts to ``names`` and ``required``. Returns whether a part
+        itself says which other properties are allowed."""
         if not isinstance(words, dict):
             return False
         names |= dict.fromkeys(_strings(words.get("properties")), True)
@@ -451,19 +454,20 @@ class _Rewriter:
             kinds = kinds[0]
         if isinstance(kinds, list) and kinds and all(isinstance(kind, str) for kind in kinds):
             return {"anyOf": [self._typed(_of_kind(words, kind), path, is_part) for kind in kinds]}
-        found = {**words, "type": kinds} if kinds else dict(words)
+        rewritten = {**words, "type": kinds} if kinds else dict(words)
         kind = kinds if isinstance(kinds, str) else ""
         if kind == "object":
-            self._object(found, path, is_part)
+            self._object(rewritten, path, is_part)
         elif kind == "array":
-            self._array(found, path)
-        elif kind == "string" and "format" in found:
-            self._format(found, path)
+            self._array(rewritten, path)
+        elif kind == "string" and "format" in rewritten:
+            self._format(rewritten, path)
         elif kind in ("number", "integer"):
-            self._bound(found, path)
-        return found
+            self._bound(rewritten, path)
+        return rewritten
 
     def _constant(self, words: dict[str, Any], path: str) -> dict[str, Any]:
+        """Rewrite an ``enum`` or a ``const``."""
         words = {word: value for word, value in words.items() if word != "format"}
         for word in sorted(words.keys() & (OF_TYPE["object"] | OF_TYPE["array"])):
             self._leave_out(
@@ -490,91 +494,93 @@ class _Rewriter:
         allowed += [{"type": kind} for kind in dict.fromkeys(map(_type_of, inexact))]
         return {**rest, "anyOf": allowed}
 
-    def _object(self, found: dict[str, Any], path: str, is_part: bool) -> None:
-        unevaluated = found.pop("unevaluatedProperties", True)
+    def _object(self, words: dict[str, Any], path: str, is_part: bool) -> None:
+        """Rewrite the keywords of an object, in place."""
+        unevaluated = words.pop("unevaluatedProperties", True)
         if unevaluated is not True and not (is_part and unevaluated is False):
-            found.setdefault("additionalProperties", unevaluated)
+            words.setdefault("additionalProperties", unevaluated)
         for word in ("properties", "patternProperties"):
-            inner = found.get(word)
+            inner = words.get(word)
             if isinstance(inner, dict):
-                found[word] = {
+                words[word] = {
                     name: self.schema(schema, f"{path}.{word}.{name}")
                     for name, schema in inner.items()
                 }
-        if "additionalProperties" in found:
-            others = found["additionalProperties"]
-            found["additionalProperties"] = self.schema(others, f"{path}.additionalProperties")
-        if "propertyNames" in found:
-            self._property_names(found, path)
-        decided = found.keys() & {"additionalProperties", "patternProperties"}
-        if not is_part and not decided and isinstance(found.get("properties"), dict):
-            for name in _strings(found.get("required")):
-                found["properties"].setdefault(name, True)
-            found["additionalProperties"] = False
-        low = found.get("minProperties", 0)
-        required = len(_list(found.get("required")))
-        is_open = found.get("additionalProperties") is not False or "patternProperties" in found
+        if "additionalProperties" in words:
+            others = words["additionalProperties"]
+            words["additionalProperties"] = self.schema(others, f"{path}.additionalProperties")
+        if "propertyNames" in words:
+            self._property_names(words, path)
+        decided = words.keys() & {"additionalProperties", "patternProperties"}
+        if not is_part and not decided and isinstance(words.get("properties"), dict):
+            for name in _strings(words.get("required")):
+                words["properties"].setdefault(name, True)
+            words["additionalProperties"] = False
+        low = words.get("minProperties", 0)
+        required = len(_list(words.get("required")))
+        is_open = words.get("additionalProperties") is not False or "patternProperties" in words
         if is_open and isinstance(low, int) and low - required > 1:
             self._leave_out(
                 f"{path}.minProperties",
                 f"{path}.minProperties {low} is not supported: the same key could be written twice",
             )
-            del found["minProperties"]
+            del words["minProperties"]
 
-    def _property_names(self, found: dict[str, Any], path: str) -> None:
+    def _property_names(self, words: dict[str, Any], path: str) -> None:
         """``propertyNames`` as ``properties`` (of an enum) or ``patternProperties``."""
-        names = found.pop("propertyNames")
+        names = words.pop("propertyNames")
         if isinstance(names, dict) and "$ref" in names:  # an enum class
             names = self._target(names["$ref"], path)
         if names is True:
             names = {}
         elif isinstance(names, dict):
-            names = self._known(names, path)
+            names = self._known_words(names, path)
         else:
             names = {"enum": []}
-        values = found.get("additionalProperties", True)
+        values = words.get("additionalProperties", True)
         if str(names.get("format")) in FORMATS:
             names["pattern"] = f"^(?:{FORMATS[names.pop('format')]})$"
         if names.keys() <= {"type"}:
             return
         listed = names.keys() <= {"type", "enum", "const"}
         matched = names.keys() <= {"type", "pattern"}
-        if listed and "patternProperties" not in found:
-            properties = found.get("properties", {})
+        if listed and "patternProperties" not in words:
+            properties = words.get("properties", {})
             allowed = _strings(names.get("enum", [names.get("const")]))
-            found["properties"] = {name: properties.get(name, values) for name in allowed}
-        elif matched and not found.keys() & {"patternProperties", "properties"}:
-            found["patternProperties"] = {names["pattern"]: values}
+            words["properties"] = {name: properties.get(name, values) for name in allowed}
+        elif matched and not words.keys() & {"patternProperties", "properties"}:
+            words["patternProperties"] = {names["pattern"]: values}
         else:
             self._leave_out(
                 f"{path}.propertyNames",
                 f"{path}.propertyNames is not supported beside these keywords",
             )
-            found.setdefault("additionalProperties", True)
+            words.setdefault("additionalProperties", True)
             return
-        found["additionalProperties"] = False
+        words["additionalProperties"] = False
 
-    def _array(self, found: dict[str, Any], path: str) -> None:
-        if found.pop("uniqueItems", False) is True and found.get("maxItems") not in (0, 1):
+    def _array(self, words: dict[str, Any], path: str) -> None:
+        """Rewrite the keywords of an array, in place."""
+        if words.pop("uniqueItems", False) is True and words.get("maxItems") not in (0, 1):
             self._leave_out(
                 f"{path}.uniqueItems",
                 f"{path}.uniqueItems is not supported: a grammar does not remember earlier items",
                 "use a list instead of a set, and remove duplicates yourself",
             )
         for word in ("items", "additionalItems", "prefixItems"):
-            inner = found.get(word)
+            inner = words.get(word)
             if isinstance(inner, list) and inner:  # items may be a list in drafts up to 2019
-                found[word] = self._listed(inner, f"{path}.{word}", False)
+                words[word] = self._listed(inner, f"{path}.{word}", False)
             elif isinstance(inner, dict):
-                found[word] = self.schema(inner, f"{path}.{word}")
+                words[word] = self.schema(inner, f"{path}.{word}")
 
-    def _format(self, found: dict[str, Any], path: str) -> None:
-        format = str(found.pop("format"))
+    def _format(self, words: dict[str, Any], path: str) -> None:
+        format = str(words.pop("format"))
         format = _SAME_FORMAT.get(format, format)
         if format in FORMATS:
-            found["allOf"] = [{"type": "string", "pattern": f"^(?:{FORMATS[format]})$"}]
+            words["allOf"] = [{"type": "string", "pattern": f"^(?:{FORMATS[format]})$"}]
         elif format in _KNOWN_FORMATS:
-            found["format"] = format
+            words["format"] = format
         elif format not in _SUBJECTS:
             self._leave_out(
                 f"{path}.format",
@@ -582,10 +588,10 @@ class _Rewriter:
                 f"one of {', '.join(FORMATS)}; or none",
             )
 
-    def _bound(self, found: dict[str, Any], path: str) -> None:
+    def _bound(self, words: dict[str, Any], path: str) -> None:
         """Narrow the bounds of numbers to the range that llguidance supports."""
         for word in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
-            bound = found.get(word)
+            bound = words.get(word)
             inwards = 1 if "inimum" in word else -1
             if isinstance(bound, bool) or not isinstance(bound, int | float):
                 continue
@@ -594,16 +600,16 @@ class _Rewriter:
                     f"{path}.{word}",
                     f"{path}.{word} {str(bound)[:30]} is not supported: it is beyond {LARGEST}",
                 )
-                del found[word]
+                del words[word]
                 continue
-            found[word] = bound = max(bound * inwards, -LARGEST) * inwards
+            words[word] = bound = max(bound * inwards, -LARGEST) * inwards
             if isinstance(bound, int) and (int(float(bound)) - bound) * inwards < 0:
-                found[word] = int(math.nextafter(float(bound), inwards * math.inf))
+                words[word] = int(math.nextafter(float(bound), inwards * math.inf))
 
     # --- references -------------------------------------------------------------------------------
 
     def _reference(self, reference: Any, path: str, is_part: bool, tag: str = "") -> str:
-        """The reference to the rewritten definition."""
+        """Rewrite the definition that a reference refers to. Returns the new reference."""
         target = self._target(reference, path)
         if tag:
             target = {**target, "required": [*_list(target.get("required")), tag]}
@@ -611,7 +617,7 @@ class _Rewriter:
             name = re.sub(r"\W", "_", reference.rpartition("/")[2]) or "root"
             while name in self.definitions:
                 name += "_"
-            # Both before the definition is rewritten, because it may refer to itself.
+            # The name is reserved first, because the definition may refer to itself.
             self._names[reference, is_part, tag] = name
             self.definitions[name] = True
             self.definitions[name] = self.schema(target, reference, is_part)
@@ -622,19 +628,19 @@ class _Rewriter:
             raise _unsupported(
                 f"{path}.$ref {reference!r:.200} is not in this schema", "put it into $defs"
             )
-        found = self._root
+        schema = self._root
         for step in reference.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
             try:
-                found = found[int(step)] if isinstance(found, list) else found[step]
+                schema = schema[int(step)] if isinstance(schema, list) else schema[step]
             except (KeyError, IndexError, ValueError, TypeError):
                 message = f"{path}.$ref {reference!r:.200} is nowhere in this schema"
                 raise _unsupported(message, "fix the reference") from None
-        return found
+        return schema
 
 
 def _is_reference(schema: Any) -> bool:
-    """Whether a schema is just a reference, with annotations at most."""
+    """Whether a schema consists of a reference, apart from annotations."""
     return isinstance(schema, dict) and schema.keys() & KEYWORDS == {"$ref"}
 
 
@@ -661,12 +667,12 @@ def _strings(value: Any) -> list[str]:
 
 def _conditions(words: dict[str, Any]) -> list[Any]:
     """The conditional schemas among these keywords. No grammar can express them."""
-    found = [words[word] for word in ("if", "then", "else") if word in words]
+    conditions = [words[word] for word in ("if", "then", "else") if word in words]
     for word in ("dependentSchemas", "dependencies"):
         by_name = words.get(word)
         if isinstance(by_name, dict):
-            found += by_name.values()
-    return found
+            conditions += by_name.values()
+    return conditions
 
 
 def _holds_others(schema: Any) -> bool:
@@ -687,10 +693,10 @@ def _type_of(value: Any) -> str:
 
 def _of_kind(words: dict[str, Any], kind: Any) -> dict[str, Any]:
     """The keywords that apply to values of this type."""
-    own = "number" if kind == "integer" else kind
+    applying = "number" if kind == "integer" else kind
     others: set[str] = set()
     for name, keywords in OF_TYPE.items():
-        if name != own:
+        if name != applying:
             others |= keywords
     return {word: value for word, value in words.items() if word not in others} | {"type": kind}
 
@@ -709,7 +715,7 @@ def _exact(value: Any) -> bool:
 # --- schemas without end --------------------------------------------------------------------------
 
 
-def _finite(definitions: dict[str, Any]) -> set[str]:
+def _finite_definitions(definitions: dict[str, Any]) -> set[str]:
     """The names of the definitions of which some value can be completed."""
     finite: set[str] = set()
     while True:
