@@ -18,11 +18,10 @@ from .messages import read_json
 
 log = logging.getLogger("langchain_specfuse")
 
-
 CUT_OFF = "cut off by max_tokens"
 STALLED = "unfinished: no member could continue it as its schema allows"
 REFUSED = "unfinished: the members refused to continue"
-"""Reasons for which a call is incomplete."""
+"""Why a call is incomplete."""
 UNREADABLE = "a number in it is too large for a float"
 """JSON allows ``1e999``, which LangChain would read as infinity."""
 
@@ -32,8 +31,8 @@ def marked(reason: str) -> str:
     reason.
 
     LangChain completes truncated JSON, and an agent would then execute the call. It cannot complete
-    this text: wherever the arguments break off (in a string, after a backslash, or outside), a
-    bracket of one kind is closed by one of the other kind.
+    JSON with this text, wherever the arguments break off: in a string, after a backslash or
+    outside, a bracket of one kind is closed by one of the other kind.
 
     >>> marked("cut off by max_tokens")
     '" {cut off by max_tokens]" {]'
@@ -46,7 +45,7 @@ _MARK = re.compile(r'" \{([^"]*)\]" \{\]\Z')
 
 
 def reason_of(arguments: str) -> str | None:
-    """The reason for which :func:`marked` made this call invalid; None if it did not.
+    """The reason that :func:`marked` appended to these arguments; None if there is none.
 
     >>> reason_of('{"a": ' + marked(CUT_OFF))
     'cut off by max_tokens'
@@ -58,8 +57,8 @@ def reason_of(arguments: str) -> str | None:
 class LoneCall:
     """Reads an answer that consists of a single call, written as plain JSON or in a code fence.
 
-    Many models that were trained on code write calls like this, whatever the prompt says. Text that
-    may become such a call is held back; it is released as soon as it no longer can.
+    Many models that were trained on code write calls like this, whatever the prompt says. Text is
+    held back while it may become such a call.
 
     >>> reader = LoneCall(["add"])
     >>> reader.feed('```json\\n{"name": "ad'), reader.feed('d", "arguments": {"a": 1}}\\n```')
@@ -173,10 +172,10 @@ def _unfenced(text: str) -> str | None:
 class Splitter:
     """Splits the text of one answer, as it grows, into prose and calls.
 
-    ``anywhere``: a call may follow prose; otherwise a call can only begin the answer (JSON text may
-    contain the marker of a call). ``fault``: a function that says what is wrong with a call of this
-    tool with these arguments; its third argument says whether a grammar enforced the schema.
-    ``lone``: the tools that an answer in plain JSON may call.
+    ``anywhere`` says that a call may follow prose. Otherwise a call can only begin the answer,
+    because JSON text may contain the marker of a call. ``fault`` is a function that returns what is
+    wrong with a call of this tool with these arguments; its third argument says whether a grammar
+    enforced the schema. ``lone`` are the tools that an answer in plain JSON may call.
     """
 
     def __init__(
@@ -194,17 +193,17 @@ class Splitter:
 
     @property
     def calls(self) -> int:
-        """How many calls are whole."""
+        """How many calls are complete."""
         return len(self._reader.calls) + self._lone_calls
 
     def feed(self, text: str, last: bool = False, *, cut: str = "") -> tuple[str, list[CallPiece]]:
         """The new prose, and a piece of each call that the text continues or begins.
 
-        ``last``: nothing follows. ``cut``: why the answer is incomplete, if it is.
+        ``last`` says that no text follows. ``cut`` says why the answer is incomplete, if it is.
         """
         prose, pieces = self._read(text, cut)
         # The end of the answer may look like the beginning of a call. It is prose, unless the
-        # answer was cut off there: then it is dropped.
+        # answer was cut off there. Then it is dropped.
         if last and not cut:
             prose += self._reader.finish()
         if self._lone:
@@ -219,8 +218,9 @@ class Splitter:
         return prose, list(pieces.values())
 
     def _read(self, text: str, cut: str) -> tuple[str, dict[int, CallPiece]]:
-        """The new prose, and for each call that the text continues or begins its only piece:
-        LangChain joins pieces of different chunks, but not those within one."""
+        """The new prose, and a piece of each call that the text continues or begins. There is only
+        one piece of each call, because LangChain joins pieces of different chunks, but not those
+        within a chunk."""
         finished = len(self._reader.calls)
         prose, new = self._reader.feed(text)
         pieces: dict[int, CallPiece] = {}
@@ -238,7 +238,7 @@ class Splitter:
         return CallPiece(0, call.name, arguments, _new_id())
 
     def _mark(self, call: ToolCall, *, by_grammar: bool) -> str:
-        """What makes a finished call invalid; empty if it is valid."""
+        """The text that makes a finished call invalid; empty if the call is valid."""
         try:
             arguments = read_json(call.arguments)
             fault = self._fault(call.name, arguments, by_grammar) if self._fault else ""
@@ -251,7 +251,7 @@ class Splitter:
 
 
 def _extend(pieces: dict[int, CallPiece], index: int, arguments: str) -> None:
-    """Append to the arguments of a call's piece; without one, make it."""
+    """Append text to the arguments in a call's piece. Adds a piece if there is none."""
     if arguments:
         piece = pieces.get(index) or CallPiece(index, None, "")
         pieces[index] = replace(piece, arguments=piece.arguments + arguments)

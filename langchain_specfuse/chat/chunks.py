@@ -21,8 +21,8 @@ from .messages import PROVIDER
 from .report import Summary
 
 KNOWS_REFUSALS = hasattr(content, "RefusalContentBlock")
-"""Whether langchain-core has a content block for refusals (since 1.7.5). With an older version a
-refusal is in ``additional_kwargs`` only, unless the output is ``v1``."""
+"""Whether langchain-core has a content block for refusals, as it does since 1.7.5. With an older
+version, a refusal is in ``additional_kwargs`` only, unless the output is ``v1``."""
 
 
 class AnswerChunks:
@@ -74,10 +74,10 @@ class AnswerChunks:
 
     def of(self, round: Round) -> Iterator[ChatGenerationChunk]:
         """The chunks that this round releases: text, then pieces of tool calls, then the end. The
-        summary already contains the round.
+        summary must already contain the round.
 
-        Separately: LangChain reads pieces of calls only from a chunk that holds nothing else and is
-        not the last.
+        These are different chunks, because LangChain reads pieces of calls only from a chunk that
+        contains nothing else and is not the last.
         """
         self._count(round)
         prose = round.text
@@ -111,7 +111,7 @@ class AnswerChunks:
         pieces: Sequence[CallPiece] = (),
         thought: str = "",
     ) -> ChatGenerationChunk:
-        """One chunk. It is the last one if it has a round that ends the answer."""
+        """One chunk. It is the last one if ``round`` ends the answer."""
         last = round if round and round.finish else None
         is_refused = last is not None and last.finish == "refusal"
         content: Any = blocks
@@ -160,8 +160,8 @@ class AnswerChunks:
         return [block]
 
     def _call_blocks(self, round: Round, pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
-        """The first piece of a call has its author in ``extras``: LangChain keeps no annotations of
-        a call."""
+        """The blocks of these pieces. The first piece of a call names its author in ``extras``,
+        because LangChain drops annotations of a call."""
         blocks: list[dict[str, Any]] = []
         for piece in pieces:
             block = {"type": "tool_call_chunk", **self._call_chunk(piece)}
@@ -219,14 +219,15 @@ class AnswerChunks:
 
     @property
     def _bills(self) -> dict[str, Effort]:
-        """What each hosted member has used."""
+        """The effort of each hosted member."""
         used = self._summary.used
         return {name: effort for name, effort in used.items() if name in self._hosted}
 
     # --- metadata ---------------------------------------------------------------------------------
 
     def _metadata(self, last: Round | None) -> dict[str, Any]:
-        """The metadata of a chunk; the round is given if it is the last chunk."""
+        """The metadata of a chunk. ``last`` is the round that ends the answer, if this is the last
+        chunk."""
         metadata: dict[str, Any] = {"output_version": "v1"} if self._v1 else {}
         if not self._has_begun:
             # On the first chunk only: merging chunks joins texts.
@@ -266,7 +267,7 @@ class AnswerChunks:
 
 
 def _finish_reason(last: Round, called: bool) -> str | None:
-    """The finish reason in OpenAI's terms: a stop string is also ``stop``."""
+    """The finish reason as OpenAI names it, where a stop string is ``stop`` too."""
     if last.finish not in ("stop", "stop_string"):
         return last.finish
     return "tool_calls" if called else "stop"
@@ -282,13 +283,13 @@ def _why_cut(round: Round) -> str:
 
 
 def _tokens(draft: Draft) -> int:
-    """The draft's length in tokens; 1 if it was cut inside a token, as the answer's budget counts
-    it."""
+    """The draft's length in tokens. A draft that was cut inside a token has length 1, as in the
+    answer's budget."""
     return len(draft.tokens) or bool(draft.text)
 
 
 def provenance(round: Round) -> dict[str, Any]:
-    """Who wrote what this round added, and how much the members agreed, as plain JSON."""
+    """Who wrote this round's segment, and how much the members agreed, as plain JSON."""
     agreed = confidence(round)
     return {
         "member": round.member,
@@ -303,10 +304,10 @@ def provenance(round: Round) -> dict[str, Any]:
 def confidence(round: Round) -> float | None:
     """The winner's share of the vote: its total, Σ_j w_j s_j(winner), from 0 to 1.
 
-    1.0 when all members drafted the same, so that there was nothing to vote on. With k different
-    drafts, 1/k means that no member preferred any. None when no member could disagree (a single
-    member drafted) or none voted (no member that is left can score; all drafts but one were empty
-    or loops). It measures agreement, not correctness.
+    1.0 if all members drafted the same text, so that there was nothing to vote on. With k different
+    drafts, 1/k means that no member preferred any. None if no member could disagree, because a
+    single member drafted, or if none voted, because no remaining member can score, or all drafts
+    but one were empty or loops. It measures agreement, not correctness.
     """
     if len(round.drafts) < 2:
         return None

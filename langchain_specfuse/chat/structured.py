@@ -1,6 +1,5 @@
-"""``with_structured_output``: a chat model whose answers are objects.
-
-It builds LangChain's runnables and parsers. ``shape`` says which answers are allowed.
+"""Build the runnables and parsers of ``with_structured_output``, with which a chat model answers
+with objects.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .schemas import name_of, reader_of, schema_of
 from .shape import whole_schema
 
 FORMS = ("json_schema", "json_mode", "function_calling")
-"""What ``method`` may be."""
+"""The values of ``method``."""
 
 ADVICE_CUT_OFF = "the answer was cut off by max_tokens: raise it"
 ADVICE_STALLED = (
@@ -38,21 +37,21 @@ ADVICE_STALLED = (
 _UNFINISHED_ESCAPE = re.compile(
     r"\\(u[0-9a-fA-F]{0,3})?\Z|\\u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?\Z"
 )
-"""A part of an escape, or half of a surrogate pair. Partial objects leave it out, so that a text
-that has been shown is always a beginning of the next one."""
+"""An incomplete escape, or half of a surrogate pair. It is left out of partial objects, so that
+each of their texts begins with the one before."""
 
 
 class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
     """Reads the object in the JSON of an answer, or in the arguments of its call.
 
-    While the answer streams, it reads what is there: a class appears as soon as its data are valid,
-    a dict with its first key.
+    While the answer streams, it returns partial objects: a dict from its first key on, an instance
+    of a class as soon as its data are valid.
     """
 
     read: Callable[[Any], Any] | None = None
-    """Makes the object from its data. None: the data are the object."""
+    """The function that makes the object from its data; None if the data are the object."""
     call: str | None = None
-    """The tool whose arguments are the data. None: the data are the text."""
+    """The tool whose arguments are the data; None if the data are the text."""
     whole: str | None = None
     """The schema against which finished data are checked, if the grammar leaves out a part of
     it."""
@@ -103,7 +102,7 @@ class StructuredReader(BaseCumulativeTransformOutputParser[Any]):
 
 
 def _json_in(text: str, message: Any, partial: bool) -> Any:
-    """The data in an answer's text; of a partial answer, what is there."""
+    """The data in an answer's text. The text of a partial answer is completed."""
     if partial:
         text = _UNFINISHED_ESCAPE.sub("", text.lstrip())
         return parse_partial_json(text) if text else None
@@ -135,7 +134,7 @@ def structured(
     strict: bool | None,
     kwargs: Mapping[str, Any],
 ) -> Runnable[Any, Any]:
-    """The model, asked for this schema, and the reader of its answers."""
+    """A runnable that asks the model for this schema and reads its answers."""
     if method not in FORMS:
         error = UsageError(
             f"method must be one of {', '.join(map(repr, FORMS))}, got {method!r:.80}"
@@ -154,10 +153,10 @@ def structured(
         bound = _as_call(bind_tools, schema, json_schema, strict, options)
         reader.call = bound.kwargs["tools"][0]["function"]["name"]
     else:
-        named: dict[str, Any] = {"name": name_of(schema), "schema": json_schema}
+        wrapped: dict[str, Any] = {"name": name_of(schema), "schema": json_schema}
         if strict is not None:
-            named["strict"] = strict
-        bound = bind(**options, response_format={"type": "json_schema", "json_schema": named})
+            wrapped["strict"] = strict
+        bound = bind(**options, response_format={"type": "json_schema", "json_schema": wrapped})
         reader.whole = whole_schema(json_schema)
     return _read_by(reader, bound, include_raw)
 
@@ -169,7 +168,7 @@ def _as_call(
     strict: bool | None,
     options: Mapping[str, Any],
 ) -> Any:
-    """The model, which must call a tool of this schema."""
+    """The model, bound to a tool with this schema, which it must call."""
     if options.get("tools"):
         error = UsageError(
             "tools and method='function_calling' are both given: the object would be one more call"
@@ -184,7 +183,7 @@ def _as_call(
 
 
 def _function(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON schema as a tool. LangChain's own conversion keeps nothing but its properties."""
+    """A JSON schema as a tool. LangChain's conversion would keep only its properties."""
     parameters = {
         key: value for key, value in schema.items() if key not in ("title", "description")
     }
@@ -208,8 +207,8 @@ def _for_traces(
 
 
 def _read_by(reader: StructuredReader, bound: Any, include_raw: bool) -> Runnable[Any, Any]:
-    """The model with its answers read: the object; or a dict of the answer, and the object or the
-    error."""
+    """A runnable that returns the object. With ``include_raw``, it returns a dict of the answer and
+    the object or the error."""
     if not include_raw:
         return cast("Runnable[Any, Any]", bound | reader)
     read = RunnablePassthrough.assign(

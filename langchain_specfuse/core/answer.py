@@ -1,8 +1,8 @@
-"""The agreed text: where it may be cut, where it ends, and how much of it may be shown.
+"""Decide where drafts may be cut, where the answer ends, and how much of it may be shown.
 
-:class:`Answer` decides about the end (stop strings, also across seams, the budget, the constraint)
-and about what may be shown. All functions work on characters; members pass in where their tokens
-end. Nothing is ever stripped or replaced.
+:class:`Answer` finds the answer's end: a stop string, also across segments, the budget or the
+constraint. All functions work on characters, and members say at which character each of their
+tokens ends. The text itself is never stripped or changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .values import Draft, Finish, Segment
 
 # --- where a draft may be cut ---------------------------------------------------------------------
 
-# Scripts written without spaces between words: every character may be followed by a seam.
+# Scripts without spaces between words: a seam may follow every character.
 _UNSPACED = re.compile(
     r"[\u2e80-\u303e\u3041-\u30ff\u31f0-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]"
 )
@@ -25,13 +25,12 @@ _PICTURE = re.compile(r"[\u2190-\u2bff\U0001f000-\U0001faff]")
 
 
 def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
-    """How many tokens of a draft to keep so that it ends at the end of a word; 0 if there is no
-    such place yet.
+    """How many tokens of a draft to keep, at most ``limit``, so that it ends at the end of a word.
+    0 if no word has ended yet.
 
-    ``ends[k]`` is the number of complete characters of ``text`` after token k+1, ``limit`` the
-    number of tokens wanted. The last word is not kept, because it may go on; nor is a token that
-    completes no character, because it holds bytes of the next one (``ends`` may be 0 where a token
-    does both).
+    ``ends[k]`` is the number of complete characters of ``text`` after token k+1. The last word is
+    not kept, because it may go on. A token that completes no character is not kept either, because
+    it contains bytes of the next one.
 
     >>> kept_tokens("The sky is bl", [3, 7, 10, 13], limit=4)
     3
@@ -40,8 +39,8 @@ def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
     >>> kept_tokens("a😀", [1, 1, 1, 2], limit=3)  # tokens 2 to 4 are the bytes of one character
     1
 
-    Paper: its only boundary is the space; it strips white space and also cuts drafts that end the
-    answer.
+    Paper: drafts are cut at spaces only, also those that end the answer, and white space is
+    stripped.
     """
     for count in range(min(limit, len(ends)), 0, -1):
         if (count == 1 or ends[count - 1] > ends[count - 2]) and is_safe(text, ends[count - 1]):
@@ -50,8 +49,8 @@ def kept_tokens(text: str, ends: Sequence[int], limit: int) -> int:
 
 
 def is_safe(text: str, at: int) -> bool:
-    """Whether every kind of tokenizer splits the text here, so that a seam costs no member
-    anything.
+    """Whether every kind of tokenizer splits the text here, so that a seam does not change any
+    member's tokens.
 
     >>> [is_safe("a bc", at) for at in range(5)]
     [False, True, False, False, False]
@@ -64,21 +63,22 @@ def is_safe(text: str, at: int) -> bool:
     right = text[at]
     if _joined(left, right):
         return False
-    if right.isspace():
-        # Not inside a run of white space, nor between punctuation and a line break (";\n" is one
-        # token for many).
-        return not left.isspace() and (right not in ("\r", "\n") or left.isalnum())
-    if left == "\n":
+    if left == "\n" and not right.isspace():
         return True
-    return (
-        any(kind.match(side) for kind in (_UNSPACED, _PICTURE) for side in (left, right))
-        and not left.isspace()
-    )
+    if left.isspace():
+        return False
+    if right in ("\r", "\n"):
+        # Many tokenizers have one token for punctuation and a line break, such as ";\n".
+        return left.isalnum()
+    if right.isspace():
+        return True
+    patterns = (_UNSPACED, _PICTURE)
+    return any(pattern.match(side) for pattern in patterns for side in (left, right))
 
 
 def _joined(left: str, right: str) -> bool:
-    """Two code points of one visible character: marks, variation selectors, joiners, flags, skin
-    tones, tags."""
+    """Whether two code points belong to one visible character, as marks, variation selectors,
+    joiners, flags, skin tones and tags do."""
     return (
         unicodedata.category(right) in ("Mn", "Me", "Mc")
         or "\u200d" in (left, right)
@@ -91,20 +91,19 @@ def _joined(left: str, right: str) -> bool:
 # --- loops ----------------------------------------------------------------------------------------
 
 LOOP_CHARS = 24
-"""Shorter repetitions are allowed: "ha ha ha", a short list of zeros."""
+"""Repetitions that are shorter are allowed, such as "ha ha ha" or a short list of zeros."""
 LOOP_MARKS = 96
-"""The same for repetitions without letters and digits: lines and empty rows of tables, dots,
-indentation."""
+"""The same length for repetitions without letters and digits, such as lines and empty rows of
+tables, dots or indentation."""
 LOOP_WINDOW = 600
-"""The length of the answer's end in which repetitions are looked for."""
+"""Only this many characters at the end of the answer are searched for repetitions."""
 
 
 def continues_loop(answer: str, draft: str) -> bool:
     """Whether the draft only continues a repetition at the end of the answer.
 
-    True if, for some period p, the draft and some text before it copy the text p characters earlier
-    over at least one full period: the answer had begun to repeat itself, and the draft continues
-    that.
+    It does if, for some period p, the draft and some text before it copy the text p characters
+    earlier, over at least one full period.
 
     >>> loop = "it is natural because it is natural because"
     >>> continues_loop(loop, " it is natural because it"), continues_loop(loop, " of the air")
@@ -126,8 +125,8 @@ def continues_loop(answer: str, draft: str) -> bool:
 
 
 def _repeats(whole: str, period: int, draft: int) -> bool:
-    """Whether the end of the text copies the text ``period`` characters earlier, for long
-    enough."""
+    """Whether the end of the text copies the text ``period`` characters earlier, and is long enough
+    to be a loop."""
     least = LOOP_CHARS if any(map(str.isalnum, whole[-period:])) else LOOP_MARKS
     run = max(period, least, draft + min(period, LOOP_CHARS) // 2)
     return run + period <= len(whole) and whole[-run:] == whole[-run - period : -period]
@@ -138,7 +137,7 @@ def _repeats(whole: str, period: int, draft: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer so far. ``plus`` returns the next one."""
+    """The answer so far. :meth:`plus` returns the answer with one more segment."""
 
     stop: tuple[str, ...]
     budget: int
@@ -147,16 +146,16 @@ class Answer:
     text: str = ""
     """The answer's text, without a stop string and anything after it."""
     shown: int = 0
-    """How many characters of it have been released."""
+    """How many characters of the text have been released."""
     released: str = ""
-    """The text that the last ``plus`` released; it may begin with text that was held back
+    """The text that the last ``plus`` released. It may begin with text that was held back
     before."""
     forced: str = ""
-    """The text that the last ``plus`` added because the constraint leaves no choice."""
+    """The text that the last ``plus`` added because the constraint allows nothing else."""
     tokens_left: int = 0
     finish: Finish | None = None
     stalled: bool = False
-    """It ended unfinished before its budget was used up: no member could continue it."""
+    """Whether the answer is incomplete because no member could continue it."""
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -172,7 +171,7 @@ class Answer:
     def plus(self, segment: Segment) -> Answer:
         """The answer with one more segment."""
         text = self.text + segment.text
-        tokens = next(iter(segment.tokens.values()), ())  # the writer's
+        tokens = next(iter(segment.tokens.values()), ())  # those of its writer
         left = self.tokens_left - (len(tokens) or 1)
         forced = ""
         finish: Finish | None = None
@@ -209,24 +208,24 @@ class Answer:
         )
 
     def _finish_at(self, text: str, is_empty: bool, left: int) -> tuple[Finish | None, bool]:
-        """Whether an answer with this text is finished although nobody has ended it, and whether it
-        has stalled. ``is_empty``: the last segment added nothing."""
+        """Why an answer with this text ends although no member has ended it, and whether it has
+        stalled. ``is_empty`` says that the last segment added nothing."""
         if self.referee.must_end(text):
             return "stop", False
         if is_empty:
-            # No member adds anything now, so none would next time.
+            # No member adds anything now, so none would in another round.
             return ("stop", False) if self._is_complete(text) else ("length", True)
         return ("length" if left <= 0 else None), False
 
     def _is_complete(self, text: str) -> bool:
-        """Whether the constraint says that the answer is complete; prose has no such mark."""
+        """Whether the constraint says that the answer is complete. Prose never is."""
         return self.referee.possible_prose(text) < len(text) and self.referee.may_end(text)
 
     def _without_stop(self, text: str, finish: Finish) -> tuple[str, Finish]:
-        """The whole text without a stop string in its end, which might have begun a call.
+        """The whole text without a stop string in the part that might have begun a call.
 
-        If the answer ends there, that end is prose, unless the budget ended the answer: then it may
-        be a call that is cut off.
+        If the answer ends in that part, it is prose, unless the budget ended the answer: then it
+        may be a call that is cut off.
         """
         stop_at = self._stop_in(text[: self.referee.possible_prose(text)])
         if stop_at is None:
@@ -236,7 +235,8 @@ class Answer:
         return kept, "length" if cut_off else "stop_string"
 
     def _stop_in(self, text: str) -> int | None:
-        """Where the first stop string begins; none can begin in text that has been released."""
+        """Where the first stop string begins that is not in the released text; None if there is
+        none."""
         return first_stop(text, self.stop, self.shown)
 
     def _held_back(self, text: str) -> int:
@@ -258,7 +258,7 @@ def legal_part(draft: Draft, answer: Answer) -> Draft:
     referee, text = answer.referee, draft.text
     legal = referee.legal(answer.text, text)
     if legal < len(text):
-        # Its tokens end elsewhere now, so neither they nor their log-probabilities are known.
+        # The tokens of the shorter text are unknown, and so are their log-probabilities.
         draft = replace(draft, text=text[:legal], ended=False, tokens=(), logprobs=None, ends=None)
     whole = answer.text + draft.text
     if draft.ended and not referee.may_end(whole):
@@ -271,9 +271,10 @@ def legal_part(draft: Draft, answer: Answer) -> Draft:
 
 
 def first_stop(text: str, stop: Sequence[str], start: int = 0) -> int | None:
-    """Where the stop string begins that is the first to be complete, from ``start`` on.
+    """Where the stop string begins that is complete first, searched from ``start`` on.
 
-    The result does not depend on the pieces in which the text arrives: later text cannot change it.
+    Later text cannot change the result, so it does not depend on the pieces in which the text
+    arrives.
 
     >>> first_stop("one END two", ["END", "ND"])
     4

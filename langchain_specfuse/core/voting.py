@@ -1,6 +1,6 @@
-"""Scores -> votes -> totals -> rewards: the arithmetic of one vote, each step with its formula.
+"""The arithmetic of one vote, each step with its formula: scores become votes, totals and rewards.
 
-Drafts are numbers here; their authors matter for rewards alone. Pure functions without state.
+All functions are pure. A draft is an index in a list; only rewards depend on its authors.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from collections.abc import Mapping, Sequence
 from .options import RewardKind, ScoreKind, WeightingKind
 
 FLOOR = -1e4
-"""Log-probabilities below this (minus infinity too) count as this: votes stay finite."""
+"""Log-probabilities below this, such as minus infinity, are raised to it, so that votes stay
+finite."""
 CONFIDENT_TOKENS = 8
 """A verifier's confidence is the probability of this many tokens of its favourite draft."""
 BYTES_PER_TOKEN = 4
 LEAST_CONFIDENCE = 0.1
-"""Where no verifier finds any draft probable, differences in confidence mean little."""
+"""The confidence of a verifier that finds no draft probable. If it were 0, tiny differences would
+decide when no verifier finds any draft probable."""
 
 
 def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
-    """One verifier's score of one draft, from the log-probabilities of its m tokens (the end of the
-    turn is one too).
+    """One verifier's score of one draft, from the log-probabilities of the draft's m tokens. The
+    end of the turn counts as a token.
 
     ``mean_prob`` (1/m) Σ p, ``mean_logprob`` (1/m) Σ log p, ``logprob_per_byte`` Σ log p / bytes.
 
@@ -32,7 +34,7 @@ def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
     >>> raw_score("logprob_per_byte", [-1.0, -2.0], "äbc")
     -0.75
 
-    A draft without any event (no token, no end) scores worst:
+    A draft without tokens and without an end gets the worst score:
 
     >>> raw_score("mean_logprob", [], "")
     -10000.0
@@ -49,9 +51,10 @@ def raw_score(kind: ScoreKind, logprobs: Sequence[float], text: str) -> float:
 
 
 def votes(kind: ScoreKind, scores: Sequence[float]) -> list[float]:
-    """One verifier's scores made comparable: s_i >= 0, Σ s_i = 1, order kept.
+    """One verifier's votes for all drafts, in the order of its scores: s_i >= 0, Σ s_i = 1.
 
-    ``mean_prob`` divides by the sum, the log-probability kinds take a softmax.
+    Scores of the kind ``mean_prob`` are divided by their sum. For the kinds of log-probabilities,
+    the votes are the softmax of the scores.
 
     >>> votes("mean_prob", [0.75, 0.25])
     [0.75, 0.25]
@@ -77,7 +80,7 @@ def votes(kind: ScoreKind, scores: Sequence[float]) -> list[float]:
 def totals(
     by_verifier: Mapping[str, Sequence[float]], weights: Mapping[str, float], drafts: int
 ) -> list[float]:
-    """Total of draft i: Σ_j w_j s_ji over the verifiers j that voted.
+    """The total of each draft i: Σ_j w_j s_ji over the verifiers j that voted.
 
     >>> totals({"a": [1.0, 0.0], "b": [0.25, 0.75]}, {"a": 0.5, "b": 0.5}, 2)
     [0.625, 0.375]
@@ -115,7 +118,7 @@ def confidences(
 
 
 def per_token(kind: ScoreKind, score: float) -> float:
-    """The probability per token that a score stands for."""
+    """Convert a score to a probability per token."""
     if kind == "mean_prob":
         return min(score, 1.0)
     if kind == "logprob_per_byte":
@@ -124,12 +127,10 @@ def per_token(kind: ScoreKind, score: float) -> float:
 
 
 def shares(confidence: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """The share of the vote of each verifier that voted: w_j c_j, normalised.
+    """The share in the vote of each verifier that voted: w_j c_j, normalised.
 
-    >>> {
-    ...     name: round(v, 3)
-    ...     for name, v in shares({"a": 0.3, "b": 0.1}, {"a": 0.5, "b": 0.5, "absent": 1.0}).items()
-    ... }
+    >>> parts = shares({"a": 0.3, "b": 0.1}, {"a": 0.5, "b": 0.5, "absent": 1.0})
+    >>> {name: round(part, 3) for name, part in parts.items()}
     {'a': 0.75, 'b': 0.25}
     """
     products = {name: weights[name] * c for name, c in confidence.items()}
@@ -143,8 +144,8 @@ def rewards(
     authors: Sequence[Sequence[str]],
     confidence: Mapping[str, float],
 ) -> list[float]:
-    """What each draft earns its authors: :func:`win_rates` or :func:`margins`. A single draft earns
-    1."""
+    """The reward that each draft earns for its authors, by :func:`win_rates` or :func:`margins`. A
+    single draft earns 1."""
     if len(authors) == 1:
         return [1.0]
     if kind == "wins":
@@ -155,10 +156,11 @@ def rewards(
 def margins(
     by_verifier: Mapping[str, Sequence[float]], confidence: Mapping[str, float], drafts: int
 ) -> list[float]:
-    """Reward r_i of each draft: how clearly all verifiers, its authors included, prefer it to the
-    other drafts.
+    """The reward r_i of each draft: how clearly all verifiers prefer it to the other drafts, its
+    authors included.
 
-    The mean over all verifiers j (weighted by c_j) and other drafts k of s_ji / (s_ji + s_jk).
+    This is the mean of s_ji / (s_ji + s_jk) over all verifiers j, weighted by c_j, and all other
+    drafts k.
 
     >>> [round(r, 3) for r in margins({"a": [0.7, 0.3], "b": [0.6, 0.4]}, {"a": 1.0, "b": 1.0}, 2)]
     [0.65, 0.35]
@@ -169,7 +171,7 @@ def margins(
     >>> [round(r, 2) for r in margins(rows, {"a": 1.0, "b": 1.0, "c": 1.0}, 3)]
     [0.65, 0.43, 0.42]
 
-    Paper: there only third parties judge, and a narrow win counts as much as a clear one. A third
+    Paper: only third parties judge there, and a narrow win counts as much as a clear one. A third
     party that cannot answer the question adds noise (docs/log.md).
     """
     if not by_verifier:
@@ -190,11 +192,12 @@ def _margin(i: int, row: Sequence[float]) -> float:
 def win_rates(
     by_verifier: Mapping[str, Sequence[float]], authors: Sequence[Sequence[str]]
 ) -> list[float]:
-    """Reward r_i of each draft as third parties judge it.
+    """The reward r_i of each draft, as third parties judge it.
 
-    The share of comparisons (verifier j, other draft k) in which s_ji > s_jk, for verifiers that
-    wrote neither of the two; a tie is one half. If there are no such verifiers (two drafts, each
-    verifier wrote one of them): the mean vote s_ji of the verifiers that did not write i.
+    This is the share of comparisons (verifier j, other draft k) in which s_ji > s_jk, among
+    verifiers that wrote neither of the two. A tie counts as one half. If there are no such
+    verifiers (there are two drafts, and each verifier wrote one of them), it is the mean vote s_ji
+    of the verifiers that did not write i.
 
     >>> win_rates({"a": [0.7, 0.3], "b": [0.6, 0.4]}, [["a"], ["b"]])
     [0.6, 0.3]
@@ -209,7 +212,7 @@ def win_rates(
     ... )
     [1.0, 0.5, 0.0]
 
-    Paper: the reference's feedback does nothing with two members; the mean vote is ours.
+    Paper: the reference's feedback has no effect with two members; the mean vote is our addition.
     """
     return [_win_rate(i, by_verifier, authors) for i in range(len(authors))]
 
