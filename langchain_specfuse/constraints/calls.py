@@ -189,11 +189,11 @@ def scanned(text: str, at: int, depth: int, in_string: bool) -> tuple[int, int, 
     >>> scanned('{"a": "}"} and', 0, 0, False), scanned('{"a": "\\\\', 0, 0, False)
     ((10, 0, False, True), (7, 1, True, False))
     """
-    while found := (_IN_STRING if in_string else _OUTSIDE).search(text, at):
-        mark = found[0]
-        if mark == "\\" and found.end() == len(text):  # the escaped character comes later
-            return found.start(), depth, in_string, False
-        at = found.end() + (mark == "\\")
+    while match := (_IN_STRING if in_string else _OUTSIDE).search(text, at):
+        mark = match[0]
+        if mark == "\\" and match.end() == len(text):  # the escaped character comes later
+            return match.start(), depth, in_string, False
+        at = match.end() + (mark == "\\")
         if mark == '"':
             in_string = not in_string
         elif mark in "{[":

@@ -363,16 +363,14 @@ _LOCK = threading.Lock()
 
 
 def vocabulary(tokenizer: Any, size: int, stop_ids: Sequence[int]) -> Vocabulary:
-    """The vocabulary of a member's tokenizer, made once per tokenizer.
-
-    ``size``: the number of logits of its model.
-    """
+    """The vocabulary of a member's tokenizer, made once per tokenizer. ``size`` is the number of
+    logits of its model."""
     key = (size, tuple(sorted(stop_ids)))
     with _LOCK:
         try:
-            found = _VOCABULARIES.setdefault(tokenizer, {})
+            vocabularies = _VOCABULARIES.setdefault(tokenizer, {})
         except TypeError:  # the tokenizer is not hashable
-            found = {}
-        if key not in found:
-            found[key] = Vocabulary(words_of(tokenizer, size, stop_ids), stop_ids)
-        return found[key]
+            vocabularies = {}
+        if key not in vocabularies:
+            vocabularies[key] = Vocabulary(words_of(tokenizer, size, stop_ids), stop_ids)
+        return vocabularies[key]

@@ -92,13 +92,13 @@ def _draft(library: Any, schema: Any, where: str) -> Any:
 def _lenient(draft: Any) -> Any:
     """The validator class with OpenAPI's ``nullable``, and with patterns that mean the same as in
     the grammars."""
-    own = {
+    replaced = {
         "multipleOf": _multiple_of,
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
     }
-    words = {**draft.VALIDATORS, **own}
+    words = {**draft.VALIDATORS, **replaced}
     validators = imported("jsonschema.validators", "a schema", "structured")
     return validators.extend(draft, {word: _unless_null(words[word]) for word in words})
 

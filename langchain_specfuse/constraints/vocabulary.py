@@ -121,8 +121,8 @@ def words_of(tokenizer: Any, size: int, silent: Collection[int] = ()) -> list[by
     """The bytes of each token; empty for special tokens, for those in ``silent`` and for rows
     without a token."""
     if hasattr(tokenizer, "token_bytes"):
-        words = enumerate(tokenizer.token_bytes())
-        return [b"" if token in silent else word for token, word in words]
+        all_words = enumerate(tokenizer.token_bytes())
+        return [b"" if token in silent else word for token, word in all_words]
     count = min(size, len(tokenizer))
     empty = {*silent, *tokenizer.all_special_ids}
     added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -130,8 +130,8 @@ def words_of(tokenizer: Any, size: int, silent: Collection[int] = ()) -> list[by
     names = tokenizer.convert_ids_to_tokens(list(range(count)))
     empty |= {token for token, name in enumerate(names) if name is None}
     decode = _decoder(tokenizer)
-    found = [b"" if token in empty else decode([token]) for token in range(count)]
-    return found + [b""] * (size - count)
+    words = [b"" if token in empty else decode([token]) for token in range(count)]
+    return words + [b""] * (size - count)
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], bytes]:
