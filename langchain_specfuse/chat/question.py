@@ -35,16 +35,16 @@ class Question:
     turns: tuple[Turn, ...]
     shape: _shape.Shape
     call: Call
-    """The options. As the settings of the loop and the engine they have a seed, and the result that
-    whole answers are compared by."""
+    """The options, which are also the settings of the loop and the engine: they include a seed, and
+    the result by which whole answers are compared."""
     ensemble: Ensemble
 
     @classmethod
     def of(
         cls, messages: Sequence[BaseMessage], call: Call, stop: Sequence[str] | None = None
     ) -> Question:
-        """The question in these messages. ``stop`` are the stop strings that were given with the
-        call. Loads nothing."""
+        """The question in these messages. ``stop`` are the stop strings of the call. This loads
+        nothing."""
         turns = turns_of(messages)
         shape = _shape.shape_of(call, stop or ())
         changes = {"result": _result(call, shape)}
@@ -74,8 +74,8 @@ class Question:
 
     @property
     def hosted(self) -> list[str]:
-        """The members whose requests count as the answer's cost: those that were given as chat
-        models. A chat model behind a :class:`.ServerMember` runs on the user's own server."""
+        """The members whose requests count towards the answer's cost: chat models. A chat model
+        behind a :class:`.ServerMember` does not count, because it runs on the user's own server."""
         members = self.ensemble.members.items()
         return [name for name, member in members if getattr(member, "is_hosted", False)]
 
@@ -86,13 +86,14 @@ class Question:
         return [name for name, member in members if getattr(member, "price", None) is None]
 
     def call_format(self, probes: Mapping[str, Probe]) -> CallFormat:
-        """How tool calls are written: the writers' own format if they have one in common."""
+        """The format of tool calls: that of the writers if they share one, otherwise a common
+        one."""
         formats = {probes[name].calls for name in self.writers} - {None}
         common = formats.pop() if len(formats) == 1 else None
         return common or _shape.COMMON
 
     def query(self, format: CallFormat = _shape.COMMON) -> Query:
-        """What the members are asked."""
+        """The query that the members answer."""
         constraint = self.shape.constraint(format)
         return Query(uuid.uuid4().hex, self.turns, self.shape.tools, constraint)
 
@@ -103,7 +104,7 @@ class Question:
         return self.ensemble.rounds(query, self._settings(referee), referee=referee)
 
     async def arounds(self, format: CallFormat = _shape.COMMON) -> AsyncIterator[Round]:
-        """``rounds`` for asyncio. A grammar can take long to compile, so that is done on another
+        """``rounds`` for asyncio. A grammar can take long to compile, so it is compiled on another
         thread."""
         query, referee = self.query(format), FREE
         if query.constraint is not None:
@@ -111,7 +112,7 @@ class Question:
         return self.ensemble.arounds(query, self._settings(referee), referee=referee)
 
     def _settings(self, referee: Referee) -> Settings:
-        """The settings; under a constraint, answers are compared by their meaning, not by their
+        """The settings. Under a constraint, answers are compared by their meaning instead of their
         words."""
         text = self.shape.text
         is_json = text is not None and text.kind.startswith("json")
@@ -123,7 +124,7 @@ class Question:
 
 
 def _result(call: Call, shape: _shape.Shape) -> Any:
-    """What whole answers are compared by; None: answers are agreed by segments."""
+    """The result by which whole answers are compared; None if answers are agreed by segments."""
     if call.segment != "answer":
         for name in ("result", "samples"):
             if getattr(call, name) != Call.model_fields[name].default:
@@ -135,10 +136,8 @@ def _result(call: Call, shape: _shape.Shape) -> Any:
     if shape.text is not None or shape.tools:
         return "text"
     error = UsageError("segment='answer' needs to know how to find the result in an answer")
-    raise advised(
-        error,
-        "result='number', 'choice', 'json', 'text' or a function; or ask for an object or a choice",
-    )
+    results = "result='number', 'choice', 'json', 'text' or a function"
+    raise advised(error, f"{results}; or ask for an object or a choice")
 
 
 def _meaning(referee: Referee, is_json: bool, answer: str) -> Hashable:
@@ -155,7 +154,7 @@ def _meaning(referee: Referee, is_json: bool, answer: str) -> Hashable:
 
 
 def loaded(ensemble: Ensemble) -> dict[str, Probe]:
-    """What each member can do; loads them if necessary."""
+    """Load the members if necessary. Returns the properties of each."""
     with loading_errors():
         probes = ensemble.loaded().result()
     warn_where_votes_decide_nothing(ensemble.members, ensemble.drafting, probes)
@@ -171,27 +170,28 @@ async def aloaded(ensemble: Ensemble) -> dict[str, Probe]:
 
 
 _WARNED: set[tuple[str, str]] = set()
-"""Warnings already given, each with its member."""
+"""The warnings that have been issued, each with its member."""
 
 
 def warn_where_votes_decide_nothing(
     members: Mapping[str, Any], writers: Collection[str], probes: Mapping[str, Probe | None]
 ) -> None:
     """Warn once per ensemble if several members draft, but at most one of them and no other member
-    has a vote.
-
-    No warning until all members are probed.
+    has a vote. There is no warning until all members are probed.
     """
     voting = [name for name, probe in probes.items() if probe and probe.scores]
     silent = [name for name in members if name in writers and name not in voting]
-    if None in probes.values() or len(writers) < 2 or len(voting) > 1 or set(voting) - set(writers):
+    is_known = None not in probes.values()
+    is_decided = len(voting) < 2 and set(voting) <= set(writers)
+    if not is_known or not is_decided or len(writers) < 2:
         return
     others = ", ".join(silent)
-    fact = (
-        f"{others} cannot score, so only {voting[0]} votes"
-        if voting
-        else f"no member can score ({others})"
-    )
+    if voting:
+        winner = voting[0]
+        fact = f"{others} cannot score, so only {winner} votes"
+    else:
+        winner = silent[0]
+        fact = f"no member can score ({others})"
     key = (fact, id_of(members[silent[0]]))
     if key in _WARNED:
         return
@@ -200,6 +200,4 @@ def warn_where_votes_decide_nothing(
         "add a member that can score (one in this process, or a vLLM or llama.cpp server), "
         "perhaps in verifiers=[...]"
     )
-    warnings.warn(
-        f"{fact}: the drafts of {(voting or silent)[0]} always win\n-> {advice}", stacklevel=3
-    )
+    warnings.warn(f"{fact}: the drafts of {winner} always win\n-> {advice}", stacklevel=3)

@@ -1,7 +1,7 @@
-"""The shape of an answer: the tools that it may call, and the format of an answer that is no call.
+"""Determine the shape of an answer: the tools that it may call, and the format of other answers.
 
-Turns the options ``tools, tool_choice, parallel_tool_calls, strict, response_format, regex, choice,
-grammar`` of a call into tools and one constraint, and refuses impossible ones before any model
+The options ``tools, tool_choice, parallel_tool_calls, strict, response_format, regex, choice,
+grammar`` of a call become tools and one constraint. Impossible ones are refused before any model
 runs.
 """
 
@@ -36,21 +36,21 @@ preload("llguidance")
 TEXT_OPTIONS = ("response_format", "regex", "choice", "grammar")
 referee_of = referee_for
 COMMON = CallFormat()
-"""How calls are written where the members have no format of their own, or not the same one."""
+"""The format of calls if the members have none, or different ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an answer may be."""
+    """The calls and texts that an answer may consist of."""
 
     tools: tuple[Tool, ...] = ()
     """The tools that may be called."""
     forced: bool = False
-    """The answer must be a call."""
+    """Whether the answer must be a call."""
     parallel: bool = False
-    """Whether it may be several calls."""
+    """Whether the answer may be several calls."""
     text: Constraint | None = None
-    """The format of an answer that is not a call; None: prose."""
+    """The format of an answer that is not a call; None for prose."""
     loose: frozenset[str] = frozenset()
     """The tools with a schema that the grammar enforces only in part."""
     strict: frozenset[str] = frozenset()
@@ -58,8 +58,8 @@ class Shape:
 
     def fault(self, name: str, arguments: Any, ruled: bool) -> str:
         """What is wrong with a finished call under the whole schema of its tool; empty if it is
-        valid. ``ruled``: it was written under the grammar, which enforces the whole schema of most
-        tools."""
+        valid. ``ruled`` says that it was written under the grammar, which enforces the whole schema
+        of most tools."""
         for tool in self.tools:
             if tool.name == name and (name in self.loose or not ruled):
                 return _validator(tool).fault(arguments)
@@ -67,19 +67,19 @@ class Shape:
 
     @property
     def begins_with_call(self) -> bool:
-        """Whether a call, if there is one, is all of the answer."""
+        """Whether an answer that contains a call consists of calls only."""
         return bool(self.tools) and (self.forced or self.text is not None)
 
     def constraint(self, format: CallFormat = COMMON) -> Constraint | None:
-        """The shape as plain data, with calls in this format; None: anything is allowed."""
+        """The constraint for this shape, with calls in this format; None if every text is
+        allowed."""
         if not self.tools:
             return self.text
         tools = [
             {"name": tool.name, "parameters": json.loads(tool.parameters)} for tool in self.tools
         ]
-        calls = Constraint(
-            "calls", _dumped({"tools": tools, "parallel": self.parallel, **asdict(format)})
-        )
+        body = {"tools": tools, "parallel": self.parallel, **asdict(format)}
+        calls = Constraint("calls", _dumped(body))
         if self.forced:
             return calls
         kinds = [calls, self.text] if self.text else [Constraint("prose"), calls]
@@ -89,8 +89,8 @@ class Shape:
 def shape_of(call: Call, stop: Sequence[str] = ()) -> Shape:
     """The shape that a call asks for, checked before anything is loaded.
 
-    ``stop`` are the stop strings that were given with the call. The chat model's stop strings are
-    for prose, and are not searched for in anything else.
+    ``stop`` are the stop strings of the call. Those of the chat model are not checked here, because
+    they apply to prose only.
     """
     shape = Shape(*_calls(call), _text_constraint(call))
     _refuse_conflicts(shape, call, stop)
@@ -103,8 +103,8 @@ def shape_of(call: Call, stop: Sequence[str] = ()) -> Shape:
 
 
 def _checked(shape: Shape, call: Call, missing: Sequence[LeftOut]) -> Shape:
-    """The shape with its ``loose`` tools. ``UsageError`` if a strict schema is not enforced
-    whole."""
+    """The shape with its ``loose`` tools. Raises ``UsageError`` if the grammar leaves out a part of
+    a strict schema."""
     strict = _strict_schemas(call)
     by_schema: dict[str, list[LeftOut]] = {}
     for part in missing:
@@ -130,13 +130,14 @@ def _checked(shape: Shape, call: Call, missing: Sequence[LeftOut]) -> Shape:
 
 
 def _strict_schemas(call: Call) -> set[str] | None:
-    """The names of the schemas that must be enforced whole; None: all of them."""
+    """The names of the schemas of which the grammar must enforce every part; None for all
+    schemas."""
     if call.strict:
         return None
     names = set()
     for tool in call.tools or ():
         if not isinstance(tool, Mapping):
-            continue  # only a dict can ask for it
+            continue  # only a dict has a key "strict"
         function = tool.get("function", tool)
         if function.get("strict") is True:
             names.add(_schema_name(function["name"]))
@@ -313,14 +314,11 @@ def _tool_choice(choice: Any, names: Sequence[str]) -> str:
         error = UsageError(
             f"tool_choice must be 'auto', 'any', 'none' or a tool's name, got {choice!r:.200}"
         )
-        own = getattr(choice, "name", None) or getattr(choice, "__name__", None)
-        if own in names:
-            raise advised(error, f"pass the tool's name: tool_choice={own!r} (tool.name)")
-        raise advised(
-            error,
-            "for example tool_choice='any'; as a dict {'type': 'function', 'function': {'name': "
-            "...}}",
-        )
+        tool_name = getattr(choice, "name", None) or getattr(choice, "__name__", None)
+        if tool_name in names:
+            raise advised(error, f"pass the tool's name: tool_choice={tool_name!r} (tool.name)")
+        example = "{'type': 'function', 'function': {'name': ...}}"
+        raise advised(error, f"for example tool_choice='any'; as a dict {example}")
     if name in names:
         return name
     if name in ("auto", "any", "none", "required"):
@@ -332,7 +330,7 @@ def _tool_choice(choice: Any, names: Sequence[str]) -> str:
 
 
 def _name_in(choice: Any) -> str | None:
-    """The name in a choice: in words, in OpenAI's form or in Anthropic's."""
+    """The name in a choice, which is a text or a dict in OpenAI's or Anthropic's format."""
     if isinstance(choice, str):
         return choice
     if not isinstance(choice, Mapping):
