@@ -1,4 +1,4 @@
-"""Which folder of the package may import which, read from the source."""
+"""The folders of the package import only what lies beneath them; read from the source."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ MODULES = {module_of(name) for name in FILES}
 
 
 def imports(name: str, *, at_import: bool = False) -> set[str]:
-    """The modules that a file imports; our own are written with a dot instead of the package's
-    name.
+    """Return the modules that a file imports; modules of the package begin with a dot instead of
+    its name.
 
-    ``at_import``: without imports inside functions and for type checkers.
+    With ``at_import``, imports inside functions and for type checkers are left out.
     """
     found: set[str] = set()
     folder = name.split("/")[:-1]
@@ -188,7 +188,7 @@ def test_no_module_imports_itself_through_others():
 
 
 def test_the_tables_see_wrong_imports(monkeypatch, tmp_path):
-    """The tests above can fail."""
+    """Shows that the tests above can fail."""
     bad = tmp_path / "bad.py"
     bad.write_text(
         "from ..engine import drive\nimport torch\nfrom langchain_specfuse.cli import main\n"

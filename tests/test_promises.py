@@ -23,7 +23,7 @@ MODELS = {"llama": 4, "gemma3": 1, "qwen3": 5}
 
 
 def member(arch, name=None):
-    """A new member; members of one architecture share its weights."""
+    """Return a new member; members of one architecture share its weights."""
     model, tokenizer = tiny.cached(arch, MODELS[arch])
     return TransformersMember(model, tokenizer, name=name or arch)
 

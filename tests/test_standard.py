@@ -1,4 +1,4 @@
-"""LangChain's own standard suite. Each override gives a reason."""
+"""LangChain's own standard suite; each override gives a reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOTH_VERSIONS = pytest.mark.parametrize("model", [{}, {"output_version": "v1"}],
 
 
 class TestUnit(ChatModelUnitTests):
-    """Members are given by name, as in real use; a unit test loads nothing."""
+    """Members are named, as in real use, and a unit test loads nothing."""
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -36,7 +36,7 @@ class TestUnit(ChatModelUnitTests):
 
 
 class Answers(ChatModelIntegrationTests):
-    """What every text model can do, whatever the members are."""
+    """What every text model can do, whatever its members are."""
 
     def ensemble(self) -> list[Any]:
         raise NotImplementedError
@@ -74,8 +74,7 @@ def _folder() -> str:
 
 
 def says(text: str) -> Callable[[Query], str]:
-    """A script: an object where the answer must be one, a call where it must be one, else this
-    text."""
+    """Return a script that writes an object or a call if one is required, else this text."""
 
     def script(query: Query) -> str:
         constraint = query.constraint or Constraint("prose")
@@ -92,7 +91,7 @@ def says(text: str) -> Callable[[Query], str]:
 
 
 def smallest(schema: dict[str, Any]) -> dict[str, Any]:
-    """An object of flat fields that fits the schema."""
+    """Return a flat object that satisfies the schema."""
     values: dict[str, Any] = {"integer": 1, "string": "x", "array": []}
     return {
         key: values.get(subschema.get("type", "null"))
@@ -140,7 +139,7 @@ class TestScripted(Answers):
 
 
 class Instructed(BaseChatModel):
-    """A chat model of somebody else, which knows of tools and schemas what its system text says."""
+    """A third-party chat model that knows tools and schemas only from its system text."""
 
     @property
     def _llm_type(self) -> str:

@@ -1,4 +1,4 @@
-"""LoRA adapters for tiny models, untrained: peft writes them, and merges them for comparison."""
+"""Random LoRA adapters for tiny models: peft writes them, and merges them for comparison."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ USUAL = ["q_proj", "v_proj", "o_proj", "down_proj"]
 
 
 def saved(arch: str, folder: Path, seed: int = 1) -> Path:
-    """A tiny model as a folder: members that name it share its weights."""
+    """Return a tiny model as a folder; members that name it share its weights."""
     for part in tiny.cached(arch, seed):
         part.save_pretrained(folder)
     return folder
 
 
 def adapter(arch: str, folder: Path, seed: int, **options: Any) -> tuple[Path, Any]:
-    """A random adapter as peft writes it, and the model with it merged in."""
+    """Return a random adapter as peft writes it, and the model with the adapter merged in."""
     model, _ = tiny.cached(arch, 1)
     config = {
         "r": 4,
@@ -58,8 +58,8 @@ def adapter(arch: str, folder: Path, seed: int, **options: Any) -> tuple[Path, A
 
 
 class Family:
-    """Members of one base: every batch of theirs is compared with what each of them replies alone
-    without a cache."""
+    """Members of one base; every reply in their batches is compared with the reply of the member
+    alone without a cache."""
 
     def __init__(self, members: Sequence[TransformersMember], merged: Sequence[Any]) -> None:
         self.members = list(members)
@@ -70,7 +70,7 @@ class Family:
         self.count, self.worst = 0, 0.0
 
     def replies(self, work: str, jobs: Sequence[tuple[TransformersMember, Any]]) -> list[Reply]:
-        """The replies of one batch."""
+        """Return the replies of one batch, after comparing each."""
         for member, _ in jobs:
             member.probe()
         replies = getattr(jobs[0][0].batch_group, work)(jobs) if jobs else []
@@ -99,7 +99,7 @@ class Family:
         }
 
     def scores(self, query: Any, answer: Any, drafts: dict[str, Draft]) -> None:
-        """Every member scores the drafts of the others."""
+        """Let every member score the drafts of the others."""
         authors: dict[tuple[str, bool], list[str]] = {}
         for name, draft in drafts.items():
             authors.setdefault((draft.text, draft.ended), []).append(name)

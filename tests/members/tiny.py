@@ -79,7 +79,7 @@ INST = (
 def byte_level(
     size: int, prefix: bool = False, digits: bool = False, more: Sequence[str] = ()
 ) -> Tokenizer:
-    """As GPT-2, Llama 3 and Qwen have it."""
+    """Return a byte-level BPE like those of GPT-2, Llama 3 and Qwen."""
     tokenizer = Tokenizer(models.BPE())
     level = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not more)
     tokenizer.pre_tokenizer = (
@@ -95,8 +95,8 @@ def byte_level(
 
 
 def metaspace(size: int, prepend: str = "first") -> Tokenizer:
-    """SentencePiece's BPE with byte fallback, as Llama 2 and Mistral have it: "▁" for spaces, one
-    before everything."""
+    """Return SentencePiece's BPE with byte fallback, as in Llama 2 and Mistral: "▁" replaces
+    spaces, and one is put first."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     steps = [normalizers.Replace(" ", "▁")]
     tokenizer.normalizer = normalizers.Sequence(
@@ -120,8 +120,7 @@ def metaspace(size: int, prepend: str = "first") -> Tokenizer:
 
 
 def _without_special_bytes(tokenizer: Tokenizer, raw: list[str]) -> Tokenizer:
-    """The byte tokens belong to the vocabulary, but are no special tokens: they must be seen when
-    decoding."""
+    """Make byte tokens ordinary tokens of the vocabulary, so that decoding shows them."""
     parsed = json.loads(tokenizer.to_str())
     parsed["added_tokens"] = [
         token for token in parsed["added_tokens"] if token["content"] not in raw
@@ -130,7 +129,8 @@ def _without_special_bytes(tokenizer: Tokenizer, raw: list[str]) -> Tokenizer:
 
 
 def unigram(size: int) -> Tokenizer:
-    """SentencePiece's other kind, as T5 and XGLM have it.
+    """Return SentencePiece's unigram model, as in T5 and XGLM. Pieces are counted here, because the
+    library's trainer gives another vocabulary in every process.
 
     Its pieces are counted here: the library's own trainer gives another vocabulary in every
     process.
@@ -180,7 +180,7 @@ def _trained(kind: str) -> str:
 def tokenizer_of(
     kind: str, chat_template: str | None = None, **kwargs: Any
 ) -> PreTrainedTokenizerFast:
-    """A new tokenizer of this kind. ``eos``: the special token that ends a turn (default
+    """Return a new tokenizer of this kind; ``eos`` is the special token that ends a turn (default
     ``</s>``)."""
     eos = kwargs.pop("eos", "</s>")
     special = [token for token in ("<|im_start|>", "<|im_end|>") if token != eos]
@@ -296,7 +296,8 @@ THREE = ["llama", "gemma3", "qwen3-next"]
 
 
 def three_first(archs: Sequence[str]) -> list[Any]:
-    """Parameters for a test: `make test` runs it for THREE, `make test-rest` for the others."""
+    """Return parameters for a test: `make test` runs it for THREE, `make test-rest` for the
+    others."""
     long = pytest.mark.long
     return [arch if arch in THREE else pytest.param(arch, marks=long) for arch in archs]
 
@@ -306,7 +307,7 @@ def three_first(archs: Sequence[str]) -> list[Any]:
 def made(
     arch: str, seed: int = 0, attn: str | None = None, **changes: Any
 ) -> tuple[Any, PreTrainedTokenizerFast]:
-    """A model and its tokenizer. Equal arguments give equal weights."""
+    """Return a model and its tokenizer; equal arguments give equal weights."""
     name, arguments, kind, template = ARCHITECTURES[arch]
     tokenizer = tokenizer_of(changes.pop("tokenizer", kind), changes.pop("chat_template", template))
     config = getattr(transformers, name)(
@@ -330,8 +331,8 @@ def made(
 
 
 def _broken(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Tokens that are no text of their own: models with an odd seed do not write them, the others
-    often do."""
+    """Return tokens that are not complete text: models with an odd seed never write them, the
+    others often do."""
     names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     return [
         k
@@ -351,7 +352,7 @@ def member(
     made_with: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> TransformersMember:
-    """A member that is ready; members of one architecture and seed share their weights."""
+    """Return a probed member; members of one architecture and seed share their weights."""
     model, tokenizer = cached(arch, seed, **(made_with or {}))
     tiny_member = TransformersMember(model, tokenizer, **({"name": f"{arch}-{seed}"} | kwargs))
     tiny_member.probe()
@@ -359,7 +360,7 @@ def member(
 
 
 def greedy(member: TransformersMember, query: Query, count: int) -> list[int]:
-    """What ``generate`` makes of the same prompt, without the token that ends it."""
+    """Return what ``generate`` makes of the same prompt, without the token that ends it."""
     member.probe()
     ids = torch.tensor([member.prompts.prompt(query.turns)], device=DEVICE)
     generated = member.cache.weights.model.generate(
@@ -380,7 +381,8 @@ def answered(
     after: Callable[[Ask, Mapping[str, Reply]], None] | None = None,
     panelists: Sequence[Panelist] = (),
 ) -> list[Round]:
-    """A whole answer without threads. ``after`` sees every job with its replies."""
+    """Return the rounds of a whole answer without threads; ``after`` receives every job with its
+    replies."""
     by_name = {member.name: member for member in members}
     referee = referee_for(query.constraint)
     loop = rounds(
@@ -407,8 +409,8 @@ def answered(
 
 
 def relayed(members: Sequence[Member], query: Query, size: int, turns: int) -> tuple[Segment, ...]:
-    """An answer that the members write in turn, each draft scored by all the others: foreign text,
-    own text, seams."""
+    """Write an answer in which the members take turns and all others score each draft: foreign
+    text, own text and the seams between them."""
     referee = referee_for(query.constraint)
     answer: tuple[Segment, ...] = ()
 
@@ -471,8 +473,8 @@ def query(
 
 
 class Bare(torch.nn.Module):
-    """A model whose forward pass takes tokens and nothing else, so that no cache can be used.
-    Subclasses read."""
+    """A model whose forward pass takes only tokens, so that no cache can be used. Subclasses
+    implement ``read``."""
 
     def __init__(self, config: Any, generation_config: Any, embedding: torch.nn.Module) -> None:
         super().__init__()
@@ -490,7 +492,7 @@ class Bare(torch.nn.Module):
 
 
 class Reread(Bare):
-    """Another model, read anew in every pass."""
+    """Another model that is read from the beginning in every pass."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model.config, model.generation_config, model.get_input_embeddings())
@@ -498,7 +500,8 @@ class Reread(Bare):
 
 
 class Wishful(Bare):
-    """A model that is sure of what comes next: ``wish`` says it for the tokens after the prompt."""
+    """A model with a preferred continuation: ``wish`` returns it for the tokens after the
+    prompt."""
 
     def __init__(self, tokenizer: Any) -> None:
         config = transformers.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=10**4)
@@ -519,8 +522,8 @@ class Wishful(Bare):
 
 
 def uncached(member: TransformersMember, merged: Any = None) -> TransformersMember:
-    """The same member without any cache: the measure of the others. ``merged``: its model with its
-    adapter in it."""
+    """Return the same member without any cache, for comparison; ``merged`` is its model with the
+    adapter merged in."""
     member.probe()
     weights, options = member.cache.weights, vars(member.settings)
     slow = TransformersMember(
@@ -533,8 +536,7 @@ def uncached(member: TransformersMember, merged: Any = None) -> TransformersMemb
 def wishful(
     question: Query, text: str = "", tokens: Sequence[int] = (), **options: Any
 ) -> TransformersMember:
-    """A member that answers this question with this text, or with these tokens, whatever it is
-    asked."""
+    """Return a member that answers this question with this text, or with these tokens."""
     tokenizer = tokenizer_of(options.pop("tokenizer", "bytes"), options.pop("template", CHATML))
     model = Wishful(tokenizer)
     member = TransformersMember(model, tokenizer, **({"name": "wishful"} | options))
@@ -553,7 +555,7 @@ def wishful(
 
 
 class Compared:
-    """A member beside itself without a cache: every reply is compared."""
+    """A member next to a copy without a cache; every pair of replies is compared."""
 
     def __init__(self, member: Any, before: Callable[[], Any] = lambda: None) -> None:
         self.member, self.slow, self.before = member, uncached(member), before
@@ -579,13 +581,14 @@ class Compared:
 
 
 def companions(arch: str) -> list[TransformersMember]:
-    """Another tokenizer, and the same with other weights."""
+    """Return two members: one with another tokenizer, and one with the same tokenizer and other
+    weights."""
     return [member("phi3" if arch != "phi3" else "qwen3", 1), member(arch, 3)]
 
 
 def difference(reply: Reply, other: Reply) -> float:
-    """How far two replies lie apart, in log-probabilities; infinite where they differ in anything
-    else."""
+    """Return the largest difference of log-probabilities between two replies, or infinity if
+    anything else differs."""
     if isinstance(reply, Draft) and isinstance(other, Draft):
         same = (reply.text, reply.tokens, reply.ended, reply.ends) == (
             other.text,

@@ -1,5 +1,4 @@
-"""GGUF files in this process: constraints, adapters, recurrent states, long texts, and what cannot
-work."""
+"""GGUF files in this process: constraints, adapters, recurrent states, long texts and refusals."""
 
 from __future__ import annotations
 
@@ -71,14 +70,14 @@ def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too(monkeyp
     # rounding.
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     member = LlamaCppMember(file_of(SMOLLM2), name="two", prefix_cache=False, n_gpu_layers=0)
-    found = set()
+    replies = set()
     for _ in range(5):
         query = tiny.query("Tell a story. " * 25)
-        found |= {
+        replies |= {
             draft.logprobs for draft in member.draft([DraftJob(query, (), 12, 30, Sampling())])
         }
         member.forget(query.id)
-    assert len(found) == 1
+    assert len(replies) == 1
 
 
 # --- long drafts ----------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ def test_the_text_of_a_whole_answer_with_stop_strings_costs_as_much_for_every_to
 
 
 class Restless(Threads):
-    """Another number of threads for every pass."""
+    """Chooses another number of threads for every pass."""
 
     def number(self, size):
         self.passes = getattr(self, "passes", 0) + 1
@@ -149,7 +148,7 @@ def test_no_reply_depends_on_the_number_of_threads(cache_type, tiny_llama, monke
         longer = DraftJob(queries[0], answer, 24, 24, Sampling())
         drafts += member.draft([longer])
         vote = ScoreJob(queries[0], answer, (Candidate(" blue", False, ("x",)),))
-        replies[fixed] = [one.logprobs for one in (*drafts, *member.score([vote]))]
+        replies[fixed] = [reply.logprobs for reply in (*drafts, *member.score([vote]))]
         passes = getattr(restless, "passes", 0)
         assert (passes > 20) == (not fixed)
         member.unload()
@@ -182,8 +181,8 @@ def test_an_argument_of_earlier_versions_says_what_to_do(name, advice):
 
 
 def adapter(path, scale, rows=576):
-    """A LoRA of one layer of SmolLM2 (or of another base), as llama.cpp's own converter writes
-    it."""
+    """Return a LoRA of one layer of SmolLM2 (or of another base), in the format of llama.cpp's
+    converter."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
@@ -206,10 +205,10 @@ def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_memb
     base, text = str(file_of(SMOLLM2)), "Why is the sky blue?"
     strong, none = adapter(tmp_path / "strong.gguf", 2.0), adapter(tmp_path / "none.gguf", 0.0)
     assert names_of([base, f"{base}+{strong}"]) == [SMOLLM2.name, "strong"]
-    plain, changed, same = (LlamaCppMember(base, adapter=given) for given in (None, strong, none))
+    plain, changed, same = (LlamaCppMember(base, adapter=file) for file in (None, strong, none))
     first = [
-        one.draft([DraftJob(tiny.query(text), (), 12, 24, Sampling())])[0]
-        for one in (plain, changed, same)
+        member.draft([DraftJob(tiny.query(text), (), 12, 24, Sampling())])[0]
+        for member in (plain, changed, same)
     ]
     assert first[0].text == first[2].text != first[1].text
     assert plain.cache.weights is changed.cache.weights is same.cache.weights
@@ -221,7 +220,7 @@ def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_memb
 
 
 def mamba(path):
-    """A tiny model with recurrent states and SmolLM2's tokenizer."""
+    """Return a tiny model with recurrent states and SmolLM2's tokenizer."""
     writer, known = gguf.GGUFWriter(path, "mamba"), gguf.GGUFReader(file_of(SMOLLM2))
     for name, field in known.fields.items():
         if name.startswith("tokenizer."):
@@ -283,15 +282,15 @@ def test_recurrent_states_are_copied_not_cut(tmp_path):
 
 @pytest.mark.long
 def test_texts_longer_than_gemmas_sliding_window_are_read_correctly():
-    """Texts that are cut back behind the window, and read on in parts, are as if they had been read
+    """Cutting a text back beyond the window and reading on in parts gives the logits of reading it
     at once."""
     store = LlamaCppCache(model.load(model.GgufSource(str(file_of(GEMMA)))))
     ids = [1000 + 37 * at % 5000 for at in range(620)]
     store.prefill([(KEYS[0], ids[:540] + ids[:30])], drafting=True)
     store.prefill([(KEYS[0], ids[:600])], drafting=True)
     (row,) = store.prefill([(KEYS[0], ids)])
-    wanted = anew(store, ids)[0]
-    assert (row - wanted).std() < 0.05 * wanted.std()
+    expected = anew(store, ids)[0]
+    assert (row - expected).std() < 0.05 * expected.std()
 
 
 # --- its life, and what cannot work ---------------------------------------------------------------

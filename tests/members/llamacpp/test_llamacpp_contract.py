@@ -1,4 +1,4 @@
-"""The members' contract, on GGUF files: real weights in four bits."""
+"""The members' contract on GGUF files: real weights in four bits."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class TestGemma(MemberContract):
 
 @pytest.mark.long
 class TestQwen(MemberContract):
-    """K-quants, as Gemma's file: one text and many are computed by other kernels, which round in
-    another way."""
+    """Its K-quants, like those in Gemma's file, use different kernels for one text and for many,
+    which round differently."""
 
     settles = False
     tolerance, alike = 1.0, 0.6

@@ -1,4 +1,4 @@
-"""llama.cpp has few sequences: they go to what a batch reads, and what rests gives way."""
+"""llama.cpp has few sequences: the texts of the current batch get them, idle texts are evicted."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def jobs_of(queries: Any, answers: Any, candidates: Any) -> list[ScoreJob]:
 
 
 def play(member: LlamaCppMember, count: int, drafts: int, rounds: int) -> list[int]:
-    """Tokens read in each round of so many questions at once, each with so many foreign drafts, of
-    which the first is agreed."""
+    """Return the tokens read in each round of this many questions at once, each with this many
+    foreign drafts, of which the first is agreed."""
     queries = [tiny.query(f"{STORY} Question {at}: why?") for at in range(count)]
     answers: dict[str, Any] = {query.id: () for query in queries}
     store, read = member.cache, []

@@ -1,6 +1,7 @@
-"""The number of threads is found by measuring: the faster one stays, and trying costs little.
+"""The number of threads is measured while writing: the fastest stays, and trying others costs
+little.
 
-The machine is a function from threads to seconds, so nothing here depends on how fast this one is.
+A function from threads to seconds replaces the machine, so the speed of the real one is irrelevant.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Seconds = dict[int, float]
 
 
 def written(threads: Threads, machine: Machine, passes: int, size: int = 1) -> tuple[float, int]:
-    """The seconds that so many passes take, and how many of them ran with the best number."""
+    """Return the seconds that this many passes take, and how many of them used the best number."""
     best = min(range(1, threads.most + 1), key=machine)
     spent, right = 0.0, 0
     for _ in range(passes):

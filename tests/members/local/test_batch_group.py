@@ -1,5 +1,4 @@
-"""Members of one base are in memory once and work in one batch; each replies as with weights of its
-own."""
+"""Members of one base share its weights and batches; each replies as with weights of its own."""
 
 import gc
 import math
@@ -27,26 +26,26 @@ GIVEN = {"dtype": "float32", "device": "cpu"}
 
 @pytest.fixture(autouse=True)
 def short_prefixes(monkeypatch):
-    """Tiny prompts are worth keeping here."""
+    """Keep prefixes even of tiny prompts."""
     monkeypatch.setattr(strands, "SHORTEST", 1)
 
 
 @pytest.fixture
 def family(tmp_path):
-    """Makes members of one saved base: with none, one and another adapter, and one with a
-    system prompt."""
+    """Return a factory of members of one saved base: without an adapter, with one, with another,
+    and with a system prompt."""
 
     def make(arch="llama", **options):
         base = saved(arch, tmp_path / "base")
         first, with_first = adapter(arch, tmp_path / "first", 1)
         other, with_other = adapter(arch, tmp_path / "other", 2, r=2, lora_alpha=5)
-        given = GIVEN | options
+        arguments = GIVEN | options
         members = [
-            TransformersMember(base, name="plain", **given),
-            TransformersMember(base, adapter=first, name="first", **given),
-            TransformersMember(base, adapter=str(other), name="other", **given),
+            TransformersMember(base, name="plain", **arguments),
+            TransformersMember(base, adapter=first, name="first", **arguments),
+            TransformersMember(base, adapter=str(other), name="other", **arguments),
             TransformersMember(
-                base, adapter=first, name="brief", system_prompt="Be brief.", **given
+                base, adapter=first, name="brief", system_prompt="Be brief.", **arguments
             ),
         ]
         return Family(members, [None, with_first, with_other, with_first])
@@ -55,18 +54,20 @@ def family(tmp_path):
 
 
 def write(family, query, size=4, turns=3, how=Sampling()):  # noqa: B008
-    """An answer that the members write in turn, everybody scoring everybody."""
+    """Write an answer in which the members take turns and all score each other."""
     answer = ()
     for turn in range(turns):
         drafts = family.drafts(query, answer, size, how)
         family.scores(query, answer, drafts)
         won = drafts[family.members[turn % len(family.members)].name]
-        own = {name: draft.tokens for name, draft in drafts.items() if draft.text == won.text}
-        answer = (*answer, Segment(won.text, False, own))
+        tokens_by_author = {
+            name: draft.tokens for name, draft in drafts.items() if draft.text == won.text
+        }
+        answer = (*answer, Segment(won.text, False, tokens_by_author))
 
 
 def draft_jobs(members, query, answer=(), size=4):
-    return [(one, DraftJob(query, answer, size, 64, Sampling())) for one in members]
+    return [(member, DraftJob(query, answer, size, 64, Sampling())) for member in members]
 
 
 # --- the same alone and together ------------------------------------------------------------------
@@ -77,29 +78,30 @@ def draft_jobs(members, query, answer=(), size=4):
 )
 @pytest.mark.parametrize("how", [Sampling(), Sampling(0.9, seed=5)], ids=["greedy", "sampled"])
 def test_every_reply_in_a_shared_batch_equals_that_of_the_merged_model_alone(arch, how, family):
-    """Full attention, windows, transposed weights, fused projections, flattened rows, states."""
-    made = family(arch)
+    """The architectures have full attention, windows, transposed weights, fused projections,
+    flattened rows and recurrent states."""
+    group = family(arch)
     for text in ("Why is the sky blue?", STORY + "Why?"):
-        write(made, query := tiny.query(text), 4, 4, how)
-        made.forget(query)
-    assert made.count > 40 and made.worst < NEAR
+        write(group, query := tiny.query(text), 4, 4, how)
+        group.forget(query)
+    assert group.count > 40 and group.worst < NEAR
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_members_of_one_base_hold_it_once(arch, family):
-    made = family(arch)
-    made.drafts(tiny.query())
-    assert len({id(one.cache.weights.model) for one in made.members}) == 1
-    assert len({id(one.batch_group) for one in made.members}) == len(
-        {one.adapter for one in made.members}
+    group = family(arch)
+    group.drafts(tiny.query())
+    assert len({id(member.cache.weights.model) for member in group.members}) == 1
+    assert len({id(member.batch_group) for member in group.members}) == len(
+        {member.adapter for member in group.members}
     )
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)
 def test_replies_stay_equal_over_a_long_random_life(arch, family):
-    """Queries of some members, in batches and alone, begun as others were, scored, ended and
+    """Queries of random members start alike, share batches or not, and are scored, ended and
     forgotten at random."""
-    chance, made = random.Random(arch), family(arch)
+    chance, group = random.Random(arch), family(arch)
     words, known, going = STORY.split(" "), [STORY.split(" ")], {}
     texts = [" the air", " blue because", " 天", "", " is red, and so"]
     for _ in range(12):
@@ -118,45 +120,50 @@ def test_replies_stay_equal_over_a_long_random_life(arch, family):
                 Sampling(chance.choice([0.0, 0.9]), seed=chance.randint(0, 9)),
             )
         pairs = [
-            (one, *going[key]) for one in made.members for key in going if chance.random() < 0.5
+            (member, *going[key])
+            for member in group.members
+            for key in going
+            if chance.random() < 0.5
         ]
         chance.shuffle(pairs)
-        jobs = [(one, DraftJob(query, answer, 3, 40, how)) for one, query, answer, how in pairs]
+        jobs = [
+            (member, DraftJob(query, answer, 3, 40, how)) for member, query, answer, how in pairs
+        ]
         votes = [
             (
-                one,
+                member,
                 ScoreJob(
                     query,
                     answer,
                     tuple(Candidate(t, not t, ("x",)) for t in chance.sample(texts, 2)),
                 ),
             )
-            for one, query, answer, _ in pairs
+            for member, query, answer, _ in pairs
             if chance.random() < 0.6
         ]
-        replies = made.replies("draft", jobs)
-        made.replies("score", votes)
-        for (one, job), reply in zip(jobs, replies, strict=True):
+        replies = group.replies("draft", jobs)
+        group.replies("score", votes)
+        for (member, job), reply in zip(jobs, replies, strict=True):
             query, answer, how = going[job.query.id]
             if answer == job.answer:
-                own = Segment(reply.text, tokens={one.name: reply.tokens})
+                own_segment = Segment(reply.text, tokens={member.name: reply.tokens})
                 going[query.id] = (
                     query,
-                    (*answer, chance.choice([own, Segment(" and so on")])),
+                    (*answer, chance.choice([own_segment, Segment(" and so on")])),
                     how,
                 )
         for key in [key for key in going if chance.random() < 0.3]:
-            made.forget(going.pop(key)[0])
+            group.forget(going.pop(key)[0])
         if chance.random() < 0.2:
-            chance.choice(made.members).unload()
-    assert made.count > 40 and made.worst < NEAR
+            chance.choice(group.members).unload()
+    assert group.count > 40 and group.worst < NEAR
 
 
 @pytest.mark.parametrize("kind", ["schema", "choice"])
 def test_constrained_replies_in_a_shared_batch_equal_those_alone(kind, family):
-    made, query = family(), tiny.query(constraint=BOUND[kind])
-    made.scores(query, (), made.drafts(query))
-    assert made.worst < NEAR
+    group, query = family(), tiny.query(constraint=BOUND[kind])
+    group.scores(query, (), group.drafts(query))
+    assert group.worst < NEAR
 
 
 def test_the_time_of_a_batch_is_counted_once(family):
@@ -177,47 +184,48 @@ def test_members_may_think_and_end_their_turns_differently(tmp_path):
     members = [
         TransformersMember(base, name=f"m{k}", **GIVEN, **more) for k, more in enumerate(settings)
     ]
-    made = Family(members, [None] * 3)
-    write(made, tiny.query(), 8)
-    assert made.members[0].batch_group is made.members[2].batch_group and made.worst < NEAR
+    group = Family(members, [None] * 3)
+    write(group, tiny.query(), 8)
+    assert group.members[0].batch_group is group.members[2].batch_group and group.worst < NEAR
 
 
-# --- what one has read ----------------------------------------------------------------------------
+# --- reuse of text --------------------------------------------------------------------------------
 
 
 def test_text_read_with_one_adapter_is_reused_by_that_adapter_only(family):
-    made = family()
-    plain, first, other, _ = made.members
+    group = family()
+    plain, first, other, _ = group.members
     reused = {}
-    for name, one in (("", first), ("plain", plain), ("other", other), ("first", first)):
-        (draft,) = one.draft([DraftJob(query := tiny.query(STORY * 3), (), 3, 64, Sampling())])
-        one.forget(query.id)
+    for name, member in (("", first), ("plain", plain), ("other", other), ("first", first)):
+        (draft,) = member.draft([DraftJob(query := tiny.query(STORY * 3), (), 3, 64, Sampling())])
+        member.forget(query.id)
         reused[name] = draft.effort.reused
     assert reused == {"": 0, "plain": 0, "other": 0, "first": draft.effort.prompt}
-    drafts = made.drafts(tiny.query(STORY * 3 + "Why?"))
-    assert made.worst < NEAR and drafts["plain"].effort.reused > 0
+    drafts = group.drafts(tiny.query(STORY * 3 + "Why?"))
+    assert group.worst < NEAR and drafts["plain"].effort.reused > 0
 
 
-# --- one leaves -----------------------------------------------------------------------------------
+# --- unloading ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
 def test_unloading_one_member_leaves_the_others_working(leaving, family):
-    made, query = family(), tiny.query(STORY)
-    made.drafts(query)
-    gone, stays = made.members[leaving], made.members[leaving - 1]
-    size = lambda: sum(one.numel() for one in stays.cache.weights.model.parameters())
-    held = size()
-    gone.unload()
+    group, query = family(), tiny.query(STORY)
+    group.drafts(query)
+    unloaded, stays = group.members[leaving], group.members[leaving - 1]
+    size = lambda: sum(member.numel() for member in stays.cache.weights.model.parameters())
+    parameters = size()
+    unloaded.unload()
     gc.collect()
-    assert gone.batch_group is None
-    assert (size() < held) == (leaving == 2)  # of the others somebody else has the adapter
+    assert unloaded.batch_group is None
+    assert (size() < parameters) == (leaving == 2)  # of the others somebody else has the adapter
     answer = (Segment(" So it is."),)
-    made.replies(
-        "draft", draft_jobs([one for one in made.members if one is not gone], query, answer)
+    group.replies(
+        "draft",
+        draft_jobs([member for member in group.members if member is not unloaded], query, answer),
     )
-    made.drafts(query, answer)  # it comes back
-    assert gone.cache.weights is stays.cache.weights and made.worst < NEAR
+    group.drafts(query, answer)  # it comes back
+    assert unloaded.cache.weights is stays.cache.weights and group.worst < NEAR
 
 
 def test_unloading_a_member_during_a_batch_fails_no_other_job_and_leaves_nothing(family):
@@ -245,18 +253,18 @@ def test_unloading_a_member_during_a_batch_fails_no_other_job_and_leaves_nothing
 def test_loading_an_adapter_waits_for_the_current_pass(tmp_path):
     model, _ = tiny.made("llama", 1)
     adapters = Adapters(model)
-    one, other = (str(adapter("llama", tmp_path / f"a{seed}", seed)[0]) for seed in (3, 4))
+    first, other = (str(adapter("llama", tmp_path / f"a{seed}", seed)[0]) for seed in (3, 4))
     passes = lambda: model(input_ids=torch.tensor([[5, 6, 7]], device=tiny.DEVICE)).logits
     with torch.inference_mode():
         plain = passes()
-        with adapters.reading(held := adapters.get(one, "one")):
+        with adapters.reading(loaded := adapters.get(first, "one")):
             before = passes()
             thread = threading.Thread(target=adapters.get, args=(other, "other"))
             thread.start()
             thread.join(0.2)
             assert thread.is_alive() and torch.equal(passes(), before)
         thread.join()
-        with adapters.reading(held):
+        with adapters.reading(loaded):
             assert torch.equal(passes(), before)
         adapters.off()
         assert torch.equal(passes(), plain) and not torch.equal(before, plain)

@@ -1,5 +1,5 @@
-"""Caches are only an acceleration: with them, without them, or with far too little room for them,
-the numbers agree."""
+"""Caches change speed only: replies are equal with a cache, without one, and with far too little
+room."""
 
 import random
 
@@ -36,17 +36,17 @@ def test_every_reply_of_an_answer_equals_one_without_a_cache(arch, size):
 @pytest.mark.parametrize("arch", tiny.THREE)
 def test_a_cache_with_room_for_one_query_gives_the_same_replies(arch):
     member, intruder = tiny.member(arch, 1), tiny.query("Somebody else asks something.")
-    cache, held = member.cache, []
+    cache, kept = member.cache, []
     cache.set_budget(1, 0)
 
     def another_query():
         member.draft([DraftJob(intruder, (), 2, 2, Sampling())])
-        held.append({key.query_id for key in cache.trunks})
+        kept.append({key.query_id for key in cache.trunks})
 
     compared = tiny.Compared(member, before=another_query)
     tiny.relayed([compared, *tiny.companions(arch)], tiny.query(), 4, turns=5)
     assert compared.worst < NEAR
-    assert held == [{intruder.id}] * 10
+    assert kept == [{intruder.id}] * 10
 
 
 @pytest.mark.parametrize("arch", ["llama4", "gemma2", "gpt-oss"])
@@ -58,7 +58,7 @@ def test_chunked_attention_soft_caps_and_sinks_are_right_at_every_length(arch, t
 
 
 def test_rotations_that_change_with_the_length_are_not_used_beyond_it():
-    """Else the numbers of a short query would depend on a long one in its batch."""
+    """Otherwise a short query's numbers would depend on a long query in its batch."""
     member = tiny.member("phi3-long", 1)
     assert member.probe().max_context == 48
     short, long = (
@@ -80,8 +80,7 @@ def chosen(arch, **options):
 
 
 def llamacpp(tmp_path, monkeypatch, cells):
-    """A cache of llama.cpp with a pool of so many tokens at first, and one that reads each text
-    anew."""
+    """Return a cache of llama.cpp with this initial size, and one that reads every text anew."""
     monkeypatch.setattr(llamacpp_cache, "CELLS", cells)
     weights = load(GgufSource(str(file_of(SMOLLM2))))
     fresh = LlamaCppCache(weights)
@@ -90,27 +89,28 @@ def llamacpp(tmp_path, monkeypatch, cells):
 
 
 def anew(cache, ids, count=1):
-    """The logits after each of the last tokens, from an empty strand."""
+    """Return the logits after each of the last tokens, read with an empty cache."""
     cache.clear()
     return cache.with_room(lambda: cache.read([Extension(cache.blank(), ids, count)])[0], [])
 
 
 def live(cache, truth, near, rounds=40):
-    """A long random life against fresh readings."""
+    """Compare a long random life of a cache with fresh readings."""
     chance, texts = random.Random(7), {}
 
     def tokens(count):
         return [chance.randrange(10, 300) for _ in range(count)]
 
-    def check(found, ids, count=1):
-        wanted = anew(truth, ids, count)
-        assert np.allclose(found, wanted, atol=near), float(abs(found - wanted).max())
+    def check(rows, ids, count=1):
+        expected = anew(truth, ids, count)
+        assert np.allclose(rows, expected, atol=near), float(abs(rows - expected).max())
 
     for _ in range(rounds):
         keys = chance.sample(KEYS, chance.randrange(1, 5))
         for key in keys:
             kept = texts.get(key, tokens(chance.randrange(1, 30)))
-            kept = kept[: chance.randrange(1, len(kept) + 1)] if chance.random() < 0.3 else kept
+            if chance.random() < 0.3:
+                kept = kept[: chance.randrange(1, len(kept) + 1)]
             texts[key] = kept + tokens(chance.randrange(0, 6))
         kind = chance.choice(["decode", "branches", "forget", "prefill"])
         wants = [(key, texts[key]) for key in keys]
@@ -131,10 +131,10 @@ def live(cache, truth, near, rounds=40):
                 )
                 for key, ids in wants
             ]
-            for want, found in zip(asked, cache.read_branches(asked), strict=True):
-                for ids, rows in zip(want.branches, found, strict=True):
+            for branches, results in zip(asked, cache.read_branches(asked), strict=True):
+                for ids, rows in zip(branches.branches, results, strict=True):
                     check(rows, ids, len(rows))
-            texts |= {one.key: chance.choice([*one.branches, one.ids]) for one in asked}
+                texts[branches.key] = chance.choice([*branches.branches, branches.ids])
         if kind == "forget":
             cache.forget(keys[0])
             texts.pop(keys[0])
@@ -154,7 +154,7 @@ def test_sequences_may_grow_shrink_and_disappear_in_any_order(arch):
 @pytest.mark.real
 @pytest.mark.parametrize("cells", [256, pytest.param(2048, marks=pytest.mark.long)])
 def test_no_reply_of_llama_cpp_depends_on_what_else_its_cache_holds(cells, tmp_path, monkeypatch):
-    """With the small pool, what is needed moves to a fresh one again and again."""
+    """With the small pool, live texts move to a larger pool again and again."""
     live(*llamacpp(tmp_path, monkeypatch, cells), 1e-4, rounds=12)
 
 
@@ -211,36 +211,36 @@ def test_a_forgotten_query_leaves_nothing_behind(arch):
     for free in (member.drop_prefixes, lambda: member.cache.free_memory()):
         member.draft([DraftJob(query := tiny.query("The sky. " * 40), (), 3, 9, Sampling())])
         member.forget(query.id)
-        held, _ = member.cache.bytes_held, free()
-        assert held > 0 == member.cache.bytes_held
+        bytes_before, _ = member.cache.bytes_held, free()
+        assert bytes_before > 0 == member.cache.bytes_held
 
 
 @pytest.mark.parametrize("arch", tiny.THREE)
 def test_the_logits_of_a_draft_count_as_memory_while_it_is_written(arch):
-    member, held = tiny.member(arch, 1), []
+    member, sizes = tiny.member(arch, 1), []
     cache = member.cache
     hook = member.cache.weights.model.register_forward_pre_hook(
-        lambda *_: held.append(cache.logits_bytes)
+        lambda *_: sizes.append(cache.logits_bytes)
     )
     (draft,) = member.draft([DraftJob(tiny.query(), (), 60, 60, Sampling())])
     hook.remove()
     row = 4 * member.cache.weights.vocabulary_size
     assert len(draft.tokens) > 5
-    assert row < max(held) < 12 * row
+    assert row < max(sizes) < 12 * row
 
 
 # --- the trial ------------------------------------------------------------------------------------
 
 
 def test_attention_of_any_kind_can_be_cut_and_recurrent_states_are_copied():
-    found = {arch: tiny.member(arch).probe().detail.split(", ")[-1] for arch in tiny.ALL}
+    details = {arch: tiny.member(arch).probe().detail.split(", ")[-1] for arch in tiny.ALL}
     copied = {
         "qwen3-next": "states",
         "mamba": "token by token",
         "lfm2": "states",
         "bloom": "keys and values",
     }
-    assert found == {arch: copied.get(arch, "keys and values") for arch in tiny.ALL}
+    assert details == {arch: copied.get(arch, "keys and values") for arch in tiny.ALL}
 
 
 @pytest.mark.parametrize("window", [40, 512])

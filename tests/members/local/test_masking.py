@@ -1,5 +1,4 @@
-"""Drafting under a constraint: every token is what a slow loop picks under a mask made by brute
-force."""
+"""Drafts under a constraint equal those of a slow loop with masks made by brute force."""
 
 import json
 from dataclasses import replace
@@ -86,13 +85,13 @@ def text_of(answer):
 
 
 def brute_force(state, size, stops):
-    """The mask, by asking about every single token."""
+    """Return the mask by asking about every single token."""
     return np.array([state.may_end() if k in stops else state.fork().put(k) for k in range(size)])
 
 
 @torch.inference_mode()
 def retraced(member, job, draft):
-    """The draft written again by a loop that knows neither caches nor bit masks."""
+    """Return the draft as a loop without caches or bit masks writes it."""
     weights, own = member.cache.weights, member.words
     state = (
         vocabulary(own.tokenizer, weights.vocabulary_size, member.stops)
@@ -151,7 +150,7 @@ def test_every_draft_is_what_a_brute_force_loop_writes(arch, kind):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_same_constrained_drafts_alone_or_in_a_crowd(arch):
-    """Some bound and some not, at different places of their answers."""
+    """Some queries are constrained and some are not, at different positions of their answers."""
     member, apart = tiny.member(arch, 1), tiny.member(arch, 1)
     queries = [
         tiny.query("Sky. " * (1 + k), constraint=c)
@@ -235,7 +234,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"first": 20, "second": 22}}\n
 
 
 def written(constraint, text, **settings):
-    """The rounds in which a member that wants to write this text answers alone."""
+    """Return the rounds of a member that wants to write this text and answers alone."""
     query = tiny.query(constraint=constraint)
     return tiny.answered(
         [tiny.wishful(query, text)], query, Settings(**{"max_tokens": 300} | settings)

@@ -1,5 +1,4 @@
-"""Long contexts read in chunks, as a worker has it done while there is other work, give the same
-replies."""
+"""Reading a long context in chunks, between other work, does not change replies."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def fresh(arch: str = "llama") -> Any:
 
 
 def long_for(member: Any) -> str:
-    """A text of about ``TOKENS`` tokens."""
+    """Return a text of about ``TOKENS`` tokens."""
     once, twice = (member.token_count([Turn("user", SENTENCE * count)]) for count in (1, 2))
     return SENTENCE * ((TOKENS - once) // (twice - once))
 
@@ -45,8 +44,8 @@ def draft_job(query: Query) -> DraftJob:
 
 
 def in_chunks(member: Any, job: Any, between: Callable[[], Any] = lambda: None) -> tuple[Any, int]:
-    """The reply with the cost of its chunks, and how many chunks were read; ``between`` happens
-    after each of them."""
+    """Return the reply with the cost of its chunks, and their number; ``between`` runs after each
+    chunk."""
     work, cost, chunks, before = (
         "draft" if isinstance(job, DraftJob) else "score",
         Effort(),

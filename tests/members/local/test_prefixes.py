@@ -1,5 +1,4 @@
-"""What was read for one query need not be read for the next that begins alike: cached = fresh,
-whatever came before."""
+"""Text read for one query is reused by later ones that begin alike, and replies stay the same."""
 
 import random
 from dataclasses import replace
@@ -34,7 +33,7 @@ STORY = "The sky is blue because the air scatters blue light more than red light
 
 @pytest.fixture(autouse=True)
 def short_prefixes(monkeypatch):
-    """Tiny prompts are worth keeping here."""
+    """Keep prefixes even of tiny prompts."""
     monkeypatch.setattr(strands, "SHORTEST", 1)
 
 
@@ -45,15 +44,15 @@ def drafted(member, query, size=4, answer=(), sampling=Sampling()):  # noqa: B00
 
 
 def once(member, query, size=4):
-    """A draft for a query that is over then."""
+    """Return a draft for a query that ends afterwards."""
     draft = drafted(member, query, size)
     member.forget(query.id)
     return draft
 
 
 def next_turn(query, answer, then):
-    said = Turn("assistant", "".join(segment.text for segment in answer))
-    return tiny.query(then, *query.turns, said)
+    turn = Turn("assistant", "".join(segment.text for segment in answer))
+    return tiny.query(then, *query.turns, turn)
 
 
 # --- cached = fresh -------------------------------------------------------------------------------
@@ -62,8 +61,8 @@ def next_turn(query, answer, then):
 @pytest.mark.parametrize("arch", tiny.three_first(KINDS))
 @pytest.mark.parametrize("limit", [True, 150_000])
 def test_replies_stay_equal_over_a_long_random_life_of_prompts_that_begin_alike(arch, limit):
-    """Queries begin as others did, over or open, in batches and alone, sampled and greedy, and end
-    at any moment."""
+    """Queries begin like earlier ones, open or ended, in batches or alone, sampled or greedy, and
+    end at any time."""
     chance = random.Random(arch)
     member = tiny.member(arch, 1, prefix_cache=limit)
     slow, words = tiny.uncached(member), STORY.split(" ")
@@ -98,9 +97,9 @@ def test_replies_stay_equal_over_a_long_random_life_of_prompts_that_begin_alike(
                 assert tiny.difference(reply, getattr(slow, work)([job])[0]) < NEAR
                 if isinstance(reply, Draft):
                     reused += reply.effort.reused if not job.answer else 0
-                    own = Segment(reply.text, tokens={member.name: reply.tokens})
+                    own_segment = Segment(reply.text, tokens={member.name: reply.tokens})
                     query, answer, how = open_queries[job.query.id]
-                    new = chance.choice([own, Segment(" and so on"), Segment(" blue")])
+                    new = chance.choice([own_segment, Segment(" and so on"), Segment(" blue")])
                     open_queries[query.id] = (query, (*answer, new), how)
         for key in [key for key in open_queries if chance.random() < 0.3]:
             ended.append(open_queries.pop(key)[:2])
@@ -135,14 +134,14 @@ def test_constrained_and_reasoned_answers_do_not_depend_on_earlier_queries(arch)
 @pytest.mark.parametrize("arch", [*tiny.THREE, "mamba"])
 @pytest.mark.parametrize("long", [1, 8])
 def test_a_repeated_question_gets_a_bit_identical_answer(arch, long):
-    """Its prompt is not read again, in other chunks: so no rounding differs."""
+    """Its prompt is not read again in other chunks, so no rounding differs."""
     member = tiny.member(arch, 1)
-    one = once(member, tiny.query(STORY * long + "Why?"), 8)
+    first = once(member, tiny.query(STORY * long + "Why?"), 8)
     for text in ("Why is that?", "Tell me more.", ""):
         once(member, tiny.query(STORY * long + text), 8)
-    two = once(member, tiny.query(STORY * long + "Why?"), 8)
-    assert (one.tokens, one.logprobs) == (two.tokens, two.logprobs)
-    assert two.effort.reused == two.effort.prompt
+    again = once(member, tiny.query(STORY * long + "Why?"), 8)
+    assert (first.tokens, first.logprobs) == (again.tokens, again.logprobs)
+    assert again.effort.reused == again.effort.prompt
 
 
 # --- what it saves --------------------------------------------------------------------------------
@@ -156,7 +155,7 @@ def test_the_next_turn_reads_and_reports_only_new_text(arch):
     drafted(member, query, 4, answer)
     member.forget(query.id)
     later = next_turn(query, answer, "And?")
-    before, after = (member.prompts.prompt(one.turns) for one in (query, later))
+    before, after = (member.prompts.prompt(turn_query.turns) for turn_query in (query, later))
     warm = drafted(member, later)
     assert cold.effort.reused == 0 and warm.effort.prompt == len(after)
     assert warm.effort.reused >= common_prefix(before, after) > 0.7 * len(after)
@@ -165,7 +164,7 @@ def test_the_next_turn_reads_and_reports_only_new_text(arch):
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_open_queries_share_the_beginning_of_their_prompts(arch):
-    """It is read once, by the first of them; then each has its own copy."""
+    """The first query reads it; each of the others gets a copy."""
     member, slow = tiny.member(arch, 1), tiny.uncached(tiny.member(arch, 1))
     queries = [tiny.query(STORY * 4 + text) for text in ("Why?", "How?", "Since when?", "Why?")]
     prompt = member.token_count(queries[0].turns)
@@ -195,7 +194,7 @@ def test_without_a_prefix_cache_nothing_is_kept_or_shared(arch):
         member.forget(query.id)
     assert member.prefixes == {"prefixes": 0, "tokens": 0, "bytes": 0}
     assert [
-        one.effort.reused for one in (*replies, once(member, tiny.query(STORY * 3 + "Why?")))
+        reply.effort.reused for reply in (*replies, once(member, tiny.query(STORY * 3 + "Why?")))
     ] == [0, 0, 0]
 
 
@@ -209,11 +208,11 @@ def test_the_prefix_cache_keeps_its_limit_and_evicts_the_least_recently_used(arc
     for text in (*texts[:2], texts[0], texts[2]):
         once(member, tiny.query(text))
         assert 0 < member.prefixes["bytes"] <= limit
-    found = [
+    reused = [
         drafted(member, tiny.query(text)).effort.reused > 20
         for text in (texts[2], texts[0], texts[1])
     ]
-    assert found == [True, True, False]
+    assert reused == [True, True, False]
 
 
 @pytest.mark.parametrize("wrong", [-1, "2GB", 0.5, None])

@@ -1,4 +1,4 @@
-"""Reasoning models think for themselves before their first word, and no other answer changes."""
+"""Reasoning models reason before their first word, and other models' answers are unchanged."""
 
 import pytest
 
@@ -48,8 +48,8 @@ MARKS = {  # template -> prompt, mark before a thought, mark after it, mark in i
 }
 
 
-def template(own, **kwargs):
-    return Template(tiny.tokenizer_of("bytes", own), "m", None if own else "plain", kwargs)
+def template(source, **kwargs):
+    return Template(tiny.tokenizer_of("bytes", source), "m", None if source else "plain", kwargs)
 
 
 def job_for(query, answer=()):
@@ -61,18 +61,18 @@ def thinker(arch="llama", tokens=12, **options):
 
 
 def prompt_of(member, query):
-    """What the member has read before the answer, with its thought."""
+    """Return everything that the member has read before the answer, including its reasoning."""
     return member.words.decode(member.states[query.id].context.prompt)
 
 
 # --- templates ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own", MARKS)
-def test_a_template_with_reasoning_opens_a_block_or_leaves_it_empty(own):
-    head, before, _, none = MARKS[own]
-    assert template(own).prompt(TURNS) == head + before
-    assert template(own).prompt(TURNS, think=False) == head + none
+@pytest.mark.parametrize("source", MARKS)
+def test_a_template_with_reasoning_opens_a_block_or_leaves_it_empty(source):
+    head, before, _, none = MARKS[source]
+    assert template(source).prompt(TURNS) == head + before
+    assert template(source).prompt(TURNS, think=False) == head + none
 
 
 def test_reasoning_can_be_switched_off_in_the_template():
@@ -83,23 +83,23 @@ def test_reasoning_can_be_switched_off_in_the_template():
     assert member.draft([job_for(tiny.query())])[0].thought == ""
 
 
-@pytest.mark.parametrize("own", [tiny.CHATML, tiny.INST, None])
-def test_a_template_without_reasoning_is_unchanged(own):
-    assert template(own).marks is None
-    assert template(own).prompt(TURNS) == template(own).prompt(TURNS, think=False)
-    assert "think>" not in template(own).prompt(TURNS)
+@pytest.mark.parametrize("source", [tiny.CHATML, tiny.INST, None])
+def test_a_template_without_reasoning_is_unchanged(source):
+    assert template(source).marks is None
+    assert template(source).prompt(TURNS) == template(source).prompt(TURNS, think=False)
+    assert "think>" not in template(source).prompt(TURNS)
 
 
 # --- thoughts -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own", MARKS)
-def test_reasoning_comes_with_the_first_draft_and_is_not_part_of_the_answer(own):
+@pytest.mark.parametrize("source", MARKS)
+def test_reasoning_comes_with_the_first_draft_and_is_not_part_of_the_answer(source):
     query, text = (
         tiny.query("Why?"),
-        f"Let me see.{MARKS[own][2]}The sky is blue because of the air.",
+        f"Let me see.{MARKS[source][2]}The sky is blue because of the air.",
     )
-    member, drafts = tiny.wishful(query, text, chat_template=own), []
+    member, drafts = tiny.wishful(query, text, chat_template=source), []
     rounds = tiny.answered(
         [member], query, Settings(), after=lambda ask, replies: drafts.extend(replies.values())
     )
@@ -120,13 +120,13 @@ def test_empty_reasoning_and_reasoning_that_ends_the_turn_are_closed(text):
     assert prompt_of(member, query).endswith("<think>\n\n</think>\n\n")
 
 
-@pytest.mark.parametrize("own", MARKS)
-def test_reasoning_is_closed_when_its_budget_is_used_up(own):
+@pytest.mark.parametrize("source", MARKS)
+def test_reasoning_is_closed_when_its_budget_is_used_up(source):
     query, text = tiny.query("Why?"), "one two three four five six seven eight"
-    member = tiny.wishful(query, text, chat_template=own, thinking_tokens=9)
+    member = tiny.wishful(query, text, chat_template=source, thinking_tokens=9)
     (draft,) = member.draft([job_for(query)])
     assert draft.thought and "one two three four".startswith(draft.thought)
-    assert prompt_of(member, query).endswith(f"{MARKS[own][1]}{draft.thought}{MARKS[own][2]}")
+    assert prompt_of(member, query).endswith(f"{MARKS[source][1]}{draft.thought}{MARKS[source][2]}")
 
 
 def test_reasoning_that_repeats_itself_is_closed():
@@ -146,7 +146,8 @@ def test_no_budget_means_no_reasoning():
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba"])
 def test_replies_depend_on_their_job_alone(arch):
-    """Whether it has thought before, lost everything, or is asked to score first."""
+    """Whether the member has reasoned before, lost everything, or scored first makes no
+    difference."""
     compared = tiny.Compared(thinker(arch))
     tiny.relayed([compared, tiny.member("phi3", 1)], tiny.query(), 4, turns=4)
     assert compared.worst < NEAR and compared.count == 8

@@ -1,5 +1,4 @@
-"""From a name to a member: what loads, where it goes, what is shared, and what is refused in words
-that help."""
+"""Loading a member by name: what loads, on which device, what is shared, and which errors help."""
 
 import json
 import pickle
@@ -27,7 +26,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny model as ``save_pretrained`` writes it."""
+    """Return a tiny model as ``save_pretrained`` writes it."""
     path = tmp_path_factory.mktemp("models") / "tiny-llama"
     for part in tiny.cached("llama", 1):
         part.save_pretrained(path)
@@ -36,7 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def copied(folder, tmp_path):
-    """A copy of the folder with other files in it."""
+    """Copy the folder with other files in it."""
 
     def changed(leave_out=(), **files):
         for file in folder.iterdir():
@@ -50,7 +49,7 @@ def copied(folder, tmp_path):
 
 
 def refused(kind, *args, match, **kwargs):
-    """The error with which this member refuses to load; it says what to do, too."""
+    """Return the error with which this member refuses to load; it must contain advice."""
     with pytest.raises(kind, match=match) as caught:
         TransformersMember(*args, **kwargs).probe()
     assert any(note.startswith("-> ") for note in caught.value.__notes__)
@@ -62,11 +61,11 @@ def refused(kind, *args, match, **kwargs):
 
 def test_a_folder_gives_the_answers_of_the_model_in_memory(folder):
     settings, query = Settings(segment_tokens=4, max_tokens=16), tiny.query()
-    wanted = tiny.text_of(tiny.answered([tiny.member("llama", 1)], query, settings))
-    for given in (folder, str(folder), f"{folder}/"):
-        member = TransformersMember(given, dtype="float32")
+    expected = tiny.text_of(tiny.answered([tiny.member("llama", 1)], query, settings))
+    for name in (folder, str(folder), f"{folder}/"):
+        member = TransformersMember(name, dtype="float32")
         assert member.name == "tiny-llama"
-        assert tiny.text_of(tiny.answered([member], query, settings)) == wanted
+        assert tiny.text_of(tiny.answered([member], query, settings)) == expected
 
 
 def test_nothing_is_loaded_before_it_is_needed(folder):
@@ -106,12 +105,12 @@ def test_a_member_is_pickled_without_its_weights(folder, monkeypatch):
     (before,) = member.draft([job])
     monkeypatch.chdir(folder.parent)
     copies = [
-        pickle.loads(pickle.dumps(one))
-        for one in (member, TransformersMember("tiny-llama", system_prompt="Be brief."))
+        pickle.loads(pickle.dumps(original))
+        for original in (member, TransformersMember("tiny-llama", system_prompt="Be brief."))
     ]
     monkeypatch.chdir("/")  # a relative path leads to the same folder from elsewhere
-    assert [one.cache for one in copies] == [None, None]
-    assert all(one.draft([job])[0].text == before.text for one in copies)
+    assert [duplicate.cache for duplicate in copies] == [None, None]
+    assert all(duplicate.draft([job])[0].text == before.text for duplicate in copies)
     with pytest.raises(UsageError, match="model in memory"):
         pickle.dumps(tiny.member("llama", 1))
 
@@ -126,7 +125,7 @@ def test_stop_tokens_and_the_context_are_those_of_the_folder(copied):
 
 
 @pytest.mark.parametrize(
-    ("given", "free", "wanted"),
+    ("options", "free", "expected"),
     [
         ({}, {}, None),
         ({"device": "cpu"}, {"cuda": [10**12]}, None),
@@ -139,10 +138,10 @@ def test_stop_tokens_and_the_context_are_those_of_the_folder(copied):
     ids=str,
 )
 def test_a_model_goes_where_the_user_says_or_to_the_gpu_with_room(
-    folder, given, free, wanted, monkeypatch
+    folder, options, free, expected, monkeypatch
 ):
-    """``from_pretrained`` is asked for it; nothing is loaded here. ``free``: what torch says of
-    GPUs that it sees."""
+    """``from_pretrained`` records the device, and nothing is loaded. ``free`` is the free memory
+    that torch reports for each GPU."""
     asked = []
     for kind in ("cuda", "xpu"):
         gpus, room = getattr(torch, kind), free.get(kind, [])
@@ -158,8 +157,8 @@ def test_a_model_goes_where_the_user_says_or_to_the_gpu_with_room(
         raise OSError("not here")
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", loaded)
-    refused(MemberError, folder, **given, match="not here")
-    assert asked == [wanted]
+    refused(MemberError, folder, **options, match="not here")
+    assert asked == [expected]
 
 
 @needs_gpu
@@ -186,7 +185,7 @@ def test_a_missing_folder_is_an_error(name):
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "said"),
+    ("answer", "kind", "message"),
     [
         ("offline", "not_found", "nor in the hub's cache, and HF_HUB_OFFLINE is set"),
         ("", "error", "nor in the hub's cache, and the hub http://127.0.0.1:.* cannot be reached"),
@@ -196,7 +195,7 @@ def test_a_missing_folder_is_an_error(name):
     ],
 )
 def test_a_hub_that_refuses_a_model_is_not_asked_repeatedly(
-    answer, kind, said, folder, tmp_path, monkeypatch
+    answer, kind, message, folder, tmp_path, monkeypatch
 ):
     asked = []
 
@@ -223,7 +222,7 @@ def test_a_hub_that_refuses_a_model_is_not_asked_repeatedly(
             url + "/{repo_id}/resolve/{revision}/{filename}",
         )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        error = refused(MemberError, "org/tiny", model_kwargs={"revision": "main"}, match=said)
+        error = refused(MemberError, "org/tiny", model_kwargs={"revision": "main"}, match=message)
         assert error.kind == kind and error.__cause__ is not None
         if kind == "error" or answer == "offline":  # what the cache holds needs no hub
             kept = tmp_path / "models--org--tiny"
@@ -249,7 +248,7 @@ def test_a_folder_without_a_tokenizer_is_an_error(copied):
     "text", ["Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "invalid device"]
 )
 def test_a_missing_device_is_an_error(folder, monkeypatch, text):
-    """As the builds of torch say it."""
+    """The error contains what this build of torch reports."""
 
     def loaded(*_, **__):
         raise RuntimeError(text)

@@ -1,5 +1,4 @@
-"""LoRA adapters as peft writes them: they add what peft adds, and what cannot be added is refused
-in plain words."""
+"""LoRA adapters give the results of peft, and unsupported adapters are refused with a reason."""
 
 import json
 
@@ -23,17 +22,18 @@ IDS = torch.tensor([[5, 9, 30, 7], [8, 2, 40, 11]], device=tiny.DEVICE)
 
 @pytest.fixture
 def make_adapter(tmp_path):
-    """An adapter's folder, with another config or other matrices if need be."""
+    """Return a function that saves an adapter, possibly with another config or other matrices."""
 
     def make(config=None, matrices=None):
         folder, _ = adapter("llama", tmp_path / "adapter", 1)
         if config is not None:
-            was = json.loads((folder / "adapter_config.json").read_text())
-            (folder / "adapter_config.json").write_text(json.dumps(was | config))
+            original = json.loads((folder / "adapter_config.json").read_text())
+            (folder / "adapter_config.json").write_text(json.dumps(original | config))
         if matrices is not None:
             file = folder / "adapter_model.safetensors"
             save_file(
-                {key: one.contiguous() for key, one in matrices(load_file(file)).items()}, file
+                {key: tensor.contiguous() for key, tensor in matrices(load_file(file)).items()},
+                file,
             )
         return folder
 
@@ -76,13 +76,13 @@ def test_texts_with_adapters_are_what_the_merged_models_make_of_them(variant, tm
         for k in range(2)
     ]
     first, other = (adapters.get(str(folder), "m") for folder, _ in saved_adapters)
-    for own, truth in [
+    for loaded, truth in [
         (first, saved_adapters[0][1]),
         (other, saved_adapters[1][1]),
         (None, None),
         (other, saved_adapters[1][1]),
     ]:
-        with adapters.reading(own):
+        with adapters.reading(loaded):
             ours = model(input_ids=IDS).logits
         if truth is None:
             assert torch.equal(ours, plain)
@@ -107,20 +107,23 @@ def test_adapters_of_transposed_fused_and_flattened_layers_are_merged(arch, tmp_
 
 def test_an_unused_adapter_is_freed_and_the_others_stay(tmp_path):
     model, _ = tiny.made("llama", 1)
-    adapters, size = Adapters(model), lambda: sum(one.numel() for one in model.parameters())
+    adapters, size = (
+        Adapters(model),
+        lambda: sum(parameter.numel() for parameter in model.parameters()),
+    )
     bare = size()
-    one, two = (
+    first, second = (
         adapters.get(str(adapter("llama", tmp_path / f"a{k}", k)[0]), "m") for k in range(2)
     )
-    held = size()
-    with torch.inference_mode(), adapters.reading(two):
+    with_both = size()
+    with torch.inference_mode(), adapters.reading(second):
         changed = model(input_ids=IDS).logits
-    del one
+    del first
     adapters.prune()
-    assert size() - bare == (held - bare) / 2
-    with torch.inference_mode(), adapters.reading(two):
+    assert size() - bare == (with_both - bare) / 2
+    with torch.inference_mode(), adapters.reading(second):
         assert torch.equal(model(input_ids=IDS).logits, changed)
-    del two
+    del second
     adapters.prune()
     assert size() == bare
 
@@ -164,14 +167,16 @@ def test_what_would_change_the_base_or_import_anything_is_refused(
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda found: dict(list(found.items())[1:]), "missing or too many"),
-        (lambda found: {}, "missing or too many"),
+        (lambda tensors: dict(list(tensors.items())[1:]), "missing or too many"),
+        (lambda tensors: {}, "missing or too many"),
         (
-            lambda found: {k.replace("layers.1", "layers.9"): v for k, v in found.items()},
+            lambda tensors: {k.replace("layers.1", "layers.9"): v for k, v in tensors.items()},
             "missing or too many",
         ),
         (
-            lambda found: {k: torch.ones(4, 99) if "lora_A" in k else v for k, v in found.items()},
+            lambda tensors: {
+                k: torch.ones(4, 99) if "lora_A" in k else v for k, v in tensors.items()
+            },
             "RuntimeError",
         ),
     ],
@@ -206,6 +211,6 @@ def test_a_base_and_its_adapter_can_share_one_name(base, make_adapter, tmp_path)
 
 def test_members_with_different_adapters_have_different_cache_keys(base, make_adapter):
     folder = make_adapter()
-    one, other = TransformersMember(base, adapter=folder), TransformersMember(base)
-    assert one.spec == other.spec | {"adapter": str(folder)}
-    assert one.name == "adapter" and other.name == "base"
+    adapted, plain = TransformersMember(base, adapter=folder), TransformersMember(base)
+    assert adapted.spec == plain.spec | {"adapter": str(folder)}
+    assert adapted.name == "adapter" and plain.name == "base"

@@ -46,28 +46,28 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def members():
-    found = {one.name: one for one in engines.in_transformers()}
-    for one in found.values():
-        one.probe()
-    return found
+    by_name = {member.name: member for member in engines.in_transformers()}
+    for member in by_name.values():
+        member.probe()
+    return by_name
 
 
 @pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
 def test_alone_it_writes_what_generate_writes(members, name):
     member, query = members[name], tiny.query(QUESTIONS[1])
-    wanted = tiny.greedy(member, query, 24)
+    expected = tiny.greedy(member, query, 24)
     rounds = tiny.answered([member], query, Settings(max_tokens=24))
-    found, text = tiny.tokens_of(rounds, name), tiny.text_of(rounds)
-    assert len(text) > 40 and member.words.decode(wanted).startswith(text)
-    assert found == wanted[: len(found)]
+    tokens, text = tiny.tokens_of(rounds, name), tiny.text_of(rounds)
+    assert len(text) > 40 and member.words.decode(expected).startswith(text)
+    assert tokens == expected[: len(tokens)]
     # a base model writes its end in words
-    assert len(found) == len(wanted) or rounds[-1].finish == "stop"
+    assert len(tokens) == len(expected) or rounds[-1].finish == "stop"
 
 
 @pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
 def test_every_reply_equals_one_without_a_cache(members, name):
     compared = tiny.Compared(members[name])
-    other = next(one for key, one in members.items() if key != name)
+    other = next(candidate for key, candidate in members.items() if key != name)
     tiny.relayed([compared, other], tiny.query(QUESTIONS[0]), 3, turns=1)
     constraint = Constraint("json_schema", json.dumps(PERSON))
     tiny.relayed([compared, other], tiny.query(QUESTIONS[0], constraint=constraint), 4, turns=1)
@@ -79,10 +79,10 @@ def test_texts_longer_than_gemmas_sliding_window_are_read_correctly(members):
     member, other = members[NAMES[1]], members[NAMES[0]]
     query = tiny.query("The air scatters blue light more than red light. " * 50)
     assert member.token_count(query.turns) > 512
-    (own,), (foreign,) = (
-        one.draft([DraftJob(query, (), 4, 30, Sampling())]) for one in (member, other)
+    (draft,), (foreign,) = (
+        each.draft([DraftJob(query, (), 4, 30, Sampling())]) for each in (member, other)
     )
-    answer = (Segment(own.text, tokens={member.name: own.tokens}), Segment(foreign.text))
+    answer = (Segment(draft.text, tokens={member.name: draft.tokens}), Segment(foreign.text))
     job = ScoreJob(
         query,
         answer,
@@ -91,8 +91,8 @@ def test_texts_longer_than_gemmas_sliding_window_are_read_correctly(members):
     (cached,), (fresh,) = member.score([job]), tiny.uncached(member).score([job])
     assert cached.effort.read < 40
     assert tiny.difference(cached, fresh) < NEAR
-    for one in (member, other):
-        one.forget(query.id)
+    for each in (member, other):
+        each.forget(query.id)
 
 
 def test_same_replies_alone_or_in_a_crowd_with_and_without_constraints(members):
@@ -114,10 +114,10 @@ def test_text_is_conserved_between_two_tokenizers(members):
     settings = Settings(segment_tokens=4, max_tokens=24, method=Method(exit="never"))
     rounds = tiny.answered(list(members.values()), tiny.query(QUESTIONS[2]), settings)
     segments, text = [round.segment for round in rounds], tiny.text_of(rounds)
-    for one in members.values():
-        prompt = one.words.encode("Answer:\n")
-        ids = one.words.answer_ids(one.name, prompt, segments)
-        assert one.words.added(prompt, ids[len(prompt) :]) == text
+    for member in members.values():
+        prompt = member.words.encode("Answer:\n")
+        ids = member.words.answer_ids(member.name, prompt, segments)
+        assert member.words.added(prompt, ids[len(prompt) :]) == text
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,8 +148,8 @@ def test_the_next_turn_reads_only_new_text_and_equals_a_fresh_reading(members):
     member, query = members[NAMES[0]], tiny.query("Hello there! " * 25 + QUESTIONS[0])
     (draft,) = member.draft([DraftJob(query, (), 6, 30, Sampling())])
     member.forget(query.id)
-    said = Turn("assistant", f"{draft.text} and nothing else.")
-    job = DraftJob(tiny.query("And at night?", *query.turns, said), (), 2, 30, Sampling())
+    answer = Turn("assistant", f"{draft.text} and nothing else.")
+    job = DraftJob(tiny.query("And at night?", *query.turns, answer), (), 2, 30, Sampling())
     (warm,), (fresh,) = member.draft([job]), tiny.uncached(member).draft([job])
     assert tiny.difference(warm, fresh) < NEAR
     assert warm.effort.prompt - 40 < warm.effort.reused < warm.effort.prompt

@@ -1,5 +1,4 @@
-"""The promises of the in-process member, on tiny models of several architectures: alone, ends, what
-does not fit."""
+"""The promises of the in-process member, on tiny models of several architectures."""
 
 import pytest
 import torch
@@ -30,16 +29,16 @@ QUESTIONS = ["Why?", "def add(a, b):\n", "天空是蓝色的 😀"]
 def test_alone_it_writes_what_generate_writes_whatever_the_segments(arch):
     for seed, question in zip((0, 1), QUESTIONS, strict=False):
         member, query = tiny.member(arch, seed), tiny.query(question)
-        wanted = tiny.greedy(member, query, 24)
+        expected = tiny.greedy(member, query, 24)
         for size in (1, 3, 10):
             rounds = tiny.answered([member], query, Settings(segment_tokens=size, max_tokens=24))
-            found = tiny.tokens_of(rounds, member.name)
-            assert found == wanted[: len(found)]
+            tokens = tiny.tokens_of(rounds, member.name)
+            assert tokens == expected[: len(tokens)]
             # Only bytes of a character that never became complete may be missing, at the end of the
             # budget.
             assert (
-                member.words.text_after(found, wanted[len(found) :])[0] == ""
-                and len(wanted) - len(found) < 4
+                member.words.text_after(tokens, expected[len(tokens) :])[0] == ""
+                and len(expected) - len(tokens) < 4
             )
 
 
@@ -81,7 +80,7 @@ def test_the_end_of_a_plain_template_is_written_in_words_and_never_shown(text, s
 
 @pytest.mark.parametrize("size", [1, 3, 20])
 def test_an_end_written_in_words_may_begin_inside_a_token(size):
-    """One token holds the last sign and a line break behind it: neither the sign nor the word
+    """One token contains the last character and the line break after it; neither it nor the word
     before is lost."""
     query, made_with = tiny.query(), {"tokenizer": "bytes-lines", "template": None}
     words = tiny.wishful(query, **made_with).words
@@ -96,7 +95,7 @@ def test_an_end_written_in_words_may_begin_inside_a_token(size):
 
 @pytest.mark.parametrize("kind", ["bytes", "bytes-prefix", "pieces", "pieces-bare"])
 def test_the_words_that_end_a_turn_are_scored_as_they_follow_an_answer(kind):
-    """Not as at the beginning of a text, where some tokenizers put a space."""
+    """At the beginning of a text, some tokenizers would add a space."""
     member = tiny.member("llama", made_with={"tokenizer": kind, "chat_template": None})
     words, end_ids = member.words, member.prompts.end_ids
     assert words.text_after(words.encode("The end"), end_ids)[0] == PLAIN_END
@@ -193,9 +192,9 @@ def test_a_temperature_near_zero_is_greedy(temperature):
     member, query = tiny.member("llama", 1), tiny.query("Why?")
     for filters in ({}, {"top_p": 0.9}, {"top_k": 3, "min_p": 0.1}):
         cold = Settings(max_tokens=12, temperature=temperature, **filters)
-        found = tiny.tokens_of(tiny.answered([member], query, cold), member.name)
-        assert found
-        assert found == tiny.greedy(member, query, 12)[: len(found)]
+        tokens = tiny.tokens_of(tiny.answered([member], query, cold), member.name)
+        assert tokens
+        assert tokens == tiny.greedy(member, query, 12)[: len(tokens)]
 
 
 def test_log_probabilities_of_a_sampled_draft_are_the_models_own():

@@ -1,4 +1,4 @@
-"""The members' contract, on in-process members of several kinds."""
+"""The members' contract on in-process members of several architectures."""
 
 import pytest
 
