@@ -160,7 +160,7 @@ def test_8_the_prompt_is_read_once_and_a_round_reads_no_more_than_its_drafts():
     for round in rounds:
         for arch, draft in round.drafts.items():
             context = draft.effort.prompt if round.number == 1 else 0
-            # A few more: what a cut draft went on with, and the seam to another member's segment.
+            # A few more: the rest of a cut draft, and the seam to another member's segment.
             assert round.efforts["draft"][arch].read <= context + len(draft.tokens) + 4
             assert round.number == 1 or round.efforts["draft"][arch].reused >= draft.effort.prompt
 

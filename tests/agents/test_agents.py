@@ -107,7 +107,7 @@ FACTS: dict[str, Any] = {"city": "Paris", "sky": "sunny", "degrees": 21}
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        # a schema alone means ProviderStrategy: the profile says that schemas are kept
+        # a schema alone means ProviderStrategy: the profile promises structured output
         (Report, Report(**FACTS)),
         (ProviderStrategy(TypedReport), FACTS),
         (ProviderStrategy(PlainReport), PlainReport(**FACTS)),

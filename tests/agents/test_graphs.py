@@ -22,7 +22,7 @@ def write(round: RoundEvent) -> None:
 
 
 ROUNDS: Any = {"callbacks": [SpecFuseCallbackHandler(on_round=write)]}
-"""All it takes for rounds to come out of a graph's custom stream."""
+"""This handler is all that a graph needs to stream rounds in its custom stream."""
 
 
 def loop(llm: Runnable[Any, Any], way: str = "invoke") -> Any:

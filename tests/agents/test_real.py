@@ -34,7 +34,7 @@ class ToolFirst(AgentMiddleware):
 
     def _chosen(self, request: Any) -> Any:
         choice = "none" if request.messages[-1].type == "tool" else "any"
-        # beside a schema LangChain takes the choice from the model's settings only
+        # next to a schema, LangChain takes the tool choice only from the model's settings
         if request.response_format:
             return request.override(
                 model_settings={**request.model_settings, "tool_choice": choice}

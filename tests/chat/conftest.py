@@ -19,7 +19,7 @@ WIDE = "The sky is wide because the air scatters short waves better than long on
 """As many words as BLUE: a scripted member continues at the same word whichever member wrote the
 words before."""
 LIMIT_S = 30
-"""Things that happen in other threads are waited for this long."""
+"""Tests wait this long for events in other threads."""
 
 
 @pytest.fixture

@@ -205,7 +205,7 @@ def test_the_confidence_of_a_segment_is_its_share_of_the_vote(ensemble: Any) -> 
     (value,) = notes(
         ensemble(*texts, output_version="v1", method={"weighting": "equal"}).invoke("?")
     )
-    # Each scores its own draft -0.1 a word and the end, another's one word in five with -3.0.
+    # Each scores its own draft -0.1 per word; in another's draft, one word in five gets -3.0.
     share = 1 / (1 + math.exp(-(3.0 - 0.1) / 5))
     assert value["confidence"] == pytest.approx((2 * share + (1 - share)) / 3)
     assert 0 < value["dissent"] < 1

@@ -97,7 +97,7 @@ UNIQUE = {
     "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
     "required": ["tags"],
 }
-"""A grammar cannot say it: the call is validated afterwards."""
+"""No grammar expresses this, so the call is validated afterwards."""
 
 
 async def test_tools_and_structured_output_do_not_block(guarded: BlockBuster) -> None:

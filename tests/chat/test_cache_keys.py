@@ -132,7 +132,7 @@ def test_a_function_has_the_same_key_in_another_process(tmp_path: Path) -> None:
     first, second = printed(tmp_path, GRADES), printed(tmp_path, GRADES)
     assert first[:4] == second[:4]
     assert first[4] != second[4], "a closure depends on more than its code"
-    # a helper in the same file is a part of it
+    # a helper function in the same file is part of the key
     third = printed(tmp_path, GRADES.replace("text.strip()", "text.upper()"))
     assert not set(third[:3]) & set(first) and third[3] == first[3]
 

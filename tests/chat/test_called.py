@@ -206,7 +206,7 @@ def test_with_tools_stop_strings_only_cut_prose_and_never_appear_in_it(
     assert plain.text.startswith(stopped.text)
     assert not any(stop_string in stopped.text for stop_string in stop)
     if at is None and plain.response_metadata["finish_reason"] == "length":
-        # What may begin a call is not shown where the budget ends, but it can hold a stop string.
+        # At the end of the budget, text that may begin a call is hidden, but it can contain a stop string.
         return
     assert stopped.text == plain.text[:at]
     if at is None:
@@ -287,7 +287,7 @@ def test_an_agent_does_not_run_a_call_that_was_cut_off() -> None:
     assert paid == []
 
 
-# --- results, formats, thoughts -------------------------------------------------------------------
+# --- results, formats and reasoning ---------------------------------------------------------------
 
 
 async def test_every_member_reads_the_result_of_a_call() -> None:

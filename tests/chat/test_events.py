@@ -20,7 +20,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from .conftest import WAYS, asked
 
 ROUNDS = 4
-"""Of each answer below."""
+"""The number of rounds of each answer below."""
 NAMES = [f"round {number}" for number in range(1, ROUNDS + 1)]
 
 
@@ -74,7 +74,7 @@ def descendants(run: Run) -> Iterator[Run]:
         yield from descendants(child)
 
 
-# --- where a chat model may be called from --------------------------------------------------------
+# --- callers of a chat model ----------------------------------------------------------------------
 
 
 def alone(llm: BaseChatModel) -> Runnable[Any, Any]:
@@ -131,7 +131,7 @@ def in_an_agent(llm: BaseChatModel) -> Runnable[Any, Any]:
     return RunnableLambda(lambda text: {"messages": [("human", text)]}) | create_agent(llm)
 
 
-# --- how it may be called -------------------------------------------------------------------------
+# --- ways of calling ------------------------------------------------------------------------------
 
 
 async def called(chain: Runnable[Any, Any], way: str, config: Any) -> None:

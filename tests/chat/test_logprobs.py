@@ -57,7 +57,7 @@ def test_tokens_behind_a_stop_string_are_not_listed(stop: str) -> None:
         message = llm(ANSWER, segment_tokens=segment_tokens).invoke("?", stop=[stop])
         listed = "".join(entry["token"] for entry in content(message))
         assert ANSWER.startswith(listed) and message.text.startswith(listed)
-        assert len(message.text) - len(listed) < 2  # the space in front of the stop string
+        assert len(message.text) - len(listed) < 2  # the space before the stop string
 
 
 class Silent(ScriptedMember):

@@ -103,7 +103,7 @@ def test_a_member_that_cannot_score_beside_one_that_can_warns_once(named: Any) -
     llm = SpecFuseChatModel(members=[ScriptedMember(BLUE, name="mute", draft_only=True), "org/one"])
     with pytest.warns(UserWarning, match=r"mute.*cannot score"):
         llm.invoke("Who?")
-    llm.invoke("Who?")  # a second warning would be an error
+    llm.invoke("Who?")  # a second warning would raise
 
 
 def test_member_objects_are_shared_and_never_copied() -> None:

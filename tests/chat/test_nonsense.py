@@ -203,7 +203,7 @@ def hurts_nobody_else(work: str, nonsense: Any) -> None:
     device = f"nonsense {next(_NUMBERS)}"
     member = Nonsense(work, nonsense, name="odd", device=device)
     assert asked(beside(device, member)), "it went on, or failed in words"
-    # The device is still there, for others and for the member itself.
+    # The device still works, for other members and for this one.
     fine = ScriptedMember(BLUE, name="fine", device=device)
     assert asked(SpecFuseChatModel(members=[fine], timeout=LIMIT_S)) == BLUE
 

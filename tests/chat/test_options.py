@@ -97,7 +97,7 @@ def test_a_wrong_option_is_refused_with_what_was_expected_and_what_to_do(
     ensemble: Any, options: dict[str, Any], parts: list[str]
 ) -> None:
     attempts = [lambda: ensemble(**options), lambda: ensemble().invoke("Why?", **options)]
-    if "model" not in options:  # assigned later, or copied: refused at the question
+    if "model" not in options:  # assigned or copied values are refused when a question is asked
         assigned, copied = ensemble(), ensemble().model_copy(update=options)
         for name, value in options.items():
             setattr(assigned, name, value)
@@ -265,7 +265,7 @@ def test_every_public_error_is_a_specfuse_error() -> None:
     assert names == sorted(names) and set(names) <= set(dir(langchain_specfuse))
 
 
-# --- ensembles whose votes decide nothing ---------------------------------------------------------
+# --- ensembles without a decisive vote ------------------------------------------------------------
 
 
 def of(*scoring: bool, verifier: bool = False) -> SpecFuseChatModel:

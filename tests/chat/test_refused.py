@@ -46,7 +46,7 @@ async def every_way(llm: Any) -> list[AIMessage]:
     return [llm.invoke("Why?"), await llm.ainvoke("Why?"), *sums]
 
 
-# --- the others go on -----------------------------------------------------------------------------
+# --- some members refuse --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lead", ["a", None, "b"])
@@ -95,7 +95,7 @@ def test_a_refusal_does_not_count_among_whole_answers() -> None:
     assert message.response_metadata["specfuse"]["refusals"] == {"a": NO}
 
 
-# --- all refuse -----------------------------------------------------------------------------------
+# --- all members refuse ---------------------------------------------------------------------------
 
 HOW = {
     "drafts": {},
@@ -205,7 +205,7 @@ def test_langchains_middleware_sees_the_refusal(version: str) -> None:
     assert messages["messages"][-1].text == TEXT
 
 
-# --- one refusal is enough ------------------------------------------------------------------------
+# --- refusals="any" -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -239,7 +239,7 @@ def test_refusals_is_validated_and_part_of_the_cache_key() -> None:
     assert len(keys) == 4
 
 
-# --- in the history -------------------------------------------------------------------------------
+# --- refusals in the history ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])

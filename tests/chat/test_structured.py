@@ -202,7 +202,7 @@ def test_recursive_schemas_work_and_sets_are_written_as_lists(joker: Any) -> Non
     assert llm.with_structured_output(Tree).invoke("?") == Tree(value=1, children=[Tree(value=2)])
     llm = joker("json_schema", text='{"tags": ["a", "b", "a"]}')
     assert llm.with_structured_output(Tags).invoke("x") == Tags(tags={"a", "b"})
-    # nothing removes doubles from a list
+    # nothing removes duplicates from a list
     with pytest.raises(OutputParserException, match="non-unique"):
         llm.with_structured_output(Tags.model_json_schema()).invoke("x")
     with pytest.raises(UsageError, match="uniqueItems"):
@@ -225,7 +225,7 @@ def test_a_call_in_place_of_an_object_raises_an_error_that_names_it(
     )
 
 
-# --- while it grows -------------------------------------------------------------------------------
+# --- streaming ------------------------------------------------------------------------------------
 
 
 def grows(before: Any, after: Any) -> bool:
@@ -255,7 +255,7 @@ def test_a_streamed_object_only_grows(data: dict[str, Any], ascii: bool) -> None
     assert shown == data == reader.parse(text)
 
 
-# --- other fixed forms ----------------------------------------------------------------------------
+# --- other constraints ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

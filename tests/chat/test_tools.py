@@ -93,7 +93,7 @@ def test_descriptions_reach_the_members_and_recursion_stays() -> None:
     assert caller("Tree", nodes).bind_tools([Tree]).invoke("?").tool_calls[0]["args"] == nodes
 
 
-# --- which of them --------------------------------------------------------------------------------
+# --- tool choice ----------------------------------------------------------------------------------
 
 FREE, FORCED = "Just words.", '<tool_call>\n{"name": "'
 CHOICES: list[tuple[Any, str]] = [
@@ -123,7 +123,7 @@ def test_every_tool_choice_decides_whether_and_what_must_be_called(
         assert message.tool_calls[0]["name"] == "now"
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 DEEP: dict[str, Any] = {}
 for _ in range(300):
@@ -207,11 +207,13 @@ def test_a_tool_as_the_choice_is_refused_with_its_name() -> None:
         assert f"tool_choice={name!r}" in error.value.__notes__[0]
 
 
-# --- beside other options -------------------------------------------------------------------------
+# --- tools with other options ---------------------------------------------------------------------
 
 
 def test_tools_may_come_with_the_call_or_with_bind_and_beside_other_options() -> None:
-    llm = caller("add", {"a": 1, "b": 2}, stop=["{"])  # a stop string of the model is for prose
+    llm = caller(
+        "add", {"a": 1, "b": 2}, stop=["{"]
+    )  # the model's stop strings apply to prose only
     for bound, options in (
         (llm, {"tools": [add], "tool_choice": "add"}),
         (llm.bind(tools=[add]), {"tool_choice": "any"}),

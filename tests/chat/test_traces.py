@@ -40,7 +40,7 @@ def facts(run: Run) -> dict[str, Any]:
     }
 
 
-# --- how deep -------------------------------------------------------------------------------------
+# --- depth ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", ["off", "summary", "rounds", "members"])
@@ -105,7 +105,7 @@ def test_members_are_grandchildren_with_what_each_drafted_and_scored(ensemble: A
     assert score.outputs["scores"] == first.outputs["scores"]["a"]
 
 
-# --- what LangSmith is sent -----------------------------------------------------------------------
+# --- LangSmith ------------------------------------------------------------------------------------
 
 
 def test_langsmith_gets_one_tree_with_every_run_posted_once(ensemble: Any) -> None:
@@ -153,7 +153,7 @@ def test_the_method_and_the_members_are_recorded_once() -> None:
         ours = run["extra"]["metadata"].keys() - {"revision_id"}
         assert ours == {"thread_id", "model", "specfuse_round", "specfuse_winner"}
         assert run["extra"]["metadata"]["thread_id"] == "t1"
-    # What is left is mostly LangSmith's own: ids, order, versions.
+    # The rest is mostly LangSmith's: ids, order, versions.
     assert sum(len(json.dumps(run)) for run in rounds) < 80_000
     assert endpoint.received.count("ann399") < 15
 
@@ -201,7 +201,7 @@ def test_hidden_inputs_and_outputs_stay_hidden(fails: bool) -> None:
     )
 
 
-# --- answers that break off -----------------------------------------------------------------------
+# --- aborted answers ------------------------------------------------------------------------------
 
 
 def gated() -> SpecFuseChatModel:

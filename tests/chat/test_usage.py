@@ -173,7 +173,7 @@ def test_members_on_this_machine_count_as_before() -> None:
     assert usage["output_tokens"] == len(BLUE.split())
     assert answer.response_metadata["model_provider"] == "specfuse"
     hosted = Counting(label="hosted")
-    # the prompt and the segments of the members here, and all that the hosted one read and wrote
+    # the prompt and segments of local members, plus everything the hosted one read and wrote
     mixed = ensemble(*local(), hosted).invoke("Why is it so?")
     assert mixed.text == BLUE
     assert mixed.usage_metadata["input_tokens"] == usage["input_tokens"] + SENT * hosted.requests

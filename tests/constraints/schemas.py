@@ -219,7 +219,7 @@ def an_object(dice: random.Random, depth: int, names: list[str]) -> Schema:
         values[key] = value(dice, depth - 1, names)
         if dice.random() < 0.3:
             values[key] = {"title": key.title(), "description": "Some words.", **values[key]}
-    # A reference may lead back: what is required must not.
+    # A reference may be recursive, but a required one must not be.
     free = [key for key in keys if "$ref" not in str(values[key])]
     schema: Schema = {"type": "object", "properties": values}
     if required := [key for key in free if dice.random() < 0.6]:

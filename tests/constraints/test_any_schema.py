@@ -27,11 +27,11 @@ from .walks import BYTES, assert_satisfies, json_schema, walk
 
 KNOWN = sorted(KEYWORDS | ANNOTATIONS)
 SET = [word for word in KNOWN if word not in ("$id", "$schema", "$anchor")]
-"""Names of schemas are read by the judge, and only by it."""
+"""The other library reads the names of schemas; nothing else does."""
 words = st.text(
     st.characters(exclude_categories=["Cc", "Cs"], include_characters="\n\t\r\b\f"), max_size=8
 )
-"""Control characters without a letter of their own have several spellings in JSON."""
+"""Control characters without a short escape have several spellings in JSON."""
 scraps = st.recursive(
     st.none()
     | st.booleans()
@@ -65,12 +65,12 @@ def through(constraint: Constraint, text: str) -> bool:
     return referee.legal("", text) == len(text) and referee.may_end(text)
 
 
-# --- schemas that are right -----------------------------------------------------------------------
+# --- valid schemas --------------------------------------------------------------------------------
 
 
 numbers = st.integers(-2000, 2000)
 decimals = st.integers(-(10**5), 10**5).filter(lambda n: n % 100).map(lambda n: n / 100)
-"""Written without an exponent, and no integer to anybody."""
+"""Numbers without an exponent that no library reads as integers."""
 values = st.recursive(
     words | numbers | decimals | st.booleans() | st.none(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
@@ -183,7 +183,7 @@ def test_a_value_is_accepted_exactly_if_it_satisfies_the_schema(
     assert through(json_schema(pair[0]), written(value)) == valid(pair[0], value)
 
 
-# --- schemas that may be anything -----------------------------------------------------------------
+# --- arbitrary schemas ----------------------------------------------------------------------------
 
 
 @st.composite
@@ -243,7 +243,7 @@ def test_any_schema_is_enforced_or_refused_with_a_reason(schema: Any, seed: int)
             schema, default=jsonschema.Draft202012Validator
         ).check_schema(schema)
     except (jsonschema.SchemaError, re.error):
-        return  # there is no judge of a schema that is none
+        return  # no library can check values against an invalid schema
     assert_satisfies(data.decode(), schema)
 
 

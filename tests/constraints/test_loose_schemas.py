@@ -38,7 +38,7 @@ INEXPRESSIBLE: list[tuple[type, dict[str, Any]]] = [
     (str, {"pattern": "(a|b)(?=c)|^.?$"}),
     (int, {"minimum": -(10**20), "not": {"const": 7}}),
 ]
-"""Each with the type of which it says something: a schema without a type has that one."""
+"""Keywords with the type that they describe; a schema without a type has that type."""
 
 
 @st.composite

@@ -109,7 +109,7 @@ def test_a_string_has_one_spelling_and_is_cut_before_an_escape_of_another(text: 
     assert referee.legal("", whole) == len(whole)
 
 
-# --- spaces ---------------------------------------------------------------------------------------
+# --- white space ----------------------------------------------------------------------------------
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),

@@ -66,7 +66,7 @@ def test_forced_text_is_the_only_way_on() -> None:
             assert state.fits(bytes([byte])) == (byte in follows)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 BASE = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
@@ -87,7 +87,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"anyOf": [{"$ref": "#/$defs/E"}, {"type": "null"}], "$defs": {"E": ENDLESS | {"properties": {
         "n": {"$ref": "#/$defs/E"}}}}}, "E is impossible: it refers to itself without end"),
     ({"type": "object", "allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": {"$ref": "#/$defs/A"}}}, "A is impossible: .* without end"),
-    # no grammar keeps it
+    # no grammar enforces it
     ({"not": {"type": "null"}}, "schema.not"),
     ({"type": "object", "properties": {"a": {"if": {}, "then": {}}}}, r"schema\.properties\.a\.if"),
     ({"type": "integer", "minimun": 3}, r"schema\.minimun"),
@@ -106,7 +106,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"const": 2**53 + 1}, "a different value would be written"),
     ({"enum": [{"a": ["\x1f"]}]}, "a different value would be written"),
     ({"allOf": [{"anyOf": [{"minimum": n + m} for n in range(70)]} for m in range(6)]}, "too large"),
-    # it is none
+    # not a schema
     ([1], "not a JSON schema"),
     ({"type": "thing"}, "Invalid type: thing"),
     ({"type": "object", "required": 5}, "required"),
@@ -126,7 +126,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_its_path(
     assert error.value.__notes__[0].startswith("-> ")
 
 
-# --- what is rewritten because llguidance would not keep it ---------------------------------------
+# --- keywords that llguidance ignores -------------------------------------------------------------
 
 
 def ref(name: str) -> dict[str, str]:
@@ -225,7 +225,7 @@ def test_pydantic_validates_every_answer_written_for_its_schemas(kind: Any) -> N
             adapter.validate_json(data)
 
 
-# --- the other kinds ------------------------------------------------------------------------------
+# --- other constraints ----------------------------------------------------------------------------
 
 BROKEN = {"name": "book", "parameters": {"type": "object", "properties": {"n": {"type": "x"}}}}
 OTHERS = [

@@ -59,7 +59,7 @@ def test_masks_allow_exactly_the_tokens_that_fit_whoever_wrote_the_text(
     grammar, dice, text = vocab.grammar(constraint), random.Random(1), b""
     state = grammar.start()
     for step in range(9):
-        # another member writes, perhaps what no token says
+        # another member writes, perhaps text that no token contains
         if step % 4 == 3 and (follows := state.follows()):
             foreign = bytes([dice.choice(follows)])
             assert state.advance(foreign) == 1
@@ -103,7 +103,7 @@ def test_a_call_may_begin_inside_a_token() -> None:
     ]
     words += [b"!<tool_call>\n{", b"", b"<tool_call>\n<", b"\n"]
     state = Vocabulary(words, [7]).grammar(auto()).start()
-    wrong = 10  # it goes on wrongly after a beginning that it holds whole
+    wrong = 10  # it contains the whole beginning and continues incorrectly
     assert set(allowed(state.mask(), 12)) == set(range(12)) - {wrong}
     assert state.put(0)
     assert state.put(2)

@@ -29,7 +29,7 @@ def test_held_back_text_is_released_when_the_answer_ends_without_the_stop_string
     assert (released, answer.finish) == (["one ", "E"], finish)
 
 
-# --- where a draft may be cut ---------------------------------------------------------------------
+# --- safe places ----------------------------------------------------------------------------------
 
 
 def pieces(text):
@@ -99,7 +99,7 @@ def test_a_token_with_part_of_a_character_is_never_the_last():
 def test_kept_tokens_are_whole_characters_up_to_a_safe_place(words, data):
     text = "".join(words)
     ends, done = [], b""
-    for byte in text.encode():  # a token per byte
+    for byte in text.encode():  # one token per byte
         done += bytes([byte])
         ends.append(len(done.decode(errors="ignore")))
     limit = data.draw(st.integers(0, len(ends)))

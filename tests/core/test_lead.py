@@ -91,7 +91,7 @@ def test_one_verifier_that_finds_a_draft_impossible_does_not_overrule_the_others
         assert first.winner == "b"
         assert first.evidence["a"] < 0.5
         alone = play({"a": doubter, "b": repeater("y", always(-1.0), -1.1)}, led(margin=0.5))
-        assert alone.rounds[0].winner == "a"  # it still counts, as much as a verifier can
+        assert alone.rounds[0].winner == "a"  # its vote still counts as much as one verifier's can
 
 
 def endless(answerer, word=-1.0):

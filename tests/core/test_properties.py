@@ -84,7 +84,7 @@ def test_every_answer_keeps_the_promises(settings, roles, seed, rate):
         assert math.fsum(round.weights.values()) == pytest.approx(1)
         assert min(round.weights.values()) > 0
         assert set(round.weights) == {member.name for member in panel} - set(departed)
-        # Votes and totals are shares.
+        # Votes and totals sum to 1.
         for row in [*round.votes.values(), round.totals]:
             by_draft = {
                 (round.drafts[name].text, round.drafts[name].ended): share

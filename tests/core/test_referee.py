@@ -101,7 +101,7 @@ def test_forced_text_costs_no_budget_and_a_cut_answer_finishes_with_length(budge
     played = play({"a": reciting(ROME)}, Settings(max_tokens=budget), referee=CITIES)
     assert ROME.startswith(played.text) and (played.text == ROME) == (finish == "stop")
     assert played.rounds[-1].finish == finish
-    assert len(played.rounds) == budget  # "R", then the space that is left to the members, then "f"
+    assert len(played.rounds) == budget  # "R", then the space, which members write, then "f"
 
 
 def test_at_every_moment_the_streamed_text_is_a_legal_beginning():
@@ -119,7 +119,7 @@ def test_a_member_that_cannot_keep_to_the_constraint_is_cut_and_cannot_end_the_a
         referee=CITIES,
     )
     first, last = played.rounds
-    # its tokens end elsewhere now
+    # its tokens now end elsewhere
     assert (first.segment.text, dict(first.segment.tokens)) == ("Rom", {})
     assert CITIES.starting(played.text)
     assert (last.finish, last.drafts["a"].ended) == ("length", False)
@@ -144,9 +144,9 @@ def test_equal_values_spelled_differently_are_one_draft():
 
 def test_tokens_wholly_inside_forced_text_do_not_count():
     assert unforced([-1.0, -2.0, -3.0], [2, 4, 6], [(0, 2), (4, 6)], False) == [-2.0]
-    # a token without text is inside nothing
+    # a token without text lies inside no span
     assert unforced([-1.0, -2.0], [2, 2], [(0, 2)], False) == [-2.0]
-    # the end has no place in the text
+    # the end has no position in the text
     assert unforced([-1.0, -2.0, -3.0], [2, 4], [(0, 2)], False) == [-2.0, -3.0]
     assert unforced([-1.0, -2.0], [2], [(0, 2)], True) == [-1.0, -2.0]
 

@@ -87,7 +87,7 @@ def test_a_member_that_is_clearly_worse_leaves_and_is_not_asked_again():
     assert "keep-probability" in departure.reason
 
 
-# --- members that fail ----------------------------------------------------------------------------
+# --- failing members ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("work", [DraftJob, ScoreJob])
@@ -183,7 +183,7 @@ def test_when_no_member_is_left_the_error_has_the_agreed_text_and_every_failure(
     assert "a (error): gone in 2; b (error): gone in 3" in str(error)
 
 
-# --- jobs, budgets, records -----------------------------------------------------------------------
+# --- jobs, budgets and records --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafting", ["ab", "a"])

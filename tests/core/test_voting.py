@@ -40,7 +40,7 @@ matrices = st.integers(2, 5).flatmap(
         max_size=n,
     )
 )
-"""As many verifiers as drafts; each row is a verifier's votes."""
+"""One verifier per draft; each row contains a verifier's votes."""
 
 
 def by_verifier(matrix):

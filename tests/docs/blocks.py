@@ -29,7 +29,7 @@ PAGES = [
 ]
 
 PROPOSED = DOCS / "integrations" / "specfuse.mdx"
-"""The page for LangChain's own documentation, on its template: not part of this site."""
+"""The page for LangChain's own documentation uses its template and is not part of this site."""
 
 _FENCE = re.compile(r"^(?P<indent>[ >]*)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)$")
 _MARK = re.compile(r"<!-- (real|(?:skip|needs): .*\S) -->")

@@ -27,7 +27,7 @@ SCRIPTED = {
     "langgraph_node": "tools 'The next train to Ulm leaves at 10:42.'",
     "testing": "all fine",
 }
-"""Example -> what it prints, among other things."""
+"""Example -> parts of what it prints."""
 REAL = {
     "agent": "tool: The museum is open from 10 to 5.",
     "chain": "library",

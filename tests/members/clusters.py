@@ -28,7 +28,7 @@ class Cluster:
 
     def __init__(self, cpus: int = 4) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # a busy machine
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # for busy machines
         # Other processes cannot import the tests.
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         head = {"node_ip_address": HEAD, "num_cpus": cpus, "include_dashboard": False}

@@ -8,7 +8,9 @@ pytest runs the rest::
 
 
     class TestMyMember(MemberContract):
-        tolerance = 1e-4  # how far scores may lie from the draft's own log-probabilities
+        tolerance = (
+            1e-4  # the largest difference between scores and the draft's own log-probabilities
+        )
 
         @pytest.fixture
         def make_member(self):
@@ -57,7 +59,7 @@ FOREIGN = (
     (Segment("The sky"), Segment(" is blue,\n\n- because 3.14")),
     (Segment("天空是"), Segment(" 👨‍👩‍👧 naïve")),
 )
-"""Agreed answers in words of others: no tokens come with them."""
+"""Agreed answers that others wrote, so they come without tokens."""
 
 
 class MemberContract:
@@ -104,7 +106,7 @@ class MemberContract:
         self, member: Member, answer: Sequence[Segment]
     ) -> None:
         draft = drafted(member, draft_job(answer=answer))
-        draft.text.encode()  # valid: no half of a character
+        draft.text.encode()  # raises for a partial character
         assert draft.text or draft.ended
         if draft.logprobs is not None:
             assert len(draft.logprobs) == len(draft.tokens) + draft.ended
@@ -179,7 +181,7 @@ class MemberContract:
         (row,) = scored(
             member, score_job(Candidate(draft.text, draft.ended, (member.name,)), answer=answer)
         ).logprobs
-        # else its tokenizer reads the same text as other tokens
+        # otherwise its tokenizer may split the same text into other tokens
         if len(row) == len(draft.logprobs):
             assert row == pytest.approx(draft.logprobs, abs=self.tolerance)
 
@@ -305,11 +307,11 @@ class MemberContract:
         member.forget("q")
 
 
-# --- making and asking ----------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------
 
 
 _PROBED: deque[tuple[Member, Probe]] = deque(maxlen=3)
-"""A member is probed once: the last few, and what they said."""
+"""The last probed members and their probes; a member is probed once."""
 
 
 def ready(make_member: Callable[[], Member]) -> Member:

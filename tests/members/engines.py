@@ -59,14 +59,14 @@ def folder(weights: DemoFile = SMOLLM2) -> Path:
 
         file = {"gguf_file": file_of(weights).name}
         model = AutoModelForCausalLM.from_pretrained(cache_folder(), dtype=torch.float32, **file)
-        # all weights are plain now, but transformers calls them quantized and saves nothing
+        # all weights are dequantized now, but transformers still refuses to save them
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         with tempfile.TemporaryDirectory(dir=cache_folder(), ignore_cleanup_errors=True) as half:
             AutoTokenizer.from_pretrained(cache_folder(), **file).save_pretrained(half)
             model.save_pretrained(half)
-            with suppress(OSError):  # another process was quicker
+            with suppress(OSError):  # another process was faster
                 Path(half).rename(path)
     return path
 

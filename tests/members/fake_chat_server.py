@@ -48,7 +48,7 @@ class FakeChatServer:
         models = None
         if self.models:
             models = [{"id": name, "object": "model", "created": 1, "owned_by": owner}]
-        # LM Studio says so with status 200
+        # LM Studio reports this error with status 200
         strange = {"error": f"Unexpected endpoint or method. (GET {path})"}
         return {
             "/v1/models": {"object": "list", "data": models},

@@ -55,7 +55,7 @@ class FakeServer:
         self.tls = tls
         """A file with a certificate and its key: https."""
         self.eos = [tokenizer.eos_token_id]
-        if engine == "llama.cpp":  # it takes any token that looks like an end for one
+        if engine == "llama.cpp":  # it treats any token that looks like an end as one
             self.eos.append(tokenizer.convert_tokens_to_ids("<|im_end|>"))
         self.asked: list[tuple[str, Any]] = []
         self.authorization: str | None = None
@@ -160,7 +160,7 @@ class FakeServer:
         )
 
 
-@lru_cache(maxsize=1024)  # each new member asks the same
+@lru_cache(maxsize=1024)  # every new member makes the same requests
 @torch.inference_mode()
 def _rows(model: Any, ids: tuple[int, ...]) -> Any:
     return model(torch.tensor([ids], device=model.device)).logits[0].float().log_softmax(-1)
@@ -174,7 +174,7 @@ class Refused(Exception):
         self.status = status
 
 
-# --- all of them ----------------------------------------------------------------------------------
+# --- every engine ---------------------------------------------------------------------------------
 
 
 def _models(server: FakeServer, body: Reply) -> Reply:
@@ -202,7 +202,7 @@ def _completions(server: FakeServer, body: Reply) -> Reply:
         prompts = [server.tokenizer(text)["input_ids"] for text in prompts]
     if max(map(len, prompts)) + body["max_tokens"] > LIMIT:
         raise Refused(400, f"This model's maximum context length is {LIMIT} tokens.")
-    apart = server.forms == {"text"}  # as Together: the prompt is returned beside the choices
+    apart = server.forms == {"text"}  # like Together: the prompt is returned next to the choices
     choices, beside = [], []
     for at, ids in enumerate(prompts):
         tokens, rows, ended = server.drawn(
@@ -233,7 +233,7 @@ def _spelled(
     texts = [server.decode([*before, *ids[:at]], False) for at in range(len(ids) + 1)]
     offsets = [len(text) for text in texts[:-1]]
     texts = [text[len(shorter) :] for shorter, text in itertools.pairwise(texts)]
-    ids = {"token_ids": list(ids)} if "ids" in server.forms else {}  # as Fireworks
+    ids = {"token_ids": list(ids)} if "ids" in server.forms else {}  # like Fireworks
     return {
         "tokens": texts,
         "token_logprobs": list(logprobs),
@@ -281,7 +281,7 @@ def _vllm_choice(server: FakeServer, body: Reply, ids: Sequence[int]) -> dict[st
     tokens, rows, ended = server.drawn(
         ids, body["max_tokens"], body["temperature"], body.get("seed") or 0, stops, only
     )
-    if only:  # as the real engine: after the mask
+    if only:  # after the mask, like the real engine
         logprobs = [0.0] * len(tokens)
     else:
         logprobs = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
@@ -347,7 +347,7 @@ def _llama(server: FakeServer, body: Reply) -> Reply:
         only = lambda place, _: [forced[place]] if place < len(forced) else server.eos
     if "logit_bias" in body:
         only = lambda *_: [token for token, _ in body["logit_bias"]]
-    count = max(1, body["n_predict"])  # as the real engine: 0 draws one all the same
+    count = max(1, body["n_predict"])  # like the real engine, 0 still draws one token
     count = min(count, LIMIT - len(ids))
     tokens, rows, ended = server.drawn(
         ids, count, body["temperature"], body.get("seed", 0), [], only
@@ -361,10 +361,10 @@ def _llama(server: FakeServer, body: Reply) -> Reply:
         "stop_type": "eos" if ended else "limit",
         "model": server.name,
         "tokens_evaluated": len(ids),
-        # as the real engine: also where only the answer comes to it
+        # like the real engine, even if only the answer reaches it
         "truncated": len(ids) + len(tokens) >= LIMIT,
         "timings": {"cache_n": len(ids) - 1, "prompt_n": 1, "predicted_n": len(tokens)},
-        # as the real engine: none where half a character is all there is
+        # like the real engine, none for a text that is only part of a character
         "completion_probabilities": [
             {
                 "id": token,
@@ -390,7 +390,7 @@ def _likely(row: Any, count: int) -> list[dict[str, Any]]:
 
 
 def _llama_template(server: FakeServer, body: Reply) -> Reply:
-    # as the real engine: a last answer is left open
+    # like the real engine, a final answer is left open
     if body["messages"][-1]["role"] == "assistant":
         body = {**body, "continue_final_message": True}
     return {
@@ -468,7 +468,7 @@ class _Listener(ThreadingHTTPServer):
 def _answering(server: FakeServer) -> type[BaseHTTPRequestHandler]:
     class Answering(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # headers and body in one packet: else each reply waits for an acknowledgement
+        # headers and body in one packet: otherwise each reply waits for an acknowledgement
         wbufsize = -1
         disable_nagle_algorithm = True
 

@@ -37,7 +37,7 @@ from langchain_specfuse.members.server import http
 
 CANARY = "canary-8f2e1d"
 SHORT = "k7"
-"""Too short to be looked for in texts, but hidden under its name."""
+"""Too short to be searched for in texts, but hidden under its name."""
 NESTED = {
     "token": CANARY,
     "proxies": {"https": f"http://me:{CANARY}@proxy:3128"},

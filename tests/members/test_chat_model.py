@@ -149,7 +149,7 @@ def rounds(members: list[Any], **settings: Any) -> list[Any]:
     )
 
 
-# --- its own stream -------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_forgetting_cancels_the_stream() -> None:
     assert len(model.closed) == closed + 1 and len(model.said) == sent
 
 
-# --- how it continues -----------------------------------------------------------------------------
+# --- continuations --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["continue", "instruct", "repeat"])
@@ -226,7 +226,7 @@ def test_a_model_that_cannot_continue_leaves_with_advice() -> None:
     assert answered[-1].finish == "stop"
 
 
-# --- words, which stand for tokens ----------------------------------------------------------------
+# --- words in place of tokens ---------------------------------------------------------------------
 
 LONG = {
     "Chinese": "天空看起来是蓝色的，因为空气散射蓝光比散射红光更多。" * 60,
@@ -389,7 +389,7 @@ def test_a_continuation_that_starts_over_is_cut_where_the_answer_stops() -> None
     assert draft.text.startswith(" Sentence 6 says")
 
 
-# --- whole answers, thoughts, ends ----------------------------------------------------------------
+# --- whole answers, reasoning and ends ------------------------------------------------------------
 
 
 def test_a_refused_trial_decides_nothing_and_its_cost_is_reported() -> None:
@@ -503,7 +503,7 @@ def test_reasoning_is_not_part_of_the_answer(how: str) -> None:
     answered = rounds([ChatModelMember(thinker(**REASONED[how]), name="a")])
     assert "".join(round.text for round in answered) == STORY
     assert [round.thoughts for round in answered if round.thoughts] == [{"a": "Well, blue?"}]
-    # it thinks again for the trial, and to continue what another wrote
+    # it reasons again in the trial, and before it continues another member's text
     for way in ("continue", "instruct"):
         member = ChatModelMember(thinker(way=way, **REASONED[how]), name="a")
         draft = drafted(member, draft_job(answer=(Segment("The sky was"),), segment_tokens=3))
@@ -602,7 +602,7 @@ def test_members_that_cannot_read_images_are_named_before_any_member_is_asked(
     assert "in words" in raised.value.__notes__[0] and not model.asked
 
 
-# --- langchain-openai, against a server that records ----------------------------------------------
+# --- langchain-openai with a recording server -----------------------------------------------------
 
 
 @pytest.fixture
@@ -956,7 +956,7 @@ def test_a_lead_that_shows_that_it_is_sure_is_not_put_to_the_vote(
     assert "".join(round.text for round in found) == STORY and bool(other.draft_calls) == asked
 
 
-# --- as users write it ----------------------------------------------------------------------------
+# --- members as users write them ------------------------------------------------------------------
 
 
 def test_a_chat_model_object_is_always_the_same_member() -> None:
@@ -981,7 +981,7 @@ def test_caches_tell_chat_models_of_different_settings_apart(make_model: Any) ->
     ]
     keys = [SpecFuseChatModel(members=[model])._get_llm_string() for model in models]
     assert len(set(keys)) == len(SETTINGS)
-    if isinstance(make_model, partial):  # who pays changes no answer
+    if isinstance(make_model, partial):  # the API key does not change answers
         other = make_model(model="m", base_url="http://a", api_key="y")
         assert SpecFuseChatModel(members=[other])._get_llm_string() == keys[0]
     first, other = (

@@ -21,7 +21,7 @@ from .contract import draft_job, drafted, score_job, scored
 pytestmark = [pytest.mark.serving, pytest.mark.slow]
 BEGUN = (Segment("The sky is blue because the"),)
 LONG = 3000
-"""Tokens of an answer that is given up."""
+"""Tokens of an answer that is cancelled."""
 
 
 @pytest.fixture(scope="module")

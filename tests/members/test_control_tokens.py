@@ -51,7 +51,7 @@ TEMPLATES = {
     "plain": None,
 }
 KINDS = [*tiny.MAKERS]
-READS = (  # the thought is cut out of the answer, as Qwen's template does it
+READS = (  # removes reasoning from earlier answers, like Qwen's template
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] }}"
     "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
@@ -153,7 +153,7 @@ def test_a_conversation_without_control_tokens_has_the_tokens_of_its_whole_promp
     turns = turns_of([[part for part in text if isinstance(part, str)] for text in texts], str)
     if any(mark in turn.text for turn in turns for mark in member.tokenizer.all_special_tokens):
         return
-    # beside the template's own text two halves become one
+    # next to the template's own text, two halves become one token
     if name == "side by side" and member.template.parts(turns)[1:]:
         return
     prompt = member.template.prompt(turns)

@@ -41,7 +41,7 @@ SHORT_OF_MEMORY: dict[str, Callable[[], BaseException]] = {
 }
 LOST = lambda: RuntimeError("CUDA error: device-side assert triggered")
 HELD = torch.zeros(4000)
-"""As much as a pass holds when it breaks off."""
+"""The memory that an interrupted pass holds."""
 
 
 class Broken:
@@ -189,7 +189,7 @@ def test_a_member_whose_device_disappears_leaves_and_can_be_unloaded(monkeypatch
     def fails(*_: Any) -> None:
         raise LOST()
 
-    monkeypatch.setattr(lost.cache, "copy", fails)  # nor can anything be copied there
+    monkeypatch.setattr(lost.cache, "copy", fails)  # and nothing can be copied there
     streamed, left, _ = asked_of(well, lost)
     assert streamed and "device-side assert" in left["llama-11"]
     on_worker(lost, lost.unload).result()

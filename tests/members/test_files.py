@@ -43,7 +43,7 @@ def folder_of(tmp_path_factory):
         ("llama", KNOWS, {"chat_template_kwargs": {"enable_thinking": False}}, 2048, False),
         ("llama", OPENS, {}, 2048, True),
         ("llama", OPENS, {"thinking_tokens": 0}, 2048, False),
-        ("gpt2", None, {}, 1024, False),  # another name for it in config.json
+        ("gpt2", None, {}, 1024, False),  # config.json uses another name for it
         ("phi3-long", tiny.CHATML, {}, 48, False),
     ],
 )
@@ -95,7 +95,7 @@ def test_the_head_of_a_gguf_file_is_enough(tmp_path):
     )
     assert preview({"model": str(file)}) == Probe(str(file), max_context=4096, reasons=True)
     whole = file.read_bytes()
-    for size in range(0, len(whole), 7):  # a download that was interrupted
+    for size in range(0, len(whole), 7):  # an interrupted download
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
         assert preview({"model": str(tmp_path / "cut.gguf")}) is None
     huge = whole[:16] + b"\xff" * 8 + whole[24:]

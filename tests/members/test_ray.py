@@ -116,7 +116,7 @@ class FakeActor:
         if self.error is not None:
             error = self.error
             if isinstance(error, ActorUnavailableError) and self.ray.restarts:
-                self.begin()  # the next one finds it restarted
+                self.begin()  # the next call finds it restarted
             raise error
         method, *arguments = pickle.loads(args) or (name,)
         if name == "where":

@@ -85,7 +85,7 @@ class TestTransformersOnRay(MemberContract):
 
     @pytest.fixture
     def make_member(self, hosted: RayMember) -> Callable[[], Member]:
-        # starting processes that import torch takes too long for a new one each time
+        # starting a process that imports torch takes too long to do for every member
         return lambda: hosted
 
 

@@ -89,13 +89,13 @@ def test_a_key_appears_only_in_the_header(
         members=[served, here], segment_tokens=4, max_tokens=12, trace="members"
     )
     answer = llm.invoke(QUESTION, {"callbacks": [collected]})
-    # their workers may still be at it, and a member is used by one thread at a time
+    # their workers may still be busy, and only one thread may use a member
     for used in (served, here):
         on_worker(used, lambda: None).result()
     rounds = tiny.answered([here, served], tiny.query()) if fault != "cut" else []
     try:
         (reply,) = served.draft([DraftJob(tiny.query(), (), 4, 8, Sampling())])
-    except MemberError as error:  # it was probed again
+    except MemberError as error:  # it was probed a second time
         reply = Failure("error", str(error), error)
     shown = [json.dumps(run.model_dump(), default=repr) for run in collected.traced_runs]
     shown += [
@@ -135,7 +135,7 @@ def test_a_key_is_not_sent_to_langsmith(
     served.probe()
     server.fault = lambda path, before: FAULTS[fault]
     with recorded() as (tracer, endpoint):
-        # alone, its failure fails the answer
+        # as the only member, its failure fails the answer
         for others in ([], [tiny.member("llama", 1, name="here")]):
             llm = SpecFuseChatModel(members=[served, *others], max_tokens=12, trace="members")
             with suppress(SpecFuseError):

@@ -46,9 +46,9 @@ from langchain_specfuse.members.transformers.member import TransformersMember
 
 torch.set_num_threads(1)  # for matrices this small, more threads are slower
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-"""Tests use a GPU where there is one."""
+"""Tests use a GPU if there is one."""
 NEAR = 1e-4
-"""In float32, log-probabilities of two right readings lie closer."""
+"""In float32, log-probabilities of two correct readings are closer than this."""
 
 CORPUS = [
     "The sky is blue because the air scatters blue light more than red light. Why is that so?",
@@ -214,7 +214,7 @@ _GEMMA = {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 _NEXT = {
-    # wider, and the model itself differs by 4e-4 between reading at once and one by one
+    # if it were wider, reading at once and token by token would differ by 4e-4
     "initializer_range": 0.2,
     "head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
@@ -281,7 +281,7 @@ _LONG = {
         "original_max_position_embeddings": 48,
     },
 }
-# Not among ALL: chunks, rotations that change with the length, soft caps, sinks.
+# Not in ALL: chunks, rotations that change with the length, soft caps, sinks.
 ARCHITECTURES["llama4"] = ("Llama4TextConfig", _SIZES | _CHUNKS, "bytes", CHATML)
 ARCHITECTURES["phi3-long"] = ("Phi3Config", _SIZES | _LONG, "pieces", CHATML)
 ARCHITECTURES["gemma2"] = ("Gemma2Config", _SIZES | _GEMMA, "pieces-bare", CHATML)
@@ -292,7 +292,7 @@ ARCHITECTURES["gpt-oss"] = (
     CHATML,
 )
 THREE = ["llama", "gemma3", "qwen3-next"]
-"""Full attention, sliding windows among it, recurrent states: where one of each kind is enough."""
+"""Full attention, mixed sliding windows and recurrent states, for tests that need one of each."""
 
 
 def three_first(archs: Sequence[str]) -> list[Any]:
@@ -302,7 +302,7 @@ def three_first(archs: Sequence[str]) -> list[Any]:
     return [arch if arch in THREE else pytest.param(arch, marks=long) for arch in archs]
 
 
-# also when a test asks in inference mode: users' weights are ordinary tensors
+# even if a test runs in inference mode, because users' weights are ordinary tensors
 @torch.inference_mode(False)
 def made(
     arch: str, seed: int = 0, attn: str | None = None, **changes: Any

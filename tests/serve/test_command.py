@@ -38,7 +38,7 @@ kind = {{"slow": Slow, "stuck": Stuck}}[sys.argv.pop(1)]
 replace_demo([kind({BLUE!r}, name="a")])
 cli.command()
 """
-"""The console script with a scripted member."""
+"""Runs the console script with a scripted member."""
 
 
 class Served:

@@ -60,7 +60,7 @@ def test_a_body_that_is_not_a_request_is_refused(endpoint):
     ]
     for body in wrong_json:
         wrong(endpoint.post(body), 400, "invalid_json")
-    # Python 3.14 reads as deep as its stack allows, which is deeper than these bodies may be.
+    # Python 3.14 parses as deep as its stack allows, which is deeper than the limit for bodies.
     wrong(
         endpoint.post(b"[" * 9000),
         400,

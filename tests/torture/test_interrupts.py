@@ -19,7 +19,7 @@ from langchain_specfuse import ScriptedMember, SpecFuseChatModel
 from langchain_specfuse.engine import Ensemble
 from tests.chat.conftest import BLUE, WIDE
 
-# Python reports an interrupt that strikes in a finalizer, and goes on.
+# Python reports an interrupt in a finalizer and continues.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 PATIENCE_S = 60.0
 QUESTION = "Why is the sky blue?"
@@ -106,7 +106,7 @@ def interrupted_at_entry(case, way, number):
     try:
         with AtEntry(number, way).watching():
             SYNC[way](case.llm)
-    # the standard library's own conditions may make another error of it
+    # conditions of the standard library may turn it into another error
     except (KeyboardInterrupt, Exception):
         return True
     return False  # a finalizer caught it
@@ -114,7 +114,7 @@ def interrupted_at_entry(case, way, number):
 
 def entries(way):
     """Count the entries of functions in the caller's thread during one answer."""
-    SYNC[way](Case().llm)  # what is done only once in a process does not count
+    SYNC[way](Case().llm)  # work that is done once per process does not count
     case, watch = Case(), AtEntry(0, way)
     with watch.watching():
         SYNC[way](case.llm)

@@ -21,7 +21,7 @@ PIECES = [
     "שלום", " مرحبا", "\u202eabc\u202c", "\u2067אב\u2069", "\u200f", "﷽",
     # scripts without spaces, and with marks
     "天空是蓝的", "これは", "ภาษาไทย", "नमस्ते", "हिन्दी", "မြန်မာ", "𝒳𐍈", "\U0002070e",
-    # pictures of several code points
+    # emoji of several code points
     "😀", "👩‍👩‍👧", "👋🏽", "❤️", "🇩🇪🇫🇷", "1️⃣", "🏴\U000e0067\U000e0062\U000e007f", "\u200d", "\ufe0f",
     # characters that should not be there
     "\x00", "\x1b[31m", "\x7f", "\x85", "\u2028", "\ufeff", "\ud7ff", "\ue000", "\uffff", "\U0010ffff", "\u00ad",
@@ -39,7 +39,7 @@ texts = st.one_of(pieced, wild, repeated)
 broken = st.one_of(
     texts, st.text(max_size=12), st.tuples(pieced, st.sampled_from("\ud800\udfff")).map("".join)
 )
-"""Also halves of surrogate pairs, which JSON can spell and which are no text."""
+"""Includes halves of surrogate pairs, which JSON can spell but which are not text."""
 
 
 def cut(text: str, places: list[int]) -> list[str]:

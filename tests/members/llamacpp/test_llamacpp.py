@@ -32,7 +32,7 @@ def smol():
     return LlamaCppMember(file_of(SMOLLM2), name="smol")
 
 
-# --- what it writes -------------------------------------------------------------------------------
+# --- constraints ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["schema", "regex", "choice", "calls"])
@@ -86,7 +86,7 @@ def test_a_question_asked_again_gets_the_same_numbers_on_two_threads_too(monkeyp
 def test_a_whole_answer_keeps_the_logits_of_a_few_tokens_and_they_are_counted(tiny_llama):
     member = LlamaCppMember(tiny_llama)
     row = 4 * len(member.probe() and member.words.tokenizer)
-    for count in (20, 300):  # the first of them imports what is needed
+    for count in (20, 300):  # the first run does the imports
         job = DraftJob(tiny.query(), (), count, count, Sampling())
         tracemalloc.start()
         (draft,) = member.draft([job])
@@ -143,7 +143,7 @@ def test_no_reply_depends_on_the_number_of_threads(cache_type, tiny_llama, monke
         texts = ("Why is the sky blue? ", "Tell me a story. ")
         queries = [tiny.query(text * 26, id=text) for text in texts]
         jobs = [DraftJob(query, (), 24, 24, Sampling()) for query in queries]
-        drafts = [*member.draft(jobs[:1]), *member.draft(jobs)]  # alone, then together
+        drafts = [*member.draft(jobs[:1]), *member.draft(jobs)]  # alone, then as a batch
         answer = (Segment(drafts[0].text, tokens={member.name: drafts[0].tokens}),)
         longer = DraftJob(queries[0], answer, 24, 24, Sampling())
         drafts += member.draft([longer])
@@ -216,7 +216,7 @@ def test_adapters_share_the_weights_of_their_base_and_change_only_their_own_memb
         LlamaCppMember(base, adapter=adapter(tmp_path / "other.gguf", 1.0, rows=64)).probe()
 
 
-# --- states and windows ---------------------------------------------------------------------------
+# --- recurrent states and windows -----------------------------------------------------------------
 
 
 def mamba(path):
@@ -293,7 +293,7 @@ def test_texts_longer_than_gemmas_sliding_window_are_read_correctly():
     assert (row - expected).std() < 0.05 * expected.std()
 
 
-# --- its life, and what cannot work ---------------------------------------------------------------
+# --- loading, pickling and errors -----------------------------------------------------------------
 
 
 def test_it_is_named_by_its_file_and_pickled_without_its_weights(smol):

@@ -70,7 +70,7 @@ def draft_jobs(members, query, answer=(), size=4):
     return [(member, DraftJob(query, answer, size, 64, Sampling())) for member in members]
 
 
-# --- the same alone and together ------------------------------------------------------------------
+# --- shared batches -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,13 +218,13 @@ def test_unloading_one_member_leaves_the_others_working(leaving, family):
     unloaded.unload()
     gc.collect()
     assert unloaded.batch_group is None
-    assert (size() < parameters) == (leaving == 2)  # of the others somebody else has the adapter
+    assert (size() < parameters) == (leaving == 2)  # another member still uses the other adapters
     answer = (Segment(" So it is."),)
     group.replies(
         "draft",
         draft_jobs([member for member in group.members if member is not unloaded], query, answer),
     )
-    group.drafts(query, answer)  # it comes back
+    group.drafts(query, answer)  # it loads again
     assert unloaded.cache.weights is stays.cache.weights and group.worst < NEAR
 
 

@@ -162,7 +162,7 @@ def test_no_reply_of_llama_cpp_depends_on_what_else_its_cache_holds(cells, tmp_p
 def test_states_that_llama_cpp_cannot_cut_are_copied_or_read_again(tmp_path, monkeypatch):
     cache, truth = llamacpp(tmp_path, monkeypatch, 2048)
     cache.cuts, cache.prefixes.whole = False, True
-    # without a graveyard cells change their order, and with it the last bits
+    # without a graveyard, the order of cells and therefore the last bits change
     live(cache, truth, 1.0, rounds=8)
 
 

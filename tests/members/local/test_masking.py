@@ -74,14 +74,14 @@ AUTO = Constraint(
     "any_of", json.dumps([["prose", ""], ["calls", calls(WEATHER, ADD, parallel=True)]])
 )
 ARCHS = ["llama", "gemma3", "bloom", "mamba"]
-"""Byte-level, pieces, unigram; attention and not."""
+"""Byte-level, BPE and unigram tokenizers; models with and without attention."""
 
 
 def text_of(answer):
     return "".join(segment.text for segment in answer)
 
 
-# --- picked = brute force -------------------------------------------------------------------------
+# --- comparison with brute force ------------------------------------------------------------------
 
 
 def brute_force(state, size, stops):
@@ -145,7 +145,7 @@ def test_every_draft_is_what_a_brute_force_loop_writes(arch, kind):
     assert referee_for(query.constraint).legal("", text) == len(text)
 
 
-# --- crowd = alone --------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -171,7 +171,7 @@ def test_same_constrained_drafts_alone_or_in_a_crowd(arch):
                 queries.remove(job.query)
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("broken", ["put", "mask", "forced", "must_end"])
@@ -180,7 +180,7 @@ def test_a_grammar_that_fails_is_a_failure_of_its_query_alone(broken, monkeypatc
     honest = getattr(State, broken)
 
     def fails(state, *arguments):
-        # only the choice can begin like this, and only at its beginning
+        # only the choice begins like this, and only at its start
         if state.fork().advance("ab") == 2:
             raise RuntimeError("the grammar broke")
         return honest(state, *arguments)
@@ -222,7 +222,7 @@ def test_a_complete_answer_ends_without_a_token():
     )
 
 
-# --- where drafts end -----------------------------------------------------------------------------
+# --- ends of drafts -------------------------------------------------------------------------------
 
 SHORT = json.loads(calls(tool("f", a={"enum": [1, 22, 333]}), parallel=True)) | {
     "begin": "[[",

@@ -25,7 +25,7 @@ from .. import tiny
 
 SENTENCE = "The air scatters blue light more than red light. "
 TOKENS = 1900
-"""Nearly the context of these models, and more than a chunk."""
+"""Almost the context of these models, and more than one chunk."""
 CANDIDATES = (Candidate(" blue", False, ("x",)), Candidate(" red", True, ("y",)))
 
 

@@ -55,7 +55,7 @@ def next_turn(query, answer, then):
     return tiny.query(then, *query.turns, turn)
 
 
-# --- cached = fresh -------------------------------------------------------------------------------
+# --- equality with fresh readings -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", tiny.three_first(KINDS))
@@ -144,7 +144,7 @@ def test_a_repeated_question_gets_a_bit_identical_answer(arch, long):
     assert again.effort.reused == again.effort.prompt
 
 
-# --- what it saves --------------------------------------------------------------------------------
+# --- savings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral", "gpt2"])
@@ -182,7 +182,7 @@ def test_open_queries_share_the_beginning_of_their_prompts(arch):
         assert tiny.difference(reply, slow.draft([job])[0]) < NEAR
 
 
-# --- what it holds --------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3-next"])
@@ -242,7 +242,7 @@ def test_results_of_an_interrupted_pass_are_never_used(arch, at):
     assert tiny.difference(drafted(member, again), drafted(tiny.uncached(member), again)) < NEAR
 
 
-# --- the collection itself ------------------------------------------------------------------------
+# --- limits and eviction --------------------------------------------------------------------------
 
 
 def test_scores_of_a_query_that_is_only_voted_on_come_from_prefixes_too():

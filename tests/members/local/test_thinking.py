@@ -18,13 +18,13 @@ from .. import tiny
 from ..tiny import NEAR
 
 BODY = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
-KNOWS = (  # writes nothing before the thought; an empty one where thinking is switched off
+KNOWS = (  # opens no reasoning block, but writes an empty one if reasoning is switched off
     BODY
     + "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not "
     "enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
 )
 OPENS = BODY.replace(".split('</think>')[-1]", "") + "<|im_start|>assistant\n{{ '<think>\n' }}"
-HARMONY = (  # channels, as gpt-oss has them
+HARMONY = (  # channels like gpt-oss's
     "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}{% if m.thinking %}<|channel|>analysis"
     "<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}<|channel|>final{% endif %}<|message|>"
     "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
@@ -37,7 +37,7 @@ TURNS = (Turn("user", "Why?"),)
 HEAD = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
 TAGS = ("<think>\n", "\n</think>\n\n", "<think>\n\n</think>\n\n")
 FINAL = "<|channel|>final<|message|>"
-MARKS = {  # template -> prompt, mark before a thought, mark after it, mark in its place
+MARKS = {  # template -> prompt, mark before reasoning, mark after it, mark of empty reasoning
     KNOWS: (HEAD, *TAGS),
     OPENS: (HEAD, *TAGS),
     HARMONY: (

@@ -50,7 +50,7 @@ class Change:
 
     def made(self, reply: Any) -> Any:
         places = list(places_in(reply))
-        value = copy.deepcopy(self.value)  # a second change may lie in what this one put there
+        value = copy.deepcopy(self.value)  # a second change may modify this value
         if self.how == "all" or not places:
             return value
         holder, key = places[self.place % len(places)]

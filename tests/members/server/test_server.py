@@ -155,7 +155,7 @@ def test_llama_cpp_scores_incomplete_characters(serve: Serve) -> None:
     made_with = {"chat_template": INST_END, "tokenizer": "pieces-bare"}
     server, served = serve("llama.cpp", made_with=made_with, name="m")
     here = tiny.member("llama", 1, made_with=made_with, name="m")
-    server.eos = server.eos[:1]  # one token ends a turn, here as there
+    server.eos = server.eos[:1]  # one token ends a turn, as in the local member
     texts = ((" 🎉 天鵡", False), ("Ω鵡", True))
     job = ScoreJob(
         tiny.query(id="q"),
@@ -290,7 +290,9 @@ def test_an_answer_under_a_schema_is_complete_whichever_member_writes(serve: Ser
 
 def test_a_server_is_named_by_its_address_and_model() -> None:
     first, second = (ServerMember("http://h:8000/v1", "m", name=name) for name in "ab")
-    assert first.device != second.device  # they do not take turns: the server makes a batch
+    assert (
+        first.device != second.device
+    )  # they need not wait for each other: the server forms batches
     names = names_of(
         ["http://h:8000/v1#Qwen/Qwen3-8B", "https://h/v1", "http://h:8000/v1#Qwen/Qwen3-8B"]
     )

@@ -54,4 +54,4 @@ class TestCompletionsThatEcho(Served):
 class TestLlamaCppWithItsOwnTokenizer(Served):
     engine = "llama.cpp"
     lends = True
-    tokenizer = "unigram"  # without halves of characters, for which it reports no numbers
+    tokenizer = "unigram"  # without partial characters, for which it reports no numbers

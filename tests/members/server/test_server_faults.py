@@ -32,7 +32,7 @@ from ..fake_server import INST_END, FakeServer, later
 
 MADE_WITH = {"chat_template": INST_END}
 LONG_S = 30.0
-"""Generous: what takes longer than this hangs."""
+"""A generous limit: anything slower hangs."""
 
 
 @pytest.fixture(autouse=True)

@@ -146,7 +146,7 @@ def test_long_drafts_are_decoded_as_if_they_were_decoded_whole(kind, texts, chan
     new = words.after(prompt, "".join(texts) * 9)[:80]
     assert words.text_after(prompt, new) == decoded_whole(words, prompt, new)
     if "<0x00>" in words.tokenizer.get_vocab():
-        return  # in their own decoder one bad byte changes the bytes before it
+        return  # in this decoder, an invalid byte changes the bytes before it
     for _ in range(chance.randrange(40)):
         new.insert(chance.randrange(len(new) + 1), chance.randrange(len(words.tokenizer)))
     assert words.text_after(prompt, new) == decoded_whole(words, prompt, new)
@@ -212,7 +212,7 @@ def test_an_answer_that_grows_keeps_the_tokens_of_earlier_segments(kind):
 def test_incomplete_characters_are_held_back_until_they_are_complete(kind, whole):
     words = WORDS[kind]
     prompt = prompt_of(words)
-    # Byte by byte, as models write what they rarely see.
+    # Byte by byte, as models write rare characters.
     if kind.startswith("pieces"):
         new = [words.tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in whole.encode()]
     else:

@@ -12,7 +12,7 @@ from langchain_specfuse.members.text.words import Words
 
 from .. import tiny
 
-# Made up in the style of well-known families, as short as what they must show allows.
+# Invented templates in the style of well-known models, as short as possible.
 HERMES = (  # Qwen: tools in the system text, calls between tags, results as the user's words
     "{% if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n{% endif %}"
     "<tools>{% for t in tools %}\n{{ t | tojson }}{% endfor %}\n</tools><|im_end|>\n"
@@ -43,7 +43,7 @@ STRICT = (  # Mistral: no system role, ids of nine characters, a list of calls w
     '[TOOL_RESULTS] {"content": {{ m.content | tojson }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
     "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
 )
-# arguments as JSON text, a mapping raises
+# takes arguments as JSON text and raises for a mapping
 TEXTUAL = HERMES.replace("f.arguments | tojson", "'' + f.arguments")
 HOSTILE = (
     "{% if tools %}{{ raise_exception('no tools') }}{% endif %}{% for m in messages %}"
@@ -132,7 +132,7 @@ def test_every_prompt_has_the_tools_calls_and_results(source, constraint):
         "It rains.",
     ):
         if source is HERMES and part == "Be brief.":
-            continue  # it is in the system turn, see below
+            continue  # it is in the system turn, which is checked below
         assert part in prompt or part.encode("unicode_escape").decode() in prompt, part
     order = [prompt.rfind(part) for part in ("Rain?", "Köln", "It rains.", "And now?")]
     assert order == sorted(order) or source is None
@@ -147,7 +147,7 @@ def test_tools_in_the_template_are_not_repeated_in_words():
         in prompt
     )
     assert "<|im_start|>user\n<tool_response>\nIt rains.\n</tool_response>" in prompt
-    assert "To use a tool" not in prompt  # its own way is the common one
+    assert "To use a tool" not in prompt  # its own format is the common one
 
 
 def test_another_call_format_is_explained_in_words():

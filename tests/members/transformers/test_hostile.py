@@ -72,7 +72,7 @@ MAPS = {
 def test_code_in_a_folder_is_not_run(folder, file, read, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     changed(folder / file, **MAPS[file])
-    with suppress(UsageError, MemberError):  # whatever it makes of what is left
+    with suppress(UsageError, MemberError):  # the rest of the folder may or may not load
         read(str(folder))
     assert not Path("BROKEN").exists()
 

@@ -108,7 +108,7 @@ def test_a_member_is_pickled_without_its_weights(folder, monkeypatch):
         pickle.loads(pickle.dumps(original))
         for original in (member, TransformersMember("tiny-llama", system_prompt="Be brief."))
     ]
-    monkeypatch.chdir("/")  # a relative path leads to the same folder from elsewhere
+    monkeypatch.chdir("/")  # a relative path still names the same folder
     assert [duplicate.cache for duplicate in copies] == [None, None]
     assert all(duplicate.draft([job])[0].text == before.text for duplicate in copies)
     with pytest.raises(UsageError, match="model in memory"):
@@ -224,7 +224,7 @@ def test_a_hub_that_refuses_a_model_is_not_asked_repeatedly(
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         error = refused(MemberError, "org/tiny", model_kwargs={"revision": "main"}, match=message)
         assert error.kind == kind and error.__cause__ is not None
-        if kind == "error" or answer == "offline":  # what the cache holds needs no hub
+        if kind == "error" or answer == "offline":  # cached files need no hub
             kept = tmp_path / "models--org--tiny"
             shutil.copytree(folder, kept / "snapshots" / "123")
             (kept / "refs").mkdir()

@@ -49,7 +49,7 @@ def test_a_penalty_of_the_generation_config_is_kept():
     query = tiny.query()
     rounds = tiny.answered([member], query, Settings(max_tokens=24))
     assert tiny.tokens_of(rounds, "m") == tiny.greedy(member, query, 24)
-    plain = Settings(max_tokens=24, sampling=Sampling(repetition_penalty=1.0))
+    plain = Settings(max_tokens=24, repetition_penalty=1.0)
     others = tiny.answered([member], query, plain)
     assert tiny.tokens_of(others, "m") != tiny.tokens_of(rounds, "m")
 
