@@ -206,7 +206,7 @@ def test_with_tools_stop_strings_only_cut_prose_and_never_appear_in_it(
     assert plain.text.startswith(stopped.text)
     assert not any(stop_string in stopped.text for stop_string in stop)
     if at is None and plain.response_metadata["finish_reason"] == "length":
-        # At the end of the budget, text that may begin a call is hidden, but it can contain a stop string.
+        # Text that may begin a call is hidden at the end of the budget, but may contain a stop string.
         return
     assert stopped.text == plain.text[:at]
     if at is None:

@@ -211,9 +211,8 @@ def test_a_tool_as_the_choice_is_refused_with_its_name() -> None:
 
 
 def test_tools_may_come_with_the_call_or_with_bind_and_beside_other_options() -> None:
-    llm = caller(
-        "add", {"a": 1, "b": 2}, stop=["{"]
-    )  # the model's stop strings apply to prose only
+    # The model's stop strings apply to prose only.
+    llm = caller("add", {"a": 1, "b": 2}, stop=["{"])
     for bound, options in (
         (llm, {"tools": [add], "tool_choice": "add"}),
         (llm.bind(tools=[add]), {"tool_choice": "any"}),

@@ -8,9 +8,7 @@ pytest runs the rest::
 
 
     class TestMyMember(MemberContract):
-        tolerance = (
-            1e-4  # the largest difference between scores and the draft's own log-probabilities
-        )
+        tolerance = 1e-4  # how much scores may differ from the draft's log-probabilities
 
         @pytest.fixture
         def make_member(self):

@@ -290,9 +290,8 @@ def test_an_answer_under_a_schema_is_complete_whichever_member_writes(serve: Ser
 
 def test_a_server_is_named_by_its_address_and_model() -> None:
     first, second = (ServerMember("http://h:8000/v1", "m", name=name) for name in "ab")
-    assert (
-        first.device != second.device
-    )  # they need not wait for each other: the server forms batches
+    # They need not wait for each other, because the server forms batches.
+    assert first.device != second.device
     names = names_of(
         ["http://h:8000/v1#Qwen/Qwen3-8B", "https://h/v1", "http://h:8000/v1#Qwen/Qwen3-8B"]
     )
