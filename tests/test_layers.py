@@ -108,20 +108,20 @@ def imports(name: str, *, at_import: bool = False) -> set[str]:
 
     With ``at_import``, imports inside functions and for type checkers are left out.
     """
-    found: set[str] = set()
+    imported: set[str] = set()
     folder = name.split("/")[:-1]
     for node in _statements(ast.parse(FILES[name].read_text()), at_import):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif node.level:
             base = folder[: len(folder) + 1 - node.level]
             path = ".".join([*base, *filter(None, [node.module])])
             for alias in node.names:
                 inner = f"{path}.{alias.name}" if path else alias.name
-                found.add("." + (inner if inner in MODULES else path))
+                imported.add("." + (inner if inner in MODULES else path))
         else:
-            found.add(node.module or "")
-    return {module.removeprefix("langchain_specfuse") for module in found}
+            imported.add(node.module or "")
+    return {module.removeprefix("langchain_specfuse") for module in imported}
 
 
 def _statements(tree: ast.AST, at_import: bool) -> list[ast.Import | ast.ImportFrom]:
@@ -143,11 +143,11 @@ def _statements(tree: ast.AST, at_import: bool) -> list[ast.Import | ast.ImportF
 def test_folders_import_only_what_lies_beneath_them():
     wrong = []
     for name in FILES:
-        own = name.split("/")[0].removesuffix(".py")
-        allowed = MAY_IMPORT.get(own)
+        folder = name.split("/")[0].removesuffix(".py")
+        allowed = MAY_IMPORT.get(folder)
         for module in imports(name):
             to = module[1:].split(".")[0] if module.startswith(".") else ""
-            if allowed is not None and to and to not in {own, "_version", *allowed}:
+            if allowed is not None and to and to not in {folder, "_version", *allowed}:
                 wrong.append(f"{name} imports {module}")
     assert wrong == []
 

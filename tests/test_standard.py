@@ -68,7 +68,7 @@ def _folder() -> str:
     from tests.members import tiny
 
     folder = tempfile.mkdtemp(prefix="specfuse-tiny-")
-    for part in tiny.made("llama"):
+    for part in tiny.build("llama"):
         part.save_pretrained(folder)
     return folder
 
@@ -148,14 +148,14 @@ class Instructed(BaseChatModel):
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         system = "\n".join(message.text for message in messages if message.type == "system")
         text = "Hello! I am a chat model that leads the members of this answer."
-        if found := re.search(r"fits this schema:\n(\{.*\})", system):
-            text = json.dumps(smallest(json.loads(found[1])))
+        if match := re.search(r"fits this schema:\n(\{.*\})", system):
+            text = json.dumps(smallest(json.loads(match[1])))
         elif "with a JSON object" in system:
             text = json.dumps({"setup": "x", "punchline": "x"})
         elif (
-            found := re.search(r"- (\w+):? .*?Arguments: (\{.*\})", system)
+            match := re.search(r"- (\w+):? .*?Arguments: (\{.*\})", system)
         ) and "in plain words" not in system:
-            text = ScriptedMember.call(found[1], **smallest(json.loads(found[2])))
+            text = ScriptedMember.call(match[1], **smallest(json.loads(match[2])))
         return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
 
 

@@ -68,7 +68,7 @@ def results(state: dict[str, Any]) -> list[ToolMessage]:
     return [message for message in state["messages"] if isinstance(message, ToolMessage)]
 
 
-def made(state: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def calls_made(state: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the calls in the state, in order."""
     answers = [message for message in state["messages"] if isinstance(message, AIMessage)]
     return [(call["name"], call["args"]) for answer in answers for call in answer.tool_calls]

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from langchain_specfuse.core.values import Query
 
-from .conftest import PLAN, QUESTION, REPORT, called, kinds, made, model, results, weather
+from .conftest import PLAN, QUESTION, REPORT, called, calls_made, kinds, model, results, weather
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
@@ -28,7 +28,7 @@ async def test_an_agent_calls_its_tool_reads_the_result_and_answers(llm: Any, wa
     state = await asked(create_agent(llm, [weather]), way, QUESTION, **streams)
     state = state[-1] if streams else state
     assert kinds(state) == PLAN
-    assert made(state) == [("weather", {"city": "Paris"})]
+    assert calls_made(state) == [("weather", {"city": "Paris"})]
     assert results(state)[0].tool_call_id == state["messages"][1].tool_calls[0]["id"]
     assert state["messages"][-1].text == REPORT
     assert await auntil(lambda: free(llm))
@@ -56,7 +56,7 @@ def test_parallel_calls_are_all_run_and_answered() -> None:
         return " ".join(turn.text for turn in query.turns if turn.role == "tool") or called(*calls)
 
     state = create_agent(model(curious, curious), [weather, facts]).invoke(QUESTION)
-    assert made(state) == calls
+    assert calls_made(state) == calls
     ids = [call["id"] for call in state["messages"][1].tool_calls]
     assert [message.tool_call_id for message in results(state)] == ids and len(set(ids)) == 3
     assert "sunny in Rome" in state["messages"][-1].text and "2100000" in state["messages"][-1].text
@@ -128,4 +128,6 @@ def test_every_kind_of_schema_gives_its_kind_of_object(
 
     state = create_agent(model(script, script), tools, response_format=schema).invoke(QUESTION)
     assert state["structured_response"] == expected
-    assert made(state)[:1] == ([("weather", {"city": "Paris"})] if tools else made(state)[:1])
+    assert calls_made(state)[:1] == (
+        [("weather", {"city": "Paris"})] if tools else calls_made(state)[:1]
+    )

@@ -37,16 +37,16 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("made", [summarizing, create_deep_agent])
+@pytest.mark.parametrize("make_agent", [summarizing, create_deep_agent])
 def test_an_agent_keeps_its_history_within_the_smallest_context(
-    made: Callable[..., Any], loads: list[str]
+    make_agent: Callable[..., Any], loads: list[str]
 ) -> None:
     members = [
         ScriptedMember("Short.", name=name, max_context=size)
         for name, size in (("a", 9000), ("b", 8000))
     ]
     llm = SpecFuseChatModel(members=members)
-    agent = made(llm)
+    agent = make_agent(llm)
     assert llm.profile["max_input_tokens"] == 8000 and loads == []
     with pytest.raises(PromptTooLongError):
         create_agent(llm).invoke(LONG)

@@ -14,7 +14,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 from langchain_specfuse import RoundEvent, SpecFuseCallbackHandler
 
-from .conftest import QUESTION, REPORT, made, results, weather
+from .conftest import QUESTION, REPORT, calls_made, results, weather
 
 
 def write(round: RoundEvent) -> None:
@@ -64,7 +64,7 @@ async def test_tokens_calls_and_rounds_stream_while_the_node_runs(llm: Any, way:
             state = value
         elif mode == "custom" or value[1]["langgraph_node"] == "answer":
             seen.append((mode, value if mode == "custom" else value[0]))
-    assert made(state) == [("weather", {"city": "Paris"})]
+    assert calls_made(state) == [("weather", {"city": "Paris"})]
     assert results(state)[0].tool_call_id == state["messages"][1].tool_calls[0]["id"]
     assert state["messages"][-1].text == REPORT
     chunks = [chunk for mode, chunk in seen if mode == "messages"]

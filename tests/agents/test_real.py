@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from langchain_specfuse import SpecFuseChatModel, demo_members
 
-from .conftest import PLAN, kinds, made, results
+from .conftest import PLAN, calls_made, kinds, results
 
 pytestmark = pytest.mark.real
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rag.py"
@@ -64,7 +64,7 @@ async def test_an_agent_calls_its_tool_and_answers(with_object: bool) -> None:
     agent = create_agent(llm, [opening_hours], middleware=[ToolFirst()], response_format=format)
     state: Any = await agent.ainvoke(QUESTION)
     assert kinds(state) == PLAN
-    ((name, arguments),) = made(state)
+    ((name, arguments),) = calls_made(state)
     assert name == "opening_hours"
     assert (
         results(state)[0].text == f"The {arguments['place']} is open {HOURS[arguments['place']]}."

@@ -175,7 +175,7 @@ async def test_a_member_on_a_server_does_not_block(served: ServerMember) -> None
 async def test_members_in_this_process_are_loaded_and_asked_without_blocking(
     tmp_path: Path,
 ) -> None:
-    model, tokenizer = tiny.made("llama", 1)
+    model, tokenizer = tiny.build("llama", 1)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     with blockbuster_ctx():

@@ -210,14 +210,14 @@ def test_with_tools_stop_strings_only_cut_prose_and_never_appear_in_it(
         return
     assert stopped.text == plain.text[:at]
     if at is None:
-        called, wanted = [
+        called, expected = [
             [
-                (one["name"], one["args"])
-                for one in (*message.tool_calls, *message.invalid_tool_calls)
+                (call["name"], call["args"])
+                for call in (*message.tool_calls, *message.invalid_tool_calls)
             ]
             for message in (stopped, plain)
         ]
-        assert called == wanted
+        assert called == expected
     else:
         assert stopped.tool_calls == stopped.invalid_tool_calls == []
         assert stopped.response_metadata["specfuse"]["finish"] == "stop_string"

@@ -44,10 +44,10 @@ def test_the_beginning_of_a_call_at_the_end_is_text_unless_the_answer_was_cut(
     size: int,
 ) -> None:
     text = "So: " + HERMES.begin[:size]
-    for cut_off, said in ((False, text), (True, "So: ")):
+    for cut_off, shown in ((False, text), (True, "So: ")):
         for at in (0, 2, 5):
             parts = fed(HERMES, text, [at], cut_off=cut_off)
-            assert ("".join(said for said, _ in parts), arguments(parts)) == (said, {})
+            assert ("".join(prose for prose, _ in parts), arguments(parts)) == (shown, {})
 
 
 @given(

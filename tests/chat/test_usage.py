@@ -197,14 +197,14 @@ async def test_an_agent_summarises_no_sooner_than_with_one_member(way: str) -> N
             state = {"messages": result["messages"]}
         return list(state["messages"])
 
-    def summarised(found: list[Any]) -> bool:
-        return any("summary" in message.text for message in found if message.type == "human")
+    def summarised(history: list[Any]) -> bool:
+        return any("summary" in message.text for message in history if message.type == "human")
 
     two = ensemble(*counting())
     (answer,) = [await asked(two, way, "Why?")]
     assert answer.usage_metadata["total_tokens"] > 200
-    found = await messages(two, 200)
-    assert len(found) == 6 and not summarised(found)
+    history = await messages(two, 200)
+    assert len(history) == 6 and not summarised(history)
     assert not summarised(await messages(Counting(), 200))
     # both do when the conversation itself is too long
     assert summarised(await messages(ensemble(*counting()), 30))

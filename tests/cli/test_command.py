@@ -202,7 +202,7 @@ def test_log_lines_and_warnings_cannot_command_the_terminal():
 
 
 @pytest.fixture
-def heard(monkeypatch):
+def questions_asked(monkeypatch):
     """Record (member, question) for every member that the command creates."""
     asked: list[tuple[str, str]] = []
 
@@ -230,19 +230,21 @@ def heard(monkeypatch):
     ],
 )
 def test_a_question_before_or_after_the_members_or_on_standard_input_is_the_question(
-    heard, ask, monkeypatch, argv
+    questions_asked, ask, monkeypatch, argv
 ):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why is it so?\n"))
     assert ask("--quiet", *argv)[:2] == (FINE, "Yes.\n")
-    assert {question for _, question in heard} == {"Why is it so?"}
-    assert {name for name, _ in heard} <= {"a", "b"}
+    assert {question for _, question in questions_asked} == {"Why is it so?"}
+    assert {name for name, _ in questions_asked} <= {"a", "b"}
 
 
-def test_a_single_word_or_a_folder_after_the_members_is_a_member(heard, ask, tmp_path, monkeypatch):
+def test_a_single_word_or_a_folder_after_the_members_is_a_member(
+    questions_asked, ask, tmp_path, monkeypatch
+):
     (tmp_path / "my own model").mkdir()
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why?"))
     assert ask("--members", "beside", str(tmp_path / "my own model"), "-q")[0] == FINE
-    assert {name for name, _ in heard} == {"beside", "my own model"}
+    assert {name for name, _ in questions_asked} == {"beside", "my own model"}
     for stdin in (Terminal(), io.StringIO("")):
         monkeypatch.setattr(sys, "stdin", stdin)
         code, out, err = ask("--members", "a", "b", "Why?")

@@ -200,10 +200,10 @@ BY_HAND: list[Schema] = [
 def schemas(count: int = 200, seed: int = 0) -> list[Schema]:
     """Return the schemas written by hand, then generated ones."""
     dice = random.Random(seed)
-    return (BY_HAND + [made(dice) for _ in range(count - len(BY_HAND))])[:count]
+    return (BY_HAND + [random_object(dice) for _ in range(count - len(BY_HAND))])[:count]
 
 
-def made(dice: random.Random) -> Schema:
+def random_object(dice: random.Random) -> Schema:
     """Return an object schema with its definitions, in pydantic's style."""
     names = [f"Model{n}" for n in range(dice.randint(0, 2))]
     schema = an_object(dice, 3, names)

@@ -22,7 +22,7 @@ from langchain_specfuse.core.values import Constraint
 from langchain_specfuse.errors import UsageError
 from tests.torture.texts import broken, cut, places_in
 
-from .schemas import BY_HAND, made
+from .schemas import BY_HAND, random_object
 from .walks import BYTES, assert_satisfies, json_schema, walk
 
 KNOWN = sorted(KEYWORDS | ANNOTATIONS)
@@ -193,7 +193,7 @@ def spoiled(draw: Any) -> Any:
         return draw(scraps)
     seed = draw(st.integers(0, 10**6))
     schema = copy.deepcopy(
-        BY_HAND[seed % len(BY_HAND)] if draw(st.booleans()) else made(random.Random(seed))
+        BY_HAND[seed % len(BY_HAND)] if draw(st.booleans()) else random_object(random.Random(seed))
     )
     for _ in range(draw(st.integers(1, 2))):
         holder, key = draw(st.sampled_from(list(places_in(schema)) or [(schema, "type")]))

@@ -28,7 +28,7 @@ CONSTRAINTS = [
 ]
 
 
-def made(kind: str) -> tuple[Any, list[bytes], int, int]:
+def vocabulary_of(kind: str) -> tuple[Any, list[bytes], int, int]:
     """Return a vocabulary, the bytes of its tokens, the token that ends a turn, and its size."""
     tokenizer = tokenizer_of(kind)
     size = len(tokenizer) + 3  # models have more rows than tokens
@@ -39,7 +39,7 @@ def made(kind: str) -> tuple[Any, list[bytes], int, int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bytes_of_a_token_are_what_decoding_adds(kind: str) -> None:
     tokenizer, shown = tokenizer_of(kind), 0
-    _, words, stop, _ = made(kind)
+    _, words, stop, _ = vocabulary_of(kind)
     frame = tokenizer("x", add_special_tokens=False)["input_ids"]
     before = tokenizer.decode(frame)
     for token in range(len(tokenizer)):
@@ -55,7 +55,7 @@ def test_the_bytes_of_a_token_are_what_decoding_adds(kind: str) -> None:
 def test_masks_allow_exactly_the_tokens_that_fit_whoever_wrote_the_text(
     kind: str, constraint: Constraint
 ) -> None:
-    vocab, words, stop, size = made(kind)
+    vocab, words, stop, size = vocabulary_of(kind)
     grammar, dice, text = vocab.grammar(constraint), random.Random(1), b""
     state = grammar.start()
     for step in range(9):
@@ -81,7 +81,7 @@ def test_masks_allow_exactly_the_tokens_that_fit_whoever_wrote_the_text(
 
 
 def test_a_character_may_be_split_over_tokens() -> None:
-    vocab, words, _, size = made("pieces")
+    vocab, words, _, size = vocabulary_of("pieces")
     state = vocab.grammar(Constraint("choice", '["ä😀"]')).start()
     for byte in "ä😀".encode():
         token = words.index(bytes([byte]))

@@ -30,7 +30,7 @@ def served(
 ) -> Iterator[tuple[FakeServer, ServerMember]]:
     """A fake server and a member on it. ``lends``: the server turns text into tokens."""
     arch, seed, changes = MODELS[engine]
-    model, tokenizer = tiny.made(arch, seed, **changes)
+    model, tokenizer = tiny.build(arch, seed, **changes)
     server = FakeServer(engine, model, tokenizer)
     own = None if lends else tokenizer
     try:

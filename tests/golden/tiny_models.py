@@ -27,7 +27,7 @@ SCHEMA = {
 
 def member(arch: str, seed: int = 1, **options: Any) -> TransformersMember:
     """A member with weights of its own, so that no other test has filled its cache."""
-    model, tokenizer = tiny.made(arch, seed)
+    model, tokenizer = tiny.build(arch, seed)
     return TransformersMember(model, tokenizer, name=f"{arch}-{seed}", **options)
 
 
@@ -102,7 +102,7 @@ def lead_and_verifier() -> dict[str, Any]:
 
 def one_model_twice() -> dict[str, Any]:
     """Two members with different system prompts share the weights; each has text in the cache."""
-    model, tokenizer = tiny.made("llama", 1)
+    model, tokenizer = tiny.build("llama", 1)
     members = [
         TransformersMember(model, tokenizer, name="plain"),
         TransformersMember(model, tokenizer, name="curt", system_prompt="Be curt."),

@@ -949,11 +949,11 @@ def test_a_lead_that_shows_that_it_is_sure_is_not_put_to_the_vote(
                 yield chunk
 
     other = ScriptedMember(STORY.replace("blue", "red"), name="b", draft_only=True)
-    found = rounds(
+    answered = rounds(
         [ChatModelMember(Shows(letter="?", asked=[], said=[], closed=[]), name="a"), other],
         lead="a",
     )
-    assert "".join(round.text for round in found) == STORY and bool(other.draft_calls) == asked
+    assert "".join(round.text for round in answered) == STORY and bool(other.draft_calls) == asked
 
 
 # --- members as users write them ------------------------------------------------------------------

@@ -379,7 +379,7 @@ def test_control_tokens_of_any_shape_are_found_in_a_servers_template():
         "]~!b[{% for m in messages %}]~b]{{ m.role }}\n{{ m.content }}[e~[\n{% endfor %}"
         "{% if add_generation_prompt %}]~b]ai\n{% endif %}"
     )
-    model, tokenizer = tiny.made("llama", 1, chat_template=template)
+    model, tokenizer = tiny.build("llama", 1, chat_template=template)
     tokenizer.add_special_tokens({"additional_special_tokens": ["]~!b[", "]~b]", "[e~["]})
     model.resize_token_embeddings(len(tokenizer))
     server = FakeServer("vllm", model, tokenizer)

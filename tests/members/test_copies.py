@@ -118,7 +118,7 @@ def test_a_used_chat_model_can_be_copied(served: ServerMember, copied: Any) -> N
 
 
 def test_a_used_member_in_this_process_can_be_copied(tmp_path: Path, copied: Any) -> None:
-    model, tokenizer = tiny.made("llama", 1)
+    model, tokenizer = tiny.build("llama", 1)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     member = TransformersMember(str(tmp_path), name="local")

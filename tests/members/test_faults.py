@@ -67,7 +67,7 @@ class Broken:
 
 def fresh(arch: str = "llama", seed: int = 1) -> TransformersMember:
     """Return a member with a model of its own, so that a fault affects no other test."""
-    member = TransformersMember(*tiny.made(arch, seed), name=f"{arch}-{seed}")
+    member = TransformersMember(*tiny.build(arch, seed), name=f"{arch}-{seed}")
     member.probe()
     return member
 

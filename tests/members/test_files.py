@@ -17,7 +17,7 @@ from . import tiny
 from .local.test_thinking import KNOWS, OPENS
 
 
-def told(probe):
+def properties(probe):
     return probe.scores, probe.max_context, probe.reasons
 
 
@@ -52,19 +52,19 @@ def test_a_folder_shows_what_the_loaded_model_reports(
 ):
     member = TransformersMember(folder_of(arch, chat_template=template), dtype="float32", **options)
     before = RayMember(member).preview()
-    assert member.cache is None and told(before) == (True, length, reasoning)
-    assert told(member.probe()) == told(before)
+    assert member.cache is None and properties(before) == (True, length, reasoning)
+    assert properties(member.probe()) == properties(before)
     if "model_kwargs" not in options:
         in_memory = TransformersMember(*tiny.cached(arch, 1, chat_template=template), **options)
-        assert told(in_memory.preview()) == told(before)
+        assert properties(in_memory.preview()) == properties(before)
 
 
 @pytest.mark.real
 def test_a_gguf_file_shows_what_the_loaded_model_reports():
     member = LlamaCppMember(file_of(SMOLLM2))
     before = member.preview()
-    assert member.cache is None and told(before) == (True, 8192, False)
-    assert told(member.probe()) == told(before)
+    assert member.cache is None and properties(before) == (True, 8192, False)
+    assert properties(member.probe()) == properties(before)
 
 
 def head(path, **values):
@@ -114,7 +114,7 @@ def test_a_hub_id_is_read_from_the_cache_and_never_fetched(folder_of, tmp_path, 
         (kept / part).write_text(content)
     (kept / "snapshots").mkdir()
     folder_of("llama").rename(kept / "snapshots" / "123")
-    assert told(preview({"model": "org/tiny"})) == (True, 2048, False)
+    assert properties(preview({"model": "org/tiny"})) == (True, 2048, False)
     assert preview({"model": "org/tiny", "model_kwargs": {"revision": "old"}}) is None
 
 

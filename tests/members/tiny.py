@@ -304,7 +304,7 @@ def three_first(archs: Sequence[str]) -> list[Any]:
 
 # even if a test runs in inference mode, because users' weights are ordinary tensors
 @torch.inference_mode(False)
-def made(
+def build(
     arch: str, seed: int = 0, attn: str | None = None, **changes: Any
 ) -> tuple[Any, PreTrainedTokenizerFast]:
     """Return a model and its tokenizer; equal arguments give equal weights."""
@@ -341,7 +341,7 @@ def _broken(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     ]
 
 
-cached = cache(made)
+cached = cache(build)
 _numbers = itertools.count()
 
 

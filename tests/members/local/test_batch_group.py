@@ -231,27 +231,27 @@ def test_unloading_one_member_leaves_the_others_working(leaving, family):
 def test_unloading_a_member_during_a_batch_fails_no_other_job_and_leaves_nothing(family):
     made, query = family(), tiny.query(STORY)
     made.drafts(tiny.query("Why?"))
-    gone, other = made.members[1], made.members[3]
+    unloaded, other = made.members[1], made.members[3]
     passes = []
-    group = gone.batch_group
+    group = unloaded.batch_group
 
     def unload(*_):
         passes.append(1)
         if len(passes) == 3:
-            gone.unload()
+            unloaded.unload()
 
     hook = group.weights.model.register_forward_pre_hook(unload)
-    (_, _), (_, job) = jobs = draft_jobs([gone, other], query)
+    (_, _), (_, job) = jobs = draft_jobs([unloaded, other], query)
     _, reply = group.draft(jobs)
     hook.remove()
-    assert gone.batch_group is None and not gone.states
-    assert gone.key(query.id) not in group.trunks and other.key(query.id) in group.trunks
+    assert unloaded.batch_group is None and not unloaded.states
+    assert unloaded.key(query.id) not in group.trunks and other.key(query.id) in group.trunks
     (truth,) = made.twins[other].draft([job])
     assert tiny.difference(reply, truth) < NEAR
 
 
 def test_loading_an_adapter_waits_for_the_current_pass(tmp_path):
-    model, _ = tiny.made("llama", 1)
+    model, _ = tiny.build("llama", 1)
     adapters = Adapters(model)
     first, other = (str(adapter("llama", tmp_path / f"a{seed}", seed)[0]) for seed in (3, 4))
     passes = lambda: model(input_ids=torch.tensor([[5, 6, 7]], device=tiny.DEVICE)).logits

@@ -75,7 +75,7 @@ def test_rotations_that_change_with_the_length_are_not_used_beyond_it():
 
 def chosen(arch, **options):
     with torch.inference_mode():
-        parts = tiny.made(arch, 1, **options) if options else tiny.cached(arch, 1)
+        parts = tiny.build(arch, 1, **options) if options else tiny.cached(arch, 1)
         return best_cache(in_memory(*parts))
 
 

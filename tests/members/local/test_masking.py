@@ -92,16 +92,16 @@ def brute_force(state, size, stops):
 @torch.inference_mode()
 def retraced(member, job, draft):
     """Return the draft as a loop without caches or bit masks writes it."""
-    weights, own = member.cache.weights, member.words
+    weights, words = member.cache.weights, member.words
     state = (
-        vocabulary(own.tokenizer, weights.vocabulary_size, member.stops)
+        vocabulary(words.tokenizer, weights.vocabulary_size, member.stops)
         .grammar(job.query.constraint)
         .start()
     )
     text = text_of(job.answer)
     assert state.advance(text) == len(text.encode())
     prompt = member.prompts.prompt(job.query.turns, (), job.query.constraint)
-    ids = own.answer_ids(member.name, prompt, job.answer)
+    ids = words.answer_ids(member.name, prompt, job.answer)
     how = replace(job.sampling, repetition_penalty=None)
     for at, token in enumerate(draft.tokens):
         logits = (

@@ -48,7 +48,7 @@ class Change:
     how: str
     value: Any = None
 
-    def made(self, reply: Any) -> Any:
+    def applied(self, reply: Any) -> Any:
         places = list(places_in(reply))
         value = copy.deepcopy(self.value)  # a second change may modify this value
         if self.how == "all" or not places:
@@ -87,7 +87,7 @@ class Faulty:
     def _changed(self, reply: Any) -> Any:
         reply = copy.deepcopy(reply)
         for change in self.changes:
-            reply = change.made(reply)
+            reply = change.applied(reply)
         self.sent.append(reply)
         return reply
 

@@ -36,7 +36,7 @@ class Bomb:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a valid model in a folder to which strangers may have added files."""
-    model, tokenizer = tiny.made("llama", 1)
+    model, tokenizer = tiny.build("llama", 1)
     path = tmp_path / "model"
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)

@@ -69,7 +69,7 @@ VARIANTS = {
 @torch.inference_mode()
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_texts_with_adapters_are_what_the_merged_models_make_of_them(variant, tmp_path):
-    model, _ = tiny.made("llama", 1)
+    model, _ = tiny.build("llama", 1)
     plain, adapters = model(input_ids=IDS).logits, Adapters(model)
     saved_adapters = [
         adapter("llama", tmp_path / f"a{k}", k, **(VARIANTS[variant] if k else {}))
@@ -99,14 +99,14 @@ def test_texts_with_adapters_are_what_the_merged_models_make_of_them(variant, tm
 @pytest.mark.parametrize("arch", EVERYWHERE)
 def test_adapters_of_transposed_fused_and_flattened_layers_are_merged(arch, tmp_path):
     folder, merged = adapter(arch, tmp_path / "a", 1)
-    model, _ = tiny.made(arch, 1)
+    model, _ = tiny.build(arch, 1)
     adapters = Adapters(model)
     with adapters.reading(adapters.get(str(folder), "m")):
         assert (model(input_ids=IDS).logits - merged(input_ids=IDS).logits).abs().max() < NEAR
 
 
 def test_an_unused_adapter_is_freed_and_the_others_stay(tmp_path):
-    model, _ = tiny.made("llama", 1)
+    model, _ = tiny.build("llama", 1)
     adapters, size = (
         Adapters(model),
         lambda: sum(parameter.numel() for parameter in model.parameters()),

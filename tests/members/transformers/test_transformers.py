@@ -43,7 +43,7 @@ def test_alone_it_writes_what_generate_writes_whatever_the_segments(arch):
 
 
 def test_a_penalty_of_the_generation_config_is_kept():
-    model, tokenizer = tiny.made("llama", 1)
+    model, tokenizer = tiny.build("llama", 1)
     model.generation_config.repetition_penalty = 1.7
     member = tiny.TransformersMember(model, tokenizer, name="m")
     query = tiny.query()
@@ -156,7 +156,7 @@ ROLES = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assis
 
 
 def test_a_model_without_an_end_of_turn_does_not_prevent_an_answer_from_ending():
-    model, tokenizer = tiny.made("llama", 1, chat_template=ROLES)
+    model, tokenizer = tiny.build("llama", 1, chat_template=ROLES)
     tokenizer.eos_token = model.generation_config.eos_token_id = None
     base = tiny.TransformersMember(model, tokenizer, name="base")
     base.probe()
