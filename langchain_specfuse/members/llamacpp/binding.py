@@ -244,10 +244,10 @@ def llamacpp() -> Any:
             UsageError(f"llama.cpp cannot be loaded from xllamacpp: {error}"), INSTALL
         ) from error
     if not fits:
-        error = UsageError(
+        unsupported = UsageError(
             f"xllamacpp {version('xllamacpp')} has other structures than the supported {TESTED}"
         )
-        raise advised(error, f"pip install xllamacpp=={TESTED}")
+        raise advised(unsupported, f"pip install xllamacpp=={TESTED}")
     lib.llama_log_set(ctypes.cast(_listen, c_void_p), None)
     lib.llama_backend_init()
     return lib
