@@ -145,9 +145,9 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
 
 
-def add_members(made: argparse.ArgumentParser) -> None:
+def add_members(parser: argparse.ArgumentParser) -> None:
     """Arguments that name the members."""
-    group = made.add_argument_group("members")
+    group = parser.add_argument_group("members")
     for name in ("members", "verifiers"):
         listed = _help(name, Options.model_fields[name])
         group.add_argument(
@@ -165,10 +165,10 @@ def add_members(made: argparse.ArgumentParser) -> None:
     )
 
 
-def add_answer(made: argparse.ArgumentParser, *more: str, **defaults: str) -> Any:
+def add_answer(parser: argparse.ArgumentParser, *more: str, **defaults: str) -> Any:
     """Arguments about the method and the answer. ``more``: further options of the chat model.
     ``defaults``: other defaults, for the help. Returns the group."""
-    group = made.add_argument_group("method and answer")
+    group = parser.add_argument_group("method and answer")
     group.add_argument(
         "--method",
         action=_MethodArgument,

@@ -17,32 +17,32 @@ MARKS = {"good": "ok   ", "watch": "watch", "bad": "BAD  "}
 
 
 def parser() -> argparse.ArgumentParser:
-    made = new_parser(
+    parser = new_parser(
         "doctor",
         "Are these members good together? Loads each, checks templates, stop tokens, scores and "
         "seams, measures each alone and together, and says which helps and which to leave out.",
     )
-    made.add_argument(
+    parser.add_argument(
         "--prompts",
         metavar="FILE",
         help="JSONL with input and reference, 20 lines or more (default: built-in short questions)",
     )
-    made.add_argument("--checker", metavar="C", help=f"of --prompts: {CHECKERS}")
-    add_allow_code(made)
-    made.add_argument(
+    parser.add_argument("--checker", metavar="C", help=f"of --prompts: {CHECKERS}")
+    add_allow_code(parser)
+    parser.add_argument(
         "--out",
         metavar="DIR",
         default="specfuse-doctor",
         help="folder of results and doctor.json (default: specfuse-doctor)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--profile",
         metavar="FILE",
         help="also write the calibration (who leads, what helps), for "
         "SpecFuseChatModel(calibration=FILE)",
     )
-    add_common(made)
-    return made
+    add_common(parser)
+    return parser
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> bool:

@@ -31,20 +31,20 @@ SYSTEMS = ("singles", "ensemble", "synthesis")
 
 
 def parser() -> argparse.ArgumentParser:
-    made = new_parser(
+    parser = new_parser(
         "eval",
         "Does the ensemble help on these questions? Asks every member alone and the ensemble, and "
         "compares them: wins, losses, exact p, cost. Stop it at any time; started again, it "
         "continues.",
         f"for example: {PROGRAM} eval questions.jsonl --checker contains --members A B C. {CODES}",
     )
-    made.add_argument(
+    parser.add_argument(
         "task", metavar="FILE.jsonl", help="the questions: a line each, with input and reference"
     )
-    made.add_argument("--checker", metavar="C", help=f"{CHECKERS}, for lines that name none")
-    add_allow_code(made)
-    made.add_argument("--limit", type=whole, metavar="N", help="only the first N questions")
-    made.add_argument(
+    parser.add_argument("--checker", metavar="C", help=f"{CHECKERS}, for lines that name none")
+    add_allow_code(parser)
+    parser.add_argument("--limit", type=whole, metavar="N", help="only the first N questions")
+    parser.add_argument(
         "--systems",
         nargs="+",
         metavar="S",
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         help="what answers: singles (each member alone), ensemble (both by default), synthesis "
         "(each member alone, then the lead writes one answer from theirs)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--seeds",
         type=whole,
         nargs="+",
@@ -60,12 +60,12 @@ def parser() -> argparse.ArgumentParser:
         default=[0],
         help="ask everything once per seed",
     )
-    made.add_argument(
+    parser.add_argument(
         "--out", metavar="DIR", help="folder of results and reports (default: specfuse-eval/FILE)"
     )
-    made.add_argument("--record", action=_Removed, nargs="*", help=argparse.SUPPRESS)
-    add_common(made)
-    return made
+    parser.add_argument("--record", action=_Removed, nargs="*", help=argparse.SUPPRESS)
+    add_common(parser)
+    return parser
 
 
 class _Removed(argparse.Action):
@@ -86,21 +86,21 @@ class _Removed(argparse.Action):
         raise advised(error, advice)
 
 
-def add_allow_code(made: argparse.ArgumentParser) -> None:
+def add_allow_code(parser: argparse.ArgumentParser) -> None:
     """The flag that lets a file of questions name code."""
-    made.add_argument(
+    parser.add_argument(
         "--allow-code",
         action="store_true",
         help="run a FILE.py:FUNCTION that a line of the questions names as its checker",
     )
 
 
-def add_common(made: argparse.ArgumentParser) -> None:
+def add_common(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``eval`` and ``doctor``."""
-    made.add_argument("--json", action="store_true", help="print the report as JSON")
-    made.add_argument("-q", "--quiet", action="store_true", help="no progress")
-    add_members(made)
-    add_answer(made, "max_concurrency", "timeout", max_tokens="the task's")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    add_members(parser)
+    add_answer(parser, "max_concurrency", "timeout", max_tokens="the task's")
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> bool:

@@ -29,7 +29,7 @@ LIMITS = ("max_waiting", "max_answer_tokens", "timeout")
 
 
 def parser() -> argparse.ArgumentParser:
-    made = new_parser(
+    parser = new_parser(
         "serve",
         "Serve an ensemble to clients that speak OpenAI's protocol: /v1/chat/completions, "
         "/v1/models, /health, /ready, /metrics; and a page for the browser at /. Without --members "
@@ -37,9 +37,9 @@ def parser() -> argparse.ArgumentParser:
         "exit codes: 0 stopped by a signal, 1 the members could not be loaded, 2 a mistake in the "
         "call",
     )
-    add_members(made)
-    add_fields(add_answer(made, "max_concurrency"), Limits.model_fields, LIMITS)
-    port = made.add_argument_group("port")
+    add_members(parser)
+    add_fields(add_answer(parser, "max_concurrency"), Limits.model_fields, LIMITS)
+    port = parser.add_argument_group("port")
     port.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds for answers under way when a signal stops the server (default: %(default)s)",
     )
-    return made
+    return parser
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> bool:
