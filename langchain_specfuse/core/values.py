@@ -127,7 +127,7 @@ class Query:
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of its attachments."""
-        return frozenset(one.kind for turn in self.turns for one in turn.attachments)
+        return frozenset(attachment.kind for turn in self.turns for attachment in turn.attachments)
 
 
 @dataclass(frozen=True, slots=True)

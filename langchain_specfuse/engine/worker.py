@@ -123,15 +123,15 @@ class JobQueue:
         return batch
 
 
-def can_share_batch(one: QueuedJob, other: QueuedJob) -> bool:
+def can_share_batch(job: QueuedJob, other: QueuedJob) -> bool:
     """Whether two jobs can be in one batch."""
-    if "call" in (one.work, other.work):
+    if "call" in (job.work, other.work):
         return False
     return (
-        one.executor is other.executor
-        and one.work == other.work
+        job.executor is other.executor
+        and job.work == other.work
         # A batch has one time limit, so that no job fails at the limit of another.
-        and one.timeout_s == other.timeout_s
+        and job.timeout_s == other.timeout_s
     )
 
 

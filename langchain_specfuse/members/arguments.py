@@ -61,12 +61,12 @@ def checked(
                 if name not in names:
                     raise _unknown(name, names, owner, removed or {})
             try:
-                given = signature.bind(*args, **kwargs).arguments
+                bound = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
                 wrong = UsageError(f"{owner}: {error}")
                 raise advised(wrong, f"its arguments are {', '.join(names)}") from None
             try:
-                values = validated(**given)
+                values = validated(**bound)
             except ValidationError as error:
                 raise _refusal(error, init, owner) from None
             call(**values)

@@ -64,7 +64,7 @@ def _filled(scripts: Sequence[str] = SCRIPTS, *, connect: str = "'none'", **part
     )
     parts["policy"] = f"{policy}; connect-src {connect}; base-uri 'none'; form-action 'none'"
     parts |= {"style": style, "scripts": "".join(f"<script>{script}</script>\n" for script in code)}
-    return _PLACEHOLDER.sub(lambda found: parts.get(found[1], found[0]), _part("page.html"))
+    return _PLACEHOLDER.sub(lambda match: parts.get(match[1], match[0]), _part("page.html"))
 
 
 def _part(name: str) -> str:

@@ -237,12 +237,12 @@ class LlamaCppCache(Cache):
         """Move all strands into a fresh pool of this many cells."""
         saved = [(strand, self._state_of(strand)) for strand in self.strands]
         names = ("trunks", "branches", "reused", "_read_ahead", "_free")
-        held = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
         for name in names:  # `_open` clears them
-            setattr(self, name, type(held[name])())
+            setattr(self, name, type(values[name])())
         prefixes, self.prefixes.kept = self.prefixes.kept, []
         self._open(cells)
-        vars(self).update(held)
+        vars(self).update(values)
         self.prefixes.kept = prefixes
         for strand, state in saved:
             if state and not self._lib.llama_state_seq_set_data(
@@ -280,7 +280,7 @@ class LlamaCppCache(Cache):
             for owner, row in zip(owners, self._pass(extensions, tokens), strict=True):
                 rows[owner].append(row)
         empty = np.empty((0, self.weights.vocabulary_size), np.float32)
-        return [np.stack(found) if found else empty for found in rows]
+        return [np.stack(logits) if logits else empty for logits in rows]
 
     def _pass_size(self, extensions: Sequence[Extension], left: Sequence[_Token]) -> int:
         """How many of these tokens are read in the next pass."""

@@ -133,8 +133,8 @@ class GgufWeights(Weights):
 
 def _accelerator(source: GgufSource) -> tuple[str, str] | None:
     """The GPU that computes layers of this model. None: the CPU computes all."""
-    found = gpu() if source.n_gpu_layers != 0 else None
-    if found is None and source.n_gpu_layers not in ("auto", 0):
+    device = gpu() if source.n_gpu_layers != 0 else None
+    if device is None and source.n_gpu_layers not in ("auto", 0):
         error = UsageError(
             f"n_gpu_layers={source.n_gpu_layers}, but this build of llama.cpp computes on the CPU "
             "alone"
@@ -143,7 +143,7 @@ def _accelerator(source: GgufSource) -> tuple[str, str] | None:
             error,
             "leave it out, or install a build for your GPU: docs/how-to/choose-an-engine.md",
         )
-    return found
+    return device
 
 
 def _gpu_layers(source: GgufSource, accelerated: bool) -> int:

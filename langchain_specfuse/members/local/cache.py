@@ -476,7 +476,7 @@ class Cache(ABC):
             return False
         self.read([Extension(cut, ids[half:last], 0), Extension(copy, ids[copied:last], 0)])
         logits = self.read([Extension(strand, ids[last:], 1) for strand in strands])
-        rows = [found[-1] for found in logits]
+        rows = [strand_logits[-1] for strand_logits in logits]
         if expected is None:
             expected = rows[0]
         if not all(np.isfinite(row).all() for row in rows):

@@ -185,10 +185,10 @@ class Prefixes:
         if most is None:
             most = self.most
         dropped = []
-        held = self.bytes
-        while self.kept and (held > room or len(self.kept) > most):
+        size = self.bytes
+        while self.kept and (size > room or len(self.kept) > most):
             dropped.append(self.kept.pop(0))
-            held -= dropped[-1].bytes
+            size -= dropped[-1].bytes
         return dropped
 
     def clear(self) -> list[Strand]:

@@ -198,8 +198,8 @@ def _merged(path: Path, rows: Sequence[Sequence[float]]) -> list[float]:
 def _equal_at_end(ids: Sequence[int], other: Sequence[int]) -> int:
     """How many of the last tokens are equal."""
     count = 0
-    for one, two in zip(reversed(ids), reversed(other), strict=False):
-        if one != two:
+    for token, other_token in zip(reversed(ids), reversed(other), strict=False):
+        if token != other_token:
             break
         count += 1
     return count

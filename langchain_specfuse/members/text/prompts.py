@@ -73,12 +73,12 @@ class Prompts:
         end_ids = self.end_ids
         if end_ids and not allows_prose(job.query.constraint):
             end_ids = []
-        found = []
+        candidates = []
         for candidate in job.candidates:
             ids = context.ids(job.answer, candidate.text)
             whole = ids + end_ids if candidate.ended else ids
-            found.append(CandidateTokens(candidate, whole, len(ids)))
-        return found
+            candidates.append(CandidateTokens(candidate, whole, len(ids)))
+        return candidates
 
 
 @dataclass(frozen=True)
