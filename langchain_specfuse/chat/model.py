@@ -113,7 +113,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         if isinstance(profile, _Profile):  # of a copy
             fields = {**fields, "profile": profile.chosen}
         super().__init__(**translated_fields(fields, type(self).model_fields))
-        self._call()  # the rules across fields are those of a call
+        Call.of(self)  # the rules across fields are those of a call
         everybody = self.members + self.verifiers
         if not any(isinstance(member, str | Mapping) for member in everybody):
             self._held = _members.ensemble_for(self.members, self.verifiers)

@@ -29,6 +29,11 @@ def _path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _list(value: Any) -> Any:
+    """A tuple as a list. A set has no order, and an iterator can be read only once."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 class Options(Settings):
     """The fields of the chat model that are not LangChain's."""
 
@@ -110,10 +115,15 @@ class Call(Options):
     regex: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="the whole answer matches this, for example '[0-9]{4}'"
     )
-    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = (
-        Field(
-            default=None, description="the answer is one of these texts, for example ['yes', 'no']"
-        )
+    choice: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            BeforeValidator(_list),
+            Field(strict=True, min_length=1),
+        ]
+        | None
+    ) = Field(
+        default=None, description="the answer is one of these texts, for example ['yes', 'no']"
     )
     grammar: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="the answer follows this grammar, for example 'root ::= \"x\"'"

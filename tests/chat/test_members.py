@@ -220,6 +220,7 @@ def test_a_lead_is_one_of_the_members_that_write(ensemble: Any) -> None:
     with pytest.raises(UsageError, match=r"lead.*ann, bob.*'bo'") as error:
         SpecFuseChatModel(members=members, lead="bo")
     assert error.value.__notes__ == ["-> did you mean 'bob'?"]
+    assert type(error.value) is UsageError  # LangChain's class is for calls
     with pytest.raises(UsageError, match="no member leads"):
         SpecFuseChatModel(members=members, lead="ann", method="specem")
     with pytest.raises(UsageError, match="lead must be one of ann"):

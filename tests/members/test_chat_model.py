@@ -560,6 +560,11 @@ PIXEL = {"type": "image", "base64": "AAAA", "mime_type": "image/png"}
 QUESTION = HumanMessage([{"type": "text", "text": "What colour is it?"}, PIXEL])
 
 
+def test_an_empty_name_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"name.*empty.*''"):
+        ChatModelMember("")
+
+
 def test_images_go_to_all_that_write_and_vote() -> None:
     models = [
         Chooser(script=f"It is {word} in the picture.", asked=[], said=[], closed=[])

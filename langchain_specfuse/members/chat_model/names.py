@@ -53,6 +53,9 @@ def chat_model_named(name: str) -> BaseChatModel:
     except ModuleNotFoundError as error:
         missing = UsageError(f"a member named {name!r} needs langchain and {package}")
         raise advised(missing, f"pip install langchain {package}") from error
+    if not name:  # LangChain would return a model that is chosen in a call
+        empty = UsageError("a chat model's name must not be empty, got ''")
+        raise advised(empty, "for example ChatModelMember('ollama:llama3.2')")
     try:
         return init_chat_model(name)
     except ImportError as error:
