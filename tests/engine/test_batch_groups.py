@@ -108,9 +108,9 @@ def test_the_member_whose_job_fails_fails_alone(worker, trio, error):
     _, a, b, c = trio
     replies = put(worker, (a, "draft", 1), (b, "draft", error), (c, "draft", 3), (a, "draft", 4))
     assert until(lambda: len(replies) == 4)
-    found = {(name, job): reply for name, job, reply in replies}
-    assert found["b", error].cause is error
-    assert (found["a", 1], found["a", 4], found["c", 3]) == ("a1", "a4", "c3")
+    outcomes = {(name, job): reply for name, job, reply in replies}
+    assert outcomes["b", error].cause is error
+    assert (outcomes["a", 1], outcomes["a", 4], outcomes["c", 3]) == ("a1", "a4", "c3")
 
 
 def test_while_a_group_hangs_none_of_its_members_is_called(worker, trio):
@@ -152,7 +152,9 @@ def test_same_answer_in_a_group_whose_first_jobs_are_one_batch_too():
         ScriptedMember(text, name=f"m{k}", device=fresh_device())
         for k, text in enumerate((BLUE, GREY))
     ]
-    truth = "".join(one.text for one in Ensemble(apart).rounds(query(), Settings(segment_tokens=4)))
+    truth = "".join(
+        round.text for round in Ensemble(apart).rounds(query(), Settings(segment_tokens=4))
+    )
     device, group = fresh_device(), Scripts()
     shared = [
         ScriptedMember(text, name=f"m{k}", device=device) for k, text in enumerate((BLUE, GREY))
@@ -161,7 +163,9 @@ def test_same_answer_in_a_group_whose_first_jobs_are_one_batch_too():
         member.batch_group = group
     assert isinstance(group, BatchGroup)
     assert (
-        "".join(one.text for one in Ensemble(shared).rounds(query(), Settings(segment_tokens=4)))
+        "".join(
+            round.text for round in Ensemble(shared).rounds(query(), Settings(segment_tokens=4))
+        )
         == truth
     )
     assert [member.draft_calls for member in shared] == [len(group.batches) // 2] * 2

@@ -70,10 +70,10 @@ def three(device):
 @pytest.mark.parametrize("settings", [SHORT, LED], ids=["equals", "one leads"])
 def test_same_answer_alone_or_in_a_crowd_of_threads_or_tasks(device, settings):
     alone = [facts(three(fresh_device()).rounds(query(str(k)), settings)) for k in range(20)]
-    crowd, found = three(device), {}
+    crowd, answers = three(device), {}
 
     def one(k):
-        found[k] = facts(crowd.rounds(query(str(k)), settings))
+        answers[k] = facts(crowd.rounds(query(str(k)), settings))
 
     threads = [threading.Thread(target=one, args=[k]) for k in range(20)]
     for thread in threads:
@@ -84,7 +84,7 @@ def test_same_answer_alone_or_in_a_crowd_of_threads_or_tasks(device, settings):
     async def all_of_them():
         return await asyncio.gather(*(collected(crowd, query(str(k)), settings) for k in range(20)))
 
-    assert [found[k] for k in range(20)] == alone
+    assert [answers[k] for k in range(20)] == alone
     assert [facts(rounds) for rounds in asyncio.run(all_of_them())] == alone
     assert len({str(rounds) for rounds in alone}) == 20
 

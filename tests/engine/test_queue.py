@@ -19,10 +19,10 @@ def queued(job, member=ONE, wanted=lambda: True, work="draft"):
 
 def batches(queue):
     """All batches, until the queue is empty."""
-    found = []
+    formed = []
     while batch := queue.take():
-        found.append([queued.job for queued in batch])
-    return found
+        formed.append([queued.job for queued in batch])
+    return formed
 
 
 def test_the_oldest_job_goes_first_with_all_that_can_share_its_batch():

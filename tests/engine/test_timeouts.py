@@ -44,7 +44,11 @@ def is_whole(answer):
 
 
 def departures(rounds):
-    return [(gone.member, gone.kind, gone.round) for round in rounds for gone in round.left]
+    return [
+        (departure.member, departure.kind, departure.round)
+        for round in rounds
+        for departure in round.left
+    ]
 
 
 def answer(ensemble, way):
@@ -73,7 +77,7 @@ def release(hung):
 @pytest.mark.parametrize("shared", [True, False], ids=["one device", "three devices"])
 @pytest.mark.parametrize("work", ["draft", "score"])
 def test_a_member_that_exceeds_its_limit_leaves_and_the_others_finish(work, shared):
-    found = []
+    outcomes = []
     for way in ("sync", "async"):
         hung = Gated(GREY, gated_call=2, gated_work=work, name="a")
         rounds = answer(trio(hung, shared), way)
@@ -83,8 +87,8 @@ def test_a_member_that_exceeds_its_limit_leaves_and_the_others_finish(work, shar
         assert is_whole(text(rounds)) and len(rounds) > number
         assert all("a" not in round.weights for round in rounds[number - 1 :])
         release(hung)
-        found.append(facts(rounds))
-    assert found[0] == found[1]
+        outcomes.append(facts(rounds))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_lone_member_that_hangs_is_an_error_and_answers_again_when_it_has_returned(device):

@@ -49,7 +49,7 @@ def test_eval_as_json_compares_the_ensemble_that_is_named(call):
     report = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (code, err) == (FINE, "")
     assert [row["system"] for row in report["rows"]] == ["ann", "bob", "ensemble"]
-    pairs = [(one["system"], one["other"]) for one in report["comparisons"]]
+    pairs = [(comparison["system"], comparison["other"]) for comparison in report["comparisons"]]
     assert pairs == [("ensemble", "ann"), ("ensemble", "bob")]
     assert report["rows"][2]["score"] == report["rows"][1]["score"]
     settings = report["about"]["systems"]["ensemble"]["settings"]
@@ -86,8 +86,8 @@ def test_the_doctor_writes_a_profile_that_a_chat_model_takes(call, tmp_path):
         "doctor", "--prompts", "sums.jsonl", "--checker", "number", "--profile", "p.json", "-q"
     )
     assert code == FINE and "ann leads: alone it is right on 100% of 24 prompts (bob 50%)." in out
-    found = Calibration.load(tmp_path / "p.json")
-    assert (found.lead, found.use, {one.name for one in found.tried}) == (
+    calibration = Calibration.load(tmp_path / "p.json")
+    assert (calibration.lead, calibration.use, {attempt.name for attempt in calibration.tried}) == (
         "ann",
         "alone",
         {"ensemble", "vote", "consensus"},
@@ -126,9 +126,9 @@ def test_doctor_prints_findings_numbers_and_advice(call, tmp_path):
     )
     assert code == FINE, err
     assert "ok    scores: its scores differ" in out and "Advice\n  - " in out and "passes" in out
-    found = json.loads((tmp_path / "here" / "doctor.json").read_text())
-    assert found["verdict"] in ("alone", "cannot tell", "ensemble")
-    assert found["advice"][0] in out
+    saved = json.loads((tmp_path / "here" / "doctor.json").read_text())
+    assert saved["verdict"] in ("alone", "cannot tell", "ensemble")
+    assert saved["advice"][0] in out
 
 
 def test_doctor_has_prompts_of_its_own_and_exits_with_1_when_a_check_fails(call):

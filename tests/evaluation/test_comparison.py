@@ -43,7 +43,7 @@ def paired(chance: random.Random, count: int, win: float, loss: float) -> list[f
 def test_an_interval_contains_the_true_difference(count, win, loss):
     chance = random.Random(7)
     intervals = [interval(paired(chance, count, win, loss)) for _ in range(TRIES)]
-    covered = sum(one.low <= win - loss <= one.high for one in intervals)
+    covered = sum(estimate.low <= win - loss <= estimate.high for estimate in intervals)
     assert covered / TRIES >= 0.94
 
 
@@ -53,7 +53,7 @@ def test_an_interval_of_graded_scores_contains_the_true_difference():
         [chance.betavariate(2, 3) - chance.betavariate(3, 2) for _ in range(40)]
         for _ in range(TRIES)
     ]
-    covered = sum(one.low <= 0.4 - 0.6 <= one.high for one in map(interval, gains))
+    covered = sum(estimate.low <= 0.4 - 0.6 <= estimate.high for estimate in map(interval, gains))
     assert covered / TRIES >= 0.94
 
 
@@ -67,8 +67,10 @@ def test_an_interval_is_no_wider_than_it_must_be_and_equals_are_not_equal_for_ce
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
 def test_an_interval_contains_its_mean_and_stays_on_the_scale(gains):
-    found = interval(gains)
-    assert -1 <= found.low <= found.mean + 1e-12 and found.mean - 1e-12 <= found.high <= 1
+    estimate = interval(gains)
+    assert (
+        -1 <= estimate.low <= estimate.mean + 1e-12 and estimate.mean - 1e-12 <= estimate.high <= 1
+    )
 
 
 def test_fewer_questions_are_needed_where_fewer_differ():

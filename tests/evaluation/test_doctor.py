@@ -22,8 +22,8 @@ from .parts import Confident, Forgetful, Known, Missing, Shifted, knows, sums
 def verdicts(member) -> dict[str, str]:
     """check -> verdict, of one member."""
     probe, finding = load(member)
-    found = [finding, *(examine(member, probe) if probe else ())]
-    return {one.check: one.verdict for one in found}
+    findings = [finding, *(examine(member, probe) if probe else ())]
+    return {result.check: result.verdict for result in findings}
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -56,12 +56,12 @@ def test_tiny_models_are_found_sound(arch):
     tokens)."""
     from tests.members import tiny
 
-    found = verdicts(tiny.member(arch))
-    assert found["seams"] == "good" and found["scores"] in {
+    checks = verdicts(tiny.member(arch))
+    assert checks["seams"] == "good" and checks["scores"] in {
         "good",
         "watch" if arch == "mamba" else "good",
-    }, found
-    assert found["template"] in ("good", "watch")
+    }, checks
+    assert checks["template"] in ("good", "watch")
 
 
 # --- advice ---------------------------------------------------------------------------------------
@@ -75,8 +75,8 @@ def diagnosis(folder, *members, count: int = 60, **options):
         )
 
 
-def rows(found) -> dict[str, float]:
-    return {row.system: row.score for row in found.report.rows}
+def rows(diagnosed) -> dict[str, float]:
+    return {row.system: row.score for row in diagnosed.report.rows}
 
 
 def test_members_that_know_different_things_make_a_good_ensemble(tmp_path):
@@ -84,17 +84,18 @@ def test_members_that_know_different_things_make_a_good_ensemble(tmp_path):
         Confident(name, lambda n, at=at: (n // 2) % 3 == at)
         for at, name in enumerate(("ann", "bob", "cyd"))
     ]
-    found = diagnosis(tmp_path, *members, count=90)
+    diagnosed = diagnosis(tmp_path, *members, count=90)
     assert (
-        rows(found)["vote"] > 0.9 and max(rows(found)[name] for name in ("ann", "bob", "cyd")) < 0.4
+        rows(diagnosed)["vote"] > 0.9
+        and max(rows(diagnosed)[name] for name in ("ann", "bob", "cyd")) < 0.4
     )
     assert (
-        found.verdict == "ensemble"
-        and found.calibration.use == "vote"
-        and not found.calibration.leads
+        diagnosed.verdict == "ensemble"
+        and diagnosed.calibration.use == "vote"
+        and not diagnosed.calibration.leads
     )
-    assert found.advice[-1] == "Use vote: all members voting as equals."
-    (vote,) = [one for one in found.calibration.tried if one.name == "vote"]
+    assert diagnosed.advice[-1] == "Use vote: all members voting as equals."
+    (vote,) = [attempt for attempt in diagnosed.calibration.tried if attempt.name == "vote"]
     assert vote.opened and vote.wins > 50 and vote.losses == 0 and vote.passes > 1
 
 
@@ -103,15 +104,18 @@ def test_one_member_that_knows_everything_leads_and_nothing_is_opened(tmp_path):
     vote."""
     wise = [knows(name, lambda n: True, confidence=0.01) for name in ("ann", "bob")]
     loud = knows("loud", lambda n: n % 16 == 1, confidence=9.0)
-    found = diagnosis(tmp_path, loud, *wise, weighting="equal", reward="wins")
-    assert rows(found)["ann"] == 1.0 and rows(found)["vote"] < 0.2
-    assert found.verdict == "alone" and found.calibration.lead in ("ann", "bob")
-    assert (found.calibration.use, found.calibration.method) == ("alone", {"margin": math.inf})
-    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["calibration"]["method"] == {
-        "margin": "inf"
-    }
-    assert "leads: alone it is right on 100% of 60 prompts (loud 13%, " in found.advice[0]
-    assert "no way to use the others was shown to help" in found.advice[-1]
+    diagnosed = diagnosis(tmp_path, loud, *wise, weighting="equal", reward="wins")
+    assert rows(diagnosed)["ann"] == 1.0 and rows(diagnosed)["vote"] < 0.2
+    assert diagnosed.verdict == "alone" and diagnosed.calibration.lead in ("ann", "bob")
+    assert (diagnosed.calibration.use, diagnosed.calibration.method) == (
+        "alone",
+        {"margin": math.inf},
+    )
+    assert json.loads(json.dumps(diagnosed.as_dict(), allow_nan=False))["calibration"][
+        "method"
+    ] == {"margin": "inf"}
+    assert "leads: alone it is right on 100% of 60 prompts (loud 13%, " in diagnosed.advice[0]
+    assert "no way to use the others was shown to help" in diagnosed.advice[-1]
 
 
 def test_whole_answers_are_tried_where_the_checker_says_what_an_answer_comes_to(tmp_path):
@@ -120,20 +124,22 @@ def test_whole_answers_are_tried_where_the_checker_says_what_an_answer_comes_to(
         knows(name, lambda n, at=at: (n // 2) % 3 != at, 0.1)
         for at, name in enumerate(("ann", "bob", "cyd"))
     ]
-    found = diagnosis(tmp_path, *members, count=90)
+    diagnosed = diagnosis(tmp_path, *members, count=90)
     assert (
-        rows(found)["consensus"] == 1.0
-        and max(rows(found)[name] for name in ("ann", "bob", "cyd")) < 0.7
+        rows(diagnosed)["consensus"] == 1.0
+        and max(rows(diagnosed)[name] for name in ("ann", "bob", "cyd")) < 0.7
     )
-    assert (found.calibration.use, found.calibration.result) == ("consensus", "number")
+    assert (diagnosed.calibration.use, diagnosed.calibration.result) == ("consensus", "number")
 
 
 def test_with_few_prompts_it_cannot_tell_and_says_how_many_would(tmp_path):
-    found = diagnosis(
+    diagnosed = diagnosis(
         tmp_path, knows("ann", lambda n: n % 4 == 1), knows("bob", lambda n: n % 4 == 3), count=20
     )
-    assert found.verdict == "cannot tell"
-    assert "is not clear yet" in found.advice[-1] and "prompts would show" in found.advice[-1]
+    assert diagnosed.verdict == "cannot tell"
+    assert (
+        "is not clear yet" in diagnosed.advice[-1] and "prompts would show" in diagnosed.advice[-1]
+    )
     with pytest.raises(UsageError, match="at least 20 prompts, got 19"):
         diagnosis(tmp_path, knows("ann", lambda n: True), count=19)
 
@@ -144,10 +150,10 @@ def test_with_few_prompts_it_cannot_tell_and_says_how_many_would(tmp_path):
 def test_a_chat_model_does_what_its_calibration_says(tmp_path):
     wise = knows("wise", lambda n: True, confidence=0.01)
     loud = knows("loud", lambda n: n % 16 == 1, confidence=9.0)
-    found = diagnosis(tmp_path, loud, wise)
+    diagnosed = diagnosis(tmp_path, loud, wise)
     file = tmp_path / "profile.json"
-    found.calibration.save(file)
-    assert Calibration.load(file) == found.calibration
+    diagnosed.calibration.save(file)
+    assert Calibration.load(file) == diagnosed.calibration
     llm = SpecFuseChatModel(members=[loud, wise], calibration=str(file))
     assert llm.invoke("2 + 3?").text == wise.answer(Query("q", (Turn("user", "2 + 3?"),)))
     # What is chosen is kept, and one model that is asked instead has no calibration.

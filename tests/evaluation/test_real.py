@@ -19,13 +19,13 @@ def test_the_demo_s_members_are_found_sound_and_evaluated(tmp_path):
     for member in members.values():
         probe, finding = load(member)
         assert finding.verdict == "good" and probe is not None
-        assert [one for one in examine(member, probe) if one.verdict == "bad"] == []
+        assert [finding for finding in examine(member, probe) if finding.verdict == "bad"] == []
     systems = alone_and_together(members, Settings(max_tokens=8))
     plan = Plan(own_task().first(4), systems, members, at_once=4)
     with Results(tmp_path) as results:
-        found = run(plan, results)
-    assert len(found) == 12 and not any(one.error for one in found)
-    assert sum(bool(one.answer.strip()) for one in found) >= 9
-    report = summary(plan, found)
+        answers = run(plan, results)
+    assert len(answers) == 12 and not any(graded.error for graded in answers)
+    assert sum(bool(graded.answer.strip()) for graded in answers) >= 9
+    report = summary(plan, answers)
     assert report.row("ensemble").passes >= report.row("ensemble").tokens > 0
     assert "against SmolLM2-135M alone" in table(report)

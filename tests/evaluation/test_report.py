@@ -24,9 +24,9 @@ def finished(tmp_path_factory):
         knows("bob", lambda n: n % 3 == 0),
         knows("cyd", lambda n: n % 10 != 1, confidence=3.0),
     ]
-    made = plan(sums(folder, 40), members)
+    planned = plan(sums(folder, 40), members)
     with Results(folder) as results:
-        return made, run(made, results)
+        return planned, run(planned, results)
 
 
 def rescored(answers: list[Graded], scores: dict[str, list[float]]) -> list[Graded]:
@@ -54,13 +54,17 @@ def test_the_ensemble_is_compared_with_each_member_alone(finished):
         name: {graded.question: graded.score for graded in finished[1] if graded.system == name}
         for name in ("ann", "bob", "cyd", "ensemble")
     }
-    assert [one.other for one in report.comparisons] == ["ann", "bob", "cyd"]
-    for one in report.comparisons:
-        pairs = [(scores["ensemble"][q], scores[one.other][q]) for q in scores["ensemble"]]
+    assert [comparison.other for comparison in report.comparisons] == ["ann", "bob", "cyd"]
+    for comparison in report.comparisons:
+        pairs = [(scores["ensemble"][q], scores[comparison.other][q]) for q in scores["ensemble"]]
         wins = sum(ours > theirs for ours, theirs in pairs)
         losses = sum(ours < theirs for ours, theirs in pairs)
-        assert (one.wins, one.losses, one.p) == (wins, losses, two_sided(wins, losses))
-        assert one.difference.mean == pytest.approx((wins - losses) / 40)
+        assert (comparison.wins, comparison.losses, comparison.p) == (
+            wins,
+            losses,
+            two_sided(wins, losses),
+        )
+        assert comparison.difference.mean == pytest.approx((wins - losses) / 40)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +84,8 @@ def test_better_is_better_than_each_member(finished, ann, verdict):
 
 
 def test_worse_is_worse_than_one_member_corrected_for_their_number(finished):
-    none, some, more = [0.0] * 40, [1.0] * 6 + [0.0] * 34, [1.0] * 8 + [0.0] * 32
-    scores = {"ann": some, "bob": none, "cyd": none, "ensemble": none}
+    none, six_right, more = [0.0] * 40, [1.0] * 6 + [0.0] * 34, [1.0] * 8 + [0.0] * 32
+    scores = {"ann": six_right, "bob": none, "cyd": none, "ensemble": none}
     report = summary(finished[0], rescored(finished[1], scores))
     # p = 0.031 would do against one member, but there are three
     assert report.comparisons[0].p < 0.05 and report.verdict("ensemble") == "open"
@@ -100,9 +104,9 @@ def test_graded_scores_show_something_only_where_mean_and_most_questions_agree(f
 
 
 def test_failures_and_missing_results_are_reported(finished):
-    some = [graded for graded in finished[1] if graded.system != "bob"][:-3]
-    some[0] = replace(some[0], error="EnsembleError: no", score=0.0)
-    text = table(summary(finished[0], some))
+    kept = [graded for graded in finished[1] if graded.system != "bob"][:-3]
+    kept[0] = replace(kept[0], error="EnsembleError: no", score=0.0)
+    text = table(summary(finished[0], kept))
     assert "1 question failed" in text and "no result yet for 3 questions" in text
     right = table(summary(finished[0], [replace(graded, score=1.0) for graded in finished[1]]))
     assert "do not tell them apart" in right and "do not tell them apart" not in text
@@ -123,9 +127,9 @@ def test_the_table_says_in_words_what_it_shows(finished):
 
 
 def test_a_report_is_plain_json(finished):
-    made, answers = finished
-    single = Plan(made.task, made.systems[:1], made.members)
-    for each in (summary(made, answers), summary(single, answers)):
+    planned, answers = finished
+    single = Plan(planned.task, planned.systems[:1], planned.members)
+    for each in (summary(planned, answers), summary(single, answers)):
         content = json.loads(json.dumps(each.as_dict(), allow_nan=False))
         assert content["rows"][0]["system"] == "ann" and content["about"]["version"]
     assert summary(single, answers).comparisons == ()

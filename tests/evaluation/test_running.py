@@ -30,14 +30,14 @@ def two() -> list[Known]:
 
 
 def test_every_system_answers_every_question_once(tmp_path):
-    made = plan(sums(tmp_path), two())
+    planned = plan(sums(tmp_path), two())
     with Results(tmp_path) as results:
-        answers = run(made, results)
+        answers = run(planned, results)
     assert len(answers) == 90 == len(lines_of(tmp_path))
     assert {(graded.system, graded.question) for graded in answers} == {
         (system, question.id)
         for system in ("ann", "bob", "ensemble")
-        for question in made.task.questions
+        for question in planned.task.questions
     }
     right = {"ann": 0.0, "bob": 0.0, "ensemble": 0.0}
     for graded in answers:
@@ -62,9 +62,9 @@ def test_a_lone_member_is_no_ensemble(tmp_path):
 
 def test_only_what_has_no_result_is_asked(tmp_path):
     members = two()
-    made = plan(sums(tmp_path), members)
+    planned = plan(sums(tmp_path), members)
     with Results(tmp_path) as results:
-        first = run(made, results)
+        first = run(planned, results)
     calls = members[0].draft_calls
     progress = []
 
@@ -72,7 +72,7 @@ def test_only_what_has_no_result_is_asked(tmp_path):
         progress.append((system.name, done, total))
 
     with Results(tmp_path) as results:
-        assert run(made, results, watch=watch) == first
+        assert run(planned, results, watch=watch) == first
         assert members[0].draft_calls == calls
         assert progress == [("ann", 30, 30), ("bob", 30, 30), ("ensemble", 30, 30)]
         run(plan(sums(tmp_path, 31), members[:1]), results)
@@ -85,9 +85,9 @@ def test_only_what_has_no_result_is_asked(tmp_path):
 
 
 def test_each_seed_is_asked_and_the_settings_seed_is_its_beginning(tmp_path):
-    made = plan(sums(tmp_path, 2), two()[:1], seeds=(0, 5))
+    planned = plan(sums(tmp_path, 2), two()[:1], seeds=(0, 5))
     with Results(tmp_path) as results:
-        answers = run(made, results)
+        answers = run(planned, results)
     assert [(graded.question, graded.seed) for graded in answers] == [
         ("1", 0),
         ("2", 0),
@@ -121,14 +121,14 @@ def test_one_failed_question_counts_as_wrong_and_the_others_go_on(tmp_path):
             return super().draft(jobs)
 
     failing = Failing(knows("ann", lambda n: True).answer, name="ann")
-    made = plan(sums(tmp_path, 6), [failing], at_once=1)
+    planned = plan(sums(tmp_path, 6), [failing], at_once=1)
     with Results(tmp_path) as results:
-        answers = run(made, results)
+        answers = run(planned, results)
         failed = [graded for graded in answers if graded.error]
         assert [graded.question for graded in failed] == ["4"] and failed[0].score == 0
         assert "RuntimeError: no" in failed[0].error
         assert sum(graded.score for graded in answers) == 5
-        repaired = replace(made, members={"ann": knows("ann", lambda n: True)})
+        repaired = replace(planned, members={"ann": knows("ann", lambda n: True)})
         assert sum(graded.score for graded in run(repaired, results)) == 6
     assert len(lines_of(tmp_path)) == 7
     # the last line with a key counts

@@ -140,8 +140,8 @@ def test_a_function_may_return_a_number_or_a_dict_with_a_score(file):
     assert from_file(f"{file}:ours")[0](question("yes"), "yes, yes") == Grade(0.5)
     assert from_file(f"{file}:alone")[0](question("yes"), "yes") == Grade(0.3, note="short")
     assert from_file(f"{file}:either")[0](question({"any": ["a", "yes"]}), "yes") == Grade(1.0)
-    one = from_function(lambda answer: numpy.float32(1))(question("x"), "x")
-    assert one == Grade(1.0) and json.dumps(one.score) == "1.0"
+    grade = from_function(lambda answer: numpy.float32(1))(question("x"), "x")
+    assert grade == Grade(1.0) and json.dumps(grade.score) == "1.0"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,9 @@ def test_a_checker_that_raises_ends_the_run_with_the_answer_that_it_raised_on(ta
 def test_a_fingerprint_changes_with_whatever_can_change_a_grade(task_file):
     line = {"input": "a", "reference": "x"}
     lines = [line, line | {"input": "b"}, line | {"reference": "y"}, line | {"choices": ["x", "y"]}]
-    tasks = [jsonl(task_file(one), "exact") for one in lines] + [jsonl(task_file(line), "contains")]
+    tasks = [jsonl(task_file(text), "exact") for text in lines] + [
+        jsonl(task_file(line), "contains")
+    ]
     marks = [task.fingerprint(task.questions[0]) for task in tasks]
     assert (
         len(set(marks)) == 5

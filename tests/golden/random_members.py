@@ -78,7 +78,7 @@ def line_of(data: Mapping[str, Any]) -> str:
     weights = " ".join(f"{name}={weight:.4f}" for name, weight in data["weights"].items())
     parts = [f"{data['winner']}:{data['text']}", f"totals {totals}", f"weights {weights}"]
     parts += [f"{name} loops" for name in data["looped"]]
-    parts += [f"{gone['member']} leaves ({gone['kind']})" for gone in data["left"]]
+    parts += [f"{departure['member']} leaves ({departure['kind']})" for departure in data["left"]]
     if data["finish"]:
         parts.append(f"finish {data['finish']}")
     return " | ".join(parts)

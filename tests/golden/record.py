@@ -324,13 +324,13 @@ def lines_of(value: Any, indent: str = "", before: str = "", after: str = "") ->
     return [*lines, f"{indent}{last}{after}"]
 
 
-def with_recorded_numbers(found: Any, expected: Any) -> Any:
+def with_recorded_numbers(actual: Any, expected: Any) -> Any:
     """``found`` with the recorded numbers in the places where they are nearly equal."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return {key: with_recorded_numbers(item, expected.get(key)) for key, item in found.items()}
-    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        return [with_recorded_numbers(*pair) for pair in zip(found, expected, strict=True)]
-    if isinstance(found, float) and isinstance(expected, float):
-        near = math.isclose(found, expected, rel_tol=NEAR, abs_tol=1e-6)
-        return expected if near else found
-    return found
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        return {key: with_recorded_numbers(item, expected.get(key)) for key, item in actual.items()}
+    if isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
+        return [with_recorded_numbers(*pair) for pair in zip(actual, expected, strict=True)]
+    if isinstance(actual, float) and isinstance(expected, float):
+        near = math.isclose(actual, expected, rel_tol=NEAR, abs_tol=1e-6)
+        return expected if near else actual
+    return actual

@@ -63,9 +63,9 @@ def everything(make: Callable[[], Any], question: Any = QUESTION, **call: Any) -
     return {**every_way(make, question, **call), "runs": traced(make(), question, **call)}
 
 
-def model(made: list[Any], **options: Any) -> SpecFuseChatModel:
+def model(ensemble: list[Any], **options: Any) -> SpecFuseChatModel:
     return SpecFuseChatModel(
-        **{"members": made, "segment_tokens": 4, "trace": "members", "lead": None, **options}
+        **{"members": ensemble, "segment_tokens": 4, "trace": "members", "lead": None, **options}
     )
 
 
@@ -228,11 +228,11 @@ def tool_call() -> dict[str, Any]:
     after = ["It is sunny in Rome, and stays so.", "It is rainy in Rome, and stays so."]
 
     def make() -> Any:
-        made = [
+        writers = [
             ScriptedMember([script, answer], name=name)
             for (name, script), answer in zip(scripts.items(), after, strict=True)
         ]
-        return model(made).bind_tools([WEATHER])
+        return model(writers).bind_tools([WEATHER])
 
     called = AIMessage(
         "", tool_calls=[{"name": "get_weather", "args": {"city": "Rome"}, "id": "x"}]
@@ -243,10 +243,10 @@ def tool_call() -> dict[str, Any]:
 
 def tool_choice() -> dict[str, Any]:
     calls = [ScriptedMember.call("get_weather", city=city) for city in ("Rome", "Bonn")]
-    made = members(ann="\n".join(calls), bob="I will not call.")
-    both = model(made).bind_tools([WEATHER], tool_choice="any", parallel_tool_calls=True)
-    single = model(made).bind_tools([WEATHER], tool_choice="get_weather")
-    prevented = model(made).bind_tools([WEATHER], tool_choice="none")
+    writers = members(ann="\n".join(calls), bob="I will not call.")
+    both = model(writers).bind_tools([WEATHER], tool_choice="any", parallel_tool_calls=True)
+    single = model(writers).bind_tools([WEATHER], tool_choice="get_weather")
+    prevented = model(writers).bind_tools([WEATHER], tool_choice="none")
     return {
         "several": asked(both, QUESTION),
         "one": asked(single, QUESTION),
@@ -271,12 +271,12 @@ def structured_output() -> dict[str, Any]:
 
 
 def other_constraints() -> dict[str, Any]:
-    made = members(ann="Yes, because it is so.", bob="No.")
-    made += members(cem="No.")
+    writers = members(ann="Yes, because it is so.", bob="No.")
+    writers += members(cem="No.")
     return {
-        "choice": asked(model(made), QUESTION, choice=["Yes", "No."]),
-        "regex": asked(model(made), QUESTION, regex="(Yes|No)[,.]"),
-        "grammar": asked(model(made), QUESTION, grammar='root ::= "No" "."'),
+        "choice": asked(model(writers), QUESTION, choice=["Yes", "No."]),
+        "regex": asked(model(writers), QUESTION, regex="(Yes|No)[,.]"),
+        "grammar": asked(model(writers), QUESTION, grammar='root ::= "No" "."'),
     }
 
 
@@ -303,12 +303,12 @@ def whole_answers() -> dict[str, Any]:
         "words": ("one two three", "one two", "four five"),
     }
     records = {}
-    for result, said in texts.items():
-        made = members(**dict(zip(("ann", "bob", "cem"), said, strict=True)))
+    for result, answers in texts.items():
+        writers = members(**dict(zip(("ann", "bob", "cem"), answers, strict=True)))
         options = {"segment": "answer", "result": result}
         if result == "words":
             options["result"] = word_count
-        records[result] = asked(model(made, **options), QUESTION)
+        records[result] = asked(model(writers, **options), QUESTION)
     led = members(ann="It is 41.", bob="It is 42.", cem="It is 43.")
     tie = lambda: model(led, segment="answer", result="number", lead="cem")
     none = model(members(ann="Well.", bob="So."), segment="answer", result="number")
@@ -327,9 +327,9 @@ def word_count(text: str) -> int:
 
 
 def samples() -> dict[str, Any]:
-    made = members(ann="It is 41.", bob="It is 42.", cem="It is 42.")
+    writers = members(ann="It is 41.", bob="It is 42.", cem="It is 42.")
     options = {"segment": "answer", "result": "number", "samples": 3, "temperature": 0.7, "seed": 5}
-    return every_way(lambda: model(made, **options))
+    return every_way(lambda: model(writers, **options))
 
 
 # --- chat models as members -----------------------------------------------------------------------

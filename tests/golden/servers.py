@@ -32,9 +32,9 @@ def served(
     arch, seed, changes = MODELS[engine]
     model, tokenizer = tiny.build(arch, seed, **changes)
     server = FakeServer(engine, model, tokenizer)
-    own = None if lends else tokenizer
+    lent = None if lends else tokenizer
     try:
-        yield server, ServerMember(server.url, tokenizer=own, name=f"m-{engine}", **options)
+        yield server, ServerMember(server.url, tokenizer=lent, name=f"m-{engine}", **options)
     finally:
         server.stop()
 
@@ -89,8 +89,8 @@ def together() -> dict[str, Any]:
     """Three servers vote, also on a draft that a scripted member wrote."""
     with ExitStack() as stack:
         pairs = [stack.enter_context(served(engine)) for engine in MODELS]
-        made = [member for _, member in pairs] + members(ann=BLUE)
-        llm = stack.enter_context(chat_model(*made, max_tokens=15))
+        all_members = [member for _, member in pairs] + members(ann=BLUE)
+        llm = stack.enter_context(chat_model(*all_members, max_tokens=15))
         record = asked(llm, QUESTION)
         return record | {
             "requests": {server.engine: requests(server) for server, _ in pairs},
@@ -120,8 +120,8 @@ def failing() -> dict[str, Any]:
 def chats(kind: str, name: str, path: str) -> dict[str, Any]:
     server = FakeChatServer(kind, Speaker(script=BLUE))
     first = f"{server.url}{path}#{name}"
-    made = [first, *members(bob=WIDE)]
-    llm = SpecFuseChatModel(members=made, segment_tokens=4, lead=None)
+    all_members = [first, *members(bob=WIDE)]
+    llm = SpecFuseChatModel(members=all_members, segment_tokens=4, lead=None)
     try:
         record = asked(llm, "Why is the sky blue?")
         sampled = asked(llm, "Why is the sky blue?", temperature=0.7, seed=3)

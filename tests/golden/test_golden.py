@@ -20,12 +20,12 @@ def parameters() -> list[object]:
 def test_the_answers_are_those_that_were_recorded(name: str) -> None:
     path = path_of(name)
     text = path.read_text(encoding="utf-8")
-    found = plain(scenarios.outcome(name))
-    if found == json.loads(text):
+    outcome = plain(scenarios.outcome(name))
+    if outcome == json.loads(text):
         return
-    found = written(with_recorded_numbers(found, json.loads(text)))
+    outcome = written(with_recorded_numbers(outcome, json.loads(text)))
     diff = difflib.unified_diff(
-        text.splitlines(), found.splitlines(), f"records/{path.name}", "now", lineterm="", n=4
+        text.splitlines(), outcome.splitlines(), f"records/{path.name}", "now", lineterm="", n=4
     )
     if lines := list(diff):
         again = f"If this is intended, record it again: python -m tests.golden {name}"

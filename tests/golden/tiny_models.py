@@ -114,7 +114,7 @@ def one_model_twice() -> dict[str, Any]:
 def without_prefix_cache() -> dict[str, Any]:
     with chat_model(member("llama", prefix_cache=False), member("gemma3")) as llm:
         record = conversation(llm)
-    return {turn: told["message"]["usage_metadata"] for turn, told in record.items()}
+    return {turn: turn_record["message"]["usage_metadata"] for turn, turn_record in record.items()}
 
 
 def many_questions() -> dict[str, Any]:

@@ -66,7 +66,9 @@ class Opened:
         page.on("console", lambda line: self.trouble.append(f"console {line.text}"))
         page.on(
             "request",
-            lambda one: one.url.startswith(server) or self.trouble.append(f"request {one.url}"),
+            lambda request: (
+                request.url.startswith(server) or self.trouble.append(f"request {request.url}")
+            ),
         )
 
     def unfold(self, place: str = "") -> None:
@@ -108,7 +110,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         return pages[-1]
 
     yield open_
-    trouble = [event for one in pages for event in one.trouble]
-    for one in pages:
-        one.page.close()
+    trouble = [event for page in pages for event in page.trouble]
+    for page in pages:
+        page.page.close()
     assert trouble == []
