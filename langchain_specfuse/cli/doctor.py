@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="JSONL with input and reference, 20 lines or more (default: built-in short questions)",
     )
-    parser.add_argument("--checker", metavar="C", help=f"of --prompts: {CHECKERS}")
+    parser.add_argument("--checker", metavar="C", help=f"for --prompts: {CHECKERS}")
     add_allow_code(parser)
     parser.add_argument(
         "--out",

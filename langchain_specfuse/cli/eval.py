@@ -39,9 +39,11 @@ def parser() -> argparse.ArgumentParser:
         f"for example: {PROGRAM} eval questions.jsonl --checker contains --members A B C. {CODES}",
     )
     parser.add_argument(
-        "task", metavar="FILE.jsonl", help="the questions: a line each, with input and reference"
+        "task",
+        metavar="FILE.jsonl",
+        help="the questions, one JSON object per line: input, reference",
     )
-    parser.add_argument("--checker", metavar="C", help=f"{CHECKERS}, for lines that name none")
+    parser.add_argument("--checker", metavar="C", help=f"{CHECKERS}; for lines without one")
     add_allow_code(parser)
     parser.add_argument("--limit", type=whole, metavar="N", help="only the first N questions")
     parser.add_argument(
@@ -49,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="S",
         default=["singles", "ensemble"],
-        help="what answers: singles (each member alone), ensemble (both by default), synthesis "
+        help="what to ask: singles (each member alone), ensemble (both by default), synthesis "
         "(each member alone, then the lead writes one answer from theirs)",
     )
     parser.add_argument(

@@ -153,7 +153,7 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--schema", metavar="FILE", help="JSON that fits the JSON schema in this file"
     )
-    form.add_argument("--regex", metavar="PATTERN", help="a text that this pattern matches whole")
+    form.add_argument("--regex", metavar="PATTERN", help="a text that matches this whole pattern")
     form.add_argument(
         "--choice", action="append", metavar="TEXT", help="one of these texts (repeatable)"
     )

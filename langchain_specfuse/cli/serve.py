@@ -56,10 +56,10 @@ def parser() -> argparse.ArgumentParser:
     port.add_argument(
         "--api-key-env",
         metavar="NAME",
-        help="environment variable with the API keys (commas between)",
+        help="environment variable with the API keys, separated by commas",
     )
     port.add_argument(
-        "--no-page", action="store_true", help="no page at /, where people ask and see the rounds"
+        "--no-page", action="store_true", help="do not serve the page at /, which shows the rounds"
     )
     port.add_argument(
         "--grace",

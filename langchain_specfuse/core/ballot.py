@@ -29,7 +29,7 @@ free, and of the end of the turn."""
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """The outcome: the winner, its segment, and all numbers by the members' names."""
+    """The outcome of a vote: the winner, its segment, and all scores by the members' names."""
 
     winner: str
     authors: tuple[str, ...]
@@ -40,7 +40,7 @@ class Vote:
     totals: Mapping[str, float]
     rewards: Mapping[str, float]
     disputed: bool
-    """False if all drafts coincide: such a round says nothing about any member."""
+    """False if all drafts coincide. Such a round gives no evidence about any member."""
     evidence: Mapping[str, float]
     """With a lead, for each author of another draft: the evidence that its draft is the better
     one."""
@@ -64,7 +64,7 @@ class Ballot:
         # An empty draft that does not end the answer is no proposal.
         proposals = [c for c in self.candidates if c.text or c.ended]
         # Paper: it has no loop guard. Likelihood rewards repetition, and members pick it up from
-        # each other, so a draft that only repeats loses to any draft that goes on.
+        # each other, so a draft that only repeats loses to any draft that does not.
         fresh = [c for c in proposals if not self._loops(c)]
         self.eligible = fresh or proposals or self.candidates
         self.looped = tuple(name for c in proposals if c not in self.eligible for name in c.authors)
@@ -109,7 +109,7 @@ class Ballot:
     ) -> Vote:
         """The outcome of the vote with these readings, by verifier. Drafts that cannot win get 0.
 
-        A total that differs from another only by the order of a float addition is a tie. Ties go to
+        Totals that differ only through the order of floating-point additions are a tie. Ties go to
         the member with more weight, then to the first.
         """
         method = self._method
@@ -174,7 +174,7 @@ class Ballot:
     def _winner_against(
         self, lead: str, evidence: Mapping[str, float], rank: Callable[[str], Any]
     ) -> str:
-        """The rival with most evidence if that exceeds the margin, else the lead."""
+        """The rival with the most evidence if that exceeds the margin, otherwise the lead."""
         margin = math.inf if self._method.margin is None else self._method.margin
         best = max(evidence, key=lambda name: (round(evidence[name], 12), rank(name)), default=lead)
         return best if evidence.get(best, 0.0) > margin else lead
@@ -191,7 +191,7 @@ class Ballot:
         for name in authors:
             draft = self.drafts[name]
             # A draft that the referee cut has no tokens of its own: its author tokenizes the text
-            # like everybody else.
+            # as every other member does.
             if draft.text == first.text and (draft.tokens or not first.text):
                 tokens[name] = draft.tokens
         return Segment(first.text, first.ended, tokens)
@@ -298,7 +298,7 @@ shifts the odds by at most 19 to 1, however sure it is."""
 
 def is_sure(own: Reading, sure: float) -> bool:
     """Whether a member gives each token of its draft at least this probability. One doubtful word
-    is enough to ask the others.
+    is enough for the others to be asked.
 
     >>> (
     ...     is_sure([math.log(0.9), math.log(0.5)], 0.4),
@@ -322,8 +322,8 @@ def log_odds(
     0.25
 
     Each verifier's part is clipped to ±``BOUND``. Otherwise one token that one verifier finds
-    impossible would overrule any number of others. Clipping every observation's log-likelihood
-    ratio is the test that is robust against a share of wrong observations (Huber, 1965).
+    impossible would overrule any number of others. A test that clips the log-likelihood
+    ratio of every observation is robust against a share of wrong observations (Huber, 1965).
 
     >>> impossible = {"a": [-math.inf], "b": [-1.0], "c": [-1.0]}
     >>> round(

@@ -33,8 +33,8 @@ from .rounds import (
 from .values import Ask, Draft, DraftJob, Query, Replies, Reply, Segment
 
 SAMPLED = 0.7
-"""The least temperature of a member's second and further samples: without one they would all be the
-same."""
+"""The least temperature of a member's second and further samples. At temperature 0 they would all
+be the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class Tally:
         return math.fsum(voter.weight for voter in self.groups[result])
 
     def ranked(self) -> list[Hashable]:
-        """The results, the one with most weight first; among equals the one that was found first,
-        which is the lead's if it has one."""
+        """The results, the one with the most weight first. Among equal weights, the one that was
+        found first comes first; this is the lead's, if it has one."""
         return sorted(self.groups, key=lambda result: -round(self.weight(result), 12))
 
     def is_decided(self, more: int = 0) -> bool:
-        """Whether no waiting voter can change the winner, if the next ``more`` voters all return
-        the winner's result."""
+        """Whether no waiting voter can change the winner, provided that the next ``more`` voters
+        all return the winner's result."""
         if not self.waiting:
             return True
         weights = [self.weight(result) for result in self.ranked()] + [0.0, 0.0]
@@ -171,7 +171,7 @@ def _joined(
     this draft, after which its answer is ``after``."""
     text = after.text
     if after.finish == "stop_string":
-        # Whoever agrees on the answer looks for the stop string once more.
+        # `Answer` looks for the stop string once more when the draft is agreed.
         text = before.text + draft.text
     if earlier is None and text == answer.text + draft.text:
         return draft  # with its tokens and log-probabilities

@@ -1,5 +1,5 @@
-"""What a member is: text in, text out, batches in, batches out. Any object that implements this
-protocol can be a member.
+"""The protocol of members. A member takes batches of jobs and returns batches of replies, both as
+text. Any object that implements the protocol can be a member.
 
 What an implementation promises (``tests/members/contract.py`` checks it for every engine):
 
@@ -39,7 +39,7 @@ class Probe:
     max_context: int | None = None
     """Tokens of prompt and answer together; None: unknown."""
     detail: str = ""
-    """Device, dtype, cache and the like, for people."""
+    """Device, dtype, cache and so on, in words for users."""
     calls: CallFormat | None = None
     """How it writes tool calls, if it was trained to; None: in any format that its prompt
     describes."""
@@ -65,7 +65,7 @@ class Member(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique within an ensemble; shown to people."""
+        """Unique within an ensemble; shown to users."""
 
     @property
     def device(self) -> str:
@@ -81,7 +81,7 @@ class Member(Protocol):
         """The log-probabilities of each job's candidates."""
 
     def forget(self, query_id: str) -> None:
-        """This query is over: free everything that is kept for it."""
+        """Free everything that is kept for this query, which is over."""
 
 
 @runtime_checkable

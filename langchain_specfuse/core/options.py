@@ -54,10 +54,10 @@ def refusal(
     what was given.
 
     ``notes`` has all names that are allowed, each with its meaning, which becomes the error's
-    advice. ``name`` is the name of the value if pydantic does not know it. ``expected`` may hold
-    what each value must be, in place of pydantic's words. A ``UsageError`` that a validator raised
-    is returned unchanged. Raise the result ``from None``, because pydantic's error quotes the
-    value, which may be a secret.
+    advice. ``name`` is the name of the value if pydantic does not know it. ``expected`` may
+    describe, by name, what a value must be, in place of pydantic's words. A ``UsageError`` that a
+    validator raised is returned unchanged. Raise the result ``from None``, because pydantic's error
+    quotes the value, which may be a secret.
 
     >>> class Size(BaseModel):
     ...     width: Count
@@ -144,7 +144,7 @@ _REMOVED: Mapping[str, str] = {
 
 class Method(Checked):
     """How drafts become an answer. ``Method()`` is ``"robust"``; :meth:`named` starts from another
-    one.
+    named method.
 
     >>> Method(learning_rate=1.0).score
     'mean_logprob'
@@ -164,7 +164,7 @@ class Method(Checked):
     )
     reward: RewardKind = Field(
         default="margins",
-        description="what a draft earns its author: wins of comparisons by third parties, or "
+        description="what a draft earns its author: wins in comparisons by third parties, or "
         "margins over all verifiers",
     )
     learning_rate: Nonnegative = Field(
@@ -187,7 +187,7 @@ class Method(Checked):
         default=0.5,
         description="a draft replaces the lead's if the verifiers' mean log-probability per token "
         "is higher by more than this (one verifier's difference counts as at most 2.94); "
-        "inf: the lead's draft always stands; none: nobody leads, all vote",
+        "inf: the lead's draft always wins; none: no member leads, all vote",
     )
 
     @model_validator(mode="before")
@@ -302,13 +302,13 @@ class Settings(Checked):
     segment: Literal["draft", "answer"] = Field(
         default="draft",
         description="what is agreed at a time: a draft of segment_tokens, or a whole answer "
-        "(nothing streams)",
+        "(without streaming)",
     )
     result: Annotated[
         str | SkipValidation[Callable[[str], Hashable]] | None, BeforeValidator(_result)
     ] = Field(
         default=None,
-        description="with segment='answer': what answers are compared by: number, choice, json, "
+        description="with segment='answer', how answers are compared: by number, choice, json, "
         "text, or a function of the text (default: by the object, choice or call that was asked "
         "for)",
     )
@@ -344,7 +344,7 @@ class Settings(Checked):
     )
     lead: str | None = Field(
         default="auto",
-        description="the member whose draft stands unless another is better; auto: the one with at "
+        description="the member whose draft wins unless another is better; auto: the one with at "
         "least twice the parameters of every other, if there is one; None: all vote",
     )
     prior: Annotated[dict[str, float] | None, BeforeValidator(_prior)] = Field(

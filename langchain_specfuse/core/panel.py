@@ -47,8 +47,8 @@ class Panel:
     left: tuple[Departure, ...] = ()
     record: Record = Record()
     lead: str | None = None
-    """The member whose draft stands unless another is better; None: all vote as equals. See
-    :mod:`.ballot`."""
+    """The member that leads: its draft wins unless another is better. None: all vote as equals.
+    See :mod:`.ballot`."""
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -90,8 +90,8 @@ class Panel:
 
 
 def normalised(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights that sum to 1, none below the floor. With many members the floor is half of an equal
-    share.
+    """Weights that sum to 1, with none below the floor. With many members, the floor is half of an
+    equal share.
 
     >>> normalised({"a": 3.0, "b": 1.0})
     {'a': 0.75, 'b': 0.25}
@@ -132,7 +132,7 @@ def rewarded(panel: Panel, rewards: Mapping[str, float], eta: float) -> Panel:
     if eta == 0.0 or len(panel.drafters) < 2 or len(set(rewards.values())) < 2:
         return panel
     gains = {name: eta * rewards.get(name, 0.5) for name in panel.weights}
-    # A common factor changes nothing, and keeps a high learning rate finite.
+    # A common factor has no effect on the result, and keeps it finite at a high learning rate.
     highest = max(gains.values())
     weights = {
         name: weight * math.exp(gains[name] - highest) for name, weight in panel.weights.items()
@@ -192,8 +192,7 @@ def keep_probabilities(panel: Panel) -> dict[str, float]:
 
 
 def win_entropy(panel: Panel) -> float:
-    """The entropy of the drafting members' wins, from 0 to 1; every member is given one win in
-    advance."""
+    """The entropy of the drafting members' wins, from 0 to 1. Every member starts with one win."""
     counts = [panel.record.wins.get(name, 0) + 1 for name in panel.drafters]
     whole = sum(counts)
     return -math.fsum(c / whole * math.log(c / whole) for c in counts) / math.log(len(counts))

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 class Referee:
     """The referee of a query without a constraint: everything is legal, nothing is forced.
 
-    In every method ``answer`` is a legal text so far, the beginning of some complete answer.
+    In every method, ``answer`` is a legal text: the beginning of some complete answer.
     """
 
     def legal(self, answer: str, draft: str) -> int:
@@ -40,7 +40,8 @@ class Referee:
         return ()
 
     def same(self, answer: str, draft: str) -> Hashable:
-        """Equal for drafts that mean the same: the text, or the tool calls that it completes."""
+        """A key that is equal for drafts with the same meaning: the text, or the tool calls that it
+        completes."""
         return draft
 
     def prose(self, answer: str) -> int:
@@ -48,7 +49,7 @@ class Referee:
         return len(answer)
 
     def possible_prose(self, answer: str) -> int:
-        """The same, including an end that becomes a call only if the right text follows."""
+        """The length of the free text, including an end that may still turn out to begin a call."""
         return self.prose(answer)
 
 

@@ -1,8 +1,9 @@
 """What a member may reply to a job. Anything else is a failure of that member alone.
 
-The worker checks every reply once, with :func:`checked_reply`, before it reads any field of it: a
-member may be anyone's code and may return anything, even objects that raise when they are touched.
-The loop and the driver rely on that. Fields are checked against their annotations in ``values``.
+The worker checks every reply once, with :func:`checked_reply`, before it reads any field of it.
+Anyone can write a member, so a reply may be anything, even an object that raises when it is
+touched. The loop and the driver rely on this check. Fields are checked against their annotations in
+``values``.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def checked_reply(job: DraftJob | ScoreJob, reply: Any) -> Reply | PrefillPendin
 
 def _wrong(job: DraftJob | ScoreJob, reply: Any) -> Failure | None:
     """The reason why this is not a valid reply to this job; None if it is valid."""
-    # The class and not isinstance, which asks the object what it is.
+    # `type`, because `isinstance` would ask the object itself.
     if issubclass(type(reply), PrefillPending):
         return _wrong_pending(job, reply)
     if issubclass(type(reply), Failure):
@@ -147,7 +148,7 @@ def _wrong_field(reply: Any, kind: type) -> Failure | None:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is a string that can be encoded; one with half a surrogate pair cannot."""
+    """Whether it is a string that can be encoded. A string with half a surrogate pair cannot be."""
     if not isinstance(value, str):
         return False
     try:

@@ -108,4 +108,4 @@ RESULTS: Mapping[str, Result] = {
     "json": json_in,
     "text": plain_text,
 }
-"""The values of the option ``result``; any function of the answer's text will do as well."""
+"""The values of the option ``result``, which also accepts any function of the answer's text."""

@@ -63,7 +63,8 @@ class RoundData:
     lead: str
     evidence: Mapping[str, float]
     late: Mapping[str, Sequence[str]]
-    """Always empty: a late member leaves. Traces of older versions have members that were late."""
+    """Always empty, because a late member leaves. Traces of older versions may list late
+    members."""
     refusals: Mapping[str, str]
     left: Sequence[Mapping[str, Any]]
     samples: Mapping[str, str]
@@ -161,8 +162,8 @@ class Round:
         return max(others, key=lambda name: self.totals.get(name, 0.0), default=None)
 
     def _content(self, name: str) -> tuple[str, bool]:
-        """What distinguishes drafts. Authors of the winning segment may have spelled the same call
-        differently."""
+        """A key that distinguishes drafts. The authors of the winning segment share one key,
+        because they may have spelled the same call differently."""
         draft = self.drafts[self.winner if name in self.authors else name]
         return draft.text, draft.ended
 

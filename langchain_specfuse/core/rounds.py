@@ -1,9 +1,9 @@
 """The loop. Read this file first: several members write one answer, segment by segment.
 
-The loop is one generator and does no work itself. It yields an :class:`.Ask` (which member should
-do what), is sent the replies, and yields a frozen :class:`.Round` when a segment is agreed. So the
-same code serves threads, asyncio and tests, without torch, devices, timeouts or LangChain.
-``engine.drive`` runs it.
+The loop is a generator that does no work itself. It yields an :class:`.Ask` (which member should do
+what), receives the replies through ``send``, and yields a frozen :class:`.Round` when a segment is
+agreed. Therefore the same code serves threads, asyncio and tests, without torch, devices, timeouts
+or LangChain. ``engine.drive`` runs it.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ def call_for_drafts(
 
 
 def is_agreed_alone(panel: Panel, method: Method, reply: Reply, answer: Answer) -> bool:
-    """Whether the lead's draft is agreed without asking any other member: it is sure of it, or no
-    evidence would be enough."""
+    """Whether the lead's draft is agreed without asking any other member, because the lead is sure
+    of it or because no evidence would be enough."""
     if panel.lead is None or not isinstance(reply, Draft):
         return False
     if method.margin == math.inf:
@@ -167,8 +167,8 @@ def is_agreed_alone(panel: Panel, method: Method, reply: Reply, answer: Answer) 
 
 
 def is_at_limits(replies: Replies) -> bool:
-    """Whether nobody can go on because contexts are full or the budget is spent. Members that
-    refused may be among them."""
+    """Whether no member can continue because contexts are full or the budget is spent. Members
+    that refused may be among them."""
     kinds = {reply.kind if isinstance(reply, Failure) else "" for reply in replies.values()}
     limits = {"overflow", BUDGET}
     return bool(kinds & limits) and kinds <= {*limits, REFUSAL}
@@ -189,7 +189,7 @@ def refused_round(
     clock: Clock,
 ) -> Round:
     """The last round of an answer that ends in a refusal: the lead's refusal, or that of the member
-    with most weight."""
+    with the most weight."""
     weights = panel.weights
 
     def rank(name: str) -> tuple[bool, float]:
@@ -306,8 +306,8 @@ def member_error(gone: Departure) -> MemberError:
 
 @dataclass(slots=True)
 class Budget:
-    """What an answer may cost (``max_calls`` and ``max_cost``, on members that are billed), and
-    what it has cost.
+    """What an answer may cost in requests to billed members (``max_calls`` and ``max_cost``), and
+    what it has cost so far.
 
     Once a bound is reached, jobs say ``new_requests=False``. A member that would need a new request
     refuses such a job: it leaves if the job was a draft, and only misses the vote if it was a

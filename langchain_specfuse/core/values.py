@@ -183,7 +183,7 @@ class Effort:
 
     @property
     def estimated(self) -> bool:
-        """Whether ``input_tokens`` and ``output_tokens`` contain an estimate.
+        """Whether ``input_tokens`` and ``output_tokens`` include an estimate.
 
         >>> guess = Effort(requests=1, input_tokens=9, estimated_requests=1)
         >>> correction = Effort(input_tokens=2, output_tokens=5, estimated_requests=-1)
@@ -225,8 +225,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """How does the answer continue? Carries everything needed to redo it; caches only make it
-    faster."""
+    """How does the answer continue? The job contains everything that is needed to repeat it; caches
+    only make it faster."""
 
     query: Query
     answer: tuple[Segment, ...]
@@ -279,7 +279,7 @@ class Scored:
 
 
 BUDGET = "budget"
-"""Not the member's fault: the answer's budget is spent."""
+"""Not a failure of the member: the answer's budget is spent."""
 REFUSAL = "refusal"
 """Not a failure: the member refuses to write (the message is its refusal). It has no draft in this
 round, but stays in the answer."""
@@ -314,7 +314,7 @@ class Failure:
             kind = kind if kind in KINDS else "error"
             message = message or (f"{name}: {error}" if str(error) else name)
             return cls(kind, message, error)
-        except BaseException:  # it is code of others, and cannot even be described
+        except BaseException:  # the exception comes from other code, and its own `__str__` raises
             return cls("error", f"{name}, which cannot be described")
 
 

@@ -104,9 +104,9 @@ def confidences(
     >>> {name: round(c, 3) for name, c in confidences("confidence", "mean_logprob", scores).items()}
     {'a': 0.697, 'b': 0.104}
 
-    Paper: there a verifier's votes count by its weight alone. A member that knows the answer
-    strongly prefers it, but members that do not know it strongly prefer their own drafts too, and
-    there are more of those (docs/log.md).
+    Paper: a verifier's votes count by its weight alone. A member that knows the answer strongly
+    prefers it, but members that do not know it strongly prefer their own drafts too, and there are
+    more of those (docs/log.md).
     """
     if kind == "equal":
         return dict.fromkeys(scores, 1.0)

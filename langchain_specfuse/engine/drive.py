@@ -29,8 +29,8 @@ from .worker import QueuedJob, forked, refuse_fork, worker_for
 log = logging.getLogger("langchain_specfuse")
 
 HINT_S = 1.0
-"""The wait that a refused call is advised per answer ahead of it: a fixed guess, as answers differ
-in length."""
+"""How long a refused call is advised to wait for each answer ahead of it. This is a fixed guess,
+because answers differ in length."""
 
 
 # --- when an answer may begin ---------------------------------------------------------------------
@@ -50,13 +50,14 @@ class Admission:
     served."""
 
     def __init__(self) -> None:
-        # Re-entrant, because a finalizer that cancels an answer may be called anywhere, also in
-        # here.
+        # Re-entrant, because a finalizer that cancels an answer may be called anywhere, even
+        # while this lock is held.
         self._lock = threading.RLock()
         self._under_way: set[Hashable] = set()
         self._waiting: list[_Entry] = []
         self._admitted: list[_Entry] = []
-        """Counted as under way, but not started yet: others may arrive while one is started."""
+        """Answers that count as under way but have not been started: several may arrive while one
+        is being started."""
         self._starting = False
 
     @property
@@ -85,7 +86,7 @@ class Admission:
         self._start_admitted()
 
     def leave(self, key: Hashable) -> None:
-        """Note that an answer is over, or that nobody waits for it any more."""
+        """Note that an answer is over, or that its caller no longer waits for it."""
         with self._lock:
             self._waiting = [entry for entry in self._waiting if entry.key != key]
             self._admitted = [entry for entry in self._admitted if entry.key != key]
@@ -105,7 +106,7 @@ class Admission:
         ends immediately makes room for another."""
         while True:
             is_starter = False
-            try:  # begins before the flag is set, so that an interrupt anywhere takes it back
+            try:  # begins before the flag is set, so that an interrupt at any point resets the flag
                 with self._lock:
                     if self._starting or not self._admitted:
                         return
@@ -155,14 +156,15 @@ class Run:
         self._sink = sink
         self._over = False
         self._asked: dict[tuple[str, str], None] = {}
-        """(member, query id) of every job: what members may keep something for."""
+        """(member, query id) of every job: the queries for which members may keep something."""
 
     def start(self) -> None:
         """Begin, now or when it is this answer's turn."""
         self._admission.enter(self, self._settings, self._begin)
 
     def cancel(self) -> None:
-        """Drop all later replies and free every member's caches. Harmless when the run is over."""
+        """Drop all later replies and free every member's caches. Has no effect if the run is
+        over."""
         if self._over:
             return
         self._over = True
@@ -190,7 +192,7 @@ class Run:
             self._ask(item)
         except StopIteration:
             self._end(None)
-        except BaseException as error:  # whatever it is belongs to the caller, not to the worker
+        except BaseException as error:  # any exception is the caller's to handle, not the worker's
             self._end(error)
 
     def _ask(self, ask: Ask) -> None:
@@ -240,7 +242,8 @@ class Run:
             try:
                 # Through the queue, or it would race with the batch that is running.
                 worker_for(member.device).call(member, partial(member.forget, query_id))
-            except Exception:  # a member is code of others; the others forget all the same
+            except Exception:
+                # a member may raise anything; the other members must still forget the answer
                 log.exception("%s cannot forget an answer that is over", name)
 
 

@@ -114,8 +114,8 @@ class Ensemble:
         """The panel with which an answer begins. ``kinds``: what the conversation holds besides
         text.
 
-        A verifier that cannot read all of it has no vote: it would prefer what sounds likely
-        without it.
+        A verifier that cannot read all of it has no vote, because it would prefer the draft that
+        sounds more likely without it.
         """
         blind = [name for name, probe in probes.items() if not kinds <= set(probe.takes)]
         unable = [name for name in blind if name in self.drafting]
@@ -134,8 +134,8 @@ class Ensemble:
         return Panel.of(panelists, settings.prior, self.lead(probes, settings))
 
     def lead(self, probes: Mapping[str, Probe], settings: Settings) -> str | None:
-        """The member that leads: the one that is named; with ``"auto"`` the one that is much the
-        largest, if any."""
+        """The member that leads: the named one or, with ``"auto"``, the one that is by far the
+        largest, if there is one."""
         sizes = {name: probe.size for name, probe in probes.items() if name in self.drafting}
         lead = settings.lead
         if settings.method.margin is None or len(sizes) < 2:
@@ -144,7 +144,7 @@ class Ensemble:
             lead = largest(sizes)
             if lead is None and settings.method.margin == math.inf:
                 error = UsageError(
-                    "margin=inf: the lead's draft always stands, but no member is named as the lead"
+                    "margin=inf: the lead's draft always wins, but no member is named as the lead"
                 )
                 raise advised(error, f"name one with lead=: {', '.join(sizes)}")
         elif lead is not None and lead not in sizes:
@@ -189,7 +189,7 @@ class Ensemble:
 
 
 def _probe_of(member: Member) -> Probe:
-    """What the member reports of itself. A member may be code of others and report anything."""
+    """What the member reports about itself. Anyone can write a member, so the report is checked."""
     probe = member.probe()
     if issubclass(type(probe), Probe):
         return probe

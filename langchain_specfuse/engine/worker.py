@@ -1,10 +1,10 @@
 """A worker: the queue and the thread of one device. Members on one device take turns here.
 
-Who shares a batch? :meth:`JobQueue.take` picks the oldest job in the queue and every other job
-that :func:`can_share_batch` allows beside it: the same member, or members that share weights; the
-same kind of work; the same time limit. Nothing waits for a batch to fill: the jobs that arrive
-while one batch runs form the next. How many of a batch go into one forward pass is the member's
-decision.
+:meth:`JobQueue.take` forms a batch from the oldest job in the queue and every other job that
+:func:`can_share_batch` allows with it: jobs of the same kind and with the same time limit, for the
+same member or for members that share weights. The worker does not wait for a batch to fill: the
+jobs that arrive while one batch runs form the next. The member decides how many jobs of a batch go
+into one forward pass.
 
 Between batches, long prompts are read in chunks (:class:`PrefillQueue`). A member that exceeds its
 time limit keeps its thread, and a new thread serves the other members (:class:`Overdue`). Replies
@@ -70,7 +70,7 @@ class QueuedJob:
     def __post_init__(self) -> None:
         try:
             group = getattr(self.member, "batch_group", None)
-        except BaseException:  # a member may be anyone's code, and this may run in any thread
+        except BaseException:  # a member may raise anything, and this may run in any thread
             group = None
         object.__setattr__(self, "executor", self.member if group is None else group)
 
@@ -209,9 +209,9 @@ class Worker:
         self.device = device
         self._queue = JobQueue()
         self._prefill = PrefillQueue()
-        # Re-entrant, because a finalizer that cancels a run may be called anywhere, also here. A
-        # separate lock, because an interrupt while a condition is left would never give that lock
-        # back.
+        # Re-entrant, because a finalizer that cancels a run may be called anywhere, even here. It
+        # is separate from the condition, because an interrupt while the condition is being left
+        # would never release the condition's own lock.
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
@@ -274,7 +274,8 @@ class Worker:
             while batch := self._next_batch():
                 try:
                     self._run(batch)
-                except BaseException as error:  # one batch must not end the thread of the others
+                except BaseException as error:
+                    # a failed batch must not end the thread that computes the others
                     self._fail(batch, error)
         finally:
             self._replace_ended_thread()
@@ -385,8 +386,8 @@ class Worker:
         """Whether the batch has to wait, because its member is still in a call that exceeded its
         time limit.
 
-        The time for which that call has lasted counts towards the limit of the batch: no job waits
-        twice for the same call, and none fails at the limit of another.
+        The time that the call has already taken counts towards the limit of the batch, so no job
+        waits twice for the same call, and none fails at the limit of another.
         """
         first = batch[0]
         with self._lock:

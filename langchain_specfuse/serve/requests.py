@@ -77,7 +77,7 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
         default=2 * 1024 * 1024, strict=True, ge=1, description="largest request body"
     )
     timeout: float = Field(
-        default=300.0, gt=0, allow_inf_nan=False, description="seconds for an answer with its wait"
+        default=300.0, gt=0, allow_inf_nan=False, description="seconds for an answer and its wait"
     )
 
 
