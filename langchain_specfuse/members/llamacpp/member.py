@@ -10,7 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ..arguments import checked
-from ..local.member import REMOVED, LocalMember, MemberSettings, PrefixCache, ThinkingTokens
+from ..local.member import (
+    REMOVED,
+    LocalMember,
+    MemberSettings,
+    PrefixCache,
+    RepetitionPenalty,
+    ThinkingTokens,
+)
 from .model import GgufSource, GgufWeights, load
 
 
@@ -34,7 +41,7 @@ class LlamaCppMember(LocalMember):
     ``cache_type``
         How keys and values are kept: ``"f16"``, or ``"q8_0"`` or ``"q4_0"`` for half and a quarter
         of the memory.
-    ``chat_template``, ``chat_template_kwargs``, ``system_prompt``
+    ``chat_template``, ``chat_template_kwargs``, ``system_prompt``, ``repetition_penalty``
         As those of :class:`.TransformersMember`; so are ``thinking_tokens`` and ``prefix_cache``.
 
     It uses ``$OMP_NUM_THREADS`` threads or, if that is not set, at most one for each core: while it
@@ -56,11 +63,16 @@ class LlamaCppMember(LocalMember):
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         system_prompt: str | None = None,
+        repetition_penalty: RepetitionPenalty = None,
         thinking_tokens: ThinkingTokens = 1024,
         prefix_cache: PrefixCache = True,
     ) -> None:
         settings = MemberSettings(
-            chat_template, dict(chat_template_kwargs or {}), system_prompt, thinking_tokens
+            chat_template,
+            dict(chat_template_kwargs or {}),
+            system_prompt,
+            repetition_penalty,
+            thinking_tokens,
         )
         super().__init__(
             GgufSource(os.fspath(model), n_gpu_layers, cache_type),

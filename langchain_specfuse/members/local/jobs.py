@@ -115,7 +115,7 @@ class OpenJob:
         budget, limit = member.settings.thinking_tokens, self._limit
         if limit is not None:
             budget = min(budget, (limit - len(prompt)) // 2)
-        sampling = Sampling(repetition_penalty=self.cache.weights.repetition_penalty)
+        sampling = Sampling(repetition_penalty=self._own_penalty)
         return Thought(self.key, prompt, budget, words, prompts.stops, sampling, marks)
 
     def forget_query(self) -> None:
@@ -160,12 +160,21 @@ class OpenJob:
     def _limit(self) -> int | None:
         return self.cache.weights.context_limit
 
+    @property
+    def _own_penalty(self) -> float | None:
+        """The member's repetition penalty; if it has none, that of the model's generation
+        config."""
+        own = self.member.settings.repetition_penalty
+        if own is not None:
+            return own
+        return getattr(self.cache.weights.generation_config, "repetition_penalty", None)
+
     # --- drafts -----------------------------------------------------------------------------------
 
     def begin_draft(self) -> OpenDraft:
         assert isinstance(self.job, DraftJob)
-        job, prompts, weights = self.job, self.prompts, self.cache.weights
-        penalty = job.sampling.repetition_penalty or weights.repetition_penalty
+        job, prompts = self.job, self.prompts
+        penalty = job.sampling.repetition_penalty or self._own_penalty
         room = job.max_tokens
         if self._limit is not None:
             room = min(room, self._limit - len(self.context))

@@ -39,16 +39,15 @@ _PROCESS = ("cache", "states", "_prompts", "_vocabulary", "_in_memory", "_device
 """Attributes that stay in this process."""
 
 ThinkingTokens: TypeAlias = Annotated[int, Field(ge=0, description="0 switches reasoning off")]
+RepetitionPenalty: TypeAlias = (
+    Annotated[float, Field(gt=0, allow_inf_nan=False, description="1.1, for example")] | None
+)
 PrefixCache: TypeAlias = (
     bool | Annotated[int, Field(ge=0, description="a number of bytes; leave it out for the usual")]
 )
 REMOVED = {
     "seed": (
         "pass seed= to the call; equal members draft alike, and samples= gives several answers"
-    ),
-    "repetition_penalty": (
-        "pass repetition_penalty= to the chat model or to the call; the model's own generation "
-        "config stays in force"
     ),
 }
 """Arguments that earlier versions had, and what to do instead."""
@@ -61,6 +60,8 @@ class MemberSettings:
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     system_prompt: str | None = None
+    repetition_penalty: float | None = None
+    """None: that of the model's own generation config."""
     thinking_tokens: int = 1024
 
     def __repr__(self) -> str:
@@ -70,8 +71,8 @@ class MemberSettings:
 class LocalMember(ABC):
     """One LLM in this process.
 
-    Members of one model that differ in ``adapter``, ``system_prompt`` or ``chat_template`` share
-    its weights. A subclass says how the weights are loaded.
+    Members of one model that differ in ``adapter``, ``system_prompt``, ``chat_template`` or
+    ``repetition_penalty`` share its weights. A subclass says how the weights are loaded.
     """
 
     usual_source: ClassVar[Mapping[str, Any]] = {}

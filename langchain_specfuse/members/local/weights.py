@@ -77,11 +77,6 @@ class Weights(ABC):
         """The longest text that the model can read, in tokens. None: unknown."""
 
     @property
-    def repetition_penalty(self) -> float | None:
-        """The penalty of the model's own generation config."""
-        return getattr(self.generation_config, "repetition_penalty", None)
-
-    @property
     @abstractmethod
     def parameters(self) -> int:
         """The model's number of parameters."""

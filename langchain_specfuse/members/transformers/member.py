@@ -10,7 +10,14 @@ import torch
 
 from ...errors import UsageError, advised
 from ..arguments import checked
-from ..local.member import REMOVED, LocalMember, MemberSettings, PrefixCache, ThinkingTokens
+from ..local.member import (
+    REMOVED,
+    LocalMember,
+    MemberSettings,
+    PrefixCache,
+    RepetitionPenalty,
+    ThinkingTokens,
+)
 from .model import Source, TransformersWeights, in_memory, load
 
 _RESERVED = {
@@ -49,16 +56,20 @@ class TransformersMember(LocalMember):
         template.
     ``system_prompt``
         Takes the place of the conversation's system messages.
+    ``repetition_penalty``
+        Above 1, tokens that occurred become less probable (default: as the model's generation
+        config says). A base model that repeats itself needs one of its own; a call's takes its
+        place.
     ``thinking_tokens``
         A reasoning model thinks before its first word, for at most this many tokens (0: never).
     ``prefix_cache``
         Bytes that what was read for earlier queries may take. True: a third of the cache; False:
         nothing is kept.
 
-    Members of one model that differ in ``adapter``, ``system_prompt`` or ``chat_template`` share
-    the weights. Equal members draft alike, also at a temperature above 0: ``samples=`` of the chat
-    model gives several answers. Texts are read one after the other: for many questions at once, a
-    server or a ``.gguf`` file is faster.
+    Members of one model that differ in ``adapter``, ``system_prompt``, ``chat_template`` or
+    ``repetition_penalty`` share the weights. Equal members draft alike, also at a temperature above
+    0: ``samples=`` of the chat model gives several answers. Texts are read one after the other: for
+    many questions at once, a server or a ``.gguf`` file is faster.
     """
 
     usual_source: ClassVar[Mapping[str, Any]] = {**vars(Source("")), "dtype": None}
@@ -83,6 +94,7 @@ class TransformersMember(LocalMember):
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         system_prompt: str | None = None,
+        repetition_penalty: RepetitionPenalty = None,
         thinking_tokens: ThinkingTokens = 1024,
         prefix_cache: PrefixCache = True,
     ) -> None:
@@ -90,7 +102,11 @@ class TransformersMember(LocalMember):
         _refuse_tokenizer(model, tokenizer, is_named)
         label = os.fspath(model) if is_named else type(model).__name__
         settings = MemberSettings(
-            chat_template, dict(chat_template_kwargs or {}), system_prompt, thinking_tokens
+            chat_template,
+            dict(chat_template_kwargs or {}),
+            system_prompt,
+            repetition_penalty,
+            thinking_tokens,
         )
         super().__init__(
             Source(label, dtype, device, _checked_kwargs(model_kwargs)),

@@ -168,7 +168,6 @@ def test_the_environment_bounds_the_number_of_threads(tiny_llama, monkeypatch):
     [
         ("threads", "OMP_NUM_THREADS"),
         ("seed", "samples="),
-        ("repetition_penalty", "repetition_penalty="),
     ],
 )
 def test_an_argument_of_earlier_versions_says_what_to_do(name, advice):

@@ -88,7 +88,6 @@ def test_typos_and_arguments_of_the_member_are_refused_in_model_kwargs(folder):
     ("name", "advice"),
     [
         ("seed", "samples="),
-        ("repetition_penalty", "repetition_penalty="),
         ("revision", "model_kwargs={'revision': ...}"),
         ("trust_remote_code", "model_kwargs={'trust_remote_code': True}"),
     ],
