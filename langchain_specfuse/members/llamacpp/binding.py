@@ -11,7 +11,7 @@ import ctypes
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import (
     POINTER,
@@ -97,34 +97,6 @@ class Batch(Structure):
         ("sequences", POINTER(POINTER(c_int32))),
         ("has_logits", POINTER(c_int8)),
     )
-
-    @classmethod
-    def of(
-        cls,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[int],
-        has_logits: Sequence[bool],
-    ) -> Batch:
-        """``has_logits``: whether the logits after the token are needed."""
-        size = len(tokens)
-        ints = c_int32 * size
-        numbers = ints(*sequences)
-        base, step = ctypes.addressof(numbers), ctypes.sizeof(c_int32)
-        lists = (POINTER(c_int32) * size)(
-            *[ctypes.cast(base + at * step, POINTER(c_int32)) for at in range(size)]
-        )
-        batch = cls(
-            size,
-            ints(*tokens),
-            None,
-            ints(*positions),
-            ints(*[1] * size),
-            lists,
-            (c_int8 * size)(*has_logits),
-        )
-        batch.numbers = numbers  # the lists point there
-        return batch
 
 
 FUNCTIONS: dict[str, tuple[Any, ...]] = {

@@ -16,6 +16,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from ctypes import POINTER, c_int8, c_int32
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -300,7 +301,7 @@ class LlamaCppCache(Cache):
             positions.append(len(strand.ids))
             strand.ids.append(token.token)
         has_row = [_has_row(extensions, token) for token in tokens]
-        batch = Batch.of(
+        batch = _batch(
             [token.token for token in tokens],
             positions,
             [strand.state for strand in strands],
@@ -373,3 +374,31 @@ class LlamaCppCache(Cache):
 def _has_row(extensions: Sequence[Extension], token: _Token) -> bool:
     """Whether the logits after this token are asked for."""
     return token.following < extensions[token.extension].rows
+
+
+def _batch(
+    tokens: Sequence[int],
+    positions: Sequence[int],
+    sequences: Sequence[int],
+    has_logits: Sequence[bool],
+) -> Batch:
+    """Tokens of several sequences for one call of llama.cpp. ``has_logits``: whether the logits
+    after the token are needed."""
+    size = len(tokens)
+    ints = c_int32 * size
+    numbers = ints(*sequences)
+    base, step = ctypes.addressof(numbers), ctypes.sizeof(c_int32)
+    lists = (POINTER(c_int32) * size)(
+        *[ctypes.cast(base + at * step, POINTER(c_int32)) for at in range(size)]
+    )
+    batch = Batch(
+        size,
+        ints(*tokens),
+        None,
+        ints(*positions),
+        ints(*[1] * size),
+        lists,
+        (c_int8 * size)(*has_logits),
+    )
+    batch.numbers = numbers  # the lists point there
+    return batch

@@ -7,7 +7,7 @@ import ctypes
 import os
 import threading
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -49,6 +49,8 @@ class LoraAdapter:
 class GgufWeights(Weights):
     """A model, its tokenizer and its adapters."""
 
+    at_work = staticmethod(nullcontext)
+
     def __init__(self, source: GgufSource) -> None:
         super().__init__()
         self.source = source
@@ -72,9 +74,6 @@ class GgufWeights(Weights):
         self.generation_config = self.tokenizer  # it knows the tokens that end a turn
         self.vocabulary_size = len(self.tokenizer)
         self._adapters: dict[str, LoraAdapter] = {}
-
-    def at_work(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     @property
     def parameters(self) -> int:

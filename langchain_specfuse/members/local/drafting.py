@@ -290,7 +290,9 @@ def _add_token(
     """Sample the next token of each of these."""
     rows = np.stack([logits[draft.key] for draft in drafts])
     how = [_sampling(draft) for draft in drafts]
-    tokens = sample(masked(rows, masks), how, [draft.ids for draft in drafts])
+    is_masked = any(mask is not None for mask in masks)
+    legal = masked(rows, masks) if is_masked else rows
+    tokens = sample(legal, how, [draft.ids for draft in drafts])
     for draft, token, logprob in zip(drafts, tokens, logprobs_of(rows, tokens), strict=True):
         # not a view of ``rows``, which would keep all of them in memory
         draft.take(token, logprob, logits[draft.key])

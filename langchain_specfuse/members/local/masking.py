@@ -137,8 +137,6 @@ def cut_in_structure(text: str, ends: Sequence[int], limit: int) -> int:
 def masked(rows: Logits, masks: Sequence[Any]) -> Logits:
     """The logits with illegal tokens at minus infinity; rows without a mask are left as they
     are."""
-    if all(mask is None for mask in masks):
-        return rows
     rows = rows.copy()
     for row, mask in zip(rows, masks, strict=True):
         if mask is not None:

@@ -26,9 +26,8 @@ from ..files import preview, reasons
 from ..text.prompts import Context, Prompts
 from ..text.templates import Template, end_of_turn, stop_ids
 from ..text.words import Words
-from .batch import lose
+from .batch import Job, QueryState, lose
 from .cache import Cache
-from .jobs import Job, QueryState
 from .strands import SequenceKey
 from .weights import Weights
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...core.values import CallFormat, Tool, ToolCall, Turn
+from ...core.values import CallFormat, Tool, ToolCall
 from ...errors import MemberError
 from .thinking import Marks
 from .tools import arguments_of
@@ -85,7 +85,7 @@ def _called(way: str, count: int = 1) -> Message:
 
 def _results(count: int = 1) -> list[Message]:
     return [
-        message(Turn("tool", RESULT, name=NAME, call_id=f"call{k:05}"), "dict")
+        {"role": "tool", "content": RESULT, "name": NAME, "tool_call_id": f"call{k:05}"}
         for k in range(count)
     ]
 
@@ -167,17 +167,7 @@ def marks_of(render: Render) -> Marks | None:
     return Marks(open, close, none if none.strip() else open + close)
 
 
-# --- messages as templates want them --------------------------------------------------------------
-
-
-def message(turn: Turn, way: str) -> Message:
-    """A turn as chat templates want it. ``way``: ``dict`` or ``text``, as in ``Native.calls``."""
-    data: Message = {"role": turn.role, "content": turn.text}
-    if turn.calls:
-        data["tool_calls"] = [call_data(call, way) for call in turn.calls]
-    if turn.role == "tool":
-        data |= {"name": turn.name, "tool_call_id": plain_id(turn.call_id)}
-    return data
+# --- tools and calls as templates want them -------------------------------------------------------
 
 
 def tool_data(tool: Tool) -> dict[str, Any]:

@@ -23,9 +23,10 @@ from .native import (
     Message,
     Native,
     attempt,
+    call_data,
     marks_of,
-    message,
     native_of,
+    plain_id,
     tool_data,
 )
 from .thinking import TAGS, Marks
@@ -315,9 +316,7 @@ class Template:
         if tools:
             more["tools"] = [tool_data(tool) for tool in tools]
         try:
-            messages = [
-                message(turn, self.native.calls if turn.calls else "dict") for turn in turns
-            ]
+            messages = [self._message(turn) for turn in turns]
             return self.render(messages, add_generation_prompt=True, **more)
         except MemberError:  # a server could not be reached: the template has refused nothing
             raise
@@ -328,6 +327,15 @@ class Template:
                 refused,
                 "most templates expect user and assistant to alternate, the user first",
             ) from error
+
+    def _message(self, turn: Turn) -> Message:
+        """The turn as the template wants it."""
+        data: Message = {"role": turn.role, "content": turn.text}
+        if turn.calls:
+            data["tool_calls"] = [call_data(call, self.native.calls) for call in turn.calls]
+        if turn.role == "tool":
+            data |= {"name": turn.name, "tool_call_id": plain_id(turn.call_id)}
+        return data
 
     @cached_property
     def _knows_system(self) -> bool:
