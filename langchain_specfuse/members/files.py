@@ -1,10 +1,10 @@
 """Reads from a model's files, before it is loaded, the length of its context and whether it
 reasons.
 
-Reads the header of a ``.gguf`` file, or the JSON files of a folder or of a hub id in the local
-cache. Reads no weights, asks no network and imports no engine. Not used: transformers' AutoConfig,
-which takes seconds to import torch, and the reader of the package gguf, which makes an array of
-every token's text.
+It reads the header of a ``.gguf`` file, or the JSON files of a folder or of a hub id in the local
+cache. It reads no weights, uses no network and imports no engine. Two libraries were considered and
+are not used: transformers' AutoConfig takes seconds to import torch, and the reader of the package
+gguf makes an array of every token's text.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ order."""
 
 
 def preview(arguments: Mapping[str, Any]) -> Probe | None:
-    """The properties of a member with these arguments, as far as its files tell; None if they do
-    not tell the length of its context."""
+    """The properties of a member with these arguments that its files contain; None if they do not
+    contain the length of its context."""
     model = arguments["model"]
     try:
         read = _of_gguf if model.lower().endswith(".gguf") else _of_folder
@@ -154,7 +154,9 @@ def _of_gguf(arguments: Mapping[str, Any]) -> tuple[int | None, Any]:
 
 @lru_cache(maxsize=64)
 def _read_gguf(path: Path, _changed: int) -> tuple[int | None, Any]:
-    """A large vocabulary takes a tenth of a second, and chat models can be made for every call."""
+    """The context length and the chat template of a GGUF file. Cached, because a large
+    vocabulary takes a tenth of a second to read, and a program may make a chat model for every
+    call."""
     with path.open("rb") as file:
         metadata = gguf_metadata(file)
     return gguf_length(metadata.get), metadata.get("tokenizer.chat_template")

@@ -1,7 +1,7 @@
-"""RayMember: any member behind an actor of a Ray cluster: placed by resources, and restarted when
-it dies.
+"""RayMember: any member, run by an actor of a Ray cluster. Ray places the actor by its resources
+and restarts it when it dies.
 
-A job holds everything that a reply depends on, so each process gives the same reply to it. Nothing
+A job contains everything that its reply depends on, so every process gives the same reply. Nothing
 is loaded in this process.
 """
 
@@ -31,11 +31,12 @@ log = logging.getLogger("langchain_specfuse")
 PLACEMENT = ("cluster", "num_cpus", "num_gpus", "resources")
 """The arguments that say where a member works."""
 ATTEMPTS = 3
-"""A job fails when its process has died this often while it was under way. The last time each job
-is sent alone, so that a job that kills its process does not make others fail."""
+"""A job fails after its process has died this many times during the job. For the last attempt, each
+job is sent alone, so that a job that kills its process does not make others fail."""
 CONNECT_S, PLACING_S, RESTART_S, PAUSE_S = 5.0, 120.0, 60.0, 0.05
-"""Limits: to reach the cluster (Ray would try for minutes), to find a place, to be back after a
-death (after that jobs fail at once until a process is back); and the pause between two looks."""
+"""Time limits for reaching the cluster (Ray would try for minutes), for finding a place, and for
+the restart of a dead process (after which jobs fail immediately until a process is back); and the
+pause between two checks."""
 Amount = Annotated[float, Field(ge=0)]
 _CONNECTING = threading.Lock()
 
@@ -49,10 +50,10 @@ class RayMember:
     RayMember(ScriptedMember(name='ann'), cluster='auto')
 
     ``member`` is any member that has not been loaded; the actor loads it. ``cluster`` is ``"auto"``
-    (the one that ``RAY_ADDRESS`` names or that runs on this machine) or an address,
-    ``"10.0.0.1:6379"``; a process that is connected already stays so. The actor takes ``num_cpus``,
-    ``num_gpus`` (default: one if the cluster has any; ``0.5`` lets two members share one) and
-    ``resources`` of one node.
+    (the one that ``RAY_ADDRESS`` names or that runs on this machine) or an address such as
+    ``"10.0.0.1:6379"``. A process that is already connected to a cluster uses that cluster. The
+    actor takes ``num_cpus``, ``num_gpus`` (default: one if the cluster has any; ``0.5`` lets two
+    members share one) and ``resources`` of one node.
     """
 
     @checked()
@@ -304,8 +305,8 @@ class _Process:
 
 
 class _Actor:
-    """What Ray runs: a member that loads when it is first asked, also in a process that replaces a
-    dead one."""
+    """What Ray runs: a member that loads at its first job, also in a process that replaces a dead
+    one."""
 
     def __init__(self, member: Any) -> None:
         self._member = member
@@ -347,8 +348,8 @@ def _ray() -> Any:
 
 
 def _connected(cluster: str, name: str) -> Any:
-    """Ray, with this process as part of the cluster. Called under a lock: Ray must not be connected
-    twice at once."""
+    """Ray, with this process connected to the cluster. Call it under a lock, because two threads
+    must not connect at the same time."""
     ray = _ray()
     address = os.environ.get("RAY_ADDRESS", "auto") if cluster == "auto" else cluster
     if ray.is_initialized():
@@ -386,7 +387,7 @@ def _fits(needed: Mapping[str, float], node: Mapping[str, float]) -> bool:
 
 
 def _shown(amounts: Mapping[str, float]) -> str:
-    """Resources for people, without those that Ray adds itself."""
+    """Resources in words, without those that Ray adds itself."""
     shown = []
     for name, count in sorted(amounts.items()):
         if count > 0 and not re.search("memory|node:", name):

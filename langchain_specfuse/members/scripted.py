@@ -1,7 +1,8 @@
-"""ScriptedMember: a member that writes what its script says. Deterministic, instant, no torch.
+"""ScriptedMember: a deterministic member that writes what its script says, instantly and without
+torch.
 
-For tests of your own chains, for docs, and for looking at the method itself. Its tokens are words
-with the white space before them; its log-probabilities come from how well a text agrees with its
+Use it to test your own chains, in documentation, and to explore the method itself. Its tokens are
+words with the white space before them. Its log-probabilities show how well a text agrees with its
 script.
 """
 
@@ -70,15 +71,15 @@ class ScriptedMember:
     last one is used again. A dict is written as JSON, an ``AIMessage`` as its text and its calls;
     :meth:`call` writes a call, and :meth:`refusal` refuses.
 
-    It continues at the place that the agreed answer has reached in words: after four agreed words
-    it proposes its fifth and following ones. Under a constraint, where an agreed text may end
-    inside a word, it continues there, as long as the text is its own. A script that the constraint
-    does not allow is cut where it breaks it, and the logger ``langchain_specfuse`` warns.
+    It continues from the agreed answer, counted in words: after four agreed words it drafts from
+    its fifth word on. Under a constraint an agreed text may end inside a word; if the text is its
+    own, it continues inside that word. A script that the constraint does not allow is cut where it
+    breaks the constraint, and the logger ``langchain_specfuse`` warns.
 
-    ``confidence`` scales its log-probabilities (0: sure of itself, 1: as above, more: unsure).
-    ``fails_in`` is the number of a draft call (from 1) in which it raises ``error``; ``draft_only``
-    takes its vote away. It fails where prompt and answer together have more than ``max_context``
-    words.
+    ``confidence`` scales its log-probabilities: at 0 it is sure of every word, and above 1 it is
+    less sure than by default. ``fails_in`` is the number of a draft call (from 1) in which it
+    raises ``error``; ``draft_only`` takes its vote away. It fails if prompt and answer together
+    have more than ``max_context`` words.
     """
 
     @checked()
@@ -124,8 +125,8 @@ class ScriptedMember:
 
     @staticmethod
     def call(tool: str, /, **arguments: Any) -> str:
-        """A script that calls this tool. Several calls at once are several of these, joined by a
-        new line.
+        """A script that calls this tool. For several calls at once, join several of these with a
+        line break.
 
         >>> print(ScriptedMember.call("get_weather", city="Rome"))
         <tool_call>
@@ -320,8 +321,8 @@ def _text_for(query: Query, line: Line) -> str:
 
 
 def _text_of(value: Any) -> str | None:
-    """A text as it is, a dict as JSON, a message's text and calls as a member writes them; None for
-    all else.
+    """The text of an answer: a text itself, a dict as JSON, or a message's text and calls as a
+    member writes them; None for any other value.
 
     >>> _text_of({"city": "Köln"})
     '{"city": "Köln"}'

@@ -53,7 +53,7 @@ def _reply(job: _Job, work: Callable[[_Job], Any]) -> Any:
         return Failure.of(error, str(error))
     except Exception as error:  # another program may send anything
         return Failure("error", f"unexpected reply: {shown(error)}", error)
-    except BaseException as error:  # it may raise anything too; the other jobs continue
+    except BaseException as error:  # any other exception: the other jobs continue
         return Failure.of(error)
 
 

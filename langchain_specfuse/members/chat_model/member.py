@@ -4,7 +4,9 @@ A draft is read from the model's own stream, which stays open: as long as this m
 chosen, its next draft is the next part of that stream. A member that writes alone, or leads and is
 not corrected, therefore gives its own answer in one request. When another draft is chosen, the
 stream is cancelled, and a new one continues the chosen text; a short trial finds out how this model
-does so. It votes by ballot: it sees the drafts under letters, in two orders.
+continues a text. The member votes by ballot: it sees the drafts, labelled with letters, in two
+orders.
+
 Paper: members vote by likelihood alone; hosted models do not report the likelihood of a given text.
 """
 
@@ -164,8 +166,9 @@ class ChatModelMember:
         """Query id -> its refusals to draft, by sampling. These drafts are not requested again."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Its arguments, and how its model continues a text, without open streams. A model that was
-        named is created again from its name, because most providers' objects cannot be pickled."""
+        """Its arguments, and how its model continues a text, but no open streams. A model that was
+        given by name is created again from its name, because most providers' objects cannot be
+        pickled."""
         state = vars(self) | {"_streams": {}, "_unreported": Effort()}
         return state if self._model_name is None else state | {"model": None}
 
@@ -179,7 +182,7 @@ class ChatModelMember:
         return copy.copy(self)
 
     is_hosted = True
-    """What it reads and writes is part of an answer's cost."""
+    """Whether what it reads and writes is part of an answer's cost."""
 
     @property
     def device(self) -> str:
@@ -444,7 +447,8 @@ class ChatModelMember:
         return Scored(scores, replace(self._priced(effort), seconds=seconds, began=began))
 
     def _ballot_messages(self, job: ScoreJob, order: Sequence[int]) -> list[BaseMessage]:
-        """The ballot: the conversation, the answer so far, and the drafts under letters."""
+        """The ballot: the conversation, the answer so far, and the drafts, labelled with
+        letters."""
         turns = "\n\n".join(f"{turn.role}: {turn.text}" for turn in job.query.turns)
         attachments = [part for turn in job.query.turns for part in turn.attachments]
         drafts = "\n".join(

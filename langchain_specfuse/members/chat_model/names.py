@@ -1,4 +1,5 @@
-"""Chat models by name: made from one, named in answers, and told apart in caches."""
+"""Names of chat models: create a model from a name, name a model in answers, and distinguish models
+in caches."""
 
 from __future__ import annotations
 

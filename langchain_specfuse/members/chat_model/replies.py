@@ -42,18 +42,18 @@ class Reply:
         self._model = model
         self._limit = thinking_tokens
         self._thought_size = 0
-        """In words; a chunk without text counts as one."""
+        """The length of the reply in words. A chunk without text counts as one word."""
         self._begun = False
-        """Whether the text has begun, before which a thought may stand."""
+        """Whether the text has begun. Reasoning may come before it."""
         self._held = ""
-        """Text that may belong to a thought."""
+        """Text that may belong to the reasoning."""
         self._finish = ""
         self._refusal = ""
 
     def parts(
         self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
     ) -> Iterator[StreamPart]:
-        """Ask, and read the stream. The last part says how the reply ended."""
+        """Send the request and read the stream. The last part says how the reply ended."""
         # Some chat models, such as ChatOllama, know a setting only as their own field.
         fields = type(self._model).model_fields
         own = {name: value for name, value in options.items() if name in fields}
@@ -100,7 +100,7 @@ class Reply:
         return StreamPart(text, thought, usage=counts, least=_least_of(chunk.response_metadata))
 
     def _split(self, text: str, thought: str) -> tuple[str, str]:
-        """Text and thought of a chunk before the text has begun."""
+        """The text and the reasoning of a chunk before the text has begun."""
         size = len(words_of(text + thought))
         self._held += text
         tagged, text = split_thought(self._held) or ("", "")

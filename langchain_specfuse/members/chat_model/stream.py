@@ -57,14 +57,13 @@ class OpenStream:
 
     @property
     def words(self) -> int:
-        """The number of words that were read, with those of thoughts."""
+        """The number of words that were read, including those of the reasoning."""
         return len(words_of(self._raw)) + self._thought_words
 
     # --- reading ----------------------------------------------------------------------------------
 
     def agrees_with(self, answer: str) -> bool:
-        """Whether the model has written this answer, or the beginning of more that starts with it.
-        Reads on where that is still open."""
+        """Whether the model's text begins with this answer. Reads on while that is undecided."""
         if not answer.startswith(self.before):
             return False
         agreed = answer[len(self.before) :]
@@ -110,7 +109,7 @@ class OpenStream:
         return min((least for end, least in self._least if start < end <= stop), default=None)
 
     def close(self) -> None:
-        """Cancel the reply: text that was not sent need not be paid for."""
+        """Cancel the reply, because text that is not sent is not billed."""
         try:
             self.parts.close()  # type: ignore[attr-defined]
         except ValueError:  # another thread is reading it, and finds out by itself

@@ -1,5 +1,5 @@
-"""A member on a server that only chats, through a LangChain chat model: Ollama by its own API,
-others by OpenAI's."""
+"""Makes a LangChain chat model for a server that only chats: Ollama is asked through its own API,
+any other server through OpenAI's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ LIBRARY = "library"
 
 
 def chat_model_of(client: Client, model: str, owner: str) -> Any:
-    """A chat model that asks this server, with the client's key, authorities and time limit."""
+    """A chat model for this server, with the client's key, certificate authorities and time
+    limit."""
     address = client.address
-    # a seed, so that answers at a temperature above 0 are repeatable too
+    # a seed makes answers at a temperature above 0 repeatable, too
     common: dict[str, Any] = {"model": model, "temperature": 0.0, "seed": 0}
     try:
         if owner == LIBRARY or is_ollama(client):

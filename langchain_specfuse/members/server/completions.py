@@ -1,10 +1,10 @@
 """OpenAI's completions with ``echo``, for any engine whose ``/v1/completions`` returns
 log-probabilities of the prompt, such as Fireworks, Together, SGLang, and gateways in front of vLLM.
 
-The server's tokenizer must be known here. A prompt is sent as token ids or, to servers that refuse
-these, as the text that their tokenizer splits into the same ids. Whether the numbers are right is
-found by trying, as for every engine. (lm-eval's ``local-completions`` asks in the same way, but for
-one continuation of one prompt, not for paths of tokens.)
+The model's tokenizer must be available in this process. A prompt is sent as token ids or, to
+servers that refuse these, as the text that their tokenizer splits into the same ids. As for every
+engine, a trial finds out whether the log-probabilities are right. (lm-eval's ``local-completions``
+sends the same kind of request, but for one continuation of one prompt, not for paths of tokens.)
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Completions(Dialect):
         size = len(ids)
         if ended and ids and ids[-1] in self.stops:
             size -= 1
-        # The numbers may be those of other tokens of the same text, and lack the token that ended
-        # the turn.
+        # The log-probabilities may belong to other tokens of the same text, and may lack the token
+        # that ended the turn.
         if not exact or len(reply.logprobs) != size + ended:
             return Drawn(tuple(ids[:size]), None, ended)
         logprobs = self.logprobs(reply.logprobs, size + ended)
@@ -167,7 +167,8 @@ class Completions(Dialect):
         """The choices of a reply in order. Raises unless there are ``count`` whole ones."""
         choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
         for choice in choices:
-            # An engine that was stopped or had no room says so only here: the rest looks whole.
+            # Only this field shows that an engine was stopped or had no room: the rest looks
+            # complete.
             reason = choice.get("finish_reason")
             if reason in ("abort", "error", "content_filter"):
                 raise MemberError(f"{self.model} broke off ({reason})", member=self.model)
@@ -186,8 +187,8 @@ def _prompts_of(path: Path, stops: Sequence[int]) -> list[list[int]]:
 
 
 def _merged(path: Path, rows: Sequence[Sequence[float]]) -> list[float]:
-    """The numbers of a path from those of its prompts: the turn ends by any of their last
-    tokens."""
+    """The log-probabilities of a path from those of its prompts. The turn may end with any of their
+    last tokens."""
     size = len(path.new)
     numbers = list(rows[0][:size])
     if path.ended:

@@ -1,5 +1,5 @@
-"""What a member asks of an engine on a server, in token ids. ``vllm``, ``llamacpp`` and
-``completions`` implement it."""
+"""The requests that a member sends to an engine on a server, in token ids. ``vllm``, ``llamacpp``
+and ``completions`` implement them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Drawn:
     tokens: tuple[int, ...]
     """Without the one that ended the turn."""
     logprobs: tuple[float, ...] | None
-    """The model's own; None where the engine reports others (after a mask, a temperature or a
-    penalty)."""
+    """The model's own log-probabilities; None if the engine reports others (after a mask, a
+    temperature or a penalty)."""
     ended: bool = False
     ended_by: float = 0.0
     """The log-probability of the end of the turn."""
@@ -64,7 +64,7 @@ ends."""
 
 
 class Dialect(ABC):
-    """How to ask one kind of engine."""
+    """The requests of one kind of engine."""
 
     name: str
 
@@ -72,7 +72,7 @@ class Dialect(ABC):
         self.client = client
         self.model = model
         self.stops: Sequence[int] = ()
-        """The tokens that end a turn. Set, like ``words``, once there is a tokenizer."""
+        """The tokens that end a turn. They are set, like ``words``, when the tokenizer is known."""
         self.words: Words
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Dialect(ABC):
         return None
 
     def forget(self, key: str) -> None:
-        """The query is over."""
+        """Forget this query, which is over."""
         return
 
     # --- checks of replies ------------------------------------------------------------------------
@@ -122,8 +122,8 @@ class Dialect(ABC):
         return tuple(min(0.0, float(value)) for value in values)
 
     def check_same(self, returned: Sequence[int], asked: Sequence[int]) -> None:
-        """Raise unless the reply is about the tokens that were asked for. Some servers ignore
-        fields that they do not know."""
+        """Raise unless the reply is about the requested tokens. Some servers ignore fields that
+        they do not know."""
         if list(returned) != list(asked):
             message = (
                 f"{self.model} was asked about the tokens {list(asked)[:8]} and returned "

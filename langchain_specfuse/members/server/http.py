@@ -31,12 +31,12 @@ log = logging.getLogger("langchain_specfuse")
 RETRIES = 3
 """How often a request is sent again."""
 RETRIED = (429, 500, 502, 503, 504)
-"""Statuses that may be over in a moment."""
+"""Statuses of errors that may be temporary."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 CONNECT_S = 5.0
 MOST_BYTES = 1 << 27
-"""A longer reply is refused. The longest that is requested, the numbers of a whole vocabulary,
-takes a tenth of it."""
+"""A longer reply is refused. The longest requested reply, the log-probabilities of a whole
+vocabulary, takes a tenth of it."""
 
 
 class RefusedError(MemberError):
@@ -69,12 +69,12 @@ class Address:
 
     url: str
     api_key_env: str = "SPECFUSE_API_KEY"
-    """The environment variable with the key; without it no key is sent."""
+    """The environment variable with the key. If it is not set, no key is sent."""
     timeout_s: float = 60.0
-    """For one request with all its retries."""
+    """The time limit of one request with all its retries."""
     verify: bool | str = True
-    """TLS: True checks the certificate, a path names the authorities to trust, False checks
-    nothing."""
+    """For TLS: True checks the certificate, a path names the authorities to trust, and False turns
+    the check off."""
 
     @property
     def api(self) -> str:
@@ -95,7 +95,7 @@ class Client:
         self.address = address
         self.member = member
         self.broken = False
-        """Whether a connection was refused or cut: another server may be there now."""
+        """Whether a connection was refused or cut. Another server may have taken its place."""
         self._closed = False
         self._key = _key_in(address.api_key_env)
         remember({"api_key": self._key})
@@ -121,7 +121,7 @@ class Client:
             ) from error
 
     def close(self) -> None:
-        """Requests under way fail."""
+        """Close all connections. Requests under way fail."""
         self._closed = True
         for stream in list(self._streams):
             try:
@@ -287,7 +287,8 @@ class Client:
 
 def _key_in(variable: str) -> str:
     """The key in this environment variable, if a header can hold it."""
-    key = os.environ.get(variable, "").strip()  # one that was read from a file ends with a new line
+    # a key that was read from a file ends with a line break
+    key = os.environ.get(variable, "").strip()
     secret = key.removeprefix("Basic ").removeprefix("Bearer ")
     if not key.isascii() or not key.isprintable() or " " in secret:
         error = UsageError(
@@ -319,7 +320,7 @@ def _trusted(verify: bool | str) -> bool | ssl.SSLContext:
 
 
 def _retry_after(outcome: HttpReply | httpx2.TransportError) -> float:
-    """How long the server asks to be left alone, within bounds."""
+    """How long the server asks clients to wait, within bounds."""
     if not isinstance(outcome, HttpReply):
         return 0.0
     try:

@@ -1,11 +1,11 @@
-"""llama.cpp's ``llama-server``: token ids in and out of its own ``/completion``; scores by a
-grammar of token ids.
+"""llama.cpp's ``llama-server``. Its own ``/completion`` takes and returns token ids; scores come
+from a grammar of token ids.
 
-Such a grammar leaves one token at each place, so these are drawn, with the probabilities that they
-had before the grammar. (A grammar of text would split words into other tokens; ``echo`` is ignored
-there.) A token that holds only part of a character breaks such a grammar, and no number is reported
-for it: a path with one is scored token by token. All requests of a query go to its own slot, whose
-cache has the context already.
+Such a grammar allows a single token at each place, so the server draws these tokens and reports the
+probabilities that they had before the grammar. (A grammar of text would split words into other
+tokens, and the server ignores ``echo``.) A token that holds only part of a character breaks such a
+grammar, and the server reports no log-probability for it, so a path with such a token is scored
+token by token. All requests of a query go to its own slot, whose cache already has the context.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .http import Client, RefusedError
 from .tokenizers import RemoteTokenizer
 
 MOST_LIKELY = 40
-"""Where several tokens can end a turn, those among this many likely ones are counted."""
+"""If several tokens can end a turn, those among this many of the most likely tokens are counted."""
 WIDE, WHOLE = 1000, 10**6
-"""How many likely tokens are searched for one that is not reported otherwise; ``WHOLE`` means
-all."""
+"""Among how many of the most likely tokens to search for one that is not reported otherwise;
+``WHOLE`` means all."""
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "mirostat": 0, "dynatemp_range": 0.0}
 """A server may have been started with others."""
 FORCE = 1000.0
-"""A bias that forces a token. Reported numbers are those before it."""
+"""A bias that forces a token. The server reports log-probabilities from before the bias."""
 
 
 class LlamaCpp(Dialect):
@@ -43,8 +43,8 @@ class LlamaCpp(Dialect):
         super().__init__(client, model)
         self._props = client.get("/props")
         self._begin = ""
-        """What it puts before a text that it tokenizes, and removes from what its template
-        writes."""
+        """The tokens that it puts before a text that it tokenizes, and removes from what its
+        template writes."""
         self._slots = Slots(int(self._props.get("total_slots") or 1))
 
     def limit(self) -> int | None:
@@ -73,7 +73,7 @@ class LlamaCpp(Dialect):
         size = len(ids)
         if ids and reply.get("stop_type") == "eos":
             size -= 1
-        # The engine does not know all tokens that end a turn: it may have gone on after one.
+        # The engine does not know all tokens that end a turn: it may have continued after one.
         size = next((at for at, token in enumerate(ids) if token in self.stops), size)
         ended = size < len(ids)
         cached = cached_tokens((reply.get("timings") or {}).get("cache_n"), len(draw.ids))
@@ -90,8 +90,8 @@ class LlamaCpp(Dialect):
         self._slots.forget(key)
 
     def _by_grammar(self, key: str, path: Path) -> list[float]:
-        """The numbers of one path. After a grammar's last token only the end of the turn may
-        come."""
+        """The log-probabilities of one path. After a grammar's last token, only the end of the turn
+        may follow."""
         count = len(path.new) + path.ended
         if not count:
             return []
@@ -114,7 +114,7 @@ class LlamaCpp(Dialect):
         return numbers
 
     def _one_by_one(self, key: str, path: Path) -> list[float]:
-        """The numbers of one path, each by a request of its own."""
+        """The log-probabilities of one path, with one request for each."""
         numbers = [
             self._one(key, path.ids[:at], path.ids[at]) for at in range(path.start, len(path.ids))
         ]
@@ -123,8 +123,8 @@ class LlamaCpp(Dialect):
         return numbers
 
     def _one(self, key: str, ids: Sequence[int], token: int) -> float:
-        """One token's number: reported when the token is forced, or else among the likely tokens
-        beside another that is forced."""
+        """One token's log-probability. The server reports it when the token is forced or, failing
+        that, among the likely tokens when another token is forced."""
         for forced, count in ((token, 1), (self.stops[0], WIDE), (self.stops[0], WHOLE)):
             fields = {"logit_bias": [[forced, FORCE]], "n_probs": count, "temperature": 0.0}
             rows = self._complete(key, ids, 1, fields).get("completion_probabilities") or []
@@ -185,7 +185,7 @@ class LlamaCpp(Dialect):
 
 
 class Slots:
-    """Which of the engine's slots has which query's context. May be used from several threads.
+    """Records which of the engine's slots has which query's context. Several threads may use it.
 
     >>> slots = Slots(2)
     >>> slots.of("a"), slots.of("b"), slots.of("a"), slots.of("c")
@@ -198,8 +198,8 @@ class Slots:
         self._lock = threading.Lock()
 
     def of(self, key: str) -> int:
-        """The query's slot. A new query gets the slot with the fewest others, of these the one that
-        was idle for longest."""
+        """The query's slot. A new query gets the slot with the fewest other queries and, among
+        those, the one that has been idle longest."""
         with self._lock:
             slot = min(self._keys, key=lambda slot: len(self._keys[slot]))
             for other, keys in self._keys.items():
@@ -234,7 +234,7 @@ def _sampling(draw: Draw) -> dict[str, Any]:
 
 
 def _guided(constraint: Constraint | None) -> dict[str, Any]:
-    """llama.cpp's fields for guided decoding; it has none for patterns."""
+    """llama.cpp's fields for guided decoding. It has no field for patterns."""
     if constraint is None or constraint.kind == "regex":
         return {}
     if constraint.kind == "choice":

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("langchain_specfuse")
 
 DIALECTS: Mapping[str, type[Dialect]] = {"vllm": VLLM, "llamacpp": LlamaCpp}
-"""``owned_by`` in a server's list of models -> how to ask this engine."""
+"""``owned_by`` in a server's list of models -> the dialect of this engine."""
 NOT_UNDERSTOOD = (400, 404, 405, 422)
 """Statuses of a request that the server does not know or cannot read."""
 _CONNECTION = ("_client", "_session", "_chat", "_ready")
@@ -74,13 +74,13 @@ class ServerMember:
 
     - ``model`` may be left out if the server has only one.
     - ``tokenizer`` is a local folder or hub id (or a tokenizer of transformers) with the model's
-      own tokenizer: then text becomes tokens here. Without it the server is asked.
+      own tokenizer, which then runs in this process. Without it, the server tokenizes.
     - ``api_key_env`` names the environment variable with the API key (``Basic ...`` is sent as it
       is). An address must not hold a key.
     - ``verify`` may name a file with the certificate authorities to trust.
-    - ``timeout`` is that of one HTTP request with its retries. It should be shorter than
+    - ``timeout`` limits one HTTP request with its retries. It should be shorter than
       ``member_timeout``.
-    - ``max_concurrency`` requests are sent at once.
+    - ``max_concurrency`` limits how many requests are sent at once.
     - ``system_prompt``, ``chat_template`` and ``chat_template_kwargs`` are as those of
       :class:`.TransformersMember`.
     """
@@ -149,8 +149,8 @@ class ServerMember:
 
     @property
     def device(self) -> str:
-        """Its own, also beside others on the same server: the server makes a batch of what it is
-        asked at once."""
+        """Each member has a device of its own, even if others use the same server: the server makes
+        batches of simultaneous requests."""
         return f"{self.address.url}#{self.model or ''}#{self.name}"
 
     @property
@@ -211,7 +211,7 @@ class ServerMember:
             self._client.close()
         self._client = None
 
-    # --- tokens for people ------------------------------------------------------------------------
+    # --- counting tokens --------------------------------------------------------------------------
 
     @property
     def token_ids(self) -> Callable[[str], list[int]]:
@@ -361,14 +361,14 @@ class ServerMember:
         return TokenSession(self.name, dialect, prompts, dialect.limit())
 
     def _refusal(self, why: str, advice: str) -> UsageError:
-        """This server cannot do what the arguments ask for. Trying again would not help."""
+        """The server cannot do what the arguments ask for, so another attempt would not help."""
         error = UsageError(f"the server at {self.address.url} cannot be {self.name}: {why}")
         return advised(error, advice)
 
     # --- asking -----------------------------------------------------------------------------------
 
     def _each(self, work: Literal["draft", "score"], jobs: Sequence[Any]) -> list[Any]:
-        """All jobs at once, so that the engine makes a batch of them."""
+        """Send all jobs at once, so that the engine makes a batch of them."""
         if self._client is not None and self._client.broken:
             self._ready = None  # another server may be there now
         self.probe()

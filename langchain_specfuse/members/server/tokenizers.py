@@ -1,7 +1,7 @@
 """The tokenizer of a model on a server: the server's own, asked over HTTP, or a local copy.
 
-Both have the interface of a tokenizer of transformers, so templates and seams work as with a model
-in this process. The server's own costs a few short requests per draft.
+Both have the interface of a transformers tokenizer, so templates and seams work as with a model in
+this process. The server's tokenizer costs a few short requests per draft.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SHAPES = [
 _ANSWER = "specfuse-answer-mark"
 T = TypeVar("T")
 REFUSALS = (400, 422, 500)
-"""The statuses with which engines answer if a template raises. Others are not about the
-template."""
+"""The statuses with which engines answer if a template raises. Other statuses have other
+causes."""
 
 
 class Replies:
@@ -75,11 +75,11 @@ def _bytes_of(value: Any) -> int:
 
 
 class RemoteTokenizer:
-    """What :class:`.Words` and :class:`.Template` need of a tokenizer, by requests to the
-    server."""
+    """A tokenizer that sends requests to the server. It has the methods that :class:`.Words` and
+    :class:`.Template` need."""
 
     bos_token: str | None = None
-    """The token that begins a text, if the server says; a chat template writes it where it
+    """The token that begins a text, if the server reports it. A chat template writes it where it
     belongs."""
 
     def __init__(
@@ -156,8 +156,8 @@ class RemoteTokenizer:
             return False
 
     def if_served(self) -> RemoteTokenizer | None:
-        """Itself; None where the server has its tokenizer switched off, or is behind a gateway that
-        has none."""
+        """This tokenizer; None if the server's tokenizer is switched off, or if a gateway in front
+        of it has none."""
         try:
             return self if self("a b")["input_ids"] else None
         except MemberError as error:
@@ -212,8 +212,8 @@ class RemoteTokenizer:
         return results
 
     def _read(self, texts: Sequence[str], between: str) -> list[list[int]]:
-        """The tokens of each of these texts: by one request if there is a token to put between
-        them."""
+        """The tokens of each of these texts. One request is enough if there is a token to put
+        between them."""
         if between and len(texts) > 1:
             (mark,) = self(between)["input_ids"]
             runs: list[list[int]] = [[]]

@@ -1,8 +1,8 @@
 """One member's drafts and scores on a server that takes token ids.
 
 Seams are as exact as with a model in this process: a member's own segments keep their own tokens,
-text from others is tokenized as part of the whole, and the end of a turn is an event. How an engine
-is asked is in :mod:`.dialect`.
+text from others is tokenized as part of the whole, and the end of a turn is an event. The requests
+to an engine are in :mod:`.dialect`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CLOSE_ENOUGH = 0.3
 """The greatest mean difference of log-probabilities. Half precisions differ by less between two
 orders of one computation."""
 WARM = 2.0
-"""At this temperature, log-probabilities after the temperature differ clearly from the model's own,
+"""A temperature at which the resulting log-probabilities differ clearly from the model's own,
 however sure the model is."""
 MOST_PARTS = 200
 """The most parts of a prompt with the server's tokenizer, because each costs two requests."""
@@ -91,7 +91,7 @@ class TokenSession:
 
     def check(self) -> None:
         """Draw a few tokens, score them with every scorer, and keep the scorers that agree with the
-        draft's own numbers."""
+        draft's own log-probabilities."""
         prompt = self.prompts.prompt([TRIAL])
         for name, scorer in self.dialect.scorers().items():
             trouble = self._trouble(prompt, scorer)
@@ -112,8 +112,8 @@ class TokenSession:
         if not self.dialect.stops and not self.prompts.template.end_text:
             return "it is not known how its turns end"
         compared = 0
-        # Greedy tokens alone prove nothing: a server that ignores what it does not know draws the
-        # same ones again.
+        # Greedy tokens alone prove nothing: a server that ignores unknown fields draws the same
+        # tokens again.
         for temperature in (0.0, 1.0):
             drawn = self._draw_trial(prompt, temperature)
             if drawn.logprobs is None:
@@ -137,8 +137,8 @@ class TokenSession:
         return self.dialect.draw(Draw("check", prompt, TRIAL_TOKENS, sampling))
 
     def _difference(self, prompt: list[int], drawn: Drawn, scorer: Scorer) -> tuple[float, int]:
-        """The mean difference between the scores of these tokens and the numbers with which they
-        were drawn; how many numbers there are."""
+        """The mean difference between the scores of these tokens and the log-probabilities with
+        which they were drawn, and how many were compared."""
         path = Path((*prompt, *drawn.tokens), len(prompt), drawn.ended)
         (scores,) = scorer("check", [path])
         own = list(drawn.logprobs or ())
@@ -177,7 +177,7 @@ class TokenSession:
         text, ends = self.prompts.words.text_after(draft.context, tokens)
         spaced = text
         if job.query.constraint is not None:
-            # No mask of ours held this draft: a line break could end it too early.
+            # Our own mask did not constrain this draft: a line break could end it too early.
             spaced = respaced(job.query.constraint, _text_of(job.answer), text)
         if spaced != text:
             tokens = self.prompts.words.after(draft.context, spaced)
@@ -193,7 +193,7 @@ class TokenSession:
         context = self._ids(job.query, job.answer)
         paths = [self._path(job, context, candidate) for candidate in job.candidates]
         end_ids = self.prompts.end_ids if allows_prose(job.query.constraint) else []
-        # A turn ends by a token, by a text, or by either.
+        # A turn ends with a token, a text, or either.
         by_text = [Path((*path.ids, *end_ids), len(path.ids)) for path in paths if path.ended]
         if not end_ids:
             by_text = []
@@ -270,14 +270,14 @@ def _sampling_at(job: DraftJob, position: int) -> Sampling:
 
 
 def _is_plain(sampling: Sampling) -> bool:
-    """Whether numbers after temperature, bounds and penalty are the model's own."""
+    """Whether log-probabilities after temperature, bounds and penalty are the model's own."""
     bounded = sampling.top_p not in (None, 1.0) or sampling.top_k or sampling.min_p
     penalized = sampling.repetition_penalty not in (None, 1.0)
     return sampling.temperature in (0.0, 1.0) and not bounded and not penalized
 
 
 def remaining(constraint: Constraint | None, answer: str) -> Constraint | None:
-    """What the rest of the answer must look like, where an engine's guided decoding can hold it.
+    """What the rest of the answer must look like, if an engine's guided decoding can enforce it.
 
     Guided decoding begins with the first drawn token, so after the beginning of an answer only a
     choice can be passed.

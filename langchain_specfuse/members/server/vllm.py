@@ -1,8 +1,8 @@
-"""vLLM: token ids in and out of ``/v1/completions``; two scorers.
+"""vLLM. Its ``/v1/completions`` takes and returns token ids; there are two scorers.
 
-*Probes* ask for one token after every beginning of every path, with the log-probabilities of the
-wanted ids alone. These are ordinary prompts, so the prefix cache serves them. *Echo* asks for the
-log-probabilities of a whole prompt. It is exact, but vLLM never reads those from its cache, so it
+*Probes* request one token after every beginning of every path, with the log-probabilities of the
+desired ids only. These are ordinary prompts, so the prefix cache serves them. *Echo* requests the
+log-probabilities of a whole prompt. It is exact, but vLLM never reads these from its cache, so it
 is used for short contexts.
 """
 
@@ -89,7 +89,7 @@ class VLLM(Completions):
         return [self._along(path, logprobs) for path in paths]
 
     def _along(self, path: Path, logprobs: Mapping[Prefix, Mapping[str, float]]) -> list[float]:
-        """The numbers of one path from those after its beginnings."""
+        """The log-probabilities of one path, from those after each of its beginnings."""
         row = [
             logprobs[path.ids[:at]].get(_name_of(path.ids[at]))
             for at in range(path.start, len(path.ids))
@@ -162,8 +162,8 @@ class VLLM(Completions):
                 yield top[_name_of(stop)]
 
     def _end(self, top: Mapping[str, float], drawn: float) -> float:
-        """The log-probability that any known stop token comes, as in scores. Without known stop
-        tokens, that of the drawn token."""
+        """The log-probability of any known stop token, as in scores. If no stop token is known,
+        that of the drawn token."""
         return either(self._stops_in(top)) if self.stops else drawn
 
 
