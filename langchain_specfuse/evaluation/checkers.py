@@ -1,5 +1,5 @@
-"""Checkers: functions that grade an answer. Built-in ones by name, and functions from the user's
-own files.
+"""Checkers: functions that grade an answer. Built-in checkers have names; others are functions in
+the user's own files.
 
 A checker takes a :class:`Question` and the answer's text and returns a :class:`Grade`.
 """
@@ -32,9 +32,9 @@ class Question:
     reference: Any = None
     """What the checker compares the answer with: plain JSON."""
     checker: str = ""
-    """The checker that the question itself names; empty: the task's."""
+    """The checker that the question itself names. If it is empty, the task's checker is used."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else the checker needs, such as ``choices``: plain JSON."""
+    """Other facts for the checker, such as ``choices``: plain JSON."""
 
     @property
     def text(self) -> str:
@@ -181,7 +181,8 @@ ARGUMENTS = ("answer", "reference", "question", "inputs", "outputs", "reference_
 
 
 def checker_named(name: str) -> tuple[Checker, str]:
-    """The checker with this name, or of ``FILE.py:FUNCTION``, and a text that changes with it."""
+    """The checker with this name, or the function of ``FILE.py:FUNCTION``, and a text that changes
+    when the checker changes."""
     if name in CHECKERS:
         return CHECKERS[name], f"{name} 1"
     if ":" in name:
@@ -224,7 +225,8 @@ def _module(path: str) -> Any:
     sys.modules[name] = module  # dataclasses look there for the names in annotations
     folder = str(Path(path).resolve().parent)
     if folder not in sys.path:
-        # at the end, so that it hides nothing installed; for good, because functions import later
+        # At the end, so that it hides no installed module. It stays, because functions may import
+        # something later.
         sys.path.append(folder)
     spec.loader.exec_module(module)
     return module
@@ -265,7 +267,8 @@ def from_function(function: Callable[..., Any]) -> Checker:
 
 
 def _argument_names(function: Callable[..., Any]) -> list[str]:
-    """Those of ``ARGUMENTS`` that the function takes; an error if it needs others or takes none."""
+    """Those of ``ARGUMENTS`` that the function takes. An error is raised if it needs others or
+    takes none."""
     parameters = inspect.signature(function).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [parameter for parameter in parameters if parameter.kind not in variadic]

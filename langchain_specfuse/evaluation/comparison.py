@@ -1,6 +1,7 @@
-"""Compare two systems on the same questions: wins, losses, and how likely those are by chance.
+"""Compare two systems on the same questions: wins, losses, and the probability that these are due
+to chance.
 
-Only questions on which the two score differently count as a win or a loss. The p-values are exact
+Only questions on which the two scores differ count as a win or a loss. The p-values are exact
 (McNemar's test). The interval of the difference adds one won and one lost question, in the manner
 of Agresti and Min (2005), so that it also holds for small sets in which hardly any question
 differs.
@@ -52,15 +53,16 @@ class Comparison:
     """Questions on which ``system`` scores higher."""
     losses: int
     p: float
-    """The exact two-sided p-value: wins and losses would differ at least this much by chance."""
+    """The exact two-sided p-value: the probability that wins and losses differ at least this much
+    by chance."""
     difference: Interval
-    """Of the mean scores."""
+    """The difference of the mean scores."""
     passes: float
     """Forward passes, as a multiple of the other's."""
     seconds: float
     """Computing time, as a multiple of the other's."""
     needed: int
-    """About how many questions would show a difference of five points."""
+    """About how many questions it would take to show a difference of five points."""
 
 
 def compared(system: Sequence[Graded], other: Sequence[Graded]) -> Comparison:
@@ -107,7 +109,7 @@ def by_system(answers: Iterable[Graded]) -> Mapping[str, list[Graded]]:
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean of some numbers; 0 of none."""
+    """The mean of some numbers; 0 if there are none."""
     numbers = list(values)
     return math.fsum(numbers) / len(numbers) if numbers else 0.0
 
@@ -166,8 +168,8 @@ def interval(gains: Sequence[float]) -> Interval:
 
 
 def needed(gains: Sequence[float], gap: float = GAP) -> int:
-    """About how many questions show a difference of ``gap`` in four of five tries: n = (1.96 +
-    0.84)² · var / gap².
+    """About how many questions it takes to show a difference of ``gap`` in four of five tries:
+    n = (1.96 + 0.84)² · var / gap².
 
     >>> needed([1.0, -1.0, 0.0, 0.0] * 10)
     1568

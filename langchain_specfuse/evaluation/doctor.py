@@ -1,7 +1,7 @@
-"""Are these members good together? Checks the health of each, finds out who leads, and compares
-each way to use the others with the lead alone.
+"""Finds out whether members are good together: checks the health of each, determines which one
+leads, and compares each way to use the others with the lead alone.
 
-Every conclusion carries its uncertainty, and "cannot tell" is one of them.
+Every conclusion states its uncertainty, and "cannot tell" is a possible conclusion.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Diagnosis:
     advice: tuple[str, ...]
     results: tuple[Graded, ...] = ()
     calibration: Calibration | None = None
-    """What a chat model needs of it."""
+    """The calibration for a chat model."""
 
     def as_dict(self) -> dict[str, Any]:
         """The diagnosis as plain JSON."""
@@ -56,12 +56,12 @@ class Diagnosis:
 
 
 def own_task() -> Task:
-    """The doctor's own questions: short ones of many kinds, whose answers a rule can check."""
+    """The doctor's own questions: short questions of many kinds, whose answers a rule can check."""
     return replace(jsonl(QUESTIONS), max_tokens=48)
 
 
 def refuse_few(task: Task) -> None:
-    """Refuse too few questions to conclude anything from."""
+    """Refuse a task with too few questions for any conclusion."""
     if len(task.questions) < FEWEST:
         error = UsageError(f"the doctor needs at least {FEWEST} prompts, got {len(task.questions)}")
         raise advised(error, "more prompts give more certainty; or use the built-in ones")
@@ -125,7 +125,7 @@ def _examined(members: Mapping[str, Member]) -> tuple[list[Finding], dict[str, M
 
 
 def _endings(name: str, answers: Sequence[Graded]) -> Finding:
-    """Whether this member, alone, ends its answers."""
+    """Whether this member ends its answers when it answers alone."""
     complete = [graded for graded in answers if not graded.error]
     if not complete:
         return Finding(name, "answers", BAD, "no answer without an error")
@@ -139,7 +139,7 @@ def _endings(name: str, answers: Sequence[Graded]) -> Finding:
 
 
 def _rank(answers: Sequence[Graded]) -> tuple[float, float]:
-    """The lead is the member with the best score alone; of equals, the fastest."""
+    """The lead: the member with the best score alone and, among equals, the fastest."""
     score = mean(scores_of(answers).values())
     return round(score, 9), -math.fsum(graded.seconds for graded in answers)
 
@@ -173,7 +173,7 @@ def calibrated(
     members: Mapping[str, float],
     questions: int,
 ) -> Calibration:
-    """Who leads, and of the ways that were opened the one with the smallest p."""
+    """The lead, and among the ways that were opened the one with the smallest p."""
     opened = [
         (attempt.p, attempt.passes, position)
         for position, attempt in enumerate(attempts)
@@ -207,10 +207,10 @@ WAYS = {
 def advise(
     calibration: Calibration | None, comparisons: Sequence[Comparison]
 ) -> tuple[str, list[str]]:
-    """The verdict and its reasons, a sentence each. ``comparisons``: each way with the lead
-    alone."""
+    """The verdict and its reasons, one sentence each. ``comparisons`` compares each way with the
+    lead alone."""
     if calibration is None:
-        return "none", ["One member is no ensemble: there is nothing to compare."]
+        return "none", ["A single member is not an ensemble: there is nothing to compare."]
     lead = calibration.lead
     lines = [_about_lead(calibration)]
     for comparison, attempt in zip(comparisons, calibration.tried, strict=True):

@@ -24,7 +24,7 @@ LEAST_WEIGHT = 0.05
 
 
 def opens(wins: int, losses: int, ways: int) -> bool:
-    """Whether these wins and losses open one of ``ways`` ways that were tried.
+    """Whether these wins and losses open a way, if ``ways`` ways were tried.
 
     >>> opens(5, 0, 2), opens(4, 0, 2), opens(4, 0, 1)
     (True, False, True)

@@ -1,5 +1,5 @@
-"""Health checks of one member: does it load, and are its chat template, scores and continuations
-right?
+"""Health checks of one member: whether it loads, and whether its chat template, scores and
+continuations are right.
 
 All checks but that of the template use the member's protocol alone, so they work for every engine.
 """
@@ -30,11 +30,11 @@ from .running import on_worker
 
 GOOD, WATCH, BAD = "good", "watch", "bad"
 CLOSE = 0.01
-"""Log-probabilities of drafts and scores may differ by this much on average: rounding in
+"""How much log-probabilities of drafts and scores may differ on average because of rounding in
 float32."""
 COARSE = 0.25
-"""They may differ by this much in low precision. More means that the scores belong to another model
-or to other positions."""
+"""How much they may differ in low precision. If they differ more, the scores belong to another
+model or to other positions."""
 QUESTIONS = ("Why is the sky blue?", "Name two fruits.", "Say hello in one sentence.")
 FOREIGN = (" and then", "\n\n- one, two", " “naïve” 日本語 🎉", "tion")
 """Texts that another member may have written: words, lists, other scripts, half a word."""
@@ -58,7 +58,7 @@ Verdicts = Iterator[tuple[str, str]]
 
 
 def load(member: Member) -> tuple[Probe | None, Finding]:
-    """Load a member: its probe, or None and why it does not load."""
+    """Load a member. Returns its probe, or None and the reason why it does not load."""
     since = time.perf_counter()
     try:
         probe = Ensemble([member]).loaded().result()[member.name]
@@ -202,7 +202,7 @@ def _seam(member: Member, foreign: str) -> str:
         cached = _draft(member, query, answer)
         member.forget(query.id)
         drop_prefixes = getattr(member, "drop_prefixes", None)
-        if drop_prefixes is not None:  # they include this very query
+        if drop_prefixes is not None:  # the caches include this query
             drop_prefixes()
         fresh = _draft(member, query, answer)
     finally:

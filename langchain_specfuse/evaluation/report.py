@@ -1,5 +1,5 @@
-"""The report of an evaluation: a row for each system, each ensemble against each member alone, and
-what that shows in words."""
+"""The report of an evaluation: a row for each system, comparisons of each ensemble with each member
+alone, and the conclusions in words."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Row:
     """Answers that ended in an error."""
     empty: int
     tokens: float
-    """Per answer, as are the next two."""
+    """Tokens per answer."""
     passes: float
-    """Forward passes of all members."""
+    """Forward passes of all members, per answer."""
     seconds: float
-    """Seconds that the members computed."""
+    """Computing time of all members, per answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the graded answers of a plan show."""
+    """The results of a plan's graded answers."""
 
     task: str
     measure: str
@@ -83,7 +83,8 @@ class Report:
         return content
 
 
-# Of graded scores, the mean and most questions may disagree. Then nothing is shown.
+# With graded scores, the mean may disagree with the majority of questions. Then the
+# comparison shows nothing.
 
 
 def _gains(comparison: Comparison) -> bool:
@@ -192,7 +193,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def sentences(report: Report) -> list[str]:
-    """What the numbers show, a line each."""
+    """The conclusions from the numbers, one line each."""
     systems = dict.fromkeys(comparison.system for comparison in report.comparisons)
     comparisons = [against(comparison) for comparison in report.comparisons]
     conclusions = [_conclusion(report, system) for system in systems]

@@ -34,14 +34,14 @@ class Graded:
     note: str = ""
     """Why the checker did not accept the answer."""
     error: str = ""
-    """Why there is no answer; it counts as wrong."""
+    """Why there is no answer. A missing answer counts as wrong."""
     finish: str = ""
     """``stop``, ``length`` or another finish reason of the answer."""
     tokens: int = 0
     passes: int = 0
     """Forward passes of all members: one per drafted token, one per scoring."""
     seconds: float = 0.0
-    """Seconds that the members computed. Of a batch, each answer is charged its share."""
+    """Computing time of all members. The time of a batch is divided among its answers."""
 
 
 _GRADED = TypeAdapter(Graded)

@@ -1,8 +1,8 @@
 """Run an evaluation: ask every system every question, grade the answers and store each at once.
 
 Up to ``at_once`` questions of a system are under way together, so that the workers form batches.
-Systems run one after another, so that none slows down another. What has a result is not asked
-again; what failed is.
+Systems run one after another, so that none slows down another. A question that has a result is not
+asked again; a question that failed is.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from .tasks import Task, digest
 AT_ONCE = 16
 ENSEMBLE, SYNTHESIS = "ensemble", "synthesis"
 _LIMITS = {"timeout", "max_concurrency", "max_waiting"}
-"""Settings that never change an answer, only whether there is one."""
+"""Settings that never change an answer, but may prevent one."""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What answers the questions: members and settings."""
+    """Members and settings that answer questions together."""
 
     name: str
     members: tuple[str, ...]
     settings: Settings
     verifiers: tuple[str, ...] = ()
     synthesis: bool = False
-    """Members answer alone, and the lead writes one answer from theirs."""
+    """Whether members answer alone and the lead then writes one answer from theirs."""
 
     @property
     def alone(self) -> bool:
@@ -103,14 +103,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is evaluated: each system answers each question once per seed."""
+    """The plan of an evaluation: each system answers each question once per seed."""
 
     task: Task
     systems: tuple[System, ...]
     members: Mapping[str, Member]
     seeds: tuple[int, ...] = (0,)
     at_once: int = AT_ONCE
-    """Questions of one system under way together."""
+    """How many questions of one system are under way together."""
 
     def asks(self, system: System) -> list[Ask]:
         """Everything that this system is asked."""
@@ -134,7 +134,8 @@ def identity(member: Member) -> Any:
 
 
 def run(plan: Plan, results: Results, *, watch: Watch | None = None) -> list[Graded]:
-    """Ask what has no result yet or has failed, and return the plan's graded answers."""
+    """Ask all questions that have no result yet or have failed, and return the plan's graded
+    answers."""
 
     def work() -> list[Graded]:
         return asyncio.run(_run(plan, results, watch or _ignore))
@@ -159,7 +160,7 @@ async def _run(plan: Plan, results: Results, watch: Watch) -> list[Graded]:
 
 
 async def _ask_all(plan: Plan, system: System, results: Results, watch: Watch) -> None:
-    """Ask this system what has no result. A usage error stops the rest."""
+    """Ask this system all questions without a result. A usage error stops the evaluation."""
     asks = plan.asks(system)
     complete = {
         graded.key for graded in results.answers(ask.key for ask in asks) if not graded.error
@@ -175,7 +176,7 @@ async def _ask_all(plan: Plan, system: System, results: Results, watch: Watch) -
     )
     await asyncio.wrap_future(ensemble.loaded())
     for member in ensemble.members.values():
-        # Prompts that an earlier system has read would make this one look faster.
+        # Cached prompts of an earlier system would make this one look faster.
         if drop := getattr(member, "drop_prefixes", None):
             await asyncio.wrap_future(on_worker(member, drop))
     limit = asyncio.Semaphore(plan.at_once)
@@ -217,7 +218,7 @@ async def _graded(plan: Plan, system: System, ensemble: Ensemble, ask: Ask) -> G
     if failure:
         grade = Grade(0.0, "failed")
     else:
-        # in a thread, because a checker may take its time
+        # in a thread, because a checker may be slow
         grade = await asyncio.to_thread(plan.task.grade, ask.question, answer)
     return Graded(
         ask.key,

@@ -29,14 +29,15 @@ class Task:
     questions: tuple[Question, ...]
     checker: Checker
     mark: str
-    """Identifies the checker: answers graded by another one are graded again."""
+    """Identifies the checker. Answers that another checker graded are graded again."""
     max_tokens: int = 256
     measure: str = "share of right answers"
     result: str | None = None
-    """By what whole answers can be compared (``core.results``), if the checker implies it."""
+    """The result by which whole answers can be compared (``core.results``), if the checker implies
+    one."""
 
     def first(self, count: int | None) -> Task:
-        """The task with its first ``count`` questions; None: with all."""
+        """The task with its first ``count`` questions, or with all if it is None."""
         return self if count is None else replace(self, questions=self.questions[:count])
 
     def grade(self, question: Question, answer: str) -> Grade:

@@ -22,8 +22,8 @@ from .responses import DONE, ApiError, Completion, api_error, event, to_json
 log = logging.getLogger("langchain_specfuse.serve")
 
 GRACE_S = 5.0
-"""The chat model ends a late answer. The response ends this much later, even if its client does not
-read."""
+"""The chat model ends an answer that is late. The response ends this many seconds later, even if
+the client does not read."""
 RETRY_S = 5
 """The ``retry-after`` of requests while members load or the server stops."""
 BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

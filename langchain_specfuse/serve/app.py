@@ -72,7 +72,7 @@ def app_of(
     app.state.ensemble = ensemble
 
     async def answer(request: Request, recorder: TraceCallbackHandler | None = None) -> Response:
-        ensemble.load()  # again, if it failed
+        ensemble.load()  # again, if loading has failed
         if not ensemble.ready:
             loading = f"members are loading\n-> try again in about {RETRY_S} s"
             raise ApiError(503, loading, code="loading", retry_after_s=RETRY_S)

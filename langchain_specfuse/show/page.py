@@ -1,9 +1,9 @@
-"""Make one self-contained HTML page of a trace: it needs no network and no other file.
+"""Make a self-contained HTML page of a trace, which needs no network and no other file.
 
-A model's text may contain anything. The page has it only as JSON in a block that is not executed,
-in plain ASCII with every ``<``, ``>`` and ``&`` escaped; the script shows it as text nodes. A
-content security policy allows nothing but the page's own style and scripts, by their hashes. The
-live page may also send requests to its own server.
+A model's text may contain anything. The page contains it only as JSON in a block that is not
+executed, in plain ASCII with every ``<``, ``>`` and ``&`` escaped; the script shows it as text
+nodes. A content security policy allows nothing but the page's own style and scripts, by their
+hashes. The live page may also send requests to its own server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .terminal import visible
 from .trace import Trace
 
 SCRIPTS = ("plot.js", "round.js", "page.js")
-"""In the order in which they run. The last one draws the page."""
+"""The page's scripts, in the order in which they run. The last one draws the page."""
 TITLE = "A run of langchain-specfuse"
 _PLACEHOLDER = re.compile(r"\{\{([a-z]+)\}\}")
 _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}

@@ -124,7 +124,7 @@ def _note(paint: Paint, code: int, text: str) -> str:
 
 
 def departed(left: Departure) -> list[str]:
-    """Lines that say which member left and why, and what to do about it if that is known."""
+    """Lines that say which member left and why and, if known, what to do about it."""
     advice = getattr(left.cause, "__notes__", ())
     return [f"{left.member} left ({left.kind}): {left.reason}", *advice]
 

@@ -18,12 +18,12 @@ FORMAT = 1
 SUFFIXES = (".html", ".htm", ".json", ".jsonl")
 ADVICE = "give a file that Trace.save or langchain-specfuse --json has written"
 REQUIRED = {"round": int, "text": str, "winner": str, "drafts": Mapping}
-"""The keys that every round has. Files of older versions have few others."""
+"""The keys that every round has. Rounds in files of older versions have few other keys."""
 
 
 class Trace:
-    """What happened in one answer. Add its rounds, then save it as a page or as JSON, or show it in
-    a notebook.
+    """The record of one answer. Add its rounds, then save it as a page or as JSON, or show it in a
+    notebook.
 
     >>> from langchain_specfuse import Trace
     >>> even, drafts = {"ann": 1.0}, {"ann": {"text": "Blue.", "ended": True, "tokens": 1}}
@@ -43,8 +43,8 @@ class Trace:
 
     A round is the data of a ``specfuse_round`` event, a line of ``langchain-specfuse --json``, a
     :class:`~langchain_specfuse.core.round.Round` or its ``data()``. ``trace.save("run.html")``
-    writes a page that loads nothing from elsewhere, ``trace.save("run.json")`` a file for
-    ``Trace.load``. In a notebook a trace shows itself.
+    writes a page that loads nothing from elsewhere, and ``trace.save("run.json")`` writes a file
+    for ``Trace.load``. In a notebook, a trace is displayed as its page.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Trace:
     ) -> None:
         self.question = question
         self.error = error
-        """Why the answer broke off, if it did."""
+        """Why the answer failed, if it did."""
         self.rounds: list[dict[str, Any]] = []
         self._members = tuple(members)
         for round in rounds:
@@ -74,7 +74,8 @@ class Trace:
 
     @property
     def members(self) -> list[str]:
-        """All members that wrote or voted: as given, then in the order of their appearance."""
+        """All members that wrote or voted: first the given ones, then others in the order of their
+        appearance."""
         names = list(self._members)
         for round in self.rounds:
             names += round.get("weights_before", ())

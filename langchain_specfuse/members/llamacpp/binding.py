@@ -41,7 +41,7 @@ TESTED = "2026.10.11549"
 NO_ROOM = 1
 """What ``llama_decode`` returns where the cache is full."""
 CACHE_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
-"""How keys and values may be kept, by ggml's numbers."""
+"""The types in which keys and values may be kept, with ggml's numbers."""
 WAITING = {"GOMP_SPINCOUNT": "1000"}
 """How long a thread spins while it waits for the others, before it sleeps: about 10 microseconds.
 With the usual 3 milliseconds, spinning threads take the cores from other programs, and even from
@@ -155,7 +155,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
 """Name -> what it returns, then its arguments."""
 
 COMPLAINTS: deque[str] = deque(maxlen=4)
-"""The last errors that llama.cpp has logged: where it returns nothing, they say why."""
+"""The last errors that llama.cpp has logged. If a call returns nothing, they give the reason."""
 
 
 @ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)

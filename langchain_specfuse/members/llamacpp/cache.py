@@ -42,8 +42,8 @@ TOGETHER = 8
 PREFIXES = SEQUENCES // 2
 """At most this many prefixes are kept, because drafts need the other sequences."""
 NARROW = 48
-"""Tokens that are computed together. From 64 on attention rounds in another way, and replies would
-depend on others."""
+"""How many tokens are computed together. From 64 tokens on, attention rounds differently, and
+replies would depend on other questions."""
 STEP = 256
 """Attention processes cells in multiples of this number."""
 CHUNK = 96
@@ -58,7 +58,7 @@ round differently."""
 
 
 class NoRoomError(MemoryError):
-    """The pool is full. Nothing was read, and nothing is lost."""
+    """The pool is full. Nothing was read, and no strand was lost."""
 
 
 class _Token(NamedTuple):

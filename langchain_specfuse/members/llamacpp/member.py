@@ -30,22 +30,23 @@ class LlamaCppMember(LocalMember):
     'qwen2.5-1.5b-instruct-q4_k_m'
 
     ``model``
-        The file. Of a model in several files, the first.
+        The file; for a model in several files, the first one.
     ``adapter``
         A LoRA as a ``.gguf`` file. Members with different adapters share the weights of the base.
     ``name``
-        What it is called (default: the name of the adapter's or model's file).
+        The member's name (default: the name of the adapter's or model's file).
     ``n_gpu_layers``
-        How many layers a GPU computes. ``"auto"``: all, if this build of llama.cpp knows a GPU
-        here.
+        How many layers a GPU computes. ``"auto"``: all, if this build of llama.cpp supports a GPU
+        of this machine.
     ``cache_type``
         How keys and values are kept: ``"f16"``, or ``"q8_0"`` or ``"q4_0"`` for half and a quarter
         of the memory.
     ``chat_template``, ``chat_template_kwargs``, ``system_prompt``, ``repetition_penalty``
         As those of :class:`.TransformersMember`; so are ``thinking_tokens`` and ``prefix_cache``.
 
-    It uses ``$OMP_NUM_THREADS`` threads or, if that is not set, at most one for each core: while it
-    writes, it measures whether fewer are faster, as they are if the machine has other work to do.
+    It uses ``$OMP_NUM_THREADS`` threads or, if that is not set, at most one for each core. While it
+    writes, it measures whether fewer threads are faster, which is the case if the machine has other
+    work to do.
     """
 
     usual_source: ClassVar[Mapping[str, Any]] = vars(GgufSource(""))

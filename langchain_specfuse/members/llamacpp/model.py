@@ -1,5 +1,5 @@
-"""From a ``.gguf`` file to a model in memory, once per process: members with the same file share
-its weights."""
+"""Loads a ``.gguf`` file into memory, once per process: members with the same file share its
+weights."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _gpu_layers(source: GgufSource, accelerated: bool) -> int:
 
 
 def _load_error(path: Path) -> MemberError:
-    """Why llama.cpp could not load the file, as far as it says, and what to do."""
+    """The error for a file that llama.cpp cannot load, with its reason, if any, and what to do."""
     reason = "; ".join(COMPLAINTS)
     error = MemberError(f"llama.cpp cannot load {path}: {reason[:400] or 'no reason is given'}")
     # An invalid value may come from a newer version of the format.

@@ -61,7 +61,7 @@ class GgufTokenizer:
         self.bos_token = (
             self._marks["bos_token"] if lib.llama_vocab_get_add_bos(self._vocab) else None
         )
-        """The mark that every text begins with, if it must."""
+        """The token that every text must begin with, if there is one."""
 
     def __len__(self) -> int:
         return int(self._size)
@@ -120,7 +120,7 @@ class GgufTokenizer:
 
 
 class _Generation(Extension):
-    """``{% generation %}``: a mark for training, without meaning here."""
+    """``{% generation %}``, a mark for training, which has no effect here."""
 
     tags = frozenset({"generation"})  # type: ignore[assignment]
 

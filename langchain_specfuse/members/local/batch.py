@@ -1,9 +1,10 @@
-"""Jobs in, replies out: how the jobs of one cache become batches, and how each job becomes tokens
-and then a reply (:class:`OpenJob`).
+"""Forms batches of the jobs of one cache, and turns each job into tokens and then into a reply
+(:class:`OpenJob`).
 
-Reasoning comes first, contexts that do not fit fail, long ones are read in chunks, and the rest is
-answered in batches that fit into memory (:meth:`.Cache.batches` says how many jobs at once). If a
-batch fails, each of its jobs is tried alone. How a draft is written is in ``drafting``.
+Members that reason do so first. Jobs whose context does not fit fail, long contexts are read in
+chunks, and all other jobs are answered in batches that fit into memory (:meth:`.Cache.batches`
+decides how many jobs are computed at once). If a batch fails, each of its jobs is tried alone.
+``drafting`` writes the drafts.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ AnyReply: TypeAlias = Reply | PrefillPending | None
 Work: TypeAlias = "Callable[[Cache, list[OpenJob]], Sequence[AnyReply]]"
 """Answers a batch."""
 SPARE = 8
-"""A few tokens more than a candidate seems to need, because its first token may change."""
+"""This many more tokens than a candidate seems to need, because its first token may change."""
 
 
 def draft(cache: Cache, jobs: Sequence[tuple[Any, DraftJob]]) -> list[Any]:
@@ -84,7 +85,7 @@ def _replies(cache: Cache, name: str, jobs: Sequence[tuple[Any, Any]], work: Wor
     for position, (member, job) in enumerate(jobs):
         if member.batch_group is cache:
             own.append(OpenJob(position, member, cache, job))
-        else:  # it was unloaded since it was asked, or has another adapter
+        else:  # it has been unloaded since the job was queued, or has another adapter
             (replies[position],) = getattr(member, name)([job])
     with cache.weights.at_work():
         replies |= _own_replies(cache, own, work)
@@ -219,7 +220,7 @@ def _score(cache: Cache, batch: list[OpenJob]) -> list[Scored]:
 
 
 class _Cost:
-    """What a batch costs, from now on."""
+    """Measures what a batch costs, from now on."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -227,7 +228,7 @@ class _Cost:
         self._began, self._since = time.time(), time.perf_counter()
 
     def share(self, batch: Sequence[OpenJob]) -> Effort:
-        """Each job's share."""
+        """Each job's share of the cost."""
         read = (self._cache.tokens_read - self._before) // len(batch)
         seconds = (time.perf_counter() - self._since) / len(batch)
         return Effort(read, seconds=seconds, began=self._began)
@@ -272,7 +273,7 @@ class OpenJob:
     size: int = 0
     """At most about this many tokens must be cached for it."""
     prompts: Prompts = field(init=False)
-    """The member's, also if it is unloaded meanwhile."""
+    """The member's cache, kept here in case the member is unloaded meanwhile."""
 
     def __post_init__(self) -> None:
         self.prompts = self.member.prompts
@@ -320,14 +321,14 @@ class OpenJob:
         self.member.states.pop(self.job.query.id, None)
 
     def keep_thought(self, thought: Thought) -> None:
-        """The reasoning is complete: it is part of the prompt from now on."""
+        """Note that the reasoning is complete. It is part of the prompt from now on."""
         state = self.state
         state.context.prompt, state.thought = thought.ids, thought.text
         state.thought_reused = self.cache.reused.get(thought.key, 0)
 
     def prepare(self) -> Failure | None:
-        """Make the tokens of its context and candidates. Returns the failure if that is not
-        possible, or if they do not fit into the model's context."""
+        """Make the tokens of its context and candidates. Returns a failure if that is not possible,
+        or if they do not fit into the model's context."""
         try:
             longest = self._make_tokens()
         except Exception as error:  # a template that refuses the turns, a tokenizer that raises
@@ -418,11 +419,11 @@ class OpenJob:
     # --- scores -----------------------------------------------------------------------------------
 
     def branches(self) -> Branches:
-        """What must be read to score its candidates."""
+        """The branches that must be read to score its candidates."""
         return Branches(self.key, self.context, [tokens.ids for tokens in self.candidates])
 
     def scored(self, logits: list[Logits]) -> Scored:
-        """The reply, without what it has cost. ``logits``: of each branch."""
+        """The reply, without its cost. ``logits`` are those of each branch."""
         prompts = self.prompts
         pairs = list(zip(self.candidates, logits, strict=True))
         logprobs = tuple(candidate_logprobs(tokens, rows, prompts.stops) for tokens, rows in pairs)

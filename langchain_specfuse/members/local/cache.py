@@ -4,9 +4,9 @@ A query has a *trunk*, the strand of its prompt and agreed answer, and *branches
 each draft that was scored. The branch that is agreed becomes the trunk, so nothing is read twice.
 The trunk of a finished query is kept as a prefix for queries that begin alike.
 
-An engine implements how a strand is begun, copied, cut and read. Some states cannot be cut, such as
-recurrent ones. With these, drafts are written into copies, and a text that diverges continues from
-the agreed text or is read again.
+An engine implements how a strand is begun, copied, cut and read. Some states cannot be cut, for
+example recurrent ones. With these, drafts are written into copies, and a text that diverges
+continues from the agreed text or is read again.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Text = tuple[SequenceKey, list[int]]
 T = TypeVar("T")
 
 LEAST = 8
-"""At least this many drafts are scored together, whatever must be freed for them."""
+"""At least this many drafts are scored together, even if other strands must be freed for them."""
 
 _CACHES: WeakSet[Cache] = WeakSet()
 _LOCK = threading.Lock()
-"""One thread may make a cache while another goes through all of them."""
+"""Guards the set of caches: one thread may make a cache while another iterates over all of them."""
 
 
 class Cache(ABC):
@@ -59,13 +59,14 @@ class Cache(ABC):
     """
 
     kind: str = ""
-    """What the engine keeps, for people."""
+    """What the engine keeps, in words."""
     cuts: bool = True
     """Whether a strand can be cut back."""
     together: ClassVar[int | None] = None
     """At most this many jobs share a batch. None: as many as fit into memory."""
     token_bytes, strand_bytes = 1, 0
-    """Bytes for each token of a strand, and for a strand besides. :meth:`agrees` measures them."""
+    """Bytes for each token of a strand, and fixed bytes for each strand. :meth:`agrees` measures
+        them."""
 
     def __init__(self, weights: Weights, chunk: int) -> None:
         """``chunk``: at most this many tokens of a long text are read at once."""
@@ -85,7 +86,7 @@ class Cache(ABC):
         self._read_ahead: dict[SequenceKey, int] = {}
         """How many tokens of a sequence were read in chunks since it was last read."""
         self._drafted: Callable[[], Iterable[Logits]] = tuple
-        """Returns the logits that drafts in progress keep."""
+        """A function that returns the logits that drafts in progress keep."""
         with _LOCK:
             _CACHES.add(self)
 
@@ -100,7 +101,7 @@ class Cache(ABC):
         return batch.score(self, jobs)
 
     def leave(self, member: LocalMember) -> None:
-        """A member was unloaded. Prefixes stay while another member can use them."""
+        """Note that a member was unloaded. Prefixes stay while another member can use them."""
         self.members.discard(member)
         if not self.members:
             self.drop_prefixes()
@@ -117,12 +118,13 @@ class Cache(ABC):
 
     @abstractmethod
     def copy(self, old: Strand, new: Strand, size: int) -> None:
-        """Let an empty strand begin with ``size`` tokens of another. It stays empty if that is not
-        possible."""
+        """Copy the first ``size`` tokens of another strand into an empty strand, which stays empty
+        if that is not possible."""
 
     @abstractmethod
     def cut(self, strand: Strand, size: int) -> bool:
-        """Keep the first ``size`` tokens. A state that cannot be cut is emptied: False."""
+        """Keep the first ``size`` tokens. Returns False if the state cannot be cut; then the strand
+        is emptied."""
 
     @abstractmethod
     def read(self, extensions: Sequence[Extension]) -> list[Logits]:
@@ -332,7 +334,7 @@ class Cache(ABC):
     # --- forgetting -------------------------------------------------------------------------------
 
     def forget(self, key: SequenceKey) -> None:
-        """A query is over. Keep its trunk as a prefix while there is room; free the rest."""
+        """End a query: keep its trunk as a prefix while there is room, and free the rest."""
         dropped: list[Strand] = []
         strand = self.trunks.get(key)
         if strand is not None:
@@ -365,7 +367,7 @@ class Cache(ABC):
 
     def give_up(self, spared: Collection[SequenceKey]) -> bool:
         """Free what is quickest to read again, the least recently used first: the drafts of an idle
-        query, then a prefix, then everything of an idle query. False: there is nothing left."""
+        query, then a prefix, then everything of an idle query. Returns False if nothing is left."""
         if self.give_up_branches(spared):
             return True
         if self.prefixes.kept:
@@ -377,7 +379,7 @@ class Cache(ABC):
         return idle is not None
 
     def give_up_branches(self, spared: Collection[SequenceKey]) -> bool:
-        """Free the drafts of an idle query. False: there is none."""
+        """Free the drafts of an idle query. Returns False if there are none."""
         idle = next((key for key in self.branches if key not in spared), None)
         if idle is not None:
             self.free_branches(idle)

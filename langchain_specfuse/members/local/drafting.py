@@ -1,7 +1,7 @@
-"""Drafts: one token at a time for all drafts of a batch, until each has ended.
+"""Writes all drafts of a batch, one token at a time, until each has ended.
 
-A draft ends where the model ends its turn, where a stop string appears, where the budget does, or
-at the last safe boundary once it is long enough. Under a constraint it also ends where only one
+A draft ends where the model ends its turn, where a stop string appears, at the end of the budget,
+or at the last safe boundary once it is long enough. Under a constraint it also ends where only one
 continuation is left, and a tool call is drafted whole.
 """
 
@@ -31,7 +31,7 @@ CUTS = (kept_tokens, cut_in_structure)
 
 
 def most_tokens(job: DraftJob) -> int:
-    """A draft for this job never gets longer than this."""
+    """The greatest length of a draft for this job."""
     return OVERTIME * max(job.segment_tokens, job.call_tokens if job.query.constraint else 0) + 8
 
 
@@ -48,7 +48,7 @@ class Leftover:
 
 @dataclass
 class OpenDraft:
-    """A draft while it is written."""
+    """A draft that is being written."""
 
     job: DraftJob
     key: SequenceKey
@@ -76,7 +76,7 @@ class OpenDraft:
     failure: Failure | None = None
     _added: AddedText = field(init=False, repr=False)
     _decided: int = 0
-    """After how many tokens it is decided whether the draft may be cut there."""
+    """Up to how many tokens it has been decided whether the draft may be cut."""
     _boundaries: dict[Callable[..., int], int] = field(default_factory=dict)
     """Function of ``CUTS`` -> the last place that it has found."""
 
@@ -204,7 +204,7 @@ class OpenDraft:
         size = len(self.tokens)
         if constraint.state.must_end():
             self.end = End(size, ended=True)
-        # a call is complete, and the turn continues: the vote is on this call alone
+        # a call is complete, and the turn continues: members vote on this call alone
         elif constraint.call_end:
             self.end = End(constraint.call_end)
         elif constraint.state.in_call:
@@ -251,7 +251,7 @@ class OpenDraft:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Within this, an error of the grammar fails this draft and no other."""
+        """A context in which an error of the grammar fails this draft and no other."""
         try:
             yield
         except Exception as error:
@@ -287,7 +287,7 @@ def _write(cache: Cache, drafts: Sequence[OpenDraft]) -> None:
 def _add_token(
     drafts: Sequence[OpenDraft], logits: dict[SequenceKey, Logits], masks: list[Any]
 ) -> None:
-    """Sample the next token of each of these."""
+    """Sample the next token of each of these drafts."""
     rows = np.stack([logits[draft.key] for draft in drafts])
     how = [_sampling(draft) for draft in drafts]
     is_masked = any(mask is not None for mask in masks)
@@ -302,8 +302,8 @@ def _add_token(
 
 
 def _sampling(draft: OpenDraft) -> Sampling:
-    """The draft's sampling, without a penalty where the grammar binds it: there repetition is not
-    the model's choice, and a penalty would change what it copies."""
+    """The draft's sampling, without a penalty where the grammar constrains the draft. There,
+    repetition is not the model's choice, and a penalty would change what it copies."""
     free = draft.constraint is None or draft.constraint.free
     if free or draft.sampling.repetition_penalty is None:
         return draft.sampling

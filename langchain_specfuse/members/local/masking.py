@@ -1,7 +1,8 @@
-"""Token masks for constrained drafts: how far a draft is in its grammar, and which tokens may come
-next.
+"""Token masks for constrained drafts: how far a draft has advanced in its grammar, and which tokens
+may come next.
 
-This connects grammars (``constraints``: bytes and bit masks) with drafts (tokens and logits).
+This module connects grammars (``constraints``: bytes and bit masks) with drafts (tokens and
+logits).
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from ...constraints import Grammar, State
 from .strands import Logits
 
 FORCED_CHARS = 4
-"""From this many characters on, text with only one continuation is not drafted: it is agreed
-without a vote."""
+"""If a constraint forces at least this many characters, they are not drafted but agreed without a
+vote."""
 MOST_REFUSED = 16
-"""A mask may allow more than its grammar does. After this many wrong tokens at one place the draft
-ends."""
+"""A mask may allow more than its grammar does. After this many illegal tokens at one place, the
+draft ends."""
 ANY_BYTE = 256
 STRUCTURE = frozenset("{}[],:")
 """A draft may be cut after these where no word ends: JSON has few other places."""
 
 
 class AnswerState:
-    """How far the agreed answer is in the grammar. It is kept per query, and can be made again from
-    any answer."""
+    """How far the agreed answer has advanced in the grammar. It is kept per query, and can be made
+    again from any answer."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
@@ -49,7 +50,7 @@ class AnswerState:
 
 @dataclass
 class DraftConstraint:
-    """How far one draft is in its grammar; it moves token by token."""
+    """How far one draft has advanced in its grammar. It advances token by token."""
 
     state: State
     begin: str = ""
@@ -87,7 +88,7 @@ class DraftConstraint:
         )
 
     def take(self, token: int) -> bool:
-        """Move past this token; False if it is illegal."""
+        """Advance past this token. Returns False if it is illegal."""
         before = self.state.in_call
         if not self.state.put(token):
             return False
@@ -97,8 +98,8 @@ class DraftConstraint:
         return True
 
     def exclude(self, token: int) -> bool:
-        """Mask this token too, so that another is picked. False: no token is left, or the mask was
-        wrong too often."""
+        """Mask this token, too, so that another is picked. Returns False if no token is left, or if
+        the mask was wrong too often."""
         if self.mask is None or self.refused >= MOST_REFUSED:
             return False
         self._mask = self._mask.copy()

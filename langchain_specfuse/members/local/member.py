@@ -99,7 +99,8 @@ class LocalMember(ABC):
 
     def _start_unloaded(self, in_memory: Weights | None) -> None:
         self.cache: Cache | None = None
-        """Everything that it and others with the same adapter have read. None: not loaded."""
+        """Everything that this member and others with the same adapter have read. None: not
+        loaded."""
         self.states: dict[str, QueryState] = {}
         """By query id."""
         self._prompts: Prompts | None = None
@@ -117,8 +118,8 @@ class LocalMember(ABC):
         return masked(f"{text})")
 
     def __getstate__(self) -> dict[str, Any]:
-        """What it is made from, and nothing that it has loaded: the process that unpickles it loads
-        for itself."""
+        """What it is made from, without anything that it has loaded: the process that unpickles it
+        loads the weights itself."""
         if self._in_memory is not None:
             error = UsageError(f"{self.name} is a model in memory, which stays in its process")
             raise advised(
@@ -188,7 +189,7 @@ class LocalMember(ABC):
         """Free the weights and all caches (weights given in memory stay yours). The next job loads
         them again.
 
-        What is shared stays while another member has it.
+        Shared weights and caches stay while another member uses them.
         """
         cache, self.cache = self.cache, None
         self._prompts = self._vocabulary = self._probe = None
@@ -200,7 +201,7 @@ class LocalMember(ABC):
                 self._forget(cache, query_id)
             cache.leave(self)
         self.states.clear()
-        del cache  # the last member frees it, and with it the adapter that it holds
+        del cache  # the last member frees the cache, and with it the adapter that the cache holds
         weights.prune()
 
     # --- what it keeps ----------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class LocalMember(ABC):
         return SequenceKey(query_id, self._id)
 
     def state(self, job: Job, prompts: Prompts) -> QueryState:
-        """What it keeps of the job's query; ``prompts`` make it where it is new."""
+        """What it keeps of the job's query. For a new query, ``prompts`` makes it."""
         query = job.query
         if query.id not in self.states:
             think = isinstance(job, DraftJob) or job.thinks
@@ -291,7 +292,7 @@ class LocalMember(ABC):
 
     @abstractmethod
     def _load_weights(self) -> Weights:
-        """Its weights; loaded now unless another member has them."""
+        """Its weights. They are loaded now unless another member has loaded them."""
 
     def _loaded_cache(self) -> Cache:
         cache = self.cache
@@ -352,7 +353,7 @@ def _checked_adapter(adapter: str | os.PathLike[str] | None) -> str | None:
 
 
 def _absolute(path: str) -> str:
-    """The same file for a process that works in another folder."""
+    """An absolute path to the file, for a process that works in another folder."""
     return os.path.abspath(path) if os.path.exists(path) else path
 
 

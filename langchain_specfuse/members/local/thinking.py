@@ -1,8 +1,8 @@
-"""What a reasoning model thinks before its first word. It is generated once per query and is not
-part of the answer.
+"""Generates the thought of a reasoning model before its first word, once per query. It is not part
+of the answer.
 
-A thought depends on the query alone. It is greedy whatever the job's sampling is, so drafting and
-scoring get the same thought, also after the member has lost its caches.
+A thought depends on the query alone. It is greedy whatever the job's sampling is, so drafts and
+scores are based on the same thought, even after the member has lost its caches.
 """
 
 from __future__ import annotations

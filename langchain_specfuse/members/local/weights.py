@@ -29,7 +29,7 @@ class Weights(ABC):
     vocabulary_size: int
     """There are logits for this many tokens: often for more than the tokenizer knows."""
     id: str | None = None
-    """Tells models apart that were given in memory and have no name."""
+    """Distinguishes models that were given in memory and have no name."""
 
     def __init__(self) -> None:
         self._caches: WeakValueDictionary[Any, Cache] = WeakValueDictionary()
@@ -53,7 +53,8 @@ class Weights(ABC):
 
     @abstractmethod
     def at_work(self) -> AbstractContextManager[None]:
-        """Everything that reads with the model, or frees what was read, happens within this."""
+        """A context in which all work with the model happens: reading, and freeing what was
+        read."""
 
     @abstractmethod
     def adapter(self, path: str, member: str) -> Any:
@@ -69,7 +70,7 @@ class Weights(ABC):
 
     @abstractmethod
     def describe(self, cache: Cache) -> str:
-        """Device, precision and the like, for people."""
+        """Device, precision and so on, in words."""
 
     @property
     @abstractmethod

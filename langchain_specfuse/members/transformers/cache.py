@@ -1,9 +1,9 @@
-"""A cache on the model's own cache of transformers, one sequence at a time.
+"""A cache that uses the model's own cache of transformers, one sequence at a time.
 
-Layers that hold keys and values can be cut back, also those with sliding windows: all keys are
-kept there, and the model's own masks hide the old ones. Recurrent layers can only be copied. When a
-model is loaded, :func:`best_cache` tries which of these gives the logits of a fresh reading. If
-none does, every pass reads everything: right, but slow.
+Layers that hold keys and values can be cut back, even those with sliding windows: all keys are
+kept, and the model's own masks hide the old ones. Recurrent layers can only be copied. When a
+model is loaded, :func:`best_cache` finds out which kind of cache gives the logits of a fresh
+reading. If none does, every pass reads the whole text, which is correct but slow.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PER_QUERY = 4
 """About how many strands an open query has: its text, its draft, and its branches."""
 LIMITS = {torch.float32: 1e-3}
 HALF_LIMIT = 0.12
-"""How far logits may lie from those of a fresh reading, relative to their spread. With real models,
-rounding makes a difference of up to 1e-5 in float32 and 0.05 in bfloat16, a wrong mask or position
-one of 0.3 to 0.8."""
+"""How far logits may differ from those of a fresh reading, relative to their spread. With real
+models, rounding makes a difference of up to 1e-5 in float32 and 0.05 in bfloat16, and a wrong mask
+or position makes one of 0.3 to 0.8."""
 CPU_WORK, GPU_WORK = 1.5e11, 5e13
 """The trial reads past a sliding window if its tokens times the model's parameters are at most
 this. That takes a few seconds."""
@@ -144,7 +144,7 @@ class ModelCache(Cache):
             strand.cut(0)
             return False
         if strand.state is not None:
-            strand.state.crop(size - len(strand.ids))  # minus the number of tokens that go
+            strand.state.crop(size - len(strand.ids))  # minus the number of tokens to remove
         strand.cut(size)
         return True
 
@@ -174,7 +174,7 @@ class ModelCache(Cache):
         try:
             return self.forward(tokens, cache=strand.state, rows=rows, adapter=self.adapter)
         except BaseException:
-            self.cut(strand, 0)  # what this state holds now belongs to no tokens
+            self.cut(strand, 0)  # the content of this state no longer corresponds to any tokens
             raise
 
     # --- memory -----------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""LoRA adapters, by peft: members of one base differ by small additions to its weights, and hold
-the base once.
+"""LoRA adapters, applied by peft: members of one base differ by small additions to its weights, and
+share the base.
 
-peft puts its layers into the model; a pass is read with one adapter or none, and the base's own
-weights stay as they are. What would change them, or load anything but numbers, is refused.
+peft puts its layers into the model. A pass uses one adapter or none, and the base's own weights
+stay unchanged. An adapter that would change them, or that would load anything but numbers, is
+refused.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Adapters:
         self._model = model
         self._alive: WeakValueDictionary[str, Adapter] = WeakValueDictionary()
         self._on: str | None = None
-        """The name of the one that is on; "": unknown."""
+        """The name of the adapter that is switched on; empty if unknown."""
         self._lock = threading.RLock()
         """A member may load while another one's pass is under way."""
 
@@ -115,21 +116,21 @@ class Adapters:
     def _delete(self, name: str) -> None:
         from peft.functional import delete_adapter
 
-        with warnings.catch_warnings(action="ignore"):  # it may be the one that is on
+        with warnings.catch_warnings(action="ignore"):  # it may be the one that is switched on
             delete_adapter(self._model, name, "lora_")
         getattr(self._model, "peft_config", {}).pop(name, None)
         self._on = ""
 
     @contextmanager
     def reading(self, adapter: Adapter | None) -> Iterator[None]:
-        """Within this, the model is read with this adapter. It stays on until :meth:`off`, because
-        switching takes a while."""
+        """A context in which the model uses this adapter. The adapter stays switched on until
+        :meth:`off`, because switching takes a while."""
         with self._lock:
             self._switch(adapter.name if adapter else None)
             yield
 
     def off(self) -> None:
-        """Switch adapters off: others may hold the model too."""
+        """Switch all adapters off, because other code may hold the model too."""
         with self._lock:
             self._switch(None)
 

@@ -43,10 +43,10 @@ class TransformersMember(LocalMember):
     ``adapter``
         A folder or hub id with a LoRA, as peft writes it.
     ``name``
-        What it is called (default: the last part of the adapter's or model's name).
+        The member's name (default: the last part of the adapter's or model's name).
     ``dtype``, ``device``
-        Default: the checkpoint's precision, where the device computes in it; the GPU with most
-        room, otherwise the CPU.
+        By default, the checkpoint's precision if the device computes in it, and the GPU with the
+        most free memory, otherwise the CPU.
     ``model_kwargs``
         More arguments of transformers' ``from_pretrained``, such as ``revision``,
         ``device_map``, ``attn_implementation`` and ``quantization_config``. Code in a repository
@@ -55,7 +55,7 @@ class TransformersMember(LocalMember):
         A template instead of the tokenizer's; ``"plain"`` is for base models. Arguments for the
         template.
     ``system_prompt``
-        Takes the place of the conversation's system messages.
+        Replaces the conversation's system messages.
     ``repetition_penalty``
         Above 1, tokens that occurred become less probable (default: as the model's generation
         config says). A base model that repeats itself needs one of its own; a call's takes its
@@ -63,13 +63,13 @@ class TransformersMember(LocalMember):
     ``thinking_tokens``
         A reasoning model thinks before its first word, for at most this many tokens (0: never).
     ``prefix_cache``
-        Bytes that what was read for earlier queries may take. True: a third of the cache; False:
-        nothing is kept.
+        How many bytes the cached prefixes of earlier queries may take. True: a third of the cache;
+        False: nothing is kept.
 
     Members of one model that differ in ``adapter``, ``system_prompt``, ``chat_template`` or
-    ``repetition_penalty`` share the weights. Equal members draft alike, also at a temperature above
-    0: ``samples=`` of the chat model gives several answers. Texts are read one after the other: for
-    many questions at once, a server or a ``.gguf`` file is faster.
+    ``repetition_penalty`` share the weights. Equal members draft alike, even at a temperature above
+    0; ``samples=`` of the chat model gives several answers. Texts are read one after the other, so
+    for many questions at once a server or a ``.gguf`` file is faster.
     """
 
     usual_source: ClassVar[Mapping[str, Any]] = {**vars(Source("")), "dtype": None}
