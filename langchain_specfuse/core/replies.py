@@ -41,9 +41,9 @@ def checked_reply(job: DraftJob | ScoreJob, reply: Any) -> Reply | PrefillPendin
     >>> checked_reply(job, Draft(" blue", tokens=(7,), logprobs=(-0.2,))).text
     ' blue'
     >>> checked_reply(job, Draft(" blue", logprobs=(0.2,))).message
-    'returned 0.2 as a log-probability (wanted a number of at most 0)'
+    'returned 0.2 as a log-probability (expected a number of at most 0)'
     >>> checked_reply(job, None).message
-    'replied with NoneType (wanted Draft)'
+    'replied with NoneType (expected Draft)'
     """
     try:
         failure = _wrong(job, reply)
@@ -79,7 +79,7 @@ def _wrong_kind(failure: Failure) -> Failure | None:
     known = ", ".join(KINDS)
     return Failure(
         "error",
-        f"failed with the unknown kind {failure.kind!r:.80} (wanted one of {known}): "
+        f"failed with the unknown kind {failure.kind!r:.80} (expected one of {known}): "
         f"{failure.message}",
         failure.cause,
         failure.effort,
@@ -100,13 +100,13 @@ def _wrong_type(reply: Any, expected: type) -> Failure | None:
     if issubclass(type(reply), expected):
         return None
     name = type(reply).__name__
-    return Failure("error", f"replied with {name} (wanted {expected.__name__})")
+    return Failure("error", f"replied with {name} (expected {expected.__name__})")
 
 
 def _wrong_rows(job: ScoreJob, reply: Scored) -> Failure | None:
     rows = reply.logprobs
     if len(rows) != len(job.candidates):
-        return Failure("error", f"scored {len(rows)} candidates (wanted {len(job.candidates)})")
+        return Failure("error", f"scored {len(rows)} candidates (expected {len(job.candidates)})")
     if reply.ends is not None and len(reply.ends) != len(rows):
         return Failure(
             "error", f"returned {len(reply.ends)} rows of ends for {len(rows)} candidates"
@@ -121,8 +121,10 @@ def _not_a_logprob(rows: Sequence[Sequence[float]]) -> Failure | None:
             continue
         for value in row:
             if not value <= ROUNDING:
-                wanted = "a number of at most 0"
-                return Failure("nan", f"returned {value} as a log-probability (wanted {wanted})")
+                expected = "a number of at most 0"
+                return Failure(
+                    "nan", f"returned {value} as a log-probability (expected {expected})"
+                )
     return None
 
 
@@ -138,7 +140,7 @@ def _wrong_field(reply: Any, kind: type) -> Failure | None:
             return Failure(
                 "error",
                 f"replied with nonsense: {kind.__name__}.{name} is {reprlib.repr(value)} "
-                f"(wanted {annotation})",
+                f"(expected {annotation})",
             )
         if annotation == "Effort":
             wrong = _wrong_field(value, Effort)

@@ -315,7 +315,7 @@ def _text_for(query: Query, line: Line) -> str:
     text = _text_of(value)
     if text is None:
         name = getattr(line, "__name__", type(line).__name__)
-        error = UsageError(f"the script {name!r} returned {_shown(value)}, wanted a text")
+        error = UsageError(f"the script {name!r} returned {_shown(value)}, expected a text")
         raise advised(error, "return a text, a dict (written as JSON) or an AIMessage")
     return text
 

@@ -125,16 +125,16 @@ NONSENSE = {
     "NaN": (
         Scored(((-1.0, math.nan),)),
         "nan",
-        "returned nan as a log-probability (wanted a number of at most 0)",
+        "returned nan as a log-probability (expected a number of at most 0)",
     ),
     "a probability": (
         Scored(((0.7,),)),
         "nan",
-        "returned 0.7 as a log-probability (wanted a number of at most 0)",
+        "returned 0.7 as a log-probability (expected a number of at most 0)",
     ),
-    "few rows": (Scored(()), "error", "scored 0 candidates (wanted 1)"),
-    "a draft": (Draft(" x"), "error", "replied with Draft (wanted Scored)"),
-    "nothing": (None, "error", "replied with NoneType (wanted Scored)"),
+    "few rows": (Scored(()), "error", "scored 0 candidates (expected 1)"),
+    "a draft": (Draft(" x"), "error", "replied with Draft (expected Scored)"),
+    "nothing": (None, "error", "replied with NoneType (expected Scored)"),
     "text": (Scored((("x",),)), "error", "replied with nonsense: Scored.logprobs is (('x',),)"),
     "None for a number": (
         Scored(((None, -1.0),)),

@@ -38,7 +38,7 @@ class OpenStream:
     """The length of the request, in words."""
     constraint: Constraint | None = None
     sampling: Sampling | None = None
-    """How it was requested: each sample has its own stream."""
+    """The sampling with which it was requested. Each sample has its own stream."""
     text: str = ""
     """What was read so far, spaced as the constraint demands."""
     finish: str = ""

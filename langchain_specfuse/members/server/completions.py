@@ -174,7 +174,7 @@ class Completions(Dialect):
                 raise MemberError(f"{self.model} broke off ({reason})", member=self.model)
         if len(choices) != count:
             raise MemberError(
-                f"{self.model} returned {amount(len(choices), 'choice')} (wanted {count})"
+                f"{self.model} returned {amount(len(choices), 'choice')} (expected {count})"
             )
         return choices
 

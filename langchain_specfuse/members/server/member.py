@@ -330,7 +330,7 @@ class ServerMember:
             return fitting[0]
         error = MemberError(
             f"the server at {self.address.url} serves {', '.join(served) or 'nothing'}; "
-            f"wanted {model or 'one model, or a name'}",
+            f"expected {model or 'one model, or a name'}",
             member=self.name,
             kind="not_found",
         )

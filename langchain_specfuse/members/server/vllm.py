@@ -146,7 +146,7 @@ class VLLM(Completions):
         reply = self.client.post("/v1/completions", body)
         if reply.get("model", self.model) != self.model:
             raise MemberError(
-                f"the server now serves {reply['model']!r} (wanted {self.model!r})",
+                f"the server now serves {reply['model']!r} (expected {self.model!r})",
                 kind="not_found",
             )
         choices = self.choices(reply, count)

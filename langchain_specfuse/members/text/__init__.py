@@ -1,2 +1,2 @@
-"""What every engine needs to know of text: seams between tokenizers, chat templates, tool prompts,
-thoughts."""
+"""Text handling that all engines share: seams between tokenizers, chat templates, tool prompts and
+reasoning."""

@@ -1,6 +1,6 @@
-"""What a chat template supports, found by rendering marked tools, calls, results and thoughts.
+"""Finds out what a chat template supports by rendering marked tools, calls, results and thoughts.
 
-The model's name is never used for that.
+The model's name is never used for this.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def attempt(render: Render, messages: Sequence[Message], **more: Any) -> str:
     """The rendering; empty if the template refuses."""
     try:
         return render(messages, **more)
-    except MemberError:  # a server could not be reached: the template has refused nothing
+    except MemberError:  # a server could not be reached, so this is not a refusal by the template
         raise
     except Exception:  # a template may raise anything
         return ""

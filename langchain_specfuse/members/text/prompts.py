@@ -127,7 +127,7 @@ class Context:
         return self._words.answer_ids(self._name, self._settled_ids, segments)
 
     def _after_last_own(self, answer: Sequence[Segment], start: int) -> int:
-        """The number of segments up to the member's last own one; 0 if it has none behind
+        """The number of segments up to the member's last own one; 0 if it has none after
         ``start``."""
         for at in range(len(answer) - 1, start - 1, -1):
             if self._name in answer[at].tokens:

@@ -1,7 +1,8 @@
-"""From turns to the prompt that a model expects, and how the model ends its turn.
+"""Turns conversations into the prompts that a model expects, and finds out how the model ends its
+turn.
 
-The chat template is the tokenizer's (or the user's) where there is one, and a plain one otherwise.
-What a template does not support (see :mod:`.native`) is written in words.
+The chat template is the tokenizer's or the user's if there is one, and a plain one otherwise. Parts
+of a conversation that the template does not support (see :mod:`.native`) are written in words.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ CALL_EXAMPLES = (
         ToolCall("convert", '{"value": 7, "unit": "feet"}'),
     ),
 )
-"""Two that differ: after a single one a base model calls whatever is most like it."""
+"""Two different examples. After a single example, a base model calls the tool that resembles it
+most."""
 PLAIN_HEADS = {"user": "## Question\n\n", "assistant": "## Answer\n\n"}
 PLAIN_END = "\n\n##"
 """A model without a chat template ends its turn by beginning the next heading."""
@@ -409,7 +411,7 @@ def with_system_folded(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _fitting(turns: Sequence[Turn], native: Native, constraint: Constraint | None) -> list[Turn]:
-    """The turns, with the calls and results as text that the template does not support."""
+    """The turns, with the calls and results that the template does not support written as text."""
     form = call_format(constraint)
     fitting: list[Turn] = []
     after_result = False

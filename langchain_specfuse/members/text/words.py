@@ -1,10 +1,10 @@
-"""How one tokenizer reads a text that others write too, and where a draft ends.
+"""How one tokenizer reads a text to which other members contribute, and where a draft ends.
 
 A member's own segments keep their own tokens. Text from others is tokenized in its context, never
 alone: a run of it is one text, cut into blocks at safe boundaries so that a long run costs no more
-than its end. Text that looks like a special token in an answer is text as well: a page of HTML must
-not end a turn with its ``</s>``. The text of new tokens is found by difference, which keeps every
-space whatever the tokenizer does at the beginning of a text.
+than its end. In an answer, text that looks like a special token is ordinary text: an HTML page must
+not end a turn with its ``</s>``. The text of new tokens is the difference between two decoded
+texts, which keeps every space whatever the tokenizer does at the beginning of a text.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ...core.answer import first_stop, held_back, is_safe, kept_tokens
 from ...core.values import DraftJob, Segment
 
 LEFT_TOKENS = 12
-"""This many tokens of context are decoded along, to see what a new token adds."""
+"""How many tokens of context are decoded, too, to find the text that a new token adds."""
 LEFT_CHARS = 48
-"""This many characters of context are tokenized along, so that the first new token is what it would
-be in the whole."""
+"""How many characters of context are tokenized, too, so that the first new token is the same as in
+the whole text."""
 ANCHORS = ("\n", "x", "0", ")")
 """A text that shares a token with its context is tokenized after one of these: alone, some
 tokenizers put a space first."""
@@ -37,8 +37,8 @@ HELD_BYTES = 4
 complete."""
 
 _ENCODING = Lock()
-"""Held while a tokenizer encodes: whether it recognises special tokens is a state of it, and
-members and token counters may share it."""
+"""Held while a tokenizer encodes. Whether it recognises special tokens is part of its state, and
+members and token counters may share a tokenizer."""
 
 
 class Words:
@@ -361,7 +361,7 @@ class PartialDraft:
     words: Words
     context: Sequence[int]
     limit: int
-    """It has at most this many tokens."""
+    """The greatest number of tokens."""
     end_text: str = ""
     """The text that ends a turn, for a model without tokens that do."""
     tokens: list[int] = field(default_factory=list)
@@ -386,8 +386,8 @@ class PartialDraft:
         ended: bool = False,
         ended_by: float = 0.0,
     ) -> None:
-        """Add drawn tokens, one by one: where the draft ends must not depend on how many came at
-        once.
+        """Add drawn tokens, one by one, because the end of the draft must not depend on how many
+        tokens arrive at once.
 
         ``ended``: the model ended its turn behind them, by a token of log-probability ``ended_by``.
         """

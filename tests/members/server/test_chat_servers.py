@@ -135,7 +135,7 @@ def test_a_key_is_sent_and_never_shown(serve: Serve, monkeypatch: pytest.MonkeyP
     ("options", "message"),
     [
         ({"chat_template": "plain"}, "it only chats, without chat_template="),
-        ({"model": "other"}, "serves llama3.2:latest; wanted other"),
+        ({"model": "other"}, "serves llama3.2:latest; expected other"),
     ],
 )
 def test_unsupported_arguments_are_refused(

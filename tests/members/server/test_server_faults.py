@@ -129,7 +129,7 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     "sends no choices": (
         lambda reply: reply | {"choices": []},
         "error",
-        "returned 0 choices (wanted",
+        "returned 0 choices (expected",
     ),
     "sends NaN": (_numbers(lambda row: [float("nan") for _ in row]), "nan", "nan as a log-prob"),
     "sends too few numbers": (_numbers(lambda row: row[:-1]), "error", "log-probabilities for"),
