@@ -87,7 +87,8 @@ def typed_events(name: str, data: Any, run_id: UUID) -> Iterator[Event]:
 
 
 class _Listener:
-    """What both handlers share: a method for each kind of event, or a function in its place."""
+    """The common part of both handlers: a method for each kind of event, or a function in its
+    place."""
 
     def __init__(
         self, *, on_round: OnRound = None, on_weights: OnWeights = None, on_exit: OnExit = None
@@ -121,8 +122,8 @@ class SpecFuseCallbackHandler(_Listener, BaseCallbackHandler):
 
 
 class AsyncSpecFuseCallbackHandler(_Listener, AsyncCallbackHandler):
-    """The same for asyncio: functions and methods may be coroutine functions. It works in
-    synchronous calls too."""
+    """The handler for asyncio: functions and methods may be coroutine functions. It also works in
+    synchronous calls."""
 
     async def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **kwargs: Any) -> None:
         for event in typed_events(name, data, run_id):

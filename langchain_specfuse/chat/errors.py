@@ -80,7 +80,8 @@ _KINDS: Mapping[str, _Class] = {
     "overflow": ContextOverflowError,
     "not_found": ModelNotFoundError,
 }
-"""LangChain's class for the kind of a :class:`.MemberError`; the kind ``error`` is too general."""
+"""LangChain's class for the kind of a :class:`.MemberError`. The kind ``error`` is too general to
+have one."""
 _STATUSES: Mapping[int, _Class] = {
     401: ModelAuthenticationError,
     403: ModelPermissionDeniedError,
@@ -230,7 +231,7 @@ def _with_class_of(
 
 
 def _advice(failures: Sequence[MemberError], classes: Sequence[_Class]) -> Iterator[str]:
-    """What to do about the failures that come without advice from their members."""
+    """Advice for the failures whose members give none."""
     if not failures:
         yield _BUDGET_SPENT
         return

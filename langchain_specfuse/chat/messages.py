@@ -43,8 +43,8 @@ _NO_TEXT = frozenset(
         "input_json_delta",
     }
 )
-"""Blocks of an AI message without text for members: reasoning, and calls, which are read from
-``tool_calls``."""
+"""Blocks of an AI message that contain no text for members: reasoning, and calls, which are read
+from ``tool_calls``."""
 BYTES_PER_TOKEN = 4
 """The length of a token that is assumed if no member can count tokens."""
 
@@ -322,7 +322,7 @@ def _attachment(block: Any) -> Attachment | None:
 
 
 def estimated_tokens(texts: Iterable[str]) -> int:
-    """About how many tokens these texts have, if no member can count."""
+    """An estimate of how many tokens these texts have, if no member can count tokens."""
     size = sum(len(text.encode(errors="replace")) for text in texts)
     return math.ceil(size / BYTES_PER_TOKEN)
 

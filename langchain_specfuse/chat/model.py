@@ -46,7 +46,8 @@ from .report import Report, RunScope
 from .schemas import openai_tools
 
 MAX_THREADS = 256
-"""A synchronous batch has a thread per question, which only waits; never more than this."""
+"""The most threads of a synchronous batch, which has one thread per question. The threads only
+wait."""
 _SAME_ANSWER = ("trace", "max_concurrency", "max_waiting", "run_scope")
 """Options of a call that do not change the answer."""
 _ELSEWHERE = frozenset(
@@ -56,12 +57,12 @@ _ELSEWHERE = frozenset(
         *("members", "verifiers", "model_name", "method", "stop"),
     }
 )
-"""Fields that do not change the answer, or that the identifying parameters name otherwise."""
+"""Fields that do not change the answer, or that have other names in the identifying parameters."""
 
 
 class _IsSerializable:
-    """``is_lc_serializable``: an object can be written as JSON if its members are names; the class
-    cannot say."""
+    """Makes ``is_lc_serializable`` depend on the object: it can be written as JSON if its members
+    are names. The class alone cannot tell."""
 
     def __get__(self, model: SpecFuseChatModel | None, owner: type) -> Callable[[], bool]:
         return lambda: (
@@ -157,7 +158,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
-            # A schema can take long to check, so that is done on another thread.
+            # A schema can take long to check, so another thread checks it.
             question = await asyncio.to_thread(
                 lambda: Question.of(messages, self._call(stop, kwargs), stop)
             )
@@ -165,7 +166,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
             format, chunks, report = self._outputs(
                 question, probes, RunScope.of(run_manager, run_scope), kwargs
             )
-            async with report, aclosing(await question.arounds(format)) as rounds:  # type: ignore[type-var]
+            # type: ignore[type-var]
+            async with report, aclosing(await question.arounds(format)) as rounds:
                 async for round in rounds:
                     await report.aadd(round)
                     for chunk in chunks.of(round):
@@ -211,7 +213,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return format, chunks, report
 
     def _splitter(self, question: Question, format: CallFormat) -> Splitter | None:
-        """Separates the calls of an answer from its text; None: it may call nothing."""
+        """Separates the calls of an answer from its text. None: the answer may not call a tool."""
         shape = question.shape
         if not shape.tools:
             return None
@@ -274,13 +276,13 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return _with_cost(await super().ainvoke(input, config, stop=stop, **kwargs))
 
     def batch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
-        """All questions at once: jobs that wait for a member together are one batch of its work."""
+        """Ask all questions at once. Jobs that wait for a member at the same time share a batch."""
         return super().batch(inputs, _all_at_once(config, len(inputs)), **kwargs)
 
     def batch_as_completed(
         self, inputs: Sequence[Any], config: Any = None, **kwargs: Any
     ) -> Iterator[Any]:
-        """All questions at once; answers as they come, each with its index."""
+        """Ask all questions at once. Yields each answer when it is complete, with its index."""
         return super().batch_as_completed(inputs, _all_at_once(config, len(inputs)), **kwargs)
 
     def bind(self, **kwargs: Any) -> Any:
@@ -300,13 +302,13 @@ class SpecFuseChatModel(Options, BaseChatModel):
         response_format: Any = None,
         **kwargs: Any,
     ) -> Runnable[Any, AIMessage]:
-        """This chat model with tools that it may call: functions, ``@tool`` objects, pydantic
-        classes, dicts.
+        """Return this chat model with tools that it may call: functions, ``@tool`` objects,
+        pydantic classes or dicts.
 
         ``tool_choice``: ``"auto"`` (the members' vote decides), ``"any"``, ``"none"`` or a tool's
-        name. With ``"auto"`` members may make several calls; forced to call, they make one, unless
-        ``parallel_tool_calls=True``. With ``response_format`` the answer is a call or an object of
-        that format.
+        name. With ``"auto"``, members may make several calls. If a call is forced, they make one,
+        unless ``parallel_tool_calls=True``. With ``response_format`` the answer is a call or an
+        object of that format.
         """
         choices = {
             "tools": openai_tools(tools, strict),
@@ -328,12 +330,12 @@ class SpecFuseChatModel(Options, BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[Any, Any]:
-        """This chat model with objects for answers, valid under the schema with any members.
+        """Return a runnable whose answers are objects, valid under the schema with any members.
 
-        ``schema``: a pydantic class, a dataclass (objects of it are returned), a TypedDict or a
-        JSON schema (dicts are). ``method``: ``"json_schema"``, ``"json_mode"`` (any object if there
-        is no schema) or ``"function_calling"``. ``include_raw``: a dict with ``raw``, ``parsed``
-        and ``parsing_error`` instead.
+        ``schema`` is a pydantic class or a dataclass (the answer is an instance), or a TypedDict or
+        a JSON schema (the answer is a dict). ``method`` is ``"json_schema"``, ``"json_mode"`` (any
+        object if there is no schema) or ``"function_calling"``. With ``include_raw``, the answer is
+        a dict with ``raw``, ``parsed`` and ``parsing_error``.
         """
         return _structured.structured(
             self._bound,
@@ -370,8 +372,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return list(first.token_ids(text))
 
     def get_num_tokens(self, text: str) -> int:
-        """The text's length in the first member's tokens; if it cannot count, a guess of four bytes
-        each."""
+        """The text's length in the first member's tokens. If that member cannot count tokens, four
+        bytes are counted as one."""
         if self.custom_get_token_ids is None and not hasattr(self._first_member(), "token_ids"):
             warnings.warn(
                 "The first member has no tokenizer here: counting four bytes as a token.",
@@ -406,8 +408,8 @@ class SpecFuseChatModel(Options, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """All choices that can change the answer, as plain JSON: the cache's key, and part of
-        traces."""
+        """Everything that can change the answer, as plain JSON. It is the key of caches and a part
+        of traces."""
         call = self._call()
         identities = _members.identities([*call.members, *call.verifiers])
         drafting = len(call.members)
@@ -432,14 +434,15 @@ class SpecFuseChatModel(Options, BaseChatModel):
         return super()._get_invocation_params(stop, **options)
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        # LangChain's own takes the serialized form, which leaves out members that are objects.
+        # LangChain's own method uses the serialized form, which leaves out members that are
+        # objects.
         kwargs = {name: value for name, value in kwargs.items() if name not in _SAME_ANSWER}
         params = self._get_invocation_params(stop=stop, **_shape.as_plain_data(kwargs))
         return str(sorted(params.items(), key=lambda item: item[0]))
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
-        # LangChain calls this before it starts a run: so a later fork is refused before it meets
-        # locks of imports, and options that cannot be are refused before a tracer sees them.
+        # LangChain calls this before it starts a run, so a forked process is refused before it
+        # waits for import locks, and invalid options are refused before a tracer sees them.
         note_question()
         kwargs.pop("run_scope", None)
         call = self._call(stop, kwargs)
@@ -447,7 +450,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
         params = super()._get_ls_params(call.stop or None, **options)
         params["ls_provider"] = _messages.PROVIDER
         params.setdefault("ls_model_name", "+".join(call.writers))
-        # LangChain adds this to every run. It is here because a stream's events have it, too.
+        # LangChain adds this to every run. It is here because the events of a stream have it, too.
         params["ls_integration"] = "langchain_chat_model"
         return params
 

@@ -76,7 +76,7 @@ class Options(Settings):
     @field_validator("result")
     @classmethod
     def _read_function(cls, result: Any) -> Any:
-        """Reads the file of a function now, because questions may come on an event loop."""
+        """Reads the file of a function now, because questions may be asked on an event loop."""
         if callable(result):
             function_id(result)
         return result
@@ -148,7 +148,7 @@ class Call(Options):
         fields = {name: getattr(model, name) for name in Options.model_fields}
         call = cls(**{"members": None, **_without_none(fields), **chosen})
         if call.calibration and "model" not in options:
-            # It was made for the chat model's members, not for one that is asked instead of them.
+            # The calibration was made for the chat model's members, not for those of this call.
             call = cls(**{**dict(call), **changes_for(call, call.writers)})
         return call
 
@@ -178,7 +178,7 @@ class Call(Options):
 
 
 def _check_lead(lead: str | None, writers: Sequence[str], method: Method) -> None:
-    """Refuse a lead that does not write, and one beside a method in which nobody leads."""
+    """Refuse a lead that does not write, and a lead with a method in which no member leads."""
     if lead in ("auto", None):
         return
     if lead not in writers:
@@ -207,7 +207,7 @@ class Foreign:
     advice: str
     """What to do instead."""
     neutral: Any = _UNDEFINED
-    """The value that asks for nothing, and is accepted; undefined: none is."""
+    """The neutral value, which is accepted. Undefined: no value is accepted."""
     is_ignored: bool = False
     """Whether the chat model accepts any value, with a warning in the log: LangChain's tools pass
     it to every chat model."""
@@ -334,7 +334,7 @@ def _with_model(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(name: str, known: Iterable[str]) -> UsageError:
-    """The error for an option that does not exist, or not here."""
+    """The error for an option that does not exist, or that cannot be chosen here."""
     if name in NOT_FOR_A_CALL or name in BaseChatModel.model_fields:
         error = UsageError(f"{name} is chosen when the chat model is made, not for one call")
         another = f"SpecFuseChatModel(..., {name}=...), or another chat model"

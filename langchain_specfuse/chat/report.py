@@ -120,7 +120,7 @@ class RunScope:
 
 
 class Report:
-    """Reports one answer. A context manager: an answer that breaks off is reported at its end."""
+    """Reports one answer. As a context manager, it also reports an answer that fails."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Report:
             self._trace(self._spans.of_round(round, data), data.left)
 
     def _trace_break(self, error: BaseException | None, failures: Sequence[MemberError]) -> None:
-        """Trace the round in which the answer broke off, if it did."""
+        """Trace the round in which the answer failed, if it did."""
         if error is None or self._is_finished or isinstance(error, UsageError) or not self._runs:
             return
         span = self._spans.of_break(error, failures, self.summary.rounds + 1)
@@ -255,7 +255,7 @@ def _failures_after(error: BaseException | None, round: int) -> list[MemberError
 
 
 class Summary:
-    """What the rounds of one answer add up to."""
+    """The summary of the rounds of one answer."""
 
     def __init__(self, members: Sequence[str]) -> None:
         self.members = tuple(members)
@@ -340,7 +340,7 @@ class SpanBuilder:
     def __init__(self, verifiers: Sequence[str], *, with_members: bool) -> None:
         self._verifiers = frozenset(verifiers)
         self._with_members = with_members
-        """Whether each member's drafting and scoring is a span too. Failures always are."""
+        """Whether each member's drafting and scoring is a span, too. A failure always is."""
         self._tail = ""
         self._length = 0
         self._last_end = time.time()
@@ -456,7 +456,7 @@ def _draft_outputs(round: Round, name: str) -> dict[str, Any]:
 
 
 def _score_contents(round: Round, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a verifier was asked, and what it replied."""
+    """The question to a verifier, and its reply."""
     scores = round.scores[name]
     inputs = {"drafts": {author: round.drafts[author].text for author in scores}}
     outputs = {"scores": dict(scores), "votes": dict(round.votes.get(name, {}))}
@@ -497,7 +497,7 @@ def _short(value: Any) -> Any:
 
 
 def _phase(round: Round, phase: str) -> tuple[float, float]:
-    """When a phase began, and how long it took."""
+    """The start of a phase, and its duration."""
     seconds = round.seconds.get(phase, 0.0)
     return round.began.get(phase) or time.time() - seconds, seconds
 

@@ -1,5 +1,5 @@
-"""Arguments that commands share: members, the method and the options of an answer, made from their
-definitions."""
+"""Arguments that several commands share: members, the method and the options of an answer. They are
+made from the definitions of the options."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NO_FLAGS = {
         f'redirect the answer: {PROGRAM} "Why is the sky blue?" -q > FILE',
     ),
 }
-"""Flags of other programs that nothing corresponds to, and what to do instead."""
+"""Flags of other programs that have no counterpart here, and what to do instead."""
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
 """Options of the chat model that every command has as flags."""
 
@@ -75,7 +75,7 @@ def new_parser(name: str, description: str, epilog: str = CODES) -> argparse.Arg
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports mistakes as the rest of the package does: with what was given, and what to do."""
+    """Reports mistakes like the rest of the package: with the value that was given, and advice."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         arguments, unknown = self.parse_known_args(args, namespace)

@@ -1,4 +1,5 @@
-"""``langchain-specfuse doctor``: are these members healthy, who leads, and do the others help?"""
+"""``langchain-specfuse doctor``: are these members healthy, which one leads, and do the others
+help?"""
 
 from __future__ import annotations
 
