@@ -47,10 +47,12 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Links into other libraries would need their inventories from the network.
     (r"py:.*", r"(collections|concurrent|decimal|os|pathlib|types|typing|uuid)(\..*)?"),
+    (r"py:.*", r"(FieldInfo|Finish|Ge|Gt|Le|Lt|Loop|NoneType|UUID)"),
     (
         r"py:.*",
-        r"(FieldInfo|Ge|Gt|Le|Lt|Loop|NoneType)|langchain_specfuse\.members\.(llamacpp|local|transformers)\..*",
+        r"langchain_specfuse\.(constraints|members\.(llamacpp|local|text|transformers))\..*",
     ),
+    (r"py:.*", r"langchain_specfuse\.evaluation\.running\.Ask"),
     (
         r"py:.*",
         r"(fastapi|langchain_core|langchain|langsmith|lm_eval|pydantic|torch|transformers)\..*",

@@ -332,7 +332,7 @@ class PrefillPending:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What the loop wants from members next. It expects ``{member: reply}`` for exactly these
-    members, with valid replies (see :func:`.checked_reply`)."""
+    members, with valid replies (see ``checked_reply`` in ``core.replies``)."""
 
     jobs: Mapping[str, DraftJob | ScoreJob]
     round: int

@@ -65,7 +65,7 @@ class System:
         }
 
     def fingerprint(self, identities: Mapping[str, Any]) -> str:
-        """A hash of everything that can change an answer. ``identities``: see :func:`identity`."""
+        """A hash of everything that can change an answer. ``identities``: see ``identity``."""
         members = [identities[name] for name in self.members]
         verifiers = [identities[name] for name in self.verifiers]
         settings = self.settings.model_dump(exclude=_LIMITS)
