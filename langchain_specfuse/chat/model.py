@@ -166,8 +166,7 @@ class SpecFuseChatModel(Options, BaseChatModel):
             format, chunks, report = self._outputs(
                 question, probes, RunScope.of(run_manager, run_scope), kwargs
             )
-            # type: ignore[type-var]
-            async with report, aclosing(await question.arounds(format)) as rounds:
+            async with report, aclosing(await question.arounds(format)) as rounds:  # type: ignore[type-var]
                 async for round in rounds:
                     await report.aadd(round)
                     for chunk in chunks.of(round):
