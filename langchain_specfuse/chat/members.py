@@ -172,6 +172,7 @@ def _new_member(arguments: dict[str, Any]) -> Member:
             from ..members.transformers.member import TransformersMember as Local  # type: ignore[assignment]
 
         if "cluster" not in arguments:
+            _refuse_placement(arguments)
             return Local(**arguments)
         from ..members.ray import RayMember
 
@@ -180,6 +181,17 @@ def _new_member(arguments: dict[str, Any]) -> Member:
         return RayMember(Local(**others), **placement)
     except ModuleNotFoundError as error:
         raise _missing_extra(str(model), arguments["name"], error) from error
+
+
+def _refuse_placement(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that place a member on a cluster where no cluster is named."""
+    for key in arguments:
+        if key in PLACEMENT:
+            error = UsageError(
+                f"{key}={arguments[key]!r:.80} is given for {arguments['name']!r}, but no cluster"
+            )
+            advice = "add cluster='auto', or leave it out: the member finds a GPU of this machine"
+            raise advised(error, advice)
 
 
 def _missing_extra(model: str, name: str, error: ModuleNotFoundError) -> UsageError:

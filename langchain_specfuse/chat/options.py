@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self
 from langchain_core.language_models import BaseChatModel
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ..core.options import Flag, Method, Settings
+from ..core.options import Flag, Method, Settings, shown
 from ..errors import UsageError, advised, meant
 from .calibration import changes_for
 from .functions import function_id
@@ -290,7 +290,7 @@ def translated(foreign: Mapping[str, Any], known: Iterable[str]) -> dict[str, An
             continue
         value = options.pop(name)
         if value != FOREIGN[name].neutral:
-            error = UsageError(f"{name} is not supported, got {value!r:.80}")
+            error = UsageError(f"{name} is not supported, got {shown(name, value)}")
             raise advised(error, FOREIGN[name].advice)
     if "model" in options:
         options = _with_model(options)

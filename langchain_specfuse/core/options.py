@@ -88,12 +88,12 @@ def refusal(
     elif expected:
         rule, place = f"must be {expected[name]}", ""
     value = first["input"]
-    wrong = UsageError(f"{name}{place} {rule}, got {_shown(name, value)}")
+    wrong = UsageError(f"{name}{place} {rule}, got {shown(name, value)}")
     choices = re.findall("'([^']*)'", str(context.get("expected", "")))
     return advised(wrong, meant(value, choices, note))
 
 
-def _shown(name: str, value: Any) -> str:
+def shown(name: str, value: Any) -> str:
     """A value for a message. The representation of an object of another kind may hold a secret."""
     if value is None or isinstance(value, str | int | float | list | tuple | Mapping):
         return f"{masked({name: value})[name]!r:.200}"
@@ -246,7 +246,8 @@ def _method(value: Any) -> Any:
     if isinstance(value, Mapping):
         return Method.named(**{"name": "robust", **value})
     error = UsageError(
-        f"method must be one of {', '.join(map(repr, METHODS))} or a Method, got {value!r:.80}"
+        f"method must be one of {', '.join(map(repr, METHODS))} or a Method, "
+        f"got {shown('method', value)}"
     )
     raise advised(error, "for example Method(exit='never')")
 
@@ -257,7 +258,7 @@ def _stop_strings(value: Any) -> Any:
         return None
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list | tuple) or not all(isinstance(text, str) for text in strings):
-        error = UsageError(f"stop must be a text or a list of texts, got {value!r:.200}")
+        error = UsageError(f"stop must be a text or a list of texts, got {shown('stop', value)}")
         raise advised(error, "for example stop=['\\n\\n', 'Question:']")
     if "" in strings:
         error = UsageError(f"a stop string must not be empty, got stop={value!r}")
@@ -270,7 +271,7 @@ def _result(value: Any) -> Any:
     if value is None or callable(value) or (isinstance(value, str) and value in RESULTS):
         return value
     names = ", ".join(map(repr, RESULTS))
-    error = UsageError(f"result must be one of {names} or a function, got {value!r:.80}")
+    error = UsageError(f"result must be one of {names} or a function, got {shown('result', value)}")
     raise advised(error, "a function takes an answer's text and returns its result, or None")
 
 
@@ -280,13 +281,15 @@ def _prior(value: Any) -> Any:
         return None
     if not isinstance(value, Mapping):
         error = UsageError(
-            f"prior must be a dict of member names and numbers above 0, got {value!r:.200}"
+            f"prior must be a dict of member names and numbers above 0, got {shown('prior', value)}"
         )
         raise advised(error, "leave it out for equal weights")
     for name, weight in value.items():
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not 0 < weight < float("inf"):
-            error = UsageError(f"prior of {name!r} must be a number above 0, got {weight!r:.80}")
+            error = UsageError(
+                f"prior of {name!r} must be a number above 0, got {shown('prior', weight)}"
+            )
             advice = "to keep a member from writing, put it in verifiers= or leave it out"
             raise advised(error, advice)
     return dict(value)

@@ -248,6 +248,14 @@ def test_the_lead_writes_unless_another_draft_is_better() -> None:
 
 # --- LangChain's cache ----------------------------------------------------------------------------
 
+
+def test_placement_without_a_cluster_says_what_is_missing() -> None:
+    llm = SpecFuseChatModel(members=[{"model": "a.gguf", "num_gpus": 1}])
+    with pytest.raises(UsageError, match=r"num_gpus=1 .* no cluster") as refused:
+        llm.invoke("Why?")
+    assert "cluster='auto'" in refused.value.__notes__[0]
+
+
 DIFFERENT: list[dict[str, Any]] = [
     {"temperature": 0.9, "seed": 1},
     {"temperature": 0.9, "seed": 2},

@@ -315,3 +315,18 @@ def test_other_ensembles_do_not_warn(llm: SpecFuseChatModel) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert llm.invoke("?").text == BLUE
+
+
+class Keeper:
+    """An object whose representation holds a secret."""
+
+    def __repr__(self) -> str:
+        return "Keeper(sk-secret)"
+
+
+@pytest.mark.parametrize("name", ["result", "stop", "prior", "method", "n"])
+def test_no_error_shows_the_representation_of_a_strange_object(name: str) -> None:
+    value = {"a": Keeper()} if name == "prior" else Keeper()
+    with pytest.raises(UsageError, match=name) as refused:
+        SpecFuseChatModel(members=[ScriptedMember("Blue.", name="a")], **{name: value})
+    assert "sk-secret" not in str(refused.value)

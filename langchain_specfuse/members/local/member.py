@@ -189,7 +189,9 @@ class LocalMember(ABC):
         """Free the weights and all caches (weights given in memory stay yours). The next job loads
         them again.
 
-        Shared weights and caches stay while another member uses them.
+        Shared weights and caches stay while another member uses them. Call it on the member's
+        worker, like everything else that changes the cache: ``llm.unload()`` and
+        :func:`~langchain_specfuse.unload` do.
         """
         cache, self.cache = self.cache, None
         self._prompts = self._vocabulary = self._probe = None
