@@ -314,7 +314,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    WRONG,
+    ids=[f"{k}: {message[:40]}" for k, (_, message) in enumerate(WRONG)],
+)
 def test_an_impossible_form_is_refused_before_anything_runs(
     options: dict[str, Any], message: str
 ) -> None:
