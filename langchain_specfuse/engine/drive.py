@@ -215,7 +215,7 @@ class Run:
                 "draft" if isinstance(job, DraftJob) else "score",
                 job,
                 partial(deliver, name),
-                wanted=lambda: not self._over,
+                is_needed=lambda: not self._over,
                 timeout_s=self._settings.member_timeout,
             )
             by_device.setdefault(member.device, []).append(queued)

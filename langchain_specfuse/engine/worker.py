@@ -45,7 +45,7 @@ def _ignore(reply: Any) -> None:
 class QueuedJob:
     """A job of one member in a worker's queue.
 
-    ``deliver`` is called once, from a thread of the worker, if the job is still wanted.
+    ``deliver`` is called once, from a thread of the worker, if the job is still needed.
     """
 
     member: Any
@@ -54,7 +54,7 @@ class QueuedJob:
     job is a plain function."""
     job: Any
     deliver: Callable[[Any], None]
-    wanted: Callable[[], bool] = lambda: True
+    is_needed: Callable[[], bool] = lambda: True
     timeout_s: float | None = None
     prefill_chunks: int | None = 0
     """As in :class:`.DraftJob`: 0 asks the member to report a long context, 1 to read a chunk, None
@@ -105,11 +105,11 @@ class JobQueue:
         self._waiting.clear()
 
     def take(self) -> list[QueuedJob]:
-        """The next batch: the oldest job that is still wanted, and all that can share a batch with
-        it. Empty if no job is wanted."""
+        """The next batch: the oldest job that is still needed, and all that can share a batch with
+        it. Empty if no job is needed."""
         # The queue is emptied first, because a finalizer that runs here may put something in.
         jobs = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        jobs = [queued for queued in jobs if queued.wanted()]
+        jobs = [queued for queued in jobs if queued.is_needed()]
         if not jobs:
             return []
         first = jobs[0]
@@ -156,7 +156,7 @@ class PrefillQueue:
             return None
         while self._waiting:
             queued = self._waiting.popleft()
-            if queued.wanted():
+            if queued.is_needed():
                 return queued
         return None
 
@@ -301,7 +301,7 @@ class Worker:
         batch = self._queue.take()
         if batch:
             return batch
-        # No queued job was still wanted, so nothing comes before the next chunk.
+        # No queued job was still needed, so nothing comes before the next chunk.
         chunk = self._prefill.take(others=False)
         return [] if chunk is None else [chunk]
 
@@ -395,7 +395,7 @@ class Worker:
             if overdue is None:
                 return False
             left_s = overdue.left_s(first.timeout_s)
-            overdue.waiting = [queued for queued in overdue.waiting if queued.wanted()] + batch
+            overdue.waiting = [queued for queued in overdue.waiting if queued.is_needed()] + batch
         if left_s is not None and left_s <= 0:
             self._fail_waiting(batch, overdue)
         else:
@@ -425,7 +425,7 @@ def _timer(after_s: float | None, act: Callable[..., None], *args: Any) -> threa
 
 def _deliver(replies: Sequence[tuple[QueuedJob, Any]]) -> None:
     for queued, reply in replies:
-        if not queued.wanted():
+        if not queued.is_needed():
             continue
         try:
             queued.deliver(reply)

@@ -191,7 +191,7 @@ class OpenDraft:
             cuts = CUTS[:1] if prose else CUTS
             how: Any = {
                 "limit": self.limit,
-                "wanted": length,
+                "target": length,
                 "end_text": end_text,
                 "hold": hold,
                 "cuts": cuts,

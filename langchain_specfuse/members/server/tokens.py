@@ -161,7 +161,7 @@ class TokenSession:
         while draft.end is None:
             ids = [*context, *draft.tokens]
             sampling = _sampling_at(job, len(ids))
-            draw = Draw(job.query.id, ids, draft.wanted, sampling, constraint)
+            draw = Draw(job.query.id, ids, draft.next_count, sampling, constraint)
             drawn = self.dialect.draw(draw)
             read = 0 if drawn.reused is None else len(ids) - drawn.reused
             effort += Effort(read=read + len(drawn.tokens), reused=drawn.reused or 0)

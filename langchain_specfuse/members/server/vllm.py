@@ -38,7 +38,7 @@ class VLLM(Completions):
         body = {
             **self._body([list(draw.ids)], draw.count),
             **_sampling_fields(draw.sampling),
-            **self._wanted(self.stops),
+            **self._logprobs_of(self.stops),
             **_guided(draw.constraint),
             "stop_token_ids": list(self.stops),
             "seed": draw.sampling.seed,
@@ -82,7 +82,7 @@ class VLLM(Completions):
         for prefixes in _requests(needed):
             ids = sorted(set().union(*(needed[prefix] for prefix in prefixes)))
             prompts = [list(prefix) for prefix in prefixes]
-            body = {**self._body(prompts, 1), **self._wanted(ids), "temperature": 0.0}
+            body = {**self._body(prompts, 1), **self._logprobs_of(ids), "temperature": 0.0}
             choices, _ = self._post(body, len(prefixes))
             for prefix, choice in zip(prefixes, choices, strict=True):
                 logprobs[prefix] = choice["logprobs"]["top_logprobs"][0]
@@ -138,7 +138,7 @@ class VLLM(Completions):
         }
 
     @staticmethod
-    def _wanted(ids: Sequence[int]) -> dict[str, Any]:
+    def _logprobs_of(ids: Sequence[int]) -> dict[str, Any]:
         return {"logprob_token_ids": list(ids)} if ids else {}
 
     def _post(self, body: Mapping[str, Any], count: int) -> tuple[list[Any], Mapping[str, Any]]:

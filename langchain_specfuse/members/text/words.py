@@ -259,8 +259,8 @@ def either(logprobs: Iterable[float]) -> float:
 # --- where a draft ends ---------------------------------------------------------------------------
 
 OVERTIME = 2
-"""A draft without a safe boundary may become this many times as long as wanted, and eight tokens
-more."""
+"""A draft without a safe boundary may have this many times as many tokens as its target, plus
+eight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ def find_end(
     ends: Sequence[int],
     *,
     limit: int,
-    wanted: int | None = None,
+    target: int | None = None,
     end_text: str = "",
     hold: str = "",
     cuts: Sequence[Callable[[str, Sequence[int], int], int]] = (kept_tokens,),
@@ -304,27 +304,27 @@ def find_end(
     :meth:`.text_after`.
 
     A draft ends where ``end_text`` ends the turn, at a stop string, after ``limit`` tokens, or at
-    the last safe boundary once it has ``wanted`` tokens (default: the job's). Text such as ``hold``
+    the last safe boundary once it has ``target`` tokens (default: the job's). Text such as ``hold``
     is not cut in two. ``cuts`` are functions that find a boundary; the first that finds one counts.
     """
     size = len(ends)
-    wanted = wanted or job.segment_tokens
+    target = target or job.segment_tokens
     at = text.find(end_text) if end_text else -1
     if at >= 0:
         return end_at(words, text, ends, at, ended=True)
     if first_stop(tail_of(job) + text, job.stop) is not None or size >= limit:
         return End(complete(ends))
-    if size < wanted:
+    if size < target:
         return None
     # Text that may begin ``end_text`` is held back: the next tokens will tell.
     open_end = len(text) - held_back(text, (end_text, hold))
     whole = sum(end <= open_end for end in ends)
-    for most in (min(wanted, whole), whole):
+    for most in (min(target, whole), whole):
         for cut in cuts:
             kept = cut(text, ends, most)
             if kept:
                 return End(kept)
-    return End(complete(ends)) if size >= OVERTIME * wanted + 8 else None
+    return End(complete(ends)) if size >= OVERTIME * target + 8 else None
 
 
 def end_at(words: Words, text: str, ends: Sequence[int], at: int, *, ended: bool) -> End:
@@ -374,7 +374,7 @@ class PartialDraft:
         self._added = AddedText(self.words, self.context)
 
     @property
-    def wanted(self) -> int:
+    def next_count(self) -> int:
         """How many tokens to draw next."""
         return min(self.job.segment_tokens, self.limit - len(self.tokens))
 
