@@ -131,14 +131,6 @@ def imported(module: str, what: str, extra: str) -> Any:
         raise advised(missing, f'pip install "langchain-specfuse[{extra}]"') from error
 
 
-def check_whole_number(name: str, value: object, advice: str, *, least: int = 1) -> None:
-    """Raise ``UsageError`` with this advice unless the value is a whole number of at least
-    ``least``. True and False are not numbers here."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        error = UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        raise advised(error, advice)
-
-
 def advised(error: _E, advice: str) -> _E:
     """The same error with a note that says what to do next."""
     error.add_note(f"-> {advice}")
