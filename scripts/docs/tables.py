@@ -292,6 +292,34 @@ def threads(results: Result) -> str:
     return _joined(lines, source("benchmarks/threads", results["about"], details))
 
 
+def gpu(results: Result) -> str:
+    """A model on a GPU: alone, in a vote of three, and with eight questions at once."""
+    rows = []
+    for shape, figures in results.items():
+        if shape == "about":
+            continue
+        rows.append(
+            (
+                shape.upper(),
+                f"{figures['generate_tokens_per_s']:.1f}",
+                f"{figures['alone_over_generate']:.2f} times",
+                f"{figures['vote_over_generate']:.2f} times",
+                f"{figures['eight_at_once_speedup']:.2f} times as fast",
+            )
+        )
+    heads = (
+        "parameters",
+        "`generate`, tokens/s",
+        "one member, time over `generate`'s",
+        "vote of three, time over `generate`'s",
+        "eight questions at once, over one after another",
+    )
+    about = results["about"]
+    tokens = about["arguments"]["tokens"]
+    details = f"random weights of Llama's shape, bfloat16; {tokens} tokens"
+    return _joined(table(heads, rows), source("benchmarks/gpu", about, details))
+
+
 def tracing(results: Result) -> str:
     """What a round costs the thread that reads the answer."""
     rows = [
