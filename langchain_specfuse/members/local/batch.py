@@ -1,10 +1,9 @@
-"""Forms batches of the jobs of one cache, and turns each job into tokens and then into a reply
-(:class:`OpenJob`).
+"""Answers a batch of jobs for one cache: turns each job into tokens and then into a reply
+(:class:`OpenJob`). The worker has formed the batch.
 
 Members that reason do so first. Jobs whose context does not fit fail, long contexts are read in
-chunks, and all other jobs are answered in batches that fit into memory (:meth:`.Cache.batches`
-decides how many jobs are computed at once). If a batch fails, each of its jobs is tried alone.
-``drafting`` writes the drafts.
+chunks, and all other jobs are computed in parts that fit into memory (:meth:`.Cache.batches`). If a
+part fails, each of its jobs is tried alone. ``drafting`` writes the drafts.
 """
 
 from __future__ import annotations
@@ -273,7 +272,7 @@ class OpenJob:
     size: int = 0
     """At most about this many tokens must be cached for it."""
     prompts: Prompts = field(init=False)
-    """The member's cache, kept here in case the member is unloaded meanwhile."""
+    """The member's prompts, kept here in case the member is unloaded meanwhile."""
 
     def __post_init__(self) -> None:
         self.prompts = self.member.prompts
