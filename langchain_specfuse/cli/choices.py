@@ -61,7 +61,7 @@ NO_FLAGS = {
 }
 """Flags of other programs that have no counterpart here, and what to do instead."""
 ANSWER = ("segment_tokens", "max_tokens", "temperature", "top_p", "seed", "member_timeout")
-"""Options of the chat model that every command has as flags."""
+"""Fields of ``Settings`` that every command has as flags."""
 
 
 def say(text: str) -> None:
@@ -166,7 +166,7 @@ def add_members(parser: argparse.ArgumentParser) -> None:
 
 
 def add_answer(parser: argparse.ArgumentParser, *more: str, **defaults: str) -> Any:
-    """Arguments about the method and the answer. ``more``: further options of the chat model.
+    """Arguments about the method and the answer. ``more``: further fields of ``Settings``.
     ``defaults``: other defaults, for the help. Returns the group."""
     group = parser.add_argument_group("method and answer")
     group.add_argument(
@@ -177,7 +177,7 @@ def add_answer(parser: argparse.ArgumentParser, *more: str, **defaults: str) -> 
         help=f"{', '.join(METHODS)} (default: robust), or an option such as exit=never; "
         "repeatable; help: list all",
     )
-    add_fields(group, Options.model_fields, (*ANSWER, *more), **defaults)
+    add_fields(group, Settings.model_fields, (*ANSWER, *more), **defaults)
     return group
 
 
