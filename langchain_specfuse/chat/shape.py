@@ -324,7 +324,8 @@ def _tool_choice(choice: Any, names: Sequence[str]) -> str:
     if name in ("auto", "any", "none", "required"):
         return "any" if name == "required" else name
     error = UsageError(
-        f"tool_choice names {name!r}, which is not a tool; there are {', '.join(map(repr, names))}"
+        f"tool_choice names {name!r}, which is not a tool; the tools are "
+        + ", ".join(map(repr, names))
     )
     raise advised(error, "name one of them, or 'auto', 'any', 'none'")
 

@@ -34,8 +34,8 @@ def parser() -> argparse.ArgumentParser:
     parser = new_parser(
         "eval",
         "Does the ensemble help on these questions? Asks every member alone and the ensemble, and "
-        "compares them: wins, losses, exact p, cost. Stop it at any time; started again, it "
-        "continues.",
+        "compares them: wins, losses, exact p, cost. You can stop it at any time; "
+        "the next run continues where it stopped.",
         f"for example: {PROGRAM} eval questions.jsonl --checker contains --members A B C. {CODES}",
     )
     parser.add_argument(

@@ -296,7 +296,7 @@ def _refuse_word(text: str) -> None:
     elif word in SUBCOMMANDS:
         advice = f"put the command first: {PROGRAM} {word}"
     elif near:
-        advice = f"did you mean '{PROGRAM} {near[0]}'?"
+        advice = f"you may mean: {PROGRAM} {near[0]}"
     else:
         return
     error = UsageError(f"there is no command {text!r}, and it does not look like a question")

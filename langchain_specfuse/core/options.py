@@ -81,7 +81,8 @@ def refusal(
     note = f"{name}: {meaning}" if meaning else f"leave {name} out, or see what it must be"
     if first["type"] in ("missing", "missing_argument"):
         return advised(UsageError(f"{name} is missing"), note)
-    rule = re.sub(r"^\w+ should", "must", first["msg"].partition(", unable to")[0])
+    problem = re.sub(", unable to.*| after validation, not .*", "", first["msg"])
+    rule = re.sub(r"^\w+ should", "must", problem)
     place = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
     if cause is not None:
         rule = str(cause)

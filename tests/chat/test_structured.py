@@ -295,6 +295,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"choice": {"yes", "no"}}, "choice must be a valid list, got a value of type set"),
     ({"choice": iter(["yes", "no"])}, "choice must be a valid list"),
     ({"choice": ["yes", ""]}, "choice[1] must have at least 1 character, got ''"),
+    ({"choice": []}, "choice must have at least 1 item, got []"),
     ({"regex": ""}, "regex must have at least 1 character, got ''"),
     ({"response_format": {"type": "xml"}}, "response_format has an unknown type"),
     (

@@ -148,7 +148,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "\ud800", "parameters": STRINGS}]}, "is not valid UTF-8"),
     (
         {"tools": [add], "tool_choice": "sub"},
-        "tool_choice names 'sub', which is not a tool; there are 'add'",
+        "tool_choice names 'sub', which is not a tool; the tools are 'add'",
     ),
     ({"tools": [add], "tool_choice": 7}, "tool_choice must be"),
     ({"tools": [add], "tool_choice": {"type": "function"}}, "tool_choice must be"),
