@@ -5,7 +5,7 @@
 PYTHON ?= python3
 QUESTION ?= Why is the sky blue?
 DEMO ?= default
-export PYTHON QUESTION DEMO
+export PYTHON QUESTION
 # pip does not compile what it installs: Python does so at the first import, and keeps the result.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,6 +21,7 @@ install: .venv/.ready ## create .venv with everything that development needs
 	@echo "ready: .venv"
 
 # Its environment has no torch.
+demo: export DEMO := $(DEMO)
 demo: .venv-demo/.ready ## watch two real language models write one answer (QUESTION="..." asks another, DEMO=small is light)
 	.venv-demo/bin/langchain-specfuse --yes "$$QUESTION"
 
