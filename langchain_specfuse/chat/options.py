@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from langchain_core.language_models import BaseChatModel
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ..core.options import Flag, Method, Settings, shown
 from ..errors import UsageError, advised, meant
@@ -25,29 +25,18 @@ from .report import Depth
 log = logging.getLogger("langchain_specfuse")
 
 
-def _path(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _list(value: Any) -> Any:
-    """A tuple as a list. A set has no order, and an iterator can be read only once."""
-    return list(value) if isinstance(value, tuple) else value
-
-
 class Options(Settings):
     """The fields of the chat model that are not LangChain's."""
 
-    members: Annotated[list[Any], BeforeValidator(lambda value: members_list(value, "members"))] = (
-        Field(
-            description="the models that write: hub ids, folders, .gguf files, base+adapter, "
-            "servers' addresses, names such as 'openai:gpt-4.1-mini', chat models, dicts of "
-            "arguments, or member objects"
-        )
+    members: list[Any] = Field(
+        description="the models that write: hub ids, folders, .gguf files, base+adapter, "
+        "servers' addresses, names such as 'openai:gpt-4.1-mini', chat models, dicts of "
+        "arguments, or member objects"
     )
-    verifiers: Annotated[
-        list[Any], BeforeValidator(lambda value: members_list(value, "verifiers"))
-    ] = Field(default_factory=list, description="members that vote but never write")
-    model_name: Annotated[str | None, BeforeValidator(_path)] = Field(
+    verifiers: list[Any] = Field(
+        default_factory=list, description="members that vote but never write"
+    )
+    model_name: str | None = Field(
         default=None, description="the name in traces and metadata (default: the members' names)"
     )
     trace: Depth = Field(
@@ -64,7 +53,7 @@ class Options(Settings):
         default=False,
         description="add the log-probabilities of the answer's tokens to response_metadata",
     )
-    calibration: Annotated[str | None, BeforeValidator(_path)] = Field(
+    calibration: str | None = Field(
         default=None,
         description="file of doctor --profile: which member leads, and how the others take part",
     )
@@ -72,6 +61,20 @@ class Options(Settings):
         default=None,
         description="LangChain's switch: True streams inside invoke as well, False never streams",
     )
+
+    # Validators are methods, not functions in ``Annotated``: pydantic keeps such a function of this
+    # module alive, and on Python 3.13 nothing is freed at the end of the process then, so an
+    # unfinished stream would not be reported.
+
+    @field_validator("members", "verifiers", mode="before")
+    @classmethod
+    def _check_members(cls, members: Any, info: ValidationInfo) -> list[Any]:
+        return members_list(members, str(info.field_name))
+
+    @field_validator("model_name", "calibration", mode="before")
+    @classmethod
+    def _path_as_text(cls, path: Any) -> Any:
+        return os.fspath(path) if isinstance(path, os.PathLike) else path
 
     @field_validator("result")
     @classmethod
@@ -118,7 +121,6 @@ class Call(Options):
     choice: (
         Annotated[
             list[Annotated[str, Field(min_length=1)]],
-            BeforeValidator(_list),
             Field(strict=True, min_length=1),
         ]
         | None
@@ -128,6 +130,12 @@ class Call(Options):
     grammar: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="the answer follows this grammar, for example 'root ::= \"x\"'"
     )
+
+    @field_validator("choice", mode="before")
+    @classmethod
+    def _choice_as_list(cls, choice: Any) -> Any:
+        """A tuple as a list. A set has no order, and an iterator can be read only once."""
+        return list(choice) if isinstance(choice, tuple) else choice
 
     @classmethod
     def of(
