@@ -12,8 +12,11 @@ from tests.golden.record import FOLDER, path_of, plain, with_recorded_numbers, w
 
 
 def parameters() -> list[object]:
-    marks = dict.fromkeys(scenarios.beginning_with(["llamacpp"]), pytest.mark.real)
-    return [pytest.param(name, marks=marks.get(name, ())) for name in scenarios.ALL]
+    marks = (pytest.mark.real, pytest.mark.long)
+    on_real_weights = scenarios.beginning_with(["llamacpp"])
+    return [
+        pytest.param(name, marks=marks if name in on_real_weights else ()) for name in scenarios.ALL
+    ]
 
 
 @pytest.mark.parametrize("name", parameters())
