@@ -63,8 +63,6 @@ _IDS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 def identity(reference: Reference, name: str) -> dict[str, Any]:
     """Everything that affects this member's output, as plain JSON for caches and traces. Secrets
     are left out: answers do not depend on whose key is used."""
-    if isinstance(reference, str) and not is_server(reference):
-        return _identity(reference, name)  # only an address can hold a password
     return dict(masked(_identity(reference, name)))
 
 

@@ -188,3 +188,11 @@ def test_an_address_with_a_secret_is_refused_and_not_shown(address: str) -> None
         with pytest.raises(UsageError) as caught:
             way()
         assert "canary" not in everything_in(caught.value), everything_in(caught.value)
+
+
+def test_a_key_in_the_name_of_a_file_is_hidden_in_identities(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPECFUSE_API_KEY", KEY)
+    llm = SpecFuseChatModel(members=[f"models/{KEY}/tiny.gguf"])
+    assert KEY not in json.dumps(llm._identifying_params)
