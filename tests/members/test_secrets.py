@@ -24,6 +24,7 @@ from langchain_specfuse import (
 from langchain_specfuse.core.values import DraftJob, Failure, Sampling
 from langchain_specfuse.evaluation.running import on_worker
 from langchain_specfuse.members.server import http
+from langchain_specfuse.secret_values import remember
 from langchain_specfuse.show.page import page
 from langchain_specfuse.show.trace import Trace
 
@@ -190,9 +191,8 @@ def test_an_address_with_a_secret_is_refused_and_not_shown(address: str) -> None
         assert "canary" not in everything_in(caught.value), everything_in(caught.value)
 
 
-def test_a_key_in_the_name_of_a_file_is_hidden_in_identities(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("SPECFUSE_API_KEY", KEY)
-    llm = SpecFuseChatModel(members=[f"models/{KEY}/tiny.gguf"])
-    assert KEY not in json.dumps(llm._identifying_params)
+def test_a_known_key_in_the_name_of_a_file_is_hidden_in_identities() -> None:
+    key = "sk-canary-in-a-path"
+    remember({"api_key": key})
+    llm = SpecFuseChatModel(members=[f"models/{key}/tiny.gguf"])
+    assert key not in json.dumps(llm._identifying_params)
