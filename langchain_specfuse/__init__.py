@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from . import checks as checks
     from .chat.callbacks import AsyncSpecFuseCallbackHandler as AsyncSpecFuseCallbackHandler
     from .chat.callbacks import ExitEvent as ExitEvent
     from .chat.callbacks import RoundEvent as RoundEvent
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .core.options import Method as Method
     from .demo import demo_members as demo_members
     from .errors import BusyError as BusyError
+    from .errors import CheckError as CheckError
     from .errors import EnsembleError as EnsembleError
     from .errors import MemberError as MemberError
     from .errors import SpecFuseError as SpecFuseError
@@ -50,7 +52,7 @@ _NAMES = {
     "chat.model": "ChatSpecFuse SpecFuseChatModel",
     "core.options": "METHODS Method",
     "demo": "demo_members",
-    "errors": "BusyError EnsembleError MemberError SpecFuseError UsageError",
+    "errors": "BusyError CheckError EnsembleError MemberError SpecFuseError UsageError",
     "members.chat_model.member": "ChatModelMember",
     "members.llamacpp.member": "LlamaCppMember",
     "members.ray": "RayMember",
@@ -66,10 +68,13 @@ _EXTRAS = {
     "ServerMember": "server",
     "TransformersMember": "transformers",
 }
-__all__ = sorted(("__version__", *_HOMES))
+_MODULES = ("checks",)
+__all__ = sorted(("__version__", *_HOMES, *_MODULES))
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -6,6 +6,7 @@
         │                    (also a ValueError)
         ├── MemberError      one member: it raised, hung or returned nonsense; the others continue
         ├── BusyError        time: too many answers at once; a later call will work
+        ├── CheckError       a check of the user: no text passed it, or it failed itself
         └── EnsembleError    all members: none is left to finish the answer
 
 A message says what happened, what was given and what was expected; a note (``error.add_note``) says
@@ -65,6 +66,20 @@ class BusyError(SpecFuseError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class CheckError(SpecFuseError):
+    """No text passed one of the checks, or a check itself failed.
+
+    ``text`` is the text that was streamed, ``check`` the name of the check, ``reason`` what it said
+    about the last draft, or how it failed. ``__cause__`` is what the check raised, if it did.
+    """
+
+    def __init__(self, message: str, *, text: str = "", check: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+        self.check = check
+        self.reason = reason
 
 
 class EnsembleError(SpecFuseError):

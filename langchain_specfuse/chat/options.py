@@ -44,11 +44,6 @@ class Options(Settings):
         description="depth of traces: off, summary, rounds, or members (each draft and scoring "
         "too)",
     )
-    reasoning: Flag = Field(
-        default=False,
-        description="show the reasoning of the member whose draft is agreed first, before the "
-        "answer",
-    )
     logprobs: Flag = Field(
         default=False,
         description="add the log-probabilities of the answer's tokens to response_metadata",

@@ -52,6 +52,8 @@ class Probe:
     ``video``."""
     unsure: tuple[str, ...] = ()
     """Those of them that it may refuse, because its profile does not say that it reads them."""
+    excludes: bool = False
+    """Whether it heeds ``DraftJob.excluded``."""
 
 
 @runtime_checkable

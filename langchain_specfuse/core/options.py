@@ -24,6 +24,7 @@ from pydantic import (
 
 from ..errors import UsageError, advised, meant
 from ..secret_values import masked
+from .checks import Check, as_checks
 from .results import RESULTS
 from .values import Sampling
 
@@ -380,6 +381,26 @@ class Settings(Checked):
         default=None,
         description="start no request to chat models once an answer has cost this many dollars; "
         "each needs a price",
+    )
+    checks: Annotated[list[SkipValidation[Check]], BeforeValidator(as_checks)] = Field(
+        default_factory=list,
+        description="functions that every text must pass before it is streamed: they take the text "
+        "so far, and return None or the reason why it may not stand",
+    )
+    redrafts: Annotated[int, Field(strict=True, ge=0)] = Field(
+        default=4,
+        description="with checks: attempts in a row that add no verified text before the answer "
+        "fails",
+    )
+    on_failure: Literal["raise", "end", "keep"] = Field(
+        default="raise",
+        description="when no attempt passes a check: raise a CheckError, end the answer before "
+        "that text, or keep the first draft",
+    )
+    reasoning: Flag = Field(
+        default=False,
+        description="show the reasoning of the member whose draft is agreed first, before the "
+        "answer",
     )
     refusals: Literal["outvoted", "any"] = Field(
         default="outvoted",

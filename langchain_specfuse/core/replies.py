@@ -184,6 +184,18 @@ def _or_none(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or is_valid(value)
 
 
+def _is_tokens_with_texts(value: Any) -> bool:
+    if not isinstance(value, tuple | list):
+        return False
+    return all(
+        isinstance(item, tuple | list)
+        and len(item) == 2
+        and issubclass(type(item[0]), Integral)
+        and _is_text(item[1])
+        for item in value
+    )
+
+
 CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "str": _is_text,
     "bool": lambda value: value is True or value is False,
@@ -195,6 +207,7 @@ CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "tuple[tuple[int, ...], ...] | None": _or_none(_rows_of(Integral)),
     "tuple[float, ...] | None": _or_none(_row_of(Real)),
     "tuple[tuple[float, ...], ...]": _rows_of(Real),
+    "tuple[tuple[int, str], ...]": _is_tokens_with_texts,
     "Effort": lambda value: isinstance(value, Effort),
     "BaseException | None": _or_none(lambda value: isinstance(value, BaseException)),
 }

@@ -37,6 +37,26 @@ class Departure:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A draft that a check of the user refused."""
+
+    member: str
+    text: str
+    """The draft."""
+    check: str
+    """The check's name."""
+    reason: str
+    kept: int = 0
+    """How many characters at the beginning of the text were kept. The rest was cut off."""
+    is_shown: bool = False
+    """The draft was agreed in spite of the check (``on_failure="keep"``)."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The rejection as plain JSON."""
+        return {item.name: getattr(self, item.name) for item in fields(Rejection)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundData:
     """A round as plain data. ``docs/reference/events.md`` explains every field."""
@@ -68,6 +88,9 @@ class RoundData:
     refusals: Mapping[str, str]
     left: Sequence[Mapping[str, Any]]
     samples: Mapping[str, str]
+    rejected: Sequence[Mapping[str, Any]] = ()
+    withdrawn: str = ""
+    checks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     finish: Finish | None
     stalled: bool
     seconds: Mapping[str, float]
@@ -118,6 +141,13 @@ class Round:
     """The members that left in this round."""
     samples: Mapping[str, str] = field(default_factory=dict)
     """For additional samples of members: the draft's name, such as ``ann#2`` -> its member."""
+    rejected: tuple[Rejection, ...] = ()
+    """The drafts that checks refused in this round, in their order."""
+    withdrawn: str = ""
+    """Text at the end of the answer that earlier rounds had agreed and a check refused. It was held
+    back, and never shown; this round's segment takes its place."""
+    checks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """check -> how many drafts it ``passed`` and ``rejected`` in this round."""
     finish: Finish | None = None
     """Why the answer ends, if it ends with this round."""
     stalled: bool = False
@@ -198,6 +228,9 @@ class Round:
             refusals=dict(self.refusals),
             left=[departure.as_dict() for departure in self.left],
             samples=dict(self.samples),
+            rejected=[rejection.as_dict() for rejection in self.rejected],
+            withdrawn=self.withdrawn,
+            checks={name: dict(counts) for name, counts in self.checks.items()},
             finish=self.finish,
             stalled=self.stalled,
             seconds=dict(self.seconds),

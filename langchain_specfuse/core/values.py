@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..secret_values import cleaned, masked
 
-Finish = Literal["stop", "stop_string", "length", "refusal"]
+Finish = Literal["stop", "stop_string", "length", "refusal", "check"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,10 @@ class Panelist:
     """False: verify-only. It votes but never writes."""
     scores: bool = True
     """False: draft-only. It writes but has no vote."""
+    excludes: bool = False
+    """Whether it can write a draft that does not begin with certain tokens."""
+    size: int = 0
+    """Its number of parameters (0: unknown)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,9 @@ class Draft:
     least: float | None = None
     """The lowest log-probability among its tokens, for a writer whose scores are not
     log-probabilities. It decides whether a lead is sure of this draft."""
+    others: tuple[tuple[int, str], ...] = ()
+    """For a job with ``excluded``: the most probable first tokens besides these and the draft's
+    own, each with its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +254,10 @@ class DraftJob:
     new_requests: bool = True
     """False: the answer's budget is spent. A member that would have to start a request that is
     billed fails with ``BUDGET`` instead; others ignore it."""
+    excluded: tuple[int, ...] = ()
+    """The draft may not begin with one of these tokens of the member's own, because a check refused
+    what they begin. They are allowed again after the first token. A member whose probe says
+    ``excludes=False`` ignores them, and so does every member where no other token is legal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,238 @@
+"""The user's checks: what they are, and which part of a growing answer each is asked about.
+
+A check is a function of the answer so far. It returns None, or the reason why the text may not
+stand. Nothing is shown before every check that concerns it has been asked. The loop never calls a
+check itself: it yields a :class:`CheckAsk` and is sent the verdicts (see ``engine.checker``).
+
+Paper: it has no such checks. Its members verify drafts by likelihood, which knows what is familiar,
+not what is true or allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+from ..errors import UsageError, advised
+from ..secret_values import masked
+from .answer import is_safe
+from .values import ToolCall
+
+Place: TypeAlias = Literal["segment", "sentence", "line", "block", "answer", "call"]
+PLACES: tuple[Place, ...] = ("segment", "sentence", "line", "block", "answer", "call")
+TIMEOUT_S = 10.0
+"""The default time limit of a check."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckContext:
+    """What a check may want to know besides the text.
+
+    A check whose second positional parameter is required gets it.
+    """
+
+    messages: Sequence[Any]
+    """The conversation, as LangChain messages."""
+    draft: str
+    """The end of the text that is new: the draft, and what was held back before it."""
+    author: str
+    """The member that wrote the draft."""
+    ended: bool
+    """Whether the answer ends with this text."""
+    tool_calls: Sequence[Any] = ()
+    """The complete tool calls so far, each a dict with ``name`` and ``args``."""
+    config: Any = None
+    """The ``RunnableConfig`` of the call: its metadata, tags and callbacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A function that judges text, its name, and where it is asked."""
+
+    function: Any
+    """A function, a coroutine function, a ``Runnable`` or an object with ``__call__``."""
+    name: str
+    at: Place = "segment"
+    timeout_s: float = TIMEOUT_S
+    judges_reasoning: bool = True
+    """Whether it is asked about reasoning that is shown, too."""
+    identity: str = ""
+    """A text that is equal for equal checks in every process, if there is one."""
+
+    def __repr__(self) -> str:
+        return f"<check {self.name} at every {self.at}>"
+
+
+def as_checks(given: Any) -> list[Check]:
+    """The checks that are given: functions and :class:`Check` objects. Names that occur more than
+    once are numbered.
+
+    >>> [check.name for check in as_checks([len, lambda text: None, lambda text: "no"])]
+    ['len', 'lambda 1', 'lambda 2']
+    """
+    if given is None:
+        return []
+    if not isinstance(given, list | tuple):
+        error = UsageError(f"checks must be a list of functions, got {type(given).__name__}")
+        raise advised(error, "put it in a list: checks=[my_check]")
+    checks = [as_check(value) for value in given]
+    times = Counter(check.name for check in checks)
+    numbers: Counter[str] = Counter()
+    unique = []
+    for check in checks:
+        if times[check.name] > 1:
+            numbers[check.name] += 1
+            check = replace(check, name=f"{check.name} {numbers[check.name]}")
+        unique.append(check)
+    return unique
+
+
+def as_check(given: Any) -> Check:
+    """A function as a check that is asked at every segment; a check as it is."""
+    if isinstance(given, Check):
+        return given
+    if isinstance(given, type) or not (callable(given) or hasattr(given, "invoke")):
+        error = UsageError(f"a check must be a function, got {type(given).__name__}")
+        advice = "it takes the text so far, and returns None or the reason why it may not stand"
+        raise advised(error, advice)
+    return Check(given, _name_of(given))
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, partial):
+        return _name_of(function.func)
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        name = getattr(function, "name", None) or type(function).__name__
+    return "lambda" if name == "<lambda>" else str(name)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckJob:
+    """May this text stand?"""
+
+    check: Check
+    text: str
+    """The answer so far, up to a place where this check is asked."""
+    draft: str
+    """The new part at the end of the text."""
+    author: str
+    ended: bool
+    """Whether the answer ends with this text."""
+    calls: tuple[ToolCall, ...] = ()
+    """The complete tool calls so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The reply to a :class:`CheckJob`."""
+
+    reason: str | None = None
+    """Why the text may not stand; None if it may."""
+    is_broken: bool = False
+    """The check itself failed: it raised, took too long or returned something else than None or a
+    reason. ``reason`` says what happened."""
+    cause: BaseException | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.reason is not None:
+            object.__setattr__(self, "reason", masked(self.reason))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAsk:
+    """What the loop wants to know from checks next. It expects one verdict per job, in order."""
+
+    jobs: tuple[CheckJob, ...]
+
+
+Verdicts: TypeAlias = Sequence[Verdict]
+
+
+# --- where a check is asked -----------------------------------------------------------------------
+
+_SENTENCE = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’]*|\n(?=\s*\n)")
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n]*$", re.MULTILINE)
+
+
+def places_in(at: Place, text: str, complete: bool) -> tuple[list[int], int]:
+    """Where in this text a check is asked, and how much of the text may be shown once it has passed
+    everywhere. The rest is held back, because it belongs to a unit that may go on.
+
+    ``complete`` says that no more text follows. ``answer`` and ``call`` do not depend on the text.
+
+    >>> places_in("segment", "The sky is bl", False), places_in("segment", "It is 19", True)
+    (([10], 10), ([8], 8))
+    >>> places_in("sentence", "One. Two is 2.5", False)
+    ([4], 4)
+    >>> places_in("line", "a\\nb", False)
+    ([2], 2)
+    >>> places_in("block", "So:\\n```\\nx = 1\\n", False)
+    ([], 4)
+    """
+    if at == "segment":
+        places = [len(text) if complete else _last_seam(text)]
+    elif at == "sentence":
+        places = [match.end() for match in _SENTENCE.finditer(text)]
+    elif at == "line":
+        places = [match.end() for match in re.finditer("\n", text)]
+    else:
+        return _blocks_in(text, complete)
+    places = [place for place in places if place > 0]
+    if complete and (not places or places[-1] < len(text)):
+        places.append(len(text))
+    return places, places[-1] if places else 0
+
+
+def _last_seam(text: str) -> int:
+    """The last place where a word has certainly ended. The word at the end of a text may go on, and
+    so may a number."""
+    return next((at for at in range(len(text), 0, -1) if is_safe(text, at)), 0)
+
+
+def _blocks_in(text: str, complete: bool) -> tuple[list[int], int]:
+    """The ends of the fenced code blocks, and the start of a block that is open or may begin."""
+    ends: list[int] = []
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        is_whole_line = fence.end() < len(text) or complete
+        if opened is None:
+            opened = fence
+        elif _closes(fence, opened) and is_whole_line:
+            ends.append(fence.end())
+            opened = None
+    if opened is not None:
+        if complete:
+            ends.append(len(text))
+            return ends, len(text)
+        return ends, opened.start()
+    if complete:
+        return ends, len(text)
+    begun = re.search(r"(?:^|\n)([ \t]*(?:`{1,2}|~{1,2})?)\Z", text)
+    return ends, begun.start(1) if begun else len(text)
+
+
+def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
+    mark = fence[1]
+    same = mark[0] == opened[1][0] and len(mark) >= len(opened[1])
+    return same and fence[0].strip() == mark
+
+
+def beginnings(text: str, ends: Sequence[int] | None) -> Iterator[int]:
+    """Where a draft can be cut to find its fault: at the ends of its words, and of the marks
+    between them. ``ends`` are the ends of its tokens, if they are known.
+
+    >>> list(beginnings(" the guarantee, so", [4, 9, 14, 15, 18]))
+    [4, 14, 15, 18]
+    """
+    places = range(1, len(text) + 1) if ends is None else dict.fromkeys(ends)
+    for at in places:
+        if not 0 < at <= len(text):
+            continue
+        inside = at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
+        if not inside or is_safe(text, at):
+            yield at
