@@ -23,7 +23,7 @@ from typing import Any
 
 from langchain_specfuse.core.results import RESULTS
 from langchain_specfuse.core.values import Turn
-from langchain_specfuse.evaluation.checkers import Grade, Question, contains, number
+from langchain_specfuse.evaluation.graders import Grade, Question, contains, number
 
 PARTS = ("tune", "calibrate", "sealed")
 

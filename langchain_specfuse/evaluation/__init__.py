@@ -12,8 +12,8 @@ these functions.
 from typing import NoReturn
 
 from ..errors import advised
-from .checkers import Grade, Question
 from .comparison import Comparison, Interval
+from .graders import Grade, Question
 from .report import Report, Row, summary, table
 from .results import Graded, Results
 from .running import Plan, System, alone_and_together, run

@@ -27,7 +27,7 @@ from ..engine.ensemble import Ensemble
 from ..engine.worker import worker_for
 from ..errors import SpecFuseError, UsageError, advised, amount
 from ..show.terminal import visible
-from .checkers import Grade, Question
+from .graders import Grade, Question
 from .results import Graded, Results
 from .synthesis import synthesis
 from .tasks import Task, digest

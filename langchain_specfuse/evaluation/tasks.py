@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.values import Turn
 from ..errors import UsageError, advised
-from .checkers import CHECKERS, Checker, Grade, Question, checker_named
+from .graders import CHECKERS, Checker, Grade, Question, checker_named
 
 ROLES = ("system", "user", "assistant")
 EXAMPLE = 'one object per line: {"input": "2 + 2?", "reference": "4"}'

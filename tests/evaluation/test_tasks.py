@@ -13,7 +13,7 @@ import pytest
 from langchain_specfuse.core.values import Turn
 from langchain_specfuse.errors import UsageError
 from langchain_specfuse.evaluation import Grade, Question, jsonl
-from langchain_specfuse.evaluation.checkers import (
+from langchain_specfuse.evaluation.graders import (
     CHECKERS,
     chosen_letter,
     final_number,
